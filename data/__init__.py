@@ -1,0 +1,32 @@
+"""Reading: annotations, classes, image files, transforms, and the order in which they are read."""
+
+from data.annotations import Annotations, read_annotations
+from data.classes import ClassMap
+from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
+from data.decoding import decode_image
+from data.loader import DetectionLoader, evaluation_loader, training_loader
+from data.sampler import EvaluationBatches, TrainingBatches, training_keys
+from data.sources import Split, find_split
+from data.transforms import normalize, resize_image
+
+__all__ = [
+    "Annotations",
+    "Batch",
+    "ClassMap",
+    "DetectionDataset",
+    "DetectionLoader",
+    "EvaluationBatches",
+    "Sample",
+    "SampleKey",
+    "Split",
+    "TrainingBatches",
+    "collate",
+    "decode_image",
+    "evaluation_loader",
+    "find_split",
+    "normalize",
+    "read_annotations",
+    "resize_image",
+    "training_keys",
+    "training_loader",
+]

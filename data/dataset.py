@@ -1,0 +1,130 @@
+"""Samples: an image resized to the model's square, and what is to be found in it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data.annotations import Annotations
+from data.classes import ClassMap
+from data.decoding import decode_image
+from data.transforms import clip_boxes, flip, resize_image, scale_boxes
+from retinanet.errors import InputError
+
+
+class SampleKey(NamedTuple):
+    """Which sample to make: the image's index, and the seed of its augmentation."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which no one calls on a key
+    seed: int
+
+
+class Sample(NamedTuple):
+    """One image with its targets."""
+
+    image: Tensor
+    """uint8 [3, S, S], channels last in memory"""
+    target: dict[str, Tensor]
+    """boxes: float32 [B, 4] xyxy in pixels of the square; labels: int64 [B]"""
+    image_id: int
+    """the JSON's id"""
+    original_size: tuple[int, int]
+    """(height, width) in pixels: the JSON's, which original-size boxes refer to"""
+
+
+class Batch(NamedTuple):
+    """N samples; the lists are in the order of the images."""
+
+    images: Tensor
+    """uint8 [N, 3, S, S] channels_last"""
+    targets: list[dict[str, Tensor]]
+    image_ids: list[int]
+    original_sizes: list[tuple[int, int]]
+
+
+class DetectionDataset(Dataset[Sample]):
+    """A split's images as samples. The sample of a key depends on the key alone.
+
+    Targets leave out crowd and group boxes: they mark no single object (the MLPerf reference
+    trains on them). Images without boxes stay, as background.
+
+    Raises InputError if a category has no class, or the first image is not in the folder; on
+    reading, if an image is damaged or is not of the shape that its annotations say.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        image_folder: Path,
+        class_map: ClassMap,
+        *,
+        image_size: int,
+        train: bool,
+    ) -> None:
+        class_map.labels_of(annotations.category_ids)
+        first = image_folder / annotations.file_names[0]
+        if not first.is_file():
+            raise InputError(
+                f"{first}: no such image file; check the folder of images and file_name"
+            )
+        self.annotations = annotations
+        self.image_folder = image_folder
+        self.class_map = class_map
+        self.image_size = image_size
+        self.train = train
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.annotations)
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """The sample of a key; in training mirrored with p = 0.5 by the key's seed."""
+        annotations = self.annotations
+        path = self.image_folder / annotations.file_names[key.index]
+        pixels = decode_image(path)
+        original_size = (int(annotations.heights[key.index]), int(annotations.widths[key.index]))
+        _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
+        image = resize_image(pixels, self.image_size)
+        boxes, labels = self._targets(key.index, original_size)
+        if self.train and np.random.default_rng(key.seed).random() < 0.5:
+            image, boxes = flip(image, boxes)
+        target = {"boxes": boxes, "labels": labels}
+        return Sample(image, target, int(annotations.image_ids[key.index]), original_size)
+
+    def _targets(self, index: int, original_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        rows = self.annotations.boxes_of(index)
+        single = ~self.annotations.box_is_crowd[rows]
+        boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
+        labels = self.class_map.labels_of(self.annotations.box_category_ids[rows][single])
+        boxes = scale_boxes(boxes, original_size=original_size, size=self.image_size)
+        boxes, keep = clip_boxes(boxes, size=self.image_size)
+        return boxes[keep].to(torch.float32), torch.from_numpy(labels)[keep]
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """Join samples into a batch, the images channels_last."""
+    shape = (len(samples), *samples[0].image.shape)
+    images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+    for image, sample in zip(images, samples, strict=True):
+        image.copy_(sample.image)
+    return Batch(
+        images,
+        [sample.target for sample in samples],
+        [sample.image_id for sample in samples],
+        [sample.original_size for sample in samples],
+    )
+
+
+def _check_shape(path: Path, *, decoded: tuple[int, int], annotated: tuple[int, int]) -> None:
+    """Accept a resized copy of a data set, boxes being scaled from the annotated size; refuse
+    other shapes (a turned photo, another picture), where boxes would be nonsense.
+    """
+    excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
+    if excess > max(annotated):  # more than rounding one side by a pixel explains
+        raise InputError(
+            f"{path}: the image is {decoded[1]}×{decoded[0]} pixels, its annotations say width "
+            f"{annotated[1]} and height {annotated[0]}; fix the annotations or the image"
+        )

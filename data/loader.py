@@ -1,0 +1,54 @@
+"""DataLoaders over a DetectionDataset."""
+
+from collections.abc import Iterator
+
+from torch.utils.data import DataLoader, Sampler
+
+from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
+from data.sampler import EvaluationBatches, TrainingBatches
+from retinanet.errors import InputError
+
+
+class DetectionLoader(DataLoader[Sample]):
+    """torch's DataLoader yielding `Batch`; an InputError from a worker stays one line.
+
+    torch raises a worker's exception again with the worker's traceback as its message.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        """The batches of the sampler's position."""
+        try:
+            yield from super().__iter__()
+        except InputError as error:
+            last_line = str(error).rstrip().rsplit("\n", maxsplit=1)[-1]
+            raise InputError(last_line.split("InputError: ", maxsplit=1)[-1]) from error
+
+
+def training_loader(
+    dataset: DetectionDataset, batches: TrainingBatches, *, workers: int = 0
+) -> DetectionLoader:
+    """Batches in the sampler's order: `batches.set_position(epoch, step)`, then iterate.
+
+    `workers` processes decode ahead (0: in this process) and live until the loader is dropped.
+    Each runs torch on one thread, so that they do not contend with the training's.
+    """
+    return _loader(dataset, batches, workers=workers)
+
+
+def evaluation_loader(
+    dataset: DetectionDataset, *, batch_size: int, workers: int = 0
+) -> DetectionLoader:
+    """Each image once, in the JSON's order; the last batch may be smaller. `workers`: as above."""
+    return _loader(dataset, EvaluationBatches(len(dataset), batch_size=batch_size), workers=workers)
+
+
+def _loader(
+    dataset: DetectionDataset, batches: Sampler[list[SampleKey]], *, workers: int
+) -> DetectionLoader:
+    return DetectionLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=workers,  # torch starts each worker with set_num_threads(1)
+        persistent_workers=workers > 0,
+    )

@@ -1,0 +1,101 @@
+"""The order in which images are read: a function of seed and epoch, whoever reads them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from data.dataset import SampleKey
+
+
+def steps_per_epoch(num_images: int, *, batch_size: int, ranks: int = 1) -> int:
+    """Whole batches that every rank gets in an epoch; at least one."""
+    return max(1, num_images // (batch_size * ranks))
+
+
+def training_keys(
+    num_images: int,
+    *,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    start_step: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Iterator[list[SampleKey]]:
+    """One rank's batches of an epoch, from `start_step` on.
+
+    All ranks share one order: step `s` takes the next `ranks × batch_size` places of it, and
+    rank `r` the r-th `batch_size` of these. Images that fill no whole step wait for another
+    epoch's order; where the images are fewer than one step, the order is repeated. The seed of
+    a key depends on (seed, epoch, place), so neither workers nor a resumption change a sample.
+    """
+    order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
+    steps = steps_per_epoch(num_images, batch_size=batch_size, ranks=ranks)
+    places = steps * ranks * batch_size
+    key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
+    for step in range(start_step, steps):
+        start = (step * ranks + rank) * batch_size
+        yield [
+            SampleKey(int(order[place % num_images]), int(key_seeds[place]))
+            for place in range(start, start + batch_size)
+        ]
+
+
+class TrainingBatches(Sampler[list[SampleKey]]):
+    """Batch sampler of `training_keys`, for the DataLoader.
+
+    `set_position` before each epoch; with it a resumed run reads exactly the batches that
+    were left.
+    """
+
+    def __init__(
+        self, num_images: int, *, batch_size: int, seed: int, rank: int = 0, ranks: int = 1
+    ) -> None:
+        assert num_images > 0 and batch_size > 0 and seed >= 0 and 0 <= rank < ranks
+        self.num_images = num_images
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
+        self.set_position(epoch=0, step=0)
+
+    def set_position(self, epoch: int, step: int = 0) -> None:
+        """The next iteration starts before batch `step` of `epoch` (both from 0)."""
+        self.epoch = epoch
+        self.step = step
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, wherever the position is."""
+        return steps_per_epoch(self.num_images, batch_size=self.batch_size, ranks=self.ranks)
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        """The batches from the position to the epoch's end."""
+        return training_keys(
+            self.num_images,
+            seed=self.seed,
+            epoch=self.epoch,
+            batch_size=self.batch_size,
+            start_step=self.step,
+            rank=self.rank,
+            ranks=self.ranks,
+        )
+
+
+class EvaluationBatches(Sampler[list[SampleKey]]):
+    """Batch sampler of each image once, in the JSON's order; the last batch may be smaller."""
+
+    def __init__(self, num_images: int, *, batch_size: int) -> None:
+        assert num_images > 0 and batch_size > 0
+        self.num_images = num_images
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        """Batches in all."""
+        return (self.num_images + self.batch_size - 1) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        """The batches; their keys' seeds are unused."""
+        for start in range(0, self.num_images, self.batch_size):
+            stop = min(start + self.batch_size, self.num_images)
+            yield [SampleKey(index, 0) for index in range(start, stop)]

@@ -1,0 +1,69 @@
+"""Where a split's annotations and images lie: paths that are given, or a known tree."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from retinanet.errors import InputError
+
+SplitName = Literal["train", "validation"]
+
+
+class Split(NamedTuple):
+    """One split of a data set: its COCO-format JSON and its folder of images."""
+
+    annotations: Path
+    images: Path
+
+
+def known_trees(root: Path, split: SplitName) -> dict[str, Split]:
+    """Where the split lies in MLPerf's OpenImages tree and in COCO 2017's, by the tree's name."""
+    coco = {"train": "train2017", "validation": "val2017"}[split]
+    return {
+        "MLPerf's OpenImages": Split(
+            root / split / "labels" / "openimages-mlperf.json", root / split / "data"
+        ),
+        "COCO's": Split(root / "annotations" / f"instances_{coco}.json", root / coco),
+    }
+
+
+def find_split(
+    root: Path | None, split: SplitName, *, annotations: Path | None, images: Path | None
+) -> Split:
+    """Find a split's JSON and images: given paths win, the rest comes from a tree under `root`.
+
+    Raises InputError naming the config field (`data.root`, `data.train_annotations`, …), the
+    path looked for, and the trees that are known.
+    """
+    if root is not None and not root.is_dir() and (annotations is None or images is None):
+        raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
+    tree = _detect(root, split, need_json=annotations is None, need_images=images is None)
+    found = Split(annotations or tree.annotations, images or tree.images)
+    _check_exists(found.annotations, field=f"data.{split}_annotations", is_folder=False)
+    _check_exists(found.images, field=f"data.{split}_images", is_folder=True)
+    return found
+
+
+def _detect(root: Path | None, split: SplitName, *, need_json: bool, need_images: bool) -> Split:
+    """The tree under `root` that holds a part of the split that is needed."""
+    if not need_json and not need_images:
+        return Split(Path(), Path())
+    missing = [f"data.{split}_annotations"] * need_json + [f"data.{split}_images"] * need_images
+    if root is None:
+        raise InputError(f"data.root: not set; set it, or {' and '.join(missing)}")
+    trees = known_trees(root, split)
+    for tree in trees.values():
+        if (need_json and tree.annotations.is_file()) or (need_images and tree.images.is_dir()):
+            return tree
+    looked_for = "; ".join(
+        f"{name} tree ({tree.annotations}, {tree.images}/)" for name, tree in trees.items()
+    )
+    raise InputError(
+        f"data.root: {root} holds no {split} split; looked for {looked_for}; "
+        f"give one of them, or set {' and '.join(missing)}"
+    )
+
+
+def _check_exists(path: Path, *, field: str, is_folder: bool) -> None:
+    if not (path.is_dir() if is_folder else path.is_file()):
+        kind = "folder of images" if is_folder else "file in COCO's JSON format"
+        raise InputError(f"{field}: {path} does not exist; expected a {kind}")

@@ -1,0 +1,56 @@
+"""Anchors: the boxes from which detections are regressed, nine at every place of every level."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BASE_SIZES = (32, 64, 128, 256, 512)
+"""Square root of an anchor's area in pixels, for P3 to P7 (Lin et al., Focal Loss, section 4)."""
+
+OCTAVES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
+ASPECT_RATIOS = (0.5, 1.0, 2.0)
+ANCHORS_PER_LOCATION = len(OCTAVES) * len(ASPECT_RATIOS)
+
+
+def anchors_for(
+    image_size: tuple[int, int],
+    feature_sizes: Sequence[tuple[int, int]],
+    *,
+    device: torch.device | None = None,
+) -> list[Tensor]:
+    """The anchors of every level, for one geometry.
+
+    `image_size` and `feature_sizes` are (height, width), the latter one for each of P3 to P7.
+    Returns for each level float32 [H * W * 9, 4] xyxy pixels of the network's input, ordered as
+    the heads' outputs: rows, columns, aspect ratios, octaves. They may reach out of the image.
+    The numbers are those of torchvision's AnchorGenerator: strides are whole numbers of pixels
+    and the first anchor is centred on the image's corner.
+    """
+    assert len(feature_sizes) == len(BASE_SIZES), f"expected P3 to P7, got {feature_sizes}"
+    return [
+        _grid_anchors(_cell_anchors(base_size), image_size, feature_size).to(device)
+        for base_size, feature_size in zip(BASE_SIZES, feature_sizes, strict=True)
+    ]
+
+
+def _cell_anchors(base_size: int) -> Tensor:
+    """Float32 [9, 4] xyxy around the origin, rounded to whole pixels as torchvision does."""
+    # torchvision's default generator truncates the sizes, which MLPerf's reference inherits.
+    sizes = torch.tensor([int(base_size * octave) for octave in OCTAVES], dtype=torch.float32)
+    height_factors = torch.tensor(ASPECT_RATIOS, dtype=torch.float32).sqrt()
+    heights = torch.outer(height_factors, sizes).flatten()
+    widths = torch.outer(1 / height_factors, sizes).flatten()
+    return (torch.stack((-widths, -heights, widths, heights), dim=1) / 2).round()
+
+
+def _grid_anchors(
+    cell_anchors: Tensor, image_size: tuple[int, int], feature_size: tuple[int, int]
+) -> Tensor:
+    """The cell's anchors repeated at every place of a level: float32 [H * W * 9, 4]."""
+    rows, columns = feature_size
+    ys = torch.arange(rows, dtype=torch.float32) * (image_size[0] // rows)
+    xs = torch.arange(columns, dtype=torch.float32) * (image_size[1] // columns)
+    y, x = torch.meshgrid(ys, xs, indexing="ij")
+    places = torch.stack((x, y, x, y), dim=-1)
+    return (places[:, :, None] + cell_anchors).reshape(-1, 4)

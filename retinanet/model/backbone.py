@@ -1,0 +1,92 @@
+"""ResNeXt50-32x4d without its classifier: the picture in, C3, C4 and C5 out."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Self
+
+from torch import Tensor, nn
+from torchvision.models import resnext50_32x4d
+from torchvision.ops import FrozenBatchNorm2d
+
+from retinanet.errors import InputError
+
+NORMS: dict[str, type[nn.Module]] = {"frozen": FrozenBatchNorm2d, "batch": nn.BatchNorm2d}
+LAYERS = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
+FROZEN_PREFIX_LENGTH = {5: 0, 4: 2, 3: 3, 2: 4, 1: 5, 0: 6}
+"""Leading entries of LAYERS that stay frozen, by `trainable_layers`. bn1 goes with conv1, as in
+torchvision's _resnet_fpn_extractor."""
+
+
+class ResNeXtBody(nn.Module):
+    """The convolutional part of torchvision's `resnext50_32x4d`, with its parameter names.
+
+    `norm`: "frozen" (FrozenBatchNorm2d: statistics and affine part are constants) or "batch".
+    `trainable_layers`, 0 to 5, counts from the end: layer4, layer3, layer2, layer1, the stem. The
+    others get no gradients, and their batch norms stay in eval mode in `train()` too: a frozen
+    layer whose statistics moved would not be frozen. Weights are random.
+    """
+
+    def __init__(self, *, norm: str, trainable_layers: int) -> None:
+        """Raises InputError for an unknown `norm` or a `trainable_layers` outside 0 to 5."""
+        super().__init__()
+        if norm not in NORMS:
+            raise InputError(f"model.norm: expected one of {', '.join(NORMS)}, got {norm!r}")
+        if trainable_layers not in FROZEN_PREFIX_LENGTH:
+            raise InputError(f"model.trainable_layers: expected 0 to 5, got {trainable_layers}")
+        network = resnext50_32x4d(weights=None, norm_layer=NORMS[norm])
+        self.conv1 = network.conv1
+        self.bn1 = network.bn1
+        self.relu = network.relu
+        self.maxpool = network.maxpool
+        self.layer1 = network.layer1
+        self.layer2 = network.layer2
+        self.layer3 = network.layer3
+        self.layer4 = network.layer4
+        self.frozen_layers = LAYERS[: FROZEN_PREFIX_LENGTH[trainable_layers]]
+        for name in self.frozen_layers:
+            self.get_submodule(name).requires_grad_(requires_grad=False)
+
+    def train(self, mode: bool = True) -> Self:
+        """As nn.Module's, but frozen layers stay in eval mode."""
+        super().train(mode)
+        for name in self.frozen_layers:
+            self.get_submodule(name).eval()
+        return self
+
+    def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
+        """[N, 3, H, W] normalized images to C3 to C5: 512, 1024, 2048 channels, strides 8 to 32."""
+        stem = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        c3 = self.layer2(self.layer1(stem))
+        c4 = self.layer3(c3)
+        return OrderedDict([("0", c3), ("1", c4), ("2", self.layer4(c4))])
+
+
+def load_pretrained_backbone(
+    body: ResNeXtBody, state_dict: Mapping[str, Tensor], *, source: str = "backbone weights"
+) -> None:
+    """Copy weights into `body`, all of them or none.
+
+    `state_dict` is a classifier's, with torchvision's names for resnext50_32x4d (`conv1.weight` …
+    `fc.weight`; `fc` is left out), or a detector's, of which the `backbone.body.` part is taken.
+    Counters of batch norms (`num_batches_tracked`) may be there or not. `source` names the file
+    in messages. Raises InputError naming the first key that is missing, not known, or misshapen.
+    """
+    prefix = "backbone.body."
+    if any(key.startswith(prefix) for key in state_dict):
+        given = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    else:
+        given = {k: v for k, v in state_dict.items() if not k.startswith("fc.")}
+    given = {k: v for k, v in given.items() if not k.endswith("num_batches_tracked")}
+    own = {k: v for k, v in body.state_dict().items() if not k.endswith("num_batches_tracked")}
+    fix = "give weights of torchvision's resnext50_32x4d"
+    for key in own:
+        if key not in given:
+            raise InputError(f"{source}: key {key} is missing; {fix}")
+    for key, value in given.items():
+        if key not in own:
+            raise InputError(f"{source}: key {key} is not known; {fix}")
+        if value.shape != own[key].shape:
+            shapes = f"shape {list(own[key].shape)} expected, got {list(value.shape)}"
+            raise InputError(f"{source}: key {key}: {shapes}; {fix}")
+    # Not strict only because of the counters; everything else was checked above.
+    body.load_state_dict(given, strict=False)

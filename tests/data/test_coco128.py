@@ -1,0 +1,101 @@
+"""128 real photos of COCO 2017, read in full and compared with pycocotools' view of them."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+
+from data.annotations import Annotations, read_annotations
+from data.classes import ClassMap
+from data.dataset import DetectionDataset, SampleKey
+from data.decoding import decode_image
+from data.loader import evaluation_loader
+
+ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco128"
+JSON, PHOTOS = ROOT / "annotations" / "instances_train2017.json", ROOT / "train2017"
+
+pytestmark = pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing")
+
+
+@pytest.fixture(scope="module")
+def annotations() -> Annotations:
+    return read_annotations(JSON)
+
+
+@pytest.fixture(scope="module")
+def coco() -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(JSON))
+
+
+def test_counts(annotations: Annotations) -> None:
+    assert len(annotations) == 128 and len(annotations.boxes) == 929
+    assert len(annotations.category_ids) == 80 and annotations.category_ids.max() == 90
+    boxes_per_image = np.diff(annotations.box_offsets)
+    assert int((boxes_per_image == 0).sum()) == 2 and int(boxes_per_image.sum()) == 929
+
+
+def test_every_column_agrees_with_pycocotools(annotations: Annotations, coco: COCO) -> None:
+    named = dict(zip(annotations.category_ids.tolist(), annotations.category_names, strict=True))
+    assert named == {category_id: entry["name"] for category_id, entry in coco.cats.items()}
+    assert set(annotations.image_ids.tolist()) == set(coco.imgs)
+    for index, image_id in enumerate(annotations.image_ids.tolist()):
+        image, rows = coco.imgs[image_id], annotations.boxes_of(index)
+        assert annotations.file_names[index] == image["file_name"]
+        assert annotations.heights[index] == image["height"]
+        assert annotations.widths[index] == image["width"]
+        entries = coco.imgToAnns[image_id]
+        assert annotations.box_ids[rows].tolist() == [entry["id"] for entry in entries]
+        xyxy = annotations.boxes[rows]
+        xywh = np.concatenate([xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]], axis=1)
+        expected = np.array([entry["bbox"] for entry in entries]).reshape(-1, 4)
+        np.testing.assert_allclose(xywh, expected, rtol=0, atol=1e-9)
+        for column, field in (
+            (annotations.box_category_ids, "category_id"),
+            (annotations.box_is_crowd, "iscrowd"),
+            (annotations.box_areas, "area"),
+        ):
+            assert column[rows].tolist() == [entry[field] for entry in entries]
+
+
+def test_every_photo_is_decoded_to_its_annotated_size(annotations: Annotations) -> None:
+    grey = 0
+    for index, name in enumerate(annotations.file_names):
+        pixels = decode_image(PHOTOS / name)
+        assert pixels.shape == (annotations.heights[index], annotations.widths[index], 3)
+        with Image.open(PHOTOS / name) as image:
+            grey += image.mode == "L"
+    assert grey == 1
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_every_photo_becomes_a_sample(annotations: Annotations, by_id: bool) -> None:
+    ids, names = annotations.category_ids, annotations.category_names
+    contiguous = ClassMap.contiguous(ids, names)
+    classes = ClassMap.by_category_id(ids, names, 91) if by_id else contiguous
+    dataset = DetectionDataset(annotations, PHOTOS, classes, image_size=64, train=False)
+    total = 0
+    for batch in evaluation_loader(dataset, batch_size=16):
+        for target, (height, width), image_id in zip(
+            batch.targets, batch.original_sizes, batch.image_ids, strict=True
+        ):
+            row = annotations.image_ids.tolist().index(image_id)
+            rows = annotations.boxes_of(row)
+            ids_back = classes.category_ids_of(target["labels"].numpy())
+            assert ids_back.tolist() == annotations.box_category_ids[rows].tolist()
+            ratios = np.array([width, height, width, height]) / 64
+            original = target["boxes"].numpy() * ratios
+            np.testing.assert_allclose(original, annotations.boxes[rows], rtol=0, atol=2e-2)
+            total += len(target["labels"])
+    assert total == 929
+
+
+def test_a_photo_without_boxes_is_a_sample(annotations: Annotations) -> None:
+    index = int(np.flatnonzero(np.diff(annotations.box_offsets) == 0)[0])
+    classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
+    dataset = DetectionDataset(annotations, PHOTOS, classes, image_size=64, train=True)
+    assert dataset[SampleKey(index, 0)].target["boxes"].shape == (0, 4)

@@ -1,0 +1,80 @@
+import itertools
+
+import pytest
+
+from data.dataset import SampleKey
+from data.sampler import EvaluationBatches, TrainingBatches, training_keys
+
+
+def indices(batches: list[list[SampleKey]]) -> list[int]:
+    return [key.index for batch in batches for key in batch]
+
+
+def epoch_of(
+    epoch: int, *, num_images: int = 23, seed: int = 5, start: int = 0
+) -> list[list[SampleKey]]:
+    keys = training_keys(num_images, seed=seed, epoch=epoch, batch_size=4, start_step=start)
+    return list(keys)
+
+
+def test_an_epoch_has_whole_batches_of_different_images() -> None:
+    batches = epoch_of(0)
+    assert [len(batch) for batch in batches] == [4] * 5
+    assert len(set(indices(batches))) == 20 and set(indices(batches)) <= set(range(23))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    assert epoch_of(3) == epoch_of(3)
+    orders = [indices(epoch_of(e, seed=s)) for e, s in itertools.product(range(3), range(3))]
+    assert len({tuple(order) for order in orders}) == 9
+
+
+def test_every_key_has_its_own_seed_even_for_the_same_image() -> None:
+    seeds = [key.seed for epoch in range(4) for batch in epoch_of(epoch) for key in batch]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 5])
+def test_resuming_gives_exactly_the_remaining_batches(step: int) -> None:
+    assert epoch_of(2, start=step) == epoch_of(2)[step:]
+    batches = TrainingBatches(23, batch_size=4, seed=5)
+    batches.set_position(2, step)
+    assert list(batches) == epoch_of(2)[step:]
+    assert len(batches) == 5
+
+
+def test_a_position_set_after_iteration_began_counts_from_the_next() -> None:
+    batches = TrainingBatches(23, batch_size=4, seed=5)
+    iterator = iter(batches)
+    batches.set_position(7, 3)
+    assert list(iterator) == epoch_of(0)
+    assert list(batches) == epoch_of(7)[3:]
+
+
+def test_fewer_images_than_a_batch_are_repeated() -> None:
+    batches = TrainingBatches(3, batch_size=8, seed=0)
+    (batch,) = list(batches)
+    assert len(batches) == 1 and len(batch) == 8
+    counts = [indices([batch]).count(index) for index in range(3)]
+    assert sorted(counts) == [2, 3, 3]
+    assert len({key.seed for key in batch}) == 8
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(23, 2), (23, 3), (5, 4), (64, 4)])
+def test_ranks_take_equal_steps_of_one_common_order(num_images: int, ranks: int) -> None:
+    parts = [
+        list(TrainingBatches(num_images, batch_size=4, seed=9, rank=rank, ranks=ranks))
+        for rank in range(ranks)
+    ]
+    whole = list(TrainingBatches(num_images, batch_size=4 * ranks, seed=9))
+    assert {len(part) for part in parts} == {len(whole)}
+    for step, batch in enumerate(whole):
+        assert list(itertools.chain(*(part[step] for part in parts))) == batch
+
+
+@pytest.mark.parametrize(("num_images", "sizes"), [(10, [4, 4, 2]), (8, [4, 4]), (1, [1])])
+def test_evaluation_sees_each_image_exactly_once(num_images: int, sizes: list[int]) -> None:
+    batches = EvaluationBatches(num_images, batch_size=4)
+    read = list(batches)
+    assert [len(batch) for batch in read] == sizes and len(batches) == len(sizes)
+    assert indices(read) == list(range(num_images))

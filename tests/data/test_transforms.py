@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms import functional as torchvision_functional
+
+from data.transforms import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    clip_boxes,
+    flip,
+    normalize,
+    resize_image,
+    scale_boxes,
+)
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (100, 37), (64, 64), (3, 90), (1, 1)])
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_resize_is_within_one_level_of_float_bilinear(shape: tuple[int, int], size: int) -> None:
+    image = noise(*shape)
+    resized = resize_image(image, size)
+    assert resized.shape == (3, size, size) and resized.dtype == torch.uint8
+    channels = torch.from_numpy(image).permute(2, 0, 1).contiguous()
+    reference = F.interpolate(
+        channels[None].float(), size=(size, size), mode="bilinear", align_corners=False
+    )[0].round()
+    assert (resized.float() - reference).abs().max() <= 1
+
+
+def test_resize_uses_no_antialiasing() -> None:
+    """Halving twice over: bilinear looks at 2×2 of each 4×4 pixels, here all black."""
+    image = np.full((64, 64, 3), 255, dtype=np.uint8)
+    for row in (1, 2):
+        for column in (1, 2):
+            image[row::4, column::4] = 0
+    assert resize_image(image, 16).max() == 0
+
+
+def test_resized_images_lie_channels_last() -> None:
+    assert resize_image(noise(20, 30), 16).stride() == (1, 48, 3)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"),
+    [(100, 200, (40, 20, 120, 70)), (60, 30, (3, 12, 27, 54)), (128, 128, (0, 0, 64, 128))],
+)
+def test_a_painted_rectangle_ends_where_its_scaled_box_says(
+    height: int, width: int, box: tuple[int, int, int, int]
+) -> None:
+    image = np.zeros((height, width, 3), dtype=np.uint8)
+    image[box[1] : box[3], box[0] : box[2]] = 255
+    boxes = scale_boxes(torch.tensor([box]).double(), original_size=(height, width), size=96)
+    x1, y1, x2, y2 = painted(resize_image(image, 96))
+    assert boxes[0].tolist() == pytest.approx([x1, y1, x2, y2], abs=1)
+    mirrored, mirrored_boxes = flip(resize_image(image, 96), boxes)
+    assert mirrored_boxes[0].tolist() == pytest.approx(painted(mirrored), abs=1)
+
+
+def painted(image: Tensor) -> list[int]:
+    rows, columns = (image[0] > 127).any(dim=1).nonzero(), (image[0] > 127).any(dim=0).nonzero()
+    edges = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+    return [int(edge) for edge in edges]
+
+
+def test_boxes_are_scaled_by_each_sides_ratio() -> None:
+    boxes = torch.tensor([[10.0, 10, 20, 40]])
+    assert scale_boxes(boxes, original_size=(50, 200), size=100).tolist() == [[5, 20, 10, 80]]
+
+
+def test_flip_twice_is_identity() -> None:
+    image = resize_image(noise(20, 30), 16)
+    boxes = torch.tensor([[1.0, 2, 5, 7], [0, 0, 16, 16]])
+    once_image, once_boxes = flip(image, boxes)
+    assert once_boxes.tolist() == [[11, 2, 15, 7], [0, 0, 16, 16]]
+    assert not torch.equal(once_image, image) and once_image.stride() == image.stride()
+    twice_image, twice_boxes = flip(once_image, once_boxes)
+    assert torch.equal(twice_image, image) and torch.equal(twice_boxes, boxes)
+
+
+def test_flip_takes_no_boxes() -> None:
+    assert flip(resize_image(noise(4, 4), 4), torch.zeros(0, 4))[1].shape == (0, 4)
+
+
+def test_boxes_are_clipped_and_those_without_area_found() -> None:
+    boxes = torch.tensor(
+        [
+            [-5.0, -5, 10, 10],
+            [4, 4, 4.0005, 9],
+            [4, 4, 9, 4],
+            [60, 60, 70, 64],
+            [64, 0, 70, 9],
+            [4, 4, 4.1, 4.1],
+        ]
+    )
+    clipped, keep = clip_boxes(boxes, size=64)
+    assert clipped[0].tolist() == [0, 0, 10, 10] and clipped[3].tolist() == [60, 60, 64, 64]
+    assert keep.tolist() == [True, False, False, True, False, True]
+
+
+def test_normalize_agrees_with_torchvision_and_keeps_the_layout() -> None:
+    images = torch.from_numpy(noise(32, 32)).permute(2, 0, 1)[None].repeat(2, 1, 1, 1)
+    images = images.contiguous(memory_format=torch.channels_last)
+    before = images.clone()
+    expected = torchvision_functional.normalize(
+        images.float() / 255, mean=list(IMAGENET_MEAN), std=list(IMAGENET_STD)
+    )
+    result = normalize(images)
+    assert result.dtype == torch.float32
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(images, before)

@@ -1,0 +1,62 @@
+import pytest
+import torch
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+
+from retinanet.model import RetinaNet, anchors_for
+
+GEOMETRIES = [
+    ((128, 128), [(16, 16), (8, 8), (4, 4), (2, 2), (1, 1)]),
+    ((800, 800), [(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)]),
+    ((97, 161), [(13, 21), (7, 11), (4, 6), (2, 3), (1, 2)]),
+]
+
+
+@pytest.mark.parametrize(("image_size", "feature_sizes"), GEOMETRIES)
+def test_anchors_are_torchvisions_numbers(
+    image_size: tuple[int, int], feature_sizes: list[tuple[int, int]]
+) -> None:
+    sizes = tuple(
+        (s, int(s * 2 ** (1 / 3)), int(s * 2 ** (2 / 3))) for s in (32, 64, 128, 256, 512)
+    )
+    generator = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * 5)
+    images = ImageList(torch.zeros(1, 3, *image_size), [image_size])
+    expected = generator(images, [torch.zeros(1, 1, *size) for size in feature_sizes])[0]
+    anchors = anchors_for(image_size, feature_sizes)
+    assert [len(level) for level in anchors] == [9 * h * w for h, w in feature_sizes]
+    assert all(level.dtype == torch.float32 for level in anchors)
+    assert torch.equal(torch.cat(anchors), expected)
+
+
+def test_cell_anchors_of_p3_worked_out_by_hand() -> None:
+    # Sizes 32, 40 (40.3 truncated), 50 (50.8 truncated); width = size / sqrt(ratio), height =
+    # size * sqrt(ratio), halved and rounded: 32 / sqrt(.5) = 45.25, half of it is 22.6 -> 23.
+    halves = [(23, 11), (28, 14), (35, 18), (16, 16), (20, 20), (25, 25), (11, 23), (14, 28)]
+    halves += [(18, 35)]
+    first_place = anchors_for((16, 16), [(2, 2)] * 5)[0][:9]
+    assert first_place.tolist() == [[-w, -h, w, h] for w, h in halves]
+
+
+def test_places_run_along_rows_in_strides_of_whole_pixels() -> None:
+    level = anchors_for((16, 24), [(2, 3)] * 5)[0].reshape(2, 3, 9, 4)
+    centers = (level[..., :2] + level[..., 2:]) / 2
+    assert centers[0, 0].eq(0).all()
+    assert centers[1, 2].eq(torch.tensor([16.0, 8.0])).all()  # x of column 2, y of row 1
+
+
+def test_a_missing_level_is_our_bug() -> None:
+    with pytest.raises(AssertionError, match="P3 to P7"):
+        anchors_for((64, 64), [(8, 8)] * 4)
+
+
+def test_model_keeps_the_last_geometry_outside_its_state() -> None:
+    model = RetinaNet(num_classes=2)
+    first_geometry, second_geometry = GEOMETRIES[0], GEOMETRIES[2]
+    with torch.inference_mode():
+        first = model.anchors(*first_geometry)
+    assert not first[0].is_inference()
+    assert model.anchors(*first_geometry) is first
+    second = model.anchors(*second_geometry)
+    assert torch.equal(second[0], anchors_for(*second_geometry)[0])
+    assert torch.equal(model.anchors(*first_geometry)[0], first[0])
+    assert not any("anchor" in key for key in model.state_dict())

@@ -1,0 +1,113 @@
+import torch
+from torchvision.models.detection._utils import Matcher
+from torchvision.ops import box_iou
+
+from retinanet.model import BACKGROUND, IGNORED, anchors_for, assign_targets, match_anchors
+from retinanet.model.matching import BOXES_AT_ONCE
+
+FEATURE_SIZES = [(16, 20), (8, 10), (4, 5), (2, 3), (1, 2)]
+
+
+def random_boxes(count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.rand(count, 2, generator=generator) * torch.tensor([140.0, 110.0])
+    sizes = torch.rand(count, 2, generator=generator) * 90 + 2
+    return torch.cat((corners, corners + sizes), dim=1)
+
+
+def test_thresholds_worked_out_by_hand() -> None:
+    # The box is 10 wide and 10 high; anchors cover its left part, so that IoU is width / 10.
+    box = torch.tensor([[0.0, 0.0, 10.0, 10.0]])
+    widths = [10.0, 5.0, 4.999, 4.0, 3.999, 1.0]
+    anchors = torch.tensor([[0.0, 0.0, width, 10.0] for width in widths])
+    matches = match_anchors(anchors, box)
+    assert matches.dtype == torch.int64
+    assert matches.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND, BACKGROUND]
+
+
+def test_a_poor_best_anchor_is_foreground_all_the_same() -> None:
+    box = torch.tensor([[0.0, 0.0, 10.0, 10.0]])
+    anchors = torch.tensor([[0.0, 0.0, 1.0, 10.0], [0.0, 0.0, 2.0, 10.0], [0.0, 0.0, 10.0, 2.0]])
+    assert match_anchors(anchors, box).tolist() == [BACKGROUND, 0, 0]  # ties both count
+
+
+def test_a_low_quality_match_gets_the_box_it_overlaps_most() -> None:
+    # The only anchor is best for both boxes (IoU .9 and .1): it goes to the one with .9.
+    anchors = torch.tensor([[0.0, 0.0, 10.0, 10.0]])
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 10.0], [0.0, 0.0, 9.0, 10.0]])
+    assert match_anchors(anchors, boxes).tolist() == [1]
+
+
+def test_thresholds_are_arguments() -> None:
+    box = torch.tensor([[0.0, 0.0, 10.0, 10.0]])
+    anchors = torch.tensor([[0.0, 0.0, width, 10.0] for width in (10.0, 6.0, 2.0)])
+    matches = match_anchors(anchors, box, foreground_iou=0.7, background_iou=0.1)
+    assert matches.tolist() == [0, IGNORED, IGNORED]
+
+
+def test_no_boxes_make_background_everywhere() -> None:
+    anchors = torch.cat(anchors_for((128, 160), FEATURE_SIZES))
+    assert match_anchors(anchors, torch.zeros(0, 4)).eq(BACKGROUND).all()
+
+
+def test_a_box_that_touches_no_anchor_leaves_them_alone() -> None:
+    anchors = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 0.0, 30.0, 10.0]])
+    boxes = torch.tensor([[100.0, 100.0, 110.0, 110.0], [5.0, 5.0, 5.0, 5.0]])
+    assert match_anchors(anchors, boxes).tolist() == [BACKGROUND, BACKGROUND]
+
+
+def test_matches_are_torchvisions() -> None:
+    anchors = torch.cat(anchors_for((128, 160), FEATURE_SIZES))
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    seen = set()
+    for seed, count in enumerate([1, 3, 17, BOXES_AT_ONCE, 2 * BOXES_AT_ONCE + 5]):
+        boxes = random_boxes(count, seed)
+        boxes[-1] = boxes[0]  # of two equal boxes the first one counts, far apart in the list too
+        matches = match_anchors(anchors, boxes)
+        assert torch.equal(matches, matcher(box_iou(boxes, anchors)))
+        seen |= set(matches.clamp(max=0).tolist())
+    assert seen == {0, BACKGROUND, IGNORED}
+
+
+def test_assignment_holds_labels_and_boxes_of_each_level() -> None:
+    anchors = anchors_for((128, 160), FEATURE_SIZES)
+    targets = [
+        {"boxes": random_boxes(6, seed=8), "labels": torch.tensor([4, 0, 2, 3, 1, 4])},
+        {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)},
+        {"boxes": random_boxes(2, seed=9), "labels": torch.tensor([1, 0])},
+    ]
+    assignment = assign_targets(anchors, targets)
+    matches = [match_anchors(torch.cat(anchors), target["boxes"]) for target in targets]
+    expected_classes = torch.stack(
+        [
+            torch.tensor([t["labels"][m].item() if m >= 0 else m for m in match.tolist()])
+            for t, match in zip(targets, matches, strict=True)
+        ]
+    )
+    assert torch.equal(torch.cat(assignment.classes, dim=1), expected_classes)
+    assert assignment.num_foreground.tolist() == [int((m >= 0).sum()) for m in matches]
+    assert assignment.num_foreground[1] == 0
+    offset = 0
+    for level, classes in enumerate(assignment.classes):
+        image, anchor = (classes >= 0).nonzero(as_tuple=True)
+        boxes = [
+            targets[i]["boxes"][matches[i][offset + a]]
+            for i, a in zip(image.tolist(), anchor.tolist(), strict=True)
+        ]
+        expected = torch.stack(boxes) if boxes else torch.zeros(0, 4)
+        assert torch.equal(assignment.boxes[level], expected)
+        offset += classes.shape[1]
+
+
+def test_batched_assignment_equals_single_images() -> None:
+    anchors = anchors_for((128, 160), FEATURE_SIZES)
+    targets = [
+        {"boxes": random_boxes(count, seed=count), "labels": torch.arange(count)}
+        for count in (3, 5)
+    ]
+    together = assign_targets(anchors, targets)
+    alone = [assign_targets(anchors, [target]) for target in targets]
+    assert together.num_foreground.tolist() == [int(a.num_foreground) for a in alone]
+    for level in range(len(anchors)):
+        assert torch.equal(together.classes[level], torch.cat([a.classes[level] for a in alone]))
+        assert torch.equal(together.boxes[level], torch.cat([a.boxes[level] for a in alone]))
