@@ -5,7 +5,9 @@ from data.classes import ClassMap
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 from data.decoding import decode_image
 from data.loader import DetectionLoader, evaluation_loader, training_loader
+from data.opening import DetectionData, class_map_of, open_data
 from data.sampler import EvaluationBatches, TrainingBatches, training_keys
+from data.scenes import make_scenes
 from data.sources import Split, find_split
 from data.transforms import normalize, resize_image
 
@@ -13,6 +15,7 @@ __all__ = [
     "Annotations",
     "Batch",
     "ClassMap",
+    "DetectionData",
     "DetectionDataset",
     "DetectionLoader",
     "EvaluationBatches",
@@ -20,11 +23,14 @@ __all__ = [
     "SampleKey",
     "Split",
     "TrainingBatches",
+    "class_map_of",
     "collate",
     "decode_image",
     "evaluation_loader",
     "find_split",
+    "make_scenes",
     "normalize",
+    "open_data",
     "read_annotations",
     "resize_image",
     "training_keys",

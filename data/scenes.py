@@ -1,203 +1,41 @@
 """Drawn scenes: a small detection data set made from a seed, in OpenImages' tree.
 
-Every scene is a sky, hills, and one to five objects whose class names are OpenImages' own. Colours,
-sizes, places and proportions vary; objects hide one another a little. The same seed gives the
-same files, byte for byte, under one version of Pillow.
+Every scene is a night sky over hills, with up to five objects whose class names are OpenImages'
+own. Colours, sizes, places and proportions vary; objects hide one another a little. The same seed
+gives the same files, byte for byte, under one version of Pillow.
 """
 
+import json
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from PIL import Image, ImageDraw
 
-Colour = tuple[int, int, int]
-Box = tuple[float, float, float, float]
+from data.scene_objects import COLOURS, KINDS, SUPERSAMPLING, Box, Kind
 
-SUPERSAMPLING = 2
-"""Scenes are drawn this many times larger and reduced, because Pillow draws hard edges."""
+DRAWING = 1
+"""Raised when the painters change, so that scenes drawn before are drawn anew."""
 
 SIZES = ((256, 256), (288, 224), (224, 288))
 """Width and height of the pictures, in pixels."""
 
 LARGEST_OVERLAP = 0.25
-"""The part of an object's box that a later object may cover; more would leave boxes nobody can see."""
-
-
-def draw_balloon(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """An oval with a string below and a shine."""
-    left, top, right, bottom = box
-    width, height = right - left, bottom - top
-    oval_bottom = top + 0.74 * height
-    middle = (left + right) / 2
-    draw.line(
-        (middle, oval_bottom, middle, bottom), fill=(60, 60, 60), width=thickness(width, 0.04)
-    )
-    draw.ellipse((left, top, right, oval_bottom), fill=colour)
-    shine = left + 0.24 * width, top + 0.14 * height
-    draw.ellipse((*shine, shine[0] + 0.2 * width, shine[1] + 0.16 * height), fill=lighter(colour))
-
-
-def draw_bus(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """A long body with a row of windows and two wheels."""
-    left, top, right, bottom = box
-    width, height = right - left, bottom - top
-    body_bottom = bottom - 0.16 * height
-    draw.rounded_rectangle((left, top, right, body_bottom), radius=0.1 * height, fill=colour)
-    windows = random.randint(3, 5)
-    pitch = 0.9 * width / windows
-    for index in range(windows):
-        start = left + 0.05 * width + index * pitch
-        draw.rectangle(
-            (start + 0.1 * pitch, top + 0.15 * height, start + 0.9 * pitch, top + 0.45 * height),
-            fill=(205, 230, 245),
-        )
-    radius = 0.17 * height
-    for middle in (left + 0.22 * width, right - 0.22 * width):
-        circle = (middle - radius, bottom - 2 * radius, middle + radius, bottom)
-        draw.ellipse(circle, fill=(30, 30, 35))
-
-
-def draw_christmas_tree(
-    draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random
-) -> None:
-    """Three green tiers on a trunk, with baubles in the given colour."""
-    left, top, right, bottom = box
-    width, height = right - left, bottom - top
-    middle = (left + right) / 2
-    trunk = (middle - 0.08 * width, top + 0.85 * height, middle + 0.08 * width, bottom)
-    draw.rectangle(trunk, fill=(95, 60, 35))
-    green = (random.randint(10, 40), random.randint(95, 125), random.randint(40, 70))
-    for tier, (half_width, tier_top, tier_bottom) in enumerate(
-        ((0.5, 0.5, 0.88), (0.4, 0.25, 0.64), (0.28, 0.0, 0.38))
-    ):
-        shade = tuple(min(255, part + 14 * tier) for part in green)
-        corners = [
-            (middle, top + tier_top * height),
-            (middle - half_width * width, top + tier_bottom * height),
-            (middle + half_width * width, top + tier_bottom * height),
-        ]
-        draw.polygon(corners, fill=shade)
-    radius = 0.05 * width
-    for across, down in ((-0.15, 0.7), (0.18, 0.78), (0.05, 0.5), (-0.08, 0.3)):
-        place = middle + across * width, top + down * height
-        draw.ellipse(
-            (place[0] - radius, place[1] - radius, place[0] + radius, place[1] + radius),
-            fill=colour,
-        )
-
-
-def draw_house(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """Walls, a darker roof, a door and two windows."""
-    left, top, right, bottom = box
-    width, height = right - left, bottom - top
-    eaves = top + 0.42 * height
-    draw.rectangle((left + 0.08 * width, eaves, right - 0.08 * width, bottom), fill=colour)
-    roof = [(left, eaves), ((left + right) / 2, top), (right, eaves)]
-    draw.polygon(roof, fill=darker(colour))
-    door = left + random.uniform(0.42, 0.5) * width
-    draw.rectangle((door, bottom - 0.36 * height, door + 0.14 * width, bottom), fill=(70, 45, 30))
-    for window in (left + 0.18 * width, right - 0.34 * width):
-        pane = (window, eaves + 0.1 * height, window + 0.16 * width, eaves + 0.26 * height)
-        draw.rectangle(pane, fill=(250, 240, 170))
-
-
-def draw_mushroom(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """A half-round dotted cap on a pale stem."""
-    left, top, right, bottom = box
-    width, height = right - left, bottom - top
-    cap_bottom = top + 0.55 * height
-    stem = (left + 0.35 * width, cap_bottom - 2, right - 0.35 * width, bottom)
-    draw.rounded_rectangle(stem, radius=0.1 * width, fill=(238, 228, 205))
-    draw.pieslice((left, top, right, top + 1.1 * height), 180, 360, fill=colour)
-    radius = 0.07 * width
-    for across, down in ((0.25, 0.4), (0.5, 0.18), (0.75, 0.4), (0.5, 0.43)):
-        place = left + across * width, top + down * height
-        draw.ellipse(
-            (place[0] - radius, place[1] - radius, place[0] + radius, place[1] + radius),
-            fill=(250, 250, 245),
-        )
-
-
-def draw_umbrella(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """A canopy of panels in two shades, over a stick with a hook."""
-    left, top, right, bottom = box
-    width, height = right - left, bottom - top
-    middle = (left + right) / 2
-    stick = thickness(width, 0.05)
-    draw.line((middle, top + 0.1 * height, middle, bottom - 0.1 * height), (50, 35, 30), stick)
-    hook = (middle - 0.16 * width, bottom - 0.2 * height, middle + stick / 2, bottom)
-    draw.arc(hook, 0, 180, fill=(50, 35, 30), width=stick)
-    canopy_height = 1.1 * height
-    draw.pieslice((left, top, right, top + canopy_height), 180, 360, fill=colour)
-    inner = (left + 0.3 * width, top, right - 0.3 * width, top + canopy_height)
-    draw.pieslice(inner, 180, 360, fill=lighter(colour))
-    rim = top + canopy_height / 2
-    scallop = width / 4
-    for index in range(4):
-        start = left + index * scallop
-        draw.ellipse(
-            (start, rim - 0.08 * height, start + scallop, rim + 0.08 * height), fill=colour
-        )
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One class of drawn objects: its name, its painter, its usual shape and place."""
-
-    name: str
-    paint: Callable[[ImageDraw.ImageDraw, Box, Colour, Random], None]
-    width_over_height: float
-    floats: bool = False
-
-
-KINDS = (
-    Kind("Balloon", draw_balloon, 0.62, floats=True),
-    Kind("Bus", draw_bus, 2.0),
-    Kind("Christmas tree", draw_christmas_tree, 0.75),
-    Kind("House", draw_house, 1.1),
-    Kind("Mushroom", draw_mushroom, 1.0),
-    Kind("Umbrella", draw_umbrella, 1.0, floats=True),
-)
-
-COLOURS: tuple[Colour, ...] = (
-    (214, 48, 49),
-    (240, 140, 30),
-    (245, 205, 45),
-    (190, 60, 150),
-    (120, 70, 190),
-    (40, 110, 215),
-)
-
-
-def thickness(width: float, share: float) -> int:
-    """A line's width in whole pixels: a share of the object's width, at least one pixel drawn."""
-    return max(SUPERSAMPLING, round(width * share))
-
-
-def lighter(colour: Colour) -> Colour:
-    """Half-way to white."""
-    red, green, blue = ((part + 255) // 2 for part in colour)
-    return red, green, blue
-
-
-def darker(colour: Colour) -> Colour:
-    """Two thirds of the brightness."""
-    red, green, blue = (part * 2 // 3 for part in colour)
-    return red, green, blue
+"""The part of a box that another may cover; more would leave boxes that nobody can see."""
 
 
 def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: Random) -> None:
-    """A pale sky with a gradient, and two rows of dull hills."""
-    tint = random.randint(-12, 12)
+    """A night sky that is a little lighter below, and two rows of dark hills."""
+    tint = random.randint(0, 8)
     for row in range(height):
         fall = row / height
-        sky = int(150 + 70 * fall) + tint, int(185 + 40 * fall) + tint, int(215 + 20 * fall) + tint
+        sky = (int(14 + 12 * fall) + tint, int(18 + 14 * fall) + tint, int(36 + 24 * fall) + tint)
         draw.line((0, row, width, row), fill=sky)
     for depth in range(2):
         horizon = height * random.uniform(0.55 + 0.14 * depth, 0.66 + 0.14 * depth)
-        shade = 20 * depth
-        hill = (150 - shade, 165 - shade // 2 + tint // 2, 125 - shade)
+        hill = (30 - 10 * depth, 36 - 10 * depth + tint, 34 - 10 * depth)
         peak = random.uniform(-0.1, 0.1) * height
         crest = [(0, horizon), (width * random.uniform(0.3, 0.7), horizon + peak), (width, horizon)]
         draw.polygon([*crest, (width, height), (0, height)], fill=hill)
@@ -210,9 +48,9 @@ def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
     box_width, box_height = side * stretch, side / stretch
     left = random.uniform(0, width - box_width)
     highest, lowest = (0.02, 0.6) if kind.floats else (0.3, 0.98)
-    bottom_limits = max(highest * height, 0) + box_height, max(lowest * height, box_height)
-    bottom = min(random.uniform(*sorted(bottom_limits)), height - 1)
-    return left, bottom - box_height, left + box_width, bottom
+    lowest_top = max(lowest * height - box_height, highest * height)
+    top = min(random.uniform(highest * height, lowest_top), height - 1 - box_height)
+    return left, top, left + box_width, top + box_height
 
 
 def overlap_share(box: Box, other: Box) -> float:
@@ -253,3 +91,88 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
         (label, tuple(round(edge / SUPERSAMPLING, 2) for edge in box)) for label, box in objects
     ]
     return small, left_top_right_bottom  # type: ignore[return-value]
+
+
+def make_scenes(
+    root: Path,
+    *,
+    seed: int,
+    train: int,
+    validation: int,
+    advance: Callable[[int, str], None] = lambda done, note: None,
+) -> bool:
+    """Draw a data set into MLPerf's OpenImages tree, unless the same one is there already.
+
+    Args:
+        root: Folder of the tree; replaced as a whole if it holds other scenes.
+        seed: Of everything drawn; training and validation scenes differ under one seed.
+        train: Training scenes.
+        validation: Held-out scenes.
+        advance: Called after every scene with the number drawn so far and a note.
+
+    Returns:
+        Whether scenes were drawn.
+    """
+    recipe = {"drawing": DRAWING, "seed": seed, "train": train, "validation": validation}
+    marker = root / "recipe.json"
+    if marker.is_file() and marker.read_text(encoding="utf-8") == json.dumps(recipe):
+        return False
+    partial = root.with_name(f".{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    done = 0
+    for split, count in (("train", train), ("validation", validation)):
+        done = write_split(
+            partial / split, split, seed=seed, count=count, done=done, advance=advance
+        )
+    (partial / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    shutil.rmtree(root, ignore_errors=True)
+    partial.rename(root)
+    return True
+
+
+def write_split(
+    folder: Path,
+    split: str,
+    *,
+    seed: int,
+    count: int,
+    done: int,
+    advance: Callable[[int, str], None],
+) -> int:
+    """Write `data/*.jpg` and `labels/openimages-mlperf.json`; return how many are done in all."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index in range(count):
+        picture, objects = draw_scene(Random(f"{seed} {split} {index}"))
+        name = f"{split}-{index:05d}.jpg"
+        picture.save(folder / "data" / name, quality=90)
+        size = {"width": picture.width, "height": picture.height}
+        images.append({"id": index + 1, "file_name": name, **size})
+        for label, box in objects:
+            identity = {"id": len(annotations) + 1, "image_id": index + 1}
+            annotations.append(identity | annotation_fields(label, box))
+        done += 1
+        advance(done, "")
+    content = {
+        "info": {"description": "drawn scenes", "seed": seed},
+        "categories": [{"id": place + 1, "name": kind.name} for place, kind in enumerate(KINDS)],
+        "images": images,
+        "annotations": annotations,
+    }
+    labels = folder / "labels" / "openimages-mlperf.json"
+    labels.write_text(json.dumps(content), encoding="utf-8")
+    return done
+
+
+def annotation_fields(label: int, box: Box) -> dict[str, Any]:
+    """COCO's fields of one object (its box as xywh)."""
+    left, top, right, bottom = box
+    width, height = round(right - left, 2), round(bottom - top, 2)
+    return {
+        "category_id": label + 1,
+        "bbox": [left, top, width, height],
+        "area": round(width * height, 2),
+        "iscrowd": 0,
+    }

@@ -1,0 +1,1 @@
+"""RetinaNet-ResNeXt50 and its training on CPUs."""

@@ -1,0 +1,82 @@
+"""A data set's two splits and the classes that they share."""
+
+from typing import NamedTuple
+
+from data.annotations import Annotations, read_annotations
+from data.classes import ClassMap
+from data.dataset import DetectionDataset
+from data.sources import Split
+from retinanet.errors import InputError
+
+
+class DetectionData(NamedTuple):
+    """What a run trains on and is evaluated on."""
+
+    train: DetectionDataset
+    validation: DetectionDataset
+    classes: ClassMap
+
+
+def open_data(
+    train: Split,
+    validation: Split,
+    *,
+    image_size: int,
+    class_indices: str,
+    num_classes: int | None,
+) -> DetectionData:
+    """Read both splits' annotations and settle the classes from the training split's.
+
+    Args:
+        train: Where the training split lies.
+        validation: Where the held-out split lies.
+        image_size: Side of the square that images are resized to. [pixels]
+        class_indices: `contiguous` or `category_id`.
+        num_classes: Outputs of the model; None takes what the categories need.
+
+    Raises:
+        InputError: Annotations are not COCO's, the splits' categories differ, or the categories do
+            not fit `num_classes`.
+    """
+    train_annotations = read_annotations(train.annotations)
+    validation_annotations = read_annotations(validation.annotations)
+    classes = class_map_of(
+        train_annotations,
+        source=str(train.annotations),
+        class_indices=class_indices,
+        num_classes=num_classes,
+    )
+    classes.check_categories(
+        validation_annotations.category_ids,
+        validation_annotations.category_names,
+        file=validation.annotations,
+    )
+    return DetectionData(
+        train=DetectionDataset(
+            train_annotations, train.images, classes, image_size=image_size, train=True
+        ),
+        validation=DetectionDataset(
+            validation_annotations, validation.images, classes, image_size=image_size, train=False
+        ),
+        classes=classes,
+    )
+
+
+def class_map_of(
+    annotations: Annotations, *, source: str, class_indices: str, num_classes: int | None
+) -> ClassMap:
+    """The model's class indices for these categories.
+
+    Raises:
+        InputError: The categories do not fit `num_classes`.
+    """
+    ids, names = annotations.category_ids, annotations.category_names
+    if class_indices == "category_id":
+        outputs = int(ids.max()) + 1 if num_classes is None else num_classes
+        return ClassMap.by_category_id(ids, names, outputs, source=source)
+    if num_classes not in (None, len(ids)):
+        raise InputError(
+            f"{source}: has {len(ids)} categories, model.num_classes is {num_classes}; "
+            "leave it out, or set data.class_indices=category_id"
+        )
+    return ClassMap.contiguous(ids, names)

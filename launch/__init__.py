@@ -1,0 +1,1 @@
+"""Where a run executes: memory and ranks. Nothing here loads torch."""

@@ -1,0 +1,65 @@
+"""What all commands share: how they end, and how a run's arguments are read."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from ruamel.yaml import YAML
+
+from retinanet.config import Config, config_to_tree, field_help
+from retinanet.errors import InputError
+from retinanet.exit_codes import BAD_INPUT, INTERRUPTED
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
+    try:
+        return command()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has seen enough; Python's own flush would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parse_run_arguments(description: str) -> argparse.Namespace:
+    """`train.py`'s command line: `config`, `overrides`, `dry_run`, `resume`, `overwrite`."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=f"fields, by section:\n\n{field_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config",
+        default="demo.yaml",
+        metavar="NAME",
+        help="a YAML file, or a name in configs/ (default: demo.yaml, drawn scenes)",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.field=value",
+        help="put on top of the file, such as training.batch_size=4",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and stop"
+    )
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume", action="store_true", help="go on from the run's last checkpoint"
+    )
+    existing.add_argument(
+        "--overwrite", action="store_true", help="remove the run's earlier work and start anew"
+    )
+    return parser.parse_intermixed_args()
+
+
+def print_config(config: Config) -> None:
+    """The whole configuration as YAML, defaults included."""
+    YAML().dump(config_to_tree(config), sys.stdout)

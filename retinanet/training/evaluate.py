@@ -1,0 +1,66 @@
+"""From a model and images to detections on the original images, with the data set's own ids."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from data import Batch, ClassMap, normalize
+from retinanet.engine.precision import autocast
+from retinanet.model import Detections, RetinaNet, postprocess, resize_boxes
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDetections:
+    """What was found in one image: D boxes, best first."""
+
+    image_id: int
+    """the JSON's id"""
+    boxes: NDArray[np.float64]
+    """[D, 4] xyxy in pixels of the original image"""
+    scores: NDArray[np.float64]
+    """[D] probabilities"""
+    category_ids: NDArray[np.int64]
+    """[D] the JSON's category ids"""
+
+
+def detect_batch(model: RetinaNet, images: torch.Tensor, *, precision: str) -> list[Detections]:
+    """Detections in pixels of the network's input.
+
+    Args:
+        model: In evaluation mode.
+        images: uint8 [N, 3, S, S].
+        precision: `bf16` or `float32`.
+    """
+    with torch.inference_mode():
+        normalized = normalize(images)
+        with autocast(precision):
+            outputs = model(normalized)
+        height, width = normalized.shape[-2:]
+        anchors = model.anchors((height, width), outputs.feature_sizes)
+        return postprocess(outputs, anchors, (height, width))
+
+
+def detect(
+    model: RetinaNet, batches: Iterable[Batch], *, classes: ClassMap, precision: str
+) -> Iterator[ImageDetections]:
+    """Detections of every image, one at a time, scaled to the images' original sizes.
+
+    A generator, so that whoever drives it may show progress or stop.
+    """
+    model.eval()
+    for batch in batches:
+        height, width = batch.images.shape[-2:]
+        found = detect_batch(model, batch.images, precision=precision)
+        for image_id, original_size, detections in zip(
+            batch.image_ids, batch.original_sizes, found, strict=True
+        ):
+            boxes = resize_boxes(detections.boxes, (height, width), original_size)
+            yield ImageDetections(
+                image_id=image_id,
+                boxes=boxes.double().numpy(),
+                scores=detections.scores.double().numpy(),
+                category_ids=classes.category_ids_of(detections.labels.numpy()),
+            )

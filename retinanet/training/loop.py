@@ -1,0 +1,127 @@
+"""The training step and the steps of an epoch."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch.optim import Optimizer
+
+from data import Batch, normalize
+from retinanet.engine.precision import autocast
+from retinanet.loss import detection_loss
+from retinanet.model import RetinaNet
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    step: int
+    """Optimizer steps done, this one included."""
+    losses: dict[str, float]
+    """`classification` and `bbox_regression`, averaged over the step's batches."""
+    learning_rate: float
+    images: int
+    seconds: float
+    """Waiting for data included."""
+    data_seconds: float
+    """Waiting for data alone."""
+
+    @property
+    def loss(self) -> float:
+        """The sum that was minimized."""
+        return sum(self.losses.values())
+
+
+class NonFiniteLossError(ArithmeticError):
+    """A loss was infinite or not a number; the weights are those of the step before."""
+
+
+def batch_losses(model: RetinaNet, batch: Batch, *, precision: str) -> dict[str, torch.Tensor]:
+    """Forward pass and losses of one batch: the model in `precision`, the losses in float32."""
+    images = normalize(batch.images)
+    with autocast(precision):
+        outputs = model(images)
+    height, width = images.shape[-2:]
+    anchors = model.anchors((height, width), outputs.feature_sizes)
+    return detection_loss(outputs, anchors, batch.targets)
+
+
+def require_finite(losses: dict[str, torch.Tensor], *, step: int, image_ids: list[int]) -> None:
+    """Stop before a broken loss reaches the weights.
+
+    Raises:
+        NonFiniteLossError: Names the step, the terms and the images.
+    """
+    if all(bool(torch.isfinite(value)) for value in losses.values()):
+        return
+    terms = ", ".join(f"{name} {float(value):g}" for name, value in losses.items())
+    images = ", ".join(map(str, image_ids))
+    raise NonFiniteLossError(f"loss not finite at step {step}: {terms}; images {images}")
+
+
+def train_one_epoch(
+    model: RetinaNet,
+    batches: Iterable[Batch],
+    *,
+    optimizer: Optimizer,
+    learning_rate: Callable[[int], float],
+    first_step: int,
+    precision: str,
+    gradient_accumulation: int = 1,
+) -> Iterator[StepResult]:
+    """Train on the batches, yielding after every optimizer step.
+
+    A generator, so that whoever drives it may log, draw, write a checkpoint or stop between any two
+    steps. Batches left over that do not fill an accumulated step are not used.
+
+    Args:
+        batches: The rest of the epoch; see `data.training_loader`.
+        learning_rate: From the number of steps done to the next step's rate.
+        first_step: Optimizer steps done before.
+        precision: `bf16` or `float32`.
+        gradient_accumulation: Batches averaged into one step.
+
+    Raises:
+        NonFiniteLossError: Before the weights are touched.
+    """
+    model.train()
+    stream = iter(batches)
+    step = first_step
+    while True:
+        start = time.perf_counter()
+        group = list(islice(stream, gradient_accumulation))
+        if len(group) < gradient_accumulation:
+            return
+        data_seconds = time.perf_counter() - start
+        rate = learning_rate(step)
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = rate
+        step += 1
+        losses = accumulate_gradients(model, group, precision=precision, step=step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield StepResult(
+            step=step,
+            losses=losses,
+            learning_rate=rate,
+            images=sum(len(batch.image_ids) for batch in group),
+            seconds=time.perf_counter() - start,
+            data_seconds=data_seconds,
+        )
+
+
+def accumulate_gradients(
+    model: RetinaNet, group: list[Batch], *, precision: str, step: int
+) -> dict[str, float]:
+    """Add the average gradient of the batches to the parameters; return the average losses."""
+    totals: dict[str, float] = {}
+    for batch in group:
+        losses = batch_losses(model, batch, precision=precision)
+        require_finite(losses, step=step, image_ids=batch.image_ids)
+        (sum(losses.values(), torch.zeros(())) / len(group)).backward()
+        for name, value in losses.items():
+            totals[name] = totals.get(name, 0.0) + value.item() / len(group)
+    return totals

@@ -1,0 +1,100 @@
+"""Numbers of a run: a JSON object a line in `metrics.jsonl`, and the same in TensorBoard."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from retinanet.training.coco_metric import Evaluation
+from retinanet.training.loop import StepResult
+
+
+class MetricsLog:
+    """Appends to both files. A resumed run's later lines are dropped, since it makes them again."""
+
+    def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
+        self._file = file
+        drop_later_lines(file, step=resumed_step)
+        self._stream = file.open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(tensorboard), purge_step=resumed_step + 1)
+
+    def step(self, result: StepResult, *, epoch: float) -> None:
+        """One optimizer step."""
+        record = {
+            "kind": "step",
+            "step": result.step,
+            "epoch": round(epoch, 4),
+            "loss": result.loss,
+            **result.losses,
+            "learning_rate": result.learning_rate,
+            "images_per_second": result.images / result.seconds,
+            "seconds": result.seconds,
+            "data_seconds": result.data_seconds,
+        }
+        self._write(record)
+        for name in ("loss", *result.losses):
+            self._tensorboard.add_scalar(f"train/{name}", record[name], result.step)
+        for name in ("learning_rate", "images_per_second"):
+            self._tensorboard.add_scalar(f"train/{name}", record[name], result.step)
+
+    def evaluation(
+        self, evaluation: Evaluation, *, step: int, epoch: float, seconds: float
+    ) -> None:
+        """One evaluation."""
+        record = {
+            "kind": "evaluation",
+            "step": step,
+            "epoch": round(epoch, 4),
+            **evaluation.summary,
+            "per_class": evaluation.per_class,
+            "seconds": seconds,
+        }
+        self._write(record)
+        for name, value in evaluation.summary.items():
+            if not math.isnan(value):
+                self._tensorboard.add_scalar(f"evaluation/{name}", value, step)
+
+    def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
+        """A picture [H, W, 3] for TensorBoard."""
+        self._tensorboard.add_image(name, pixels, step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._stream.close()
+        self._tensorboard.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        # JSON has no nan: a number that does not exist is null.
+        clean = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        self._stream.write(json.dumps(clean) + "\n")
+        self._stream.flush()
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; a last line cut short by a crash is left out."""
+    if not file.exists():
+        return []
+    records = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def drop_later_lines(file: Path, *, step: int) -> None:
+    """Remove records of steps that come after `step`, at once."""
+    if not file.exists():
+        return
+    kept = [record for record in read_metrics(file) if record["step"] <= step]
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    partial.replace(file)

@@ -1,0 +1,191 @@
+"""Pictures of detections: what was found beside what is there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.font_manager
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.utils import draw_bounding_boxes
+
+from data import Annotations, decode_image
+from retinanet.training.evaluate import ImageDetections
+
+Pixels = NDArray[np.uint8]
+"""[H, W, 3] RGB"""
+
+LEAST_SIDE = 480
+"""Smaller pictures are enlarged, so that labels can be read. [pixels]"""
+
+MOST_BOXES = 40
+"""A picture with more boxes than this cannot be read."""
+
+SHOWN_SCORE = 0.3
+"""Predictions below this are not drawn in a run's pictures."""
+
+PALETTE = (
+    "#e6194b", "#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5",
+    "#0b7285", "#c2255c", "#5f3dc4", "#846358", "#66801a",
+)  # fmt: skip
+"""Box colours; each carries white text well."""
+
+
+def draw_boxes(
+    pixels: Pixels,
+    boxes: NDArray[np.float64],
+    *,
+    labels: Sequence[str],
+    colours: Sequence[str],
+) -> Pixels:
+    """A copy of a picture, enlarged if it is small, with labelled boxes.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        boxes: [B, 4] xyxy in pixels of the picture.
+        labels: B texts.
+        colours: B colours.
+    """
+    picture = Image.fromarray(pixels)
+    scale = max(1.0, LEAST_SIDE / min(picture.size))
+    if scale > 1:
+        size = round(picture.width * scale), round(picture.height * scale)
+        picture = picture.resize(size, Image.Resampling.BICUBIC)
+    tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    if len(boxes):
+        line = max(2, round(min(picture.size) / 200))
+        tensor = draw_bounding_boxes(
+            tensor,
+            torch.from_numpy(boxes * scale),
+            labels=[f" {label} " for label in labels],
+            colors=list(colours),
+            width=line,
+            font=matplotlib.font_manager.findfont("DejaVu Sans"),
+            font_size=max(13, round(min(picture.size) / 34)),
+            label_colors=["white"] * len(boxes),
+            label_background_colors=list(colours),
+            fill_labels=True,
+        )
+    return tensor.permute(1, 2, 0).contiguous().numpy()
+
+
+def draw_detections(
+    pixels: Pixels,
+    found: ImageDetections,
+    *,
+    names: dict[int, str],
+    least_score: float,
+) -> Pixels:
+    """A picture with the boxes found in it, each with its class and score.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        found: Detections in pixels of the picture.
+        names: Category ids to names.
+        least_score: Boxes below it are not drawn; of the rest at most `MOST_BOXES`, the best.
+    """
+    keep = np.flatnonzero(found.scores >= least_score)[:MOST_BOXES]
+    keep = keep[::-1]  # the best is painted last, over the others
+    ids = [int(category_id) for category_id in found.category_ids[keep]]
+    return draw_boxes(
+        pixels,
+        found.boxes[keep],
+        labels=[
+            f"{names[one]} {score:.2f}" for one, score in zip(ids, found.scores[keep], strict=True)
+        ],
+        colours=[colour_of(one) for one in ids],
+    )
+
+
+def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
+    """The picture of one image with its true boxes; groups and crowds are marked as such."""
+    rows = annotations.boxes_of(index)
+    names = category_names(annotations)
+    ids = [int(category_id) for category_id in annotations.box_category_ids[rows]]
+    crowds = annotations.box_is_crowd[rows]
+    return draw_boxes(
+        pixels,
+        annotations.boxes[rows],
+        labels=[
+            f"{names[one]} (group)" if crowd else names[one]
+            for one, crowd in zip(ids, crowds, strict=True)
+        ],
+        colours=[colour_of(one) for one in ids],
+    )
+
+
+def category_names(annotations: Annotations) -> dict[int, str]:
+    """Category ids to names."""
+    ids = annotations.category_ids.tolist()
+    return dict(zip(ids, annotations.category_names, strict=True))
+
+
+def colour_of(category_id: int) -> str:
+    """The colour of a class, the same in every picture."""
+    return PALETTE[category_id % len(PALETTE)]
+
+
+def spread_indices(total: int, count: int) -> list[int]:
+    """At most `count` places, evenly spread over `total`: the same images at each evaluation."""
+    count = min(count, total)
+    return [round((2 * place + 1) * total / (2 * count) - 0.5) for place in range(count)]
+
+
+def evaluation_sheet(
+    annotations: Annotations,
+    image_folder: Path,
+    detections: Sequence[ImageDetections],
+    *,
+    count: int,
+) -> Pixels | None:
+    """One picture of some validation images: true boxes left, predictions right, two pairs a row.
+
+    Args:
+        annotations: The split.
+        image_folder: Its images.
+        detections: Of every image of the split.
+        count: Images to show; 0 gives no picture.
+
+    Returns:
+        uint8 [H, W, 3], or None where there is nothing to show.
+    """
+    by_id = {found.image_id: found for found in detections}
+    names = category_names(annotations)
+    pairs = []
+    for index in spread_indices(len(annotations), count):
+        pixels = decode_image(image_folder / annotations.file_names[index])
+        truth = draw_truth(pixels, annotations, index)
+        found = by_id[int(annotations.image_ids[index])]
+        prediction = draw_detections(pixels, found, names=names, least_score=SHOWN_SCORE)
+        pairs.append((truth, prediction))
+    return compose_sheet(pairs) if pairs else None
+
+
+def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels]]) -> Pixels:
+    """Pairs of pictures, captioned, two pairs a row, as one picture."""
+    # The object interface: pyplot would keep figures and choose a window system.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    rows = -(-len(pairs) // 2)
+    figure = Figure(figsize=(16, 4.3 * rows), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, 4, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for place, (truth, prediction) in enumerate(pairs):
+        row, column = divmod(place, 2)
+        for offset, picture, caption in ((0, truth, "true"), (1, prediction, "predicted")):
+            axis = axes[row, 2 * column + offset]
+            axis.imshow(picture)
+            axis.set_title(caption, fontsize=11)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def save_picture(pixels: Pixels, file: Path) -> None:
+    """Write a PNG, whole or not at all."""
+    partial = file.with_name(f".{file.name}.partial")
+    Image.fromarray(pixels).save(partial, format="PNG")
+    partial.replace(file)

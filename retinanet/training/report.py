@@ -1,0 +1,80 @@
+"""What a person reads on the console: the start, a table after each evaluation, the end."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from retinanet.training.coco_metric import Evaluation
+
+SUMMARY_COLUMNS = (
+    ("map", "mAP"),
+    ("map_50", "mAP50"),
+    ("map_75", "mAP75"),
+    ("map_small", "small"),
+    ("map_medium", "medium"),
+    ("map_large", "large"),
+)
+
+CLASSES_SHOWN = 5
+
+
+def make_console(*, to_stderr: bool = False) -> Console:
+    """A console as wide as the terminal; a pipe gets room for whole lines, and no colours."""
+    console = Console(stderr=to_stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=to_stderr, width=120, highlight=False)
+
+
+def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) -> None:
+    """The metric by size of object, then the best and the worst classes."""
+    table = Table(title=title, title_justify="left")
+    for _, heading in SUMMARY_COLUMNS:
+        table.add_column(heading, justify="right")
+    table.add_row(*(shown(evaluation.summary[name]) for name, _ in SUMMARY_COLUMNS))
+    console.print(table)
+    ranked = sorted(evaluation.per_class.items(), key=lambda item: -item[1])
+    if not ranked:
+        console.print("no true boxes in this split: no class can be measured")
+    elif len(ranked) <= 2 * CLASSES_SHOWN:
+        console.print(f"mAP by class: {class_list(ranked)}")
+    else:
+        console.print(f"best classes:  {class_list(ranked[:CLASSES_SHOWN])}")
+        console.print(f"worst classes: {class_list(ranked[-CLASSES_SHOWN:])}")
+
+
+def class_list(ranked: Sequence[tuple[str, float]]) -> str:
+    """Classes with their mAP, on one line."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in ranked)
+
+
+def shown(value: float) -> str:
+    """Three digits, or a dash where there was nothing to measure."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+def print_summary(
+    console: Console,
+    *,
+    headline: str,
+    paths: dict[str, Path],
+    next_commands: Sequence[str],
+) -> None:
+    """The last words of a run: how it ended, where its work lies, what to try next."""
+    console.print(f"\n[bold]{headline}[/bold]")
+    width = max(len(name) for name in paths)
+    for name, path in paths.items():
+        console.print(f"  {name:<{width}}  {path}", soft_wrap=True)
+    if next_commands:
+        console.print("next:")
+        for command in next_commands:
+            console.print(f"  {command}", soft_wrap=True, markup=False)
+
+
+def describe_run(console: Console, rows: dict[str, Any]) -> None:
+    """The first words of a run: a name and a value a line."""
+    width = max(len(name) for name in rows)
+    for name, value in rows.items():
+        console.print(f"{name:<{width}}  {value}", soft_wrap=True, markup=False)

@@ -1,0 +1,207 @@
+"""A training run: the objects that it consists of, and how far it has come."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from rich.console import Console
+from torch.optim import Optimizer
+
+from data import DetectionData, TrainingBatches, training_loader
+from retinanet.config import Config, config_to_tree
+from retinanet.errors import InputError
+from retinanet.model import RetinaNet
+from retinanet.training.checkpoint import (
+    ModelDescription,
+    TrainingPosition,
+    point_to,
+    remove_others,
+    save_checkpoint,
+)
+from retinanet.training.evaluate_split import evaluate_split
+from retinanet.training.loop import StepResult, train_one_epoch
+from retinanet.training.plan import StepPlan
+from retinanet.training.progress import progress
+from retinanet.training.report import describe_run
+from retinanet.training.run_folder import RunFolder
+from retinanet.training.run_record import RunRecord
+from retinanet.training.schedule import learning_rate_factor
+from retinanet.training.signals import StopRequest
+
+
+class Run:
+    """What `train.py` drives: it knows the next step, and whether an evaluation comes first."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        *,
+        data: DetectionData,
+        model: RetinaNet,
+        optimizer: Optimizer,
+        console: Console,
+    ) -> None:
+        training = config.training
+        self.config = config
+        self.folder = folder
+        self.data = data
+        self.model = model
+        self.optimizer = optimizer
+        self.console = console
+        self.description = ModelDescription(
+            num_classes=data.classes.num_classes,
+            norm=config.model.norm,
+            trainable_layers=config.model.trainable_layers,
+            image_size=config.data.image_size,
+            precision=config.engine.precision,
+            classes=data.classes.to_json(),
+        )
+        self.sampler = TrainingBatches(
+            len(data.train), batch_size=training.batch_size, seed=config.run.seed
+        )
+        if len(self.sampler) < training.gradient_accumulation:
+            raise InputError(
+                f"training.gradient_accumulation: {training.gradient_accumulation} batches a step, "
+                f"but an epoch has only {len(self.sampler)}; lower it or training.batch_size"
+            )
+        self.loader = training_loader(data.train, self.sampler, workers=config.data.workers)
+        self.plan = StepPlan(
+            batches_per_epoch=len(self.sampler),
+            gradient_accumulation=training.gradient_accumulation,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+            evaluate_every=config.evaluation.every,
+        )
+        self.step = 0
+        self.map_here: float | None = None
+        """mAP of the weights as they are; None where they have not been evaluated."""
+        self.best_map: float | None = None
+
+    def begin(self) -> None:
+        """Open the record and say what is about to happen."""
+        self.record = RunRecord(
+            self.folder,
+            console=self.console,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            first_step=self.step,
+            target_map=self.config.training.target_map,
+        )
+        training, size = self.config.training, self.config.data.image_size
+        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        rows = {
+            "run": self.folder.path,
+            "data": f"{len(self.data.train)} training images, {len(self.data.validation)} for "
+            f"validation, {self.description.num_classes} class indices",
+            "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million parameters that train, "
+            f"{self.description.norm} norms",
+            "steps": f"{self.plan.total_steps} of {training.batch_size} × "
+            f"{training.gradient_accumulation} images, {size}×{size} pixels, "
+            f"{self.description.precision}, {torch.get_num_threads()} threads",
+        }
+        if self.step:
+            rows["resumed"] = f"after step {self.step}"
+        describe_run(self.console, rows)
+
+    def evaluation_is_due(self) -> bool:
+        """Whether the weights as they are should be evaluated before training goes on."""
+        return self.map_here is None and self.plan.evaluation_is_due(self.step)
+
+    def is_finished(self) -> bool:
+        """Whether the last step is done or the target is reached."""
+        return self.step >= self.plan.total_steps or self.target_is_reached()
+
+    def target_is_reached(self) -> bool:
+        """Whether the last evaluation reached `training.target_map`."""
+        target = self.config.training.target_map
+        return target is not None and self.map_here is not None and self.map_here >= target
+
+    def evaluate(self, stop: StopRequest) -> None:
+        """Evaluate and write a checkpoint, unless `stop` comes true before the evaluation's end."""
+        settings = self.config.evaluation
+        result = evaluate_split(
+            self.model,
+            self.data.validation,
+            classes=self.data.classes,
+            precision=self.config.engine.precision,
+            batch_size=settings.batch_size,
+            workers=self.config.data.workers,
+            console=self.console,
+            stop=stop,
+        )
+        if result is None:
+            return
+        self.map_here = result.evaluation.map
+        self.record.evaluation(
+            result, self.data.validation, step=self.step, pictures=settings.pictures
+        )
+        self.save_checkpoint()
+
+    def rest_of_epoch(self) -> Iterator[StepResult]:
+        """Train to the epoch's or the run's end; note every step, then yield."""
+        epoch, batch = self.plan.position(self.step)
+        self.sampler.set_position(epoch, batch)
+        training = self.config.training
+        rate = partial(
+            learning_rate_factor,
+            warmup_steps=round(training.warmup_epochs * self.plan.steps_per_epoch),
+            warmup_factor=training.warmup_factor,
+            total_steps=self.plan.total_steps,
+            schedule=training.schedule,
+        )
+        title = f"epoch {epoch + 1}/{training.epochs}, steps"
+        total = self.plan.total_steps
+        with progress(self.console, title, total=total, start=self.step) as advance:
+            for result in train_one_epoch(
+                self.model,
+                self.loader,
+                optimizer=self.optimizer,
+                learning_rate=lambda step: training.learning_rate * rate(step),
+                first_step=self.step,
+                precision=self.config.engine.precision,
+                gradient_accumulation=training.gradient_accumulation,
+            ):
+                self.step = result.step
+                self.map_here = None
+                advance(self.step, self.record.step(result))
+                yield result
+                if self.step >= total:
+                    return
+
+    def save_checkpoint(self) -> None:
+        """Write the weights and all that resuming needs; `best` follows the highest mAP."""
+        is_best = self.map_here is not None and (
+            self.best_map is None or self.map_here > self.best_map
+        )
+        if is_best:
+            self.best_map = self.map_here
+        folder = save_checkpoint(
+            self.folder.checkpoints,
+            model=self.model,
+            optimizer=self.optimizer,
+            description=self.description,
+            position=self.position(),
+            config=config_to_tree(self.config),
+        )
+        if is_best:
+            point_to(self.folder.checkpoints / "best", folder)
+        remove_others(self.folder.checkpoints)
+
+    def position(self) -> TrainingPosition:
+        """How far the run has come, as a checkpoint keeps it."""
+        return TrainingPosition(
+            step=self.step,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            map_here=self.map_here,
+            best_map=self.best_map,
+        )
+
+    def finish(self) -> None:
+        """Say how the run ended, where its work lies, and what to try next."""
+        self.record.closing(
+            is_reached=self.target_is_reached(),
+            step=self.step,
+            best_map=self.best_map,
+            example=self.data.validation.image_folder
+            / self.data.validation.annotations.file_names[0],
+        )

@@ -1,0 +1,75 @@
+"""The data that a configuration names: a data set's two splits, or drawn scenes."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from data import DetectionData, find_split, make_scenes, open_data
+from retinanet.config import Config, DataConfig
+from retinanet.errors import InputError
+from retinanet.training.progress import progress
+
+
+def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:
+    """Open both splits; draw the scenes first where they are asked for.
+
+    Args:
+        config: Its section `data`, `model.num_classes`, and `run.seed` for drawing.
+        scenes_folder: Where drawn scenes go.
+        console: Shows the progress of drawing.
+
+    Raises:
+        InputError: Fields contradict each other, or files are missing or not what they should be.
+    """
+    settings = config.data
+    root = settings.root
+    if settings.scenes is not None:
+        require_no_files(settings)
+        root = scenes_folder
+        total = settings.scenes.train + settings.scenes.validation
+        with progress(console, "drawing scenes", total=total) as advance:
+            make_scenes(
+                root,
+                seed=config.run.seed,
+                train=settings.scenes.train,
+                validation=settings.scenes.validation,
+                advance=advance,
+            )
+    return open_data(
+        find_split(
+            root,
+            "train",
+            annotations=settings.train_annotations,
+            images=settings.train_images,
+        ),
+        find_split(
+            root,
+            "validation",
+            annotations=settings.validation_annotations,
+            images=settings.validation_images,
+        ),
+        image_size=settings.image_size,
+        class_indices=settings.class_indices,
+        num_classes=config.model.num_classes,
+    )
+
+
+def require_no_files(settings: DataConfig) -> None:
+    """Refuse a configuration that asks for drawn scenes and for a data set.
+
+    Raises:
+        InputError: Names the field that was given beside `data.scenes`.
+    """
+    files = {
+        "data.root": settings.root,
+        "data.train_annotations": settings.train_annotations,
+        "data.train_images": settings.train_images,
+        "data.validation_annotations": settings.validation_annotations,
+        "data.validation_images": settings.validation_images,
+    }
+    for name, value in files.items():
+        if value is not None:
+            raise InputError(
+                f"{name}: {value} is given beside data.scenes; add data.scenes=null to train on "
+                "it, or start from --config coco.yaml or openimages.yaml"
+            )

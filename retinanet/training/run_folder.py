@@ -1,0 +1,157 @@
+"""The folder of a run: who may write there, and what belongs to it."""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from ruamel.yaml import YAML
+
+from retinanet.errors import InputError
+
+OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl")
+OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures")
+LOCK = ".lock"
+
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "pycocotools", "safetensors")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths below `runs/<name>/`."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """A JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """`step-N/`, `last` and `best`."""
+        return self.path / "checkpoints"
+
+    @property
+    def pictures(self) -> Path:
+        """What is to be looked at."""
+        return self.path / "pictures"
+
+    @property
+    def evaluations(self) -> Path:
+        """Detections of each evaluation, in COCO's result format."""
+        return self.path / "eval"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def scenes(self) -> Path:
+        """Drawn scenes, in OpenImages' tree."""
+        return self.path / "scenes"
+
+    def begin(self, config: dict[str, Any], *, resume: bool) -> None:
+        """Write down what is about to run; unless it resumes, remove an earlier run's work."""
+        if not resume:
+            for name in OWN_FOLDERS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for name in OWN_FILES:
+                (self.path / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
+            folder.mkdir(exist_ok=True)
+        with (self.path / "config.yaml").open("w", encoding="utf-8") as file:
+            YAML().dump(config, file)
+        environment = json.dumps(environment_of(command_line()), indent=1)
+        (self.path / "environment.json").write_text(environment, encoding="utf-8")
+
+
+def environment_of(command: list[str]) -> dict[str, Any]:
+    """What a reader of the numbers needs to know about where they came from."""
+    return {
+        "command": command,
+        "host": platform.node(),
+        "system": platform.platform(),
+        "processor": processor_name(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "torch_threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+    }
+
+
+def processor_name() -> str:
+    """The CPU's name as Linux gives it, else as Python does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+@contextmanager
+def claim_run_folder(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+    """Hold the folder of a run: no other process can claim it meanwhile.
+
+    A folder that was made here is removed again when the input turns out to be bad, so
+    that a mistake leaves nothing behind.
+
+    Raises:
+        InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
+            nothing that could be resumed, or it cannot be written.
+    """
+    is_new = not path.exists()
+    require_permission(path, resume=resume, overwrite=overwrite)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("a", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
+    with lock:
+        take_lock(lock, path)
+        try:
+            yield RunFolder(path)
+        except InputError:
+            if is_new:
+                shutil.rmtree(path)
+            raise
+
+
+def take_lock(lock: TextIO, path: Path) -> None:
+    """Lock the file for as long as it is open; the system lets go when the process ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(
+            f"{path}: another run is writing there; set run.name, or wait for its end"
+        ) from error
+
+
+def require_permission(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse what would mix or lose work."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file; set run.name or run.root")
+    if resume and not (path / "checkpoints" / "last" / "state.json").is_file():
+        raise InputError(f"{path}: holds no checkpoint to resume from; leave --resume out")
+    holds_work = any((path / name).exists() for name in (*OWN_FILES, *OWN_FOLDERS))
+    if holds_work and not resume and not overwrite:
+        raise InputError(
+            f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
+        )
+
+
+def command_line() -> list[str]:
+    """The command as it was typed, without the interpreter."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

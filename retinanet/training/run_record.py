@@ -1,0 +1,107 @@
+"""What a run leaves behind as it goes: metrics, pictures, detections, console lines."""
+
+import json
+from collections import deque
+from pathlib import Path
+
+from rich.console import Console
+
+from data import DetectionDataset
+from retinanet.training.coco_metric import found_boxes
+from retinanet.training.curves import draw_curves
+from retinanet.training.evaluate_split import SplitResult
+from retinanet.training.loop import StepResult
+from retinanet.training.metrics import MetricsLog, read_metrics
+from retinanet.training.pictures import evaluation_sheet, save_picture
+from retinanet.training.report import print_evaluation, print_summary
+from retinanet.training.run_folder import RunFolder
+
+STEPS_AVERAGED = 20
+"""Speed and loss on the console are means over so many steps."""
+
+
+class RunRecord:
+    """Writes below the run's folder and on the console; decides nothing about the training."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        console: Console,
+        steps_per_epoch: int,
+        first_step: int,
+        target_map: float | None,
+    ) -> None:
+        self._folder = folder
+        self._console = console
+        self._steps_per_epoch = steps_per_epoch
+        self._target_map = target_map
+        self._metrics = MetricsLog(folder.metrics, folder.tensorboard, resumed_step=first_step)
+        self._recent: deque[StepResult] = deque(maxlen=STEPS_AVERAGED)
+
+    def step(self, result: StepResult) -> str:
+        """Note a step; returns what to say of it: speed and loss over the last steps."""
+        self._metrics.step(result, epoch=result.step / self._steps_per_epoch)
+        self._recent.append(result)
+        images = sum(recent.images for recent in self._recent)
+        seconds = sum(recent.seconds for recent in self._recent)
+        loss = sum(recent.loss for recent in self._recent) / len(self._recent)
+        return f"{images / seconds:.2f} images/s  loss {loss:.4f}"
+
+    def evaluation(
+        self, result: SplitResult, dataset: DetectionDataset, *, step: int, pictures: int
+    ) -> None:
+        """Note an evaluation: table, metrics, detections, pictures and curves."""
+        epoch = step / self._steps_per_epoch
+        print_evaluation(
+            self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
+        )
+        self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=result.seconds)
+        write_detections(result, self._folder.evaluations / f"step-{step:06d}.json")
+        sheet = evaluation_sheet(
+            dataset.annotations, dataset.image_folder, result.detections, count=pictures
+        )
+        if sheet is not None:
+            save_picture(sheet, self._folder.pictures / f"step-{step:06d}.png")
+            self._metrics.picture("validation", sheet, step=step)
+        draw_curves(
+            read_metrics(self._folder.metrics),
+            self._folder.pictures / "curves.png",
+            title=self._folder.path.name,
+            target_map=self._target_map,
+        )
+
+    def closing(
+        self, *, is_reached: bool, step: int, best_map: float | None, example: Path
+    ) -> None:
+        """The last words: how the run ended, where its work lies, what to try next."""
+        self._metrics.close()
+        folder = self._folder
+        headline = f"finished after {step} steps"
+        if self._target_map is not None:
+            outcome = "reached" if is_reached else "not reached"
+            headline += f", target mAP {self._target_map:g} {outcome}"
+        if best_map is not None:
+            headline += f", best mAP {best_map:.3f}"
+        print_summary(
+            self._console,
+            headline=headline,
+            paths={
+                "pictures": folder.pictures,
+                "curves": folder.pictures / "curves.png",
+                "best checkpoint": folder.checkpoints / "best",
+                "metrics": folder.metrics,
+                "tensorboard": folder.tensorboard,
+            },
+            next_commands=[
+                f"python -m retinanet predict --checkpoint {folder.checkpoints / 'best'} {example}",
+                f"tensorboard --logdir {folder.tensorboard}",
+            ],
+        )
+
+
+def write_detections(result: SplitResult, file: Path) -> None:
+    """Detections in COCO's result format, with the data set's own image and category ids."""
+    fields = ("image_id", "category_id", "bbox", "score")
+    boxes = [{name: box[name] for name in fields} for box in found_boxes(result.detections)]
+    file.write_text(json.dumps(boxes), encoding="utf-8")

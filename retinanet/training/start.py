@@ -1,0 +1,45 @@
+"""The model at a run's start."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from retinanet.config import ModelConfig
+from retinanet.model import RetinaNet, load_pretrained_backbone
+from retinanet.training.pretrained import read_backbone_weights, require_trainable_start
+
+
+def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
+    """The pretrained backbone's weights, or None for a start from random ones.
+
+    Raises:
+        InputError: They cannot be read, or a start without them could not train.
+    """
+    require_trainable_start(
+        settings.pretrained_backbone,
+        norm=settings.norm,
+        trainable_layers=settings.trainable_layers,
+    )
+    if settings.pretrained_backbone is None:
+        return None
+    return read_backbone_weights(settings.pretrained_backbone)
+
+
+def build_model(
+    settings: ModelConfig, *, num_classes: int, weights: Mapping[str, Tensor] | None
+) -> RetinaNet:
+    """A RetinaNet in channels_last memory; weights are random but for the backbone's, if given.
+
+    Raises:
+        InputError: The weights are not a ResNeXt50-32x4d's.
+    """
+    model = RetinaNet(
+        num_classes=num_classes,
+        norm=settings.norm,
+        trainable_layers=settings.trainable_layers,
+    )
+    if weights is not None:
+        source = f"model.pretrained_backbone: {settings.pretrained_backbone}"
+        load_pretrained_backbone(model.backbone.body, weights, source=source)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,93 @@
+"""Train RetinaNet-ResNeXt50 on CPUs: configuration → data → model → steps → evaluation → report.
+
+python train.py                                          # drawn scenes, in minutes
+python train.py --config coco.yaml data.root=/data/coco  # COCO 2017
+python train.py --config coco.yaml --resume              # go on after an interruption
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from launch.memory import keep_freed_memory
+from launch.ranks import refuse_several_ranks
+from retinanet.command_line import parse_run_arguments, print_config, run_command
+from retinanet.config import Config, config_to_tree, load_config
+from retinanet.exit_codes import FINISHED, LOSS_NOT_FINITE, STOPPED_BY_SIGNAL
+
+if TYPE_CHECKING:
+    from retinanet.training.run import Run
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    arguments = parse_run_arguments(__doc__ or "")
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.dry_run:
+        print_config(config)
+        return FINISHED
+    refuse_several_ranks(os.environ)
+    keep_freed_memory()
+    return train(config, resume=arguments.resume, overwrite=arguments.overwrite)
+
+
+def train(config: Config, *, resume: bool, overwrite: bool) -> int:
+    """One run, from its inputs to its last words.
+
+    Raises:
+        InputError: Something the user gave does not fit; nothing was written.
+    """
+    # torch is loaded only here: the memory policy must be in force before, and a wrong
+    # configuration is told at once.
+    from retinanet.engine.optimizer import adam
+    from retinanet.training.random_states import seed_everything
+    from retinanet.training.report import make_console
+    from retinanet.training.resume import resume_training
+    from retinanet.training.run import Run
+    from retinanet.training.run_data import open_run_data
+    from retinanet.training.run_folder import claim_run_folder
+    from retinanet.training.start import build_model, starting_weights
+
+    console = make_console()
+    weights = None if resume else starting_weights(config.model)
+    path = config.run.root / config.run.name
+    with claim_run_folder(path, resume=resume, overwrite=overwrite) as folder:
+        seed_everything(config.run.seed)
+        data = open_run_data(config, scenes_folder=folder.scenes, console=console)
+        model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
+        optimizer = adam(model, learning_rate=config.training.learning_rate)
+        run = Run(config, folder, data=data, model=model, optimizer=optimizer, console=console)
+        if resume:
+            resume_training(run)
+        folder.begin(config_to_tree(config), resume=resume)
+        run.begin()
+        return steps_and_evaluations(run)
+
+
+def steps_and_evaluations(run: "Run") -> int:
+    """Train epoch by epoch, evaluate in between; end at the target, the last step, or a signal."""
+    from retinanet.training.loop import NonFiniteLossError
+    from retinanet.training.signals import StopRequest
+
+    with StopRequest() as stop:
+        while True:
+            if run.evaluation_is_due():
+                run.evaluate(stop)
+            if stop:
+                run.save_checkpoint()
+                print(f"{stop.name}: checkpoint written; the same command with --resume goes on")
+                return STOPPED_BY_SIGNAL
+            if run.is_finished():
+                run.finish()
+                return FINISHED
+            try:
+                for _ in run.rest_of_epoch():
+                    if stop:
+                        break
+            except NonFiniteLossError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return LOSS_NOT_FINITE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
