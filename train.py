@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from launch.memory import keep_freed_memory
 from launch.ranks import refuse_several_ranks
-from retinanet.command_line import parse_run_arguments, print_config, run_command
+from retinanet.command_line import (
+    parse_run_arguments,
+    print_config,
+    resuming_command,
+    run_command,
+)
 from retinanet.config import Config, config_to_tree, load_config
 from retinanet.exit_codes import FINISHED, LOSS_NOT_FINITE, STOPPED_BY_SIGNAL
 
@@ -75,7 +80,7 @@ def steps_and_evaluations(run: "Run") -> int:
                 run.evaluate(stop)
             if stop:
                 run.save_checkpoint()
-                print(f"{stop.name}: checkpoint written; the same command with --resume goes on")
+                print(f"{stop.name}: checkpoint written; go on with: {resuming_command()}")
                 return STOPPED_BY_SIGNAL
             if run.is_finished():
                 run.finish()

@@ -131,35 +131,6 @@ def draw_umbrella(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: R
         )
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One class of drawn objects: its name, its painter, its usual shape and place."""
-
-    name: str
-    paint: Callable[[ImageDraw.ImageDraw, Box, Colour, Random], None]
-    width_over_height: float
-    floats: bool = False
-
-
-KINDS = (
-    Kind("Balloon", draw_balloon, 0.62, floats=True),
-    Kind("Bus", draw_bus, 2.0),
-    Kind("Christmas tree", draw_christmas_tree, 0.75),
-    Kind("House", draw_house, 1.1),
-    Kind("Mushroom", draw_mushroom, 1.0),
-    Kind("Umbrella", draw_umbrella, 1.0, floats=True),
-)
-
-COLOURS: tuple[Colour, ...] = (
-    (214, 48, 49),
-    (240, 140, 30),
-    (245, 205, 45),
-    (190, 60, 150),
-    (120, 70, 190),
-    (40, 110, 215),
-)
-
-
 def thickness(width: float, share: float) -> int:
     """A line's width in whole pixels: a share of the object's width, at least one pixel drawn."""
     return max(SUPERSAMPLING, round(width * share))
@@ -175,3 +146,32 @@ def darker(colour: Colour) -> Colour:
     """Two thirds of the brightness."""
     red, green, blue = (part * 2 // 3 for part in colour)
     return red, green, blue
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One class of drawn objects: its name, its painter, its usual colours, shape and place."""
+
+    name: str
+    paint: Callable[[ImageDraw.ImageDraw, Box, Colour, Random], None]
+    colours: tuple[Colour, ...]
+    width_over_height: float
+    floats: bool = False
+
+
+RED = (214, 48, 49)
+ORANGE = (240, 140, 30)
+YELLOW = (245, 205, 45)
+PINK = (200, 70, 160)
+VIOLET = (130, 80, 200)
+BLUE = (50, 120, 225)
+
+KINDS = (
+    Kind("Balloon", draw_balloon, (RED, ORANGE), 0.62, floats=True),
+    Kind("Bus", draw_bus, (ORANGE, YELLOW), 2.0),
+    Kind("Christmas tree", draw_christmas_tree, (YELLOW, RED), 0.75),
+    Kind("House", draw_house, (PINK, VIOLET), 1.1),
+    Kind("Mushroom", draw_mushroom, (VIOLET, RED), 1.0),
+    Kind("Umbrella", draw_umbrella, (BLUE, PINK), 1.0, floats=True),
+)
+"""In the order of their category ids, from 1. Classes share colours on purpose."""

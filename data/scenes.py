@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data.scene_objects import COLOURS, KINDS, SUPERSAMPLING, Box, Kind
+from data.scene_objects import KINDS, SUPERSAMPLING, Box, Kind
 
 DRAWING = 1
 """Raised when the painters change, so that scenes drawn before are drawn anew."""
@@ -43,7 +43,7 @@ def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: 
 
 def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
     """A box for an object of this kind, inside a picture of the given size (xyxy, pixels)."""
-    side = random.uniform(0.2, 0.48) * min(width, height)
+    side = random.uniform(0.26, 0.5) * min(width, height)
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch
     left = random.uniform(0, width - box_width)
@@ -85,7 +85,7 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
     # What stands lower is nearer to us, so it is painted later.
     objects.sort(key=lambda item: item[1][3])
     for label, box in objects:
-        KINDS[label].paint(draw, box, random.choice(COLOURS), random)
+        KINDS[label].paint(draw, box, random.choice(KINDS[label].colours), random)
     small = large.resize((width, height), Image.Resampling.BOX)
     left_top_right_bottom = [
         (label, tuple(round(edge / SUPERSAMPLING, 2) for edge in box)) for label, box in objects

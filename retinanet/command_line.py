@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -63,3 +64,9 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
 def print_config(config: Config) -> None:
     """The whole configuration as YAML, defaults included."""
     YAML().dump(config_to_tree(config), sys.stdout)
+
+
+def resuming_command() -> str:
+    """The command that goes on with the run that this process is."""
+    words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
+    return shlex.join(["python", sys.argv[0], *words, "--resume"])

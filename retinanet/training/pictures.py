@@ -22,7 +22,7 @@ LEAST_SIDE = 480
 MOST_BOXES = 40
 """A picture with more boxes than this cannot be read."""
 
-SHOWN_SCORE = 0.3
+SHOWN_SCORE = 0.4
 """Predictions below this are not drawn in a run's pictures."""
 
 PALETTE = (
@@ -64,7 +64,6 @@ def draw_boxes(
             font=matplotlib.font_manager.findfont("DejaVu Sans"),
             font_size=max(13, round(min(picture.size) / 34)),
             label_colors=["white"] * len(boxes),
-            label_background_colors=list(colours),
             fill_labels=True,
         )
     return tensor.permute(1, 2, 0).contiguous().numpy()
@@ -174,9 +173,10 @@ def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels]]) -> Pixels:
     axes = figure.subplots(rows, 4, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
+    predicted = f"predicted, score ≥ {SHOWN_SCORE:g}"
     for place, (truth, prediction) in enumerate(pairs):
         row, column = divmod(place, 2)
-        for offset, picture, caption in ((0, truth, "true"), (1, prediction, "predicted")):
+        for offset, picture, caption in ((0, truth, "true"), (1, prediction, predicted)):
             axis = axes[row, 2 * column + offset]
             axis.imshow(picture)
             axis.set_title(caption, fontsize=11)

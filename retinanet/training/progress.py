@@ -10,7 +10,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -41,12 +40,11 @@ def progress(console: Console, title: str, *, total: int, start: int = 0) -> Ite
 
 
 def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
-    """The bar with its columns: amount, elapsed, time left, note."""
+    """The bar with its columns: amount, time left, note."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
@@ -67,7 +65,7 @@ def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
             return
         last_shown = now
         left = now / max(1, done - start) * (total - done)
-        text = f"{title} {done}/{total}  {clock(now)} elapsed, {clock(left)} left  {note}"
+        text = f"{title} {done}/{total}  {clock(left)} left  {note}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
     return advance

@@ -132,10 +132,9 @@ class Run:
         if result is None:
             return
         self.map_here = result.evaluation.map
-        self.record.evaluation(
-            result, self.data.validation, step=self.step, pictures=settings.pictures
-        )
-        self.save_checkpoint()
+        self.record.evaluation(result, step=self.step)
+        self.save_checkpoint()  # before anything that might fail, such as drawing
+        self.record.pictures(result, self.data.validation, step=self.step, count=settings.pictures)
 
     def rest_of_epoch(self) -> Iterator[StepResult]:
         """Train to the epoch's or the run's end; note every step, then yield."""

@@ -48,18 +48,21 @@ class RunRecord:
         loss = sum(recent.loss for recent in self._recent) / len(self._recent)
         return f"{images / seconds:.2f} images/s  loss {loss:.4f}"
 
-    def evaluation(
-        self, result: SplitResult, dataset: DetectionDataset, *, step: int, pictures: int
-    ) -> None:
-        """Note an evaluation: table, metrics, detections, pictures and curves."""
+    def evaluation(self, result: SplitResult, *, step: int) -> None:
+        """Note an evaluation: table, metrics and detections."""
         epoch = step / self._steps_per_epoch
         print_evaluation(
             self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
         )
         self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=result.seconds)
         write_detections(result, self._folder.evaluations / f"step-{step:06d}.json")
+
+    def pictures(
+        self, result: SplitResult, dataset: DetectionDataset, *, step: int, count: int
+    ) -> None:
+        """Draw some of an evaluation's images, and the curves as far as the run has come."""
         sheet = evaluation_sheet(
-            dataset.annotations, dataset.image_folder, result.detections, count=pictures
+            dataset.annotations, dataset.image_folder, result.detections, count=count
         )
         if sheet is not None:
             save_picture(sheet, self._folder.pictures / f"step-{step:06d}.png")

@@ -1,0 +1,114 @@
+"""Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from launch.memory import keep_freed_memory
+from retinanet.command_line import run_command
+
+
+def main() -> int:
+    """Read the command line and run the command that it names; returns the exit code."""
+    arguments = vars(parse_arguments())
+    command = arguments.pop("command")
+    keep_freed_memory()
+    # torch is loaded with the commands, after the memory policy is in force.
+    if command == "evaluate":
+        from retinanet.training.evaluate_command import evaluate
+
+        return evaluate(**arguments)
+    from retinanet.training.predict_command import predict
+
+    return predict(**arguments)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """`command`, and its options under the names of its function's arguments."""
+    parser = argparse.ArgumentParser(prog="python -m retinanet", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="mAP of a checkpoint",
+        description="COCO's metric of a checkpoint: on the validation split that its run used, "
+        "or on any COCO-format JSON with the same categories.",
+    )
+    predict = commands.add_parser(
+        "predict",
+        help="draw boxes on pictures",
+        description="Find objects in pictures and draw their boxes, classes and scores. Writes "
+        "NAME.boxes.png for each; the pictures themselves are not touched.",
+    )
+    for command in (evaluate, predict):
+        command.add_argument(
+            "--checkpoint",
+            type=Path,
+            required=True,
+            metavar="PATH",
+            help="runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best",
+        )
+    add_evaluate_options(evaluate)
+    add_predict_options(predict)
+    return parser.parse_args()
+
+
+def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """Which data, how, and where numbers go."""
+    parser.add_argument(
+        "--annotations", type=Path, metavar="FILE", help="COCO-format JSON, with --images"
+    )
+    parser.add_argument("--images", type=Path, metavar="DIR", help="the folder of its images")
+    parser.add_argument(
+        "--batch-size", type=positive, default=8, metavar="N", help="images at once (default: 8)"
+    )
+    parser.add_argument(
+        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers here too"
+    )
+
+
+def add_predict_options(parser: argparse.ArgumentParser) -> None:
+    """Which pictures, what is drawn, and where it goes."""
+    parser.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="picture files")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("predictions"),
+        metavar="DIR",
+        help="folder for the drawn pictures (default: predictions)",
+    )
+    parser.add_argument(
+        "--score",
+        dest="least_score",
+        type=probability,
+        default=0.3,
+        metavar="P",
+        help="leave out boxes that are less certain (default: 0.3)",
+    )
+    parser.add_argument(
+        "--json", dest="json_file", type=Path, metavar="FILE", help="write the boxes here too"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files of an earlier prediction"
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+def probability(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,94 @@
+"""`python -m retinanet evaluate`: COCO's metric of a checkpoint."""
+
+import json
+import math
+from pathlib import Path
+
+from data import ClassMap, DetectionDataset, find_split, read_annotations
+from retinanet.config import config_from_tree
+from retinanet.errors import InputError
+from retinanet.exit_codes import FINISHED
+from retinanet.training.checkpoint import Checkpoint, read_checkpoint
+from retinanet.training.coco_metric import Evaluation
+from retinanet.training.evaluate_split import evaluate_split
+from retinanet.training.output_files import require_absent, write_whole
+from retinanet.training.report import make_console, print_evaluation
+
+
+def evaluate(
+    *,
+    checkpoint: Path,
+    annotations: Path | None,
+    images: Path | None,
+    batch_size: int,
+    json_file: Path | None,
+) -> int:
+    """Print the metric of a checkpoint.
+
+    Args:
+        checkpoint: See `find_checkpoint`.
+        annotations: COCO-format JSON; None takes the validation split of the checkpoint's run.
+        images: Its folder of images.
+        batch_size: Images at once.
+        json_file: Where the numbers go too.
+
+    Raises:
+        InputError: A file is missing or not what it should be.
+    """
+    if json_file is not None:
+        require_absent([json_file], overwrite=False)
+    found = read_checkpoint(checkpoint)
+    dataset = validation_split(found, annotations=annotations, images=images)
+    console = make_console()
+    result = evaluate_split(
+        found.build_model(),
+        dataset,
+        classes=dataset.class_map,
+        precision=found.model.precision,
+        batch_size=batch_size,
+        workers=0,
+        console=console,
+    )
+    assert result is not None  # nothing asks it to stop
+    title = f"{found.folder}, step {found.position.step}, {len(dataset)} images"
+    print_evaluation(console, result.evaluation, title=title)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(as_json(result.evaluation), indent=1))
+    return FINISHED
+
+
+def validation_split(
+    checkpoint: Checkpoint, *, annotations: Path | None, images: Path | None
+) -> DetectionDataset:
+    """The split to evaluate on, as the checkpoint's model reads it.
+
+    Raises:
+        InputError: Only one of the paths is given, a file is missing, or categories differ.
+    """
+    if (annotations is None) != (images is None):
+        missing = "--images" if images is None else "--annotations"
+        raise InputError(f"command line: {missing}: give --annotations and --images together")
+    settings = config_from_tree(checkpoint.config, str(checkpoint.folder / "state.json")).data
+    # Drawn scenes lie in the run's folder, wherever that is now.
+    run_folder = checkpoint.folder.resolve().parent.parent
+    root = settings.root if settings.scenes is None else run_folder / "scenes"
+    split = find_split(
+        root,
+        "validation",
+        annotations=annotations or settings.validation_annotations,
+        images=images or settings.validation_images,
+    )
+    content = read_annotations(split.annotations)
+    classes = ClassMap.from_json(checkpoint.model.classes)
+    classes.check_categories(content.category_ids, content.category_names, file=split.annotations)
+    return DetectionDataset(
+        content, split.images, classes, image_size=checkpoint.model.image_size, train=False
+    )
+
+
+def as_json(evaluation: Evaluation) -> dict[str, object]:
+    """The numbers for a file; what could not be measured is null."""
+    summary = {
+        name: None if math.isnan(value) else value for name, value in evaluation.summary.items()
+    }
+    return {**summary, "per_class": evaluation.per_class}

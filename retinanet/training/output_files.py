@@ -1,0 +1,37 @@
+"""Files that commands write: nothing is overwritten unasked, and nothing is left half written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from retinanet.errors import InputError
+
+
+def require_absent(files: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse to replace files, before the work that fills them.
+
+    Raises:
+        InputError: Names the first that exists, or that is asked for twice, or whose folder does
+            not exist.
+    """
+    for place, file in enumerate(files):
+        if file in files[:place]:
+            raise InputError(f"{file}: two outputs would have this name; give them separately")
+        if file.is_dir():
+            raise InputError(f"{file}: is a folder; give the name of a file")
+        if file.exists() and not overwrite:
+            raise InputError(f"{file}: exists; give another place, or remove it first")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file under a temporary name, then give it its own.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
