@@ -24,7 +24,9 @@ from retinanet.errors import InputError
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """Where `--config openimages.yaml` is found from any working directory."""
 
-STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+STRICT = ConfigDict(
+    extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -175,8 +177,10 @@ def find_config(name: str) -> Path:
         if candidate.is_file():
             return candidate
     shipped = sorted(path.name for path in SHIPPED.glob("**/*.yaml"))
-    nearest = difflib.get_close_matches(name, shipped, n=1)
-    advice = f"did you mean {nearest[0]}?" if nearest else f"shipped are {', '.join(shipped)}"
+    by_stem = {Path(one).stem: one for one in shipped}
+    nearest = difflib.get_close_matches(Path(name).stem, by_stem, n=1)
+    known = f"shipped are {', '.join(shipped)}"
+    advice = f"did you mean {by_stem[nearest[0]]}?" if nearest else known
     raise InputError(f"{name}: no such configuration file; {advice}")
 
 
@@ -184,16 +188,22 @@ def read_yaml(text: str, source: str) -> Any:
     """Parse YAML 1.2 safely: no objects, no duplicate keys, `1e-4` is a number.
 
     Raises:
-        InputError: The text is not YAML; names the source and the line.
+        InputError: The text is not YAML, or holds more than JSON could (a list as a key, a section
+            within itself); names the source and, where it is known, the line.
     """
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        tree = YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = " ".join(str(error.problem).split())
         raise InputError(f"{source}{line}: not valid YAML: {problem}") from error
     except (YAMLError, ValueError) as error:
         raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    try:
+        json.dumps(tree, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{source}: expected sections and plain values: {error}") from error
+    return tree
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
@@ -270,6 +280,8 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     name = ".".join(str(part) for part in first["loc"] if str(part) in valid_parts(tree))
     place = next((origins[key] for key in origins if is_within(key, name)), source)
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        # A misspelt section is told with the field that was meant in it.
+        name = next((key for key in origins if key.startswith(f"{name}.")), name)
         raise InputError(f"{place}: {name}: no such field; {suggestion(name)}")
     if first["type"] in ("missing", "missing_argument"):
         raise InputError(f"{place}: {name}: is missing")
@@ -301,12 +313,16 @@ def is_within(key: str, name: str) -> bool:
 def suggestion(name: str) -> str:
     """Advice with the nearest valid name: by its last part first, since sections are forgotten."""
     names = field_names()
-    same_leaf = [known for known in names if known.rpartition(".")[2] == name.rpartition(".")[2]]
-    nearest = same_leaf or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    leaf = name.rpartition(".")[2]
+    same_leaf = [known for known in names if known.rpartition(".")[2] == leaf]
+    if same_leaf:
+        nearest = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0)
+    else:
+        candidates = [known for known in (*names, *SECTIONS) if not f"{name}.".startswith(f"{known}.")]
+        nearest = difflib.get_close_matches(name, candidates, n=1)
     if not nearest:
         leaves = {known.rpartition(".")[2]: known for known in names}
-        close = difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1, cutoff=0.6)
-        nearest = [leaves[leaf] for leaf in close]
+        nearest = [leaves[close] for close in difflib.get_close_matches(leaf, leaves, n=1)]
     return f"did you mean {nearest[0]}?" if nearest else "`train.py --help` lists all fields"
 
 

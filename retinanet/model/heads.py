@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 PRIOR_PROBABILITY = 0.01
 """Foreground probability of a fresh model everywhere (Lin et al., Focal Loss, section 4.1)."""
@@ -37,7 +39,8 @@ class ClassificationHead(nn.Module):
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """`features`: [N, channels, H, W] for each level."""
         return [
-            _by_anchor(self.cls_logits(self.conv(level)), self.num_classes) for level in features
+            _by_anchor(_convolve_evenly(self.cls_logits, self.conv(level)), self.num_classes)
+            for level in features
         ]
 
 
@@ -84,6 +87,21 @@ def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
 def _bias(convolution: nn.Conv2d) -> Tensor:
     assert convolution.bias is not None
     return convolution.bias
+
+
+def _convolve_evenly(convolution: nn.Conv2d, features: Tensor) -> Tensor:
+    """A 3x3 convolution, exact and safe for an odd number of output channels too.
+
+    oneDNN 3.7's BF16 backward-data kernel takes channels in pairs. Where the last is single, it
+    multiplies what follows the gradient in memory by zero: if that is NaN by chance, so is the
+    gradient. COCO's 91 classes × 9 anchors are odd. A channel of zero weights makes them even.
+    """
+    bias = _bias(convolution)
+    if len(bias) % 2 == 0 or not torch.is_grad_enabled():
+        maps: Tensor = convolution(features)
+        return maps
+    weight = F.pad(convolution.weight, (0, 0, 0, 0, 0, 0, 0, 1))
+    return F.conv2d(features, weight, F.pad(bias, (0, 1)), padding=1)[:, : len(bias)]
 
 
 def _tower(channels: int) -> nn.Sequential:

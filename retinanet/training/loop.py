@@ -57,7 +57,7 @@ def require_finite(losses: dict[str, torch.Tensor], *, step: int, image_ids: lis
     """
     if all(bool(torch.isfinite(value)) for value in losses.values()):
         return
-    terms = ", ".join(f"{name} {float(value):g}" for name, value in losses.items())
+    terms = ", ".join(f"{name} {value.item():g}" for name, value in losses.items())
     images = ", ".join(map(str, image_ids))
     raise NonFiniteLossError(f"loss not finite at step {step}: {terms}; images {images}")
 

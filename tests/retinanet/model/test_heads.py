@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torchvision.models.detection.retinanet import RetinaNetHead as TorchvisionHead
 
@@ -49,7 +50,7 @@ def test_fresh_weights_are_normal_and_biases_zero() -> None:
 
 
 def test_outputs_in_channels_last_share_the_convolutions_memory() -> None:
-    head = small_head()
+    head = small_head(num_classes=4)  # an even number of channels, see _convolve_evenly
     maps: list[torch.Tensor] = []
     for layer in (head.classification_head.cls_logits, head.regression_head.bbox_reg):
         layer.register_forward_hook(lambda _module, _inputs, output: maps.append(output))
@@ -57,3 +58,27 @@ def test_outputs_in_channels_last_share_the_convolutions_memory() -> None:
     outputs = head(images)
     views = [*outputs.cls_logits, *outputs.bbox_regression]
     assert [view.data_ptr() for view in views] == [output.data_ptr() for output in maps]
+
+
+@pytest.mark.parametrize("num_classes", [91, 6])
+def test_bf16_gradients_ignore_what_follows_the_logits_in_memory(num_classes: int) -> None:
+    """oneDNN's kernel for an odd channel count reads past the gradient: see _convolve_evenly."""
+    head = RetinaNetHead(channels=256, num_anchors=9, num_classes=num_classes)
+    level = torch.randn(1, 256, 5, 5).to(memory_format=torch.channels_last)
+    level.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        [logits] = head([level]).cls_logits
+    # The gradient that backward is given: a part of a buffer that goes on with NaN.
+    buffer = torch.full((logits.numel() + 64,), torch.nan, dtype=logits.dtype)
+    buffer[: logits.numel()] = 1.0
+    logits.backward(buffer[: logits.numel()].view_as(logits))
+    assert level.grad is not None
+    assert level.grad.isfinite().all()
+
+
+def test_an_odd_number_of_logits_is_computed_exactly() -> None:
+    head = RetinaNetHead(channels=256, num_anchors=9, num_classes=91)
+    level = torch.randn(1, 256, 5, 5)
+    with torch.no_grad():
+        plain = head([level]).cls_logits[0]
+    torch.testing.assert_close(head([level]).cls_logits[0], plain)

@@ -1,0 +1,94 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retinanet.command_line import parse_run_arguments, resuming_command, run_command
+from retinanet.config import field_names
+from retinanet.errors import InputError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def train_py(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *words]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def fail(error: BaseException) -> int:
+    raise error
+
+
+def test_a_users_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: fail(InputError("file: field: wrong"))) == 2
+    assert capsys.readouterr().err == "error: file: field: wrong\n"
+
+
+def test_an_interruption_is_one_line_and_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: fail(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_our_own_bugs_are_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)
+
+
+def test_flags_may_stand_between_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["train.py", "run.seed=1", "--config", "coco", "run.name=x", "--resume", "data.root=y"]
+    monkeypatch.setattr(sys, "argv", words)
+    arguments = parse_run_arguments("")
+    assert arguments.overrides == ["run.seed=1", "run.name=x", "data.root=y"]
+    assert arguments.config == "coco" and arguments.resume and not arguments.overwrite
+
+
+def test_resume_and_overwrite_exclude_each_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", "--overwrite"])
+    with pytest.raises(SystemExit) as caught:
+        parse_run_arguments("")
+    assert caught.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_the_resuming_command_repeats_the_words_and_adds_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--overwrite", "run.root=a b"])
+    assert resuming_command() == "python train.py 'run.root=a b' --resume"
+
+
+def test_help_lists_every_field_and_loads_no_torch() -> None:
+    done = train_py("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert all(f"{name}:" in done.stdout for name in field_names())
+    assert " torch\n" not in done.stderr and " retinanet.config\n" in done.stderr
+
+
+def test_a_dry_run_prints_the_whole_configuration_and_writes_nothing(tmp_path: Path) -> None:
+    done = train_py("--dry-run", "training.epochs=3", f"run.root={tmp_path / 'runs'}")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "epochs: 3" in done.stdout and "precision: bf16" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "start"),
+    [
+        (["training.epocks=3"], {}, "error: command line: training.epocks: no such field"),
+        (["training.epochs=x"], {}, "error: command line: training.epochs: "),
+        (["--config", "none.yaml"], {}, "error: none.yaml: "),
+        ([], {"PMI_SIZE": "2"}, "error: PMI_SIZE=2: "),
+    ],
+)
+def test_bad_input_is_told_in_one_line_and_nothing_is_written(
+    words: list[str], environment: dict[str, str], start: str, tmp_path: Path
+) -> None:
+    done = train_py(*words, f"run.root={tmp_path / 'runs'}", **environment)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(start) and done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

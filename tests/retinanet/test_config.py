@@ -1,0 +1,269 @@
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from retinanet.config import (
+    SHIPPED,
+    Config,
+    config_from_tree,
+    config_to_tree,
+    field_help,
+    field_names,
+    find_config,
+    load_config,
+    read_yaml,
+)
+from retinanet.errors import InputError
+
+SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("**/*.yaml"))
+
+
+def message_of(load: Callable[[], object]) -> str:
+    """The one line that a mistake is told in."""
+    with pytest.raises(InputError) as caught:
+        load()
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def written(folder: Path, text: str, *, name: str = "mine.yaml") -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def as_yaml(config: Config) -> str:
+    stream = io.StringIO()
+    YAML().dump(config_to_tree(config), stream)
+    return stream.getvalue()
+
+
+def test_the_shipped_configs_are_there() -> None:
+    assert {"demo.yaml", "coco.yaml", "openimages.yaml"} <= set(SHIPPED_NAMES)
+
+
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_shipped_config_survives_a_round_trip(name: str) -> None:
+    config = load_config(name)
+    assert config.run.name == Path(name).stem
+    assert config_from_tree(config_to_tree(config), "tree") == config
+    assert config_from_tree(read_yaml(as_yaml(config), "text"), "text") == config
+
+
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_shipped_config_opens_with_a_comment_that_names_its_command(name: str) -> None:
+    comment = [
+        line for line in (SHIPPED / name).read_text().split("\n\n", 1)[0].splitlines() if line
+    ]
+    assert comment[0].startswith("# ")
+
+
+def test_the_demo_trains_on_scenes_from_random_weights() -> None:
+    config = load_config("demo.yaml")
+    assert config.data.scenes is not None and config.data.root is None
+    assert (config.model.norm, config.model.trainable_layers) == ("batch", 5)
+    assert config.model.pretrained_backbone is None
+    assert config.engine.precision == "bf16"
+
+
+@pytest.mark.parametrize("name", ["coco.yaml", "openimages.yaml"])
+def test_the_large_configs_are_mlperfs_recipe(name: str) -> None:
+    config = load_config(name)
+    assert (config.model.norm, config.model.trainable_layers) == ("frozen", 3)
+    assert config.data.image_size == 800
+    assert config.training.learning_rate == 1e-4
+    assert (config.training.warmup_epochs, config.training.warmup_factor) == (1, 1e-3)
+    assert config.training.schedule == "constant"
+
+
+def test_coco_has_91_outputs_and_openimages_a_target() -> None:
+    coco, openimages = load_config("coco.yaml"), load_config("openimages.yaml")
+    assert (coco.data.class_indices, coco.model.num_classes) == ("category_id", 91)
+    assert openimages.data.class_indices == "contiguous"
+    assert openimages.training.target_map == 0.34
+
+
+@pytest.mark.parametrize("name", ["demo", "demo.yaml"])
+def test_a_name_is_found_from_any_working_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_config(name) == SHIPPED / "demo.yaml"
+    assert load_config(name) == load_config(str(SHIPPED / "demo.yaml"))
+
+
+def test_a_path_wins_over_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "training: {epochs: 77}\n", name="demo.yaml")
+    assert load_config("demo.yaml").training.epochs == 77
+
+
+def test_a_missing_config_names_the_nearest_one() -> None:
+    assert "did you mean demo.yaml?" in message_of(lambda: load_config("dmeo"))
+    assert "did you mean coco.yaml?" in message_of(lambda: load_config("coco.yml"))
+    message = message_of(lambda: load_config("elsewhere/nothing"))
+    assert message.startswith("elsewhere/nothing: ")
+    assert all(name in message for name in SHIPPED_NAMES)
+
+
+def test_overrides_reach_nested_fields_with_their_types() -> None:
+    config = load_config(
+        "demo.yaml",
+        ["data.scenes.train=20", "training.learning_rate=1e-4", "run.name=mine", "run.root=/x"],
+    )
+    assert config.data.scenes is not None and config.data.scenes.train == 20
+    assert config.data.scenes.validation == 150
+    assert config.training.learning_rate == 1e-4
+    assert isinstance(config.training.learning_rate, float)
+    assert (config.run.name, config.run.root) == ("mine", Path("/x"))
+
+
+def test_null_takes_a_section_or_a_value_away() -> None:
+    config = load_config("demo.yaml", ["data.scenes=null", "training.target_map=null"])
+    assert config.data.scenes is None and config.training.target_map is None
+
+
+def test_an_override_makes_sections_that_the_file_leaves_out(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, "data:\n"), ["data.scenes.train=7", "engine={}"])
+    assert config.data.scenes is not None and config.data.scenes.train == 7
+
+
+def test_the_last_of_two_overrides_counts() -> None:
+    assert load_config("demo", ["run.seed=1", "run.seed=2"]).run.seed == 2
+
+
+def test_a_whole_number_is_a_number() -> None:
+    assert load_config("demo", ["training.warmup_epochs=2"]).training.warmup_epochs == 2.0
+
+
+@pytest.mark.parametrize(
+    ("pair", "meant"),
+    [
+        ("training.batchsize=2", "training.batch_size"),
+        ("batch_size=2", "training.batch_size"),
+        ("evaluatoin.batch_size=2", "evaluation.batch_size"),
+        ("trainng.batch_size=2", "training.batch_size"),
+        ("Training.epochs=2", "training.epochs"),
+        ("learning_rat=1", "training.learning_rate"),
+        ("data.scenes.trian=2", "data.scenes.train"),
+        ("data.scenes.val=2", "data.scenes.validation"),
+        ("training.epochs.x=2", "training.epochs"),
+    ],
+)
+def test_a_misspelt_override_names_the_nearest_field(pair: str, meant: str) -> None:
+    message = message_of(lambda: load_config("demo.yaml", [pair]))
+    assert message.startswith(f"command line: {pair.partition('=')[0]}: ")
+    assert message.endswith(f"did you mean {meant}?")
+
+
+def test_a_name_like_no_other_points_to_the_help() -> None:
+    message = message_of(lambda: load_config("demo.yaml", ["qqqq=1"]))
+    assert message.startswith("command line: qqqq: ") and "--help" in message
+
+
+@pytest.mark.parametrize("pair", ["training.epochs", "=5", ""])
+def test_an_override_without_a_name_or_a_value_is_refused(pair: str) -> None:
+    message = message_of(lambda: load_config("demo.yaml", [pair]))
+    assert message.startswith("command line: ") and "section.field=value" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("training.batch_size", "two", "integer"),
+        ("training.batch_size", '"2"', "integer"),
+        ("training.batch_size", "true", "integer"),
+        ("training.batch_size", "1.5", "integer"),
+        ("training.batch_size", "[1]", "integer"),
+        ("training.batch_size", "", "integer"),
+        ("training.learning_rate", "fast", "number"),
+        ("training.learning_rate", "true", "number"),
+        ("training.learning_rate", ".inf", "finite"),
+        ("training.learning_rate", ".nan", "greater than 0"),
+        ("run.name", "2024", "string"),
+        ("run.name", "../elsewhere", "pattern"),
+        ("data.root", "5", "string"),
+        ("data.scenes", "5", "object"),
+        ("data", "null", "object"),
+        ("model.norm", "batchnorm", "'frozen' or 'batch'"),
+        ("training.batch_size", "0", "1"),
+        ("training.learning_rate", "0", "0"),
+        ("training.target_map", "34", "1"),
+        ("training.warmup_epochs", ".inf", "finite"),
+        ("model.trainable_layers", "6", "5"),
+        ("data.image_size", "100", "multiple of 32"),
+        ("data.scenes.train", "0", "1"),
+        ("run.seed", "4294967296", "4294967296"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_field_expectation_and_value(
+    name: str, value: str, expected: str
+) -> None:
+    message = message_of(lambda: load_config("demo.yaml", [f"{name}={value}"]))
+    assert message.startswith(f"command line: {name}: ")
+    complaint, _, found = message.partition(", found ")
+    assert expected in complaint and found
+
+
+@pytest.mark.parametrize("value", ["[", "&a [*a]", "{[1, 2]: 3}", "!!python/name:os.system x"])
+def test_an_override_that_is_no_plain_value_is_refused(value: str) -> None:
+    message = message_of(lambda: load_config("demo.yaml", [f"training.epochs={value}"]))
+    assert message.startswith("command line: training.epochs")
+
+
+def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "training: {epochs: two}\n")
+    message = message_of(lambda: load_config(file, ["training.batch_size=3"]))
+    assert message.startswith(f"{file}: training.epochs: ")
+    file = written(tmp_path, "trainig: {epochs: 2}\n")
+    assert message_of(lambda: load_config(file)) == (
+        f"{file}: trainig: no such field; did you mean training?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("training:\n  epochs: 2\n  epochs: 3\n", 3, "duplicate key"),
+        ("training:\n\tepochs: 2\n", 2, "not valid YAML"),
+        ("training:\n  epochs: [1\nrun: 2\n", 3, "not valid YAML"),
+        ("training: {}\n---\ndata: {}\n", 2, "not valid YAML"),
+    ],
+)
+def test_invalid_yaml_names_file_and_line(
+    text: str, line: int, problem: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, text)
+    message = message_of(lambda: load_config(file))
+    assert message.startswith(f"{file}:{line}: ") and problem in message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- 1\n", "just words\n", "? [1, 2]\n: 3\n", "training: &a\n  epochs: *a\n"]
+)
+def test_a_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
+    file = written(tmp_path, text)
+    message = message_of(lambda: load_config(file))
+    assert message.startswith(f"{file}: ") and "sections" in message
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b'run: {name: "\xe9"}')
+    file = str(tmp_path / "latin.yaml")
+    assert message_of(lambda: load_config(file)).startswith(f"{file}: cannot be read as text")
+
+
+def test_a_long_value_is_shown_short() -> None:
+    message = message_of(lambda: load_config("demo", [f"training.epochs={'x' * 500}"]))
+    assert len(message) < 200
+
+
+def test_help_lists_every_field_with_a_unit() -> None:
+    text = field_help()
+    for name in field_names():
+        [line] = [one for one in text.splitlines() if one.strip().startswith(f"{name}: ")]
+        assert re.search(r"\[.+\]", line), line
