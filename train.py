@@ -54,11 +54,11 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     from retinanet.training.start import build_model, starting_weights
 
     console = make_console()
-    weights = None if resume else starting_weights(config.model)
     path = config.run.root / config.run.name
     with claim_run_folder(path, resume=resume, overwrite=overwrite) as folder:
         seed_everything(config.run.seed)
         data = open_run_data(config, scenes_folder=folder.scenes, console=console)
+        weights = None if resume else starting_weights(config.model)
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
         optimizer = adam(model, learning_rate=config.training.learning_rate)
         run = Run(config, folder, data=data, model=model, optimizer=optimizer, console=console)

@@ -80,9 +80,9 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
         "--score",
         dest="least_score",
         type=probability,
-        default=0.3,
+        default=0.4,
         metavar="P",
-        help="leave out boxes that are less certain (default: 0.3)",
+        help="leave out boxes that are less certain (default: 0.4)",
     )
     parser.add_argument(
         "--json", dest="json_file", type=Path, metavar="FILE", help="write the boxes here too"

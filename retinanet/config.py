@@ -24,9 +24,7 @@ from retinanet.errors import InputError
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """Where `--config openimages.yaml` is found from any working directory."""
 
-STRICT = ConfigDict(
-    extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -286,6 +284,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     if first["type"] in ("missing", "missing_argument"):
         raise InputError(f"{place}: {name}: is missing")
     message = first["msg"][0].lower() + first["msg"][1:]
+    message = message.replace("an object", "a section of fields")
     raise InputError(f"{place}: {name}: {message}, found {described(first['input'])}")
 
 
@@ -318,7 +317,9 @@ def suggestion(name: str) -> str:
     if same_leaf:
         nearest = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0)
     else:
-        candidates = [known for known in (*names, *SECTIONS) if not f"{name}.".startswith(f"{known}.")]
+        # The section that a name is rightly in is no advice.
+        right = [section for section in SECTIONS if f"{name}.".startswith(f"{section}.")]
+        candidates = [known for known in (*names, *SECTIONS) if known not in right]
         nearest = difflib.get_close_matches(name, candidates, n=1)
     if not nearest:
         leaves = {known.rpartition(".")[2]: known for known in names}

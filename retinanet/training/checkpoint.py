@@ -101,16 +101,14 @@ class Checkpoint:
         file = self.folder / "optimizer.safetensors"
         tensors = read_tensors(file)
         torch_state = tensors.pop("random.torch", None)
-        names = trainable_names(model)
-        state: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(names))}
-        for key, tensor in tensors.items():
-            name, _, slot = key.rpartition("/")
-            if name not in names:
-                raise InputError(f"{file}: {name} does not train in the configured model")
-            state[names.index(name)][slot] = tensor
+        state = optimizer_state(tensors, trainable_names(model), file=file)
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-        restore_random_states(self.random_states, torch_state)
+        try:
+            restore_random_states(self.random_states, torch_state)
+        except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+            state_file = self.folder / "state.json"
+            raise InputError(f"{state_file}: random_states: damaged: {error!r}") from error
 
 
 def trainable_names(model: RetinaNet) -> list[str]:
@@ -126,6 +124,29 @@ def optimizer_tensors(model: RetinaNet, optimizer: Optimizer) -> dict[str, Tenso
         for index, slots in optimizer.state_dict()["state"].items()
         for slot, tensor in slots.items()
     }
+
+
+def optimizer_state(
+    tensors: Mapping[str, Tensor], names: list[str], *, file: Path
+) -> dict[int, dict[str, Tensor]]:
+    """The inverse of `optimizer_tensors`: each parameter's slots, by its place in `names`.
+
+    Raises:
+        InputError: A parameter is not known, or lacks a slot that others have.
+    """
+    places = {name: index for index, name in enumerate(names)}
+    state: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(names))}
+    for key, tensor in tensors.items():
+        name, _, slot = key.rpartition("/")
+        if name not in places:
+            raise InputError(f"{file}: {name} does not train in the configured model")
+        state[places[name]][slot] = tensor
+    # Adam would start anew, in silence, for a parameter that has none.
+    slots = {slot for own in state.values() for slot in own}
+    for name, index in places.items():
+        for slot in sorted(slots - state[index].keys()):
+            raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")
+    return state
 
 
 def save_checkpoint(
@@ -239,7 +260,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise InputError(f"{file}: not a checkpoint's state: {error!r}") from error
     if written_format != FORMAT:
         raise InputError(f"{file}: format {written_format!r}; this version reads {FORMAT}")
-    ClassMap.from_json(checkpoint.model.classes)
+    try:
+        ClassMap.from_json(checkpoint.model.classes)
+    except (InputError, AttributeError) as error:
+        raise InputError(f"{file}: {error}") from error
     return checkpoint
 
 

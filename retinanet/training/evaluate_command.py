@@ -11,7 +11,7 @@ from retinanet.exit_codes import FINISHED
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.coco_metric import Evaluation
 from retinanet.training.evaluate_split import evaluate_split
-from retinanet.training.output_files import require_absent, write_whole
+from retinanet.training.output_files import require_free, write_whole
 from retinanet.training.report import make_console, print_evaluation
 
 
@@ -36,7 +36,7 @@ def evaluate(
         InputError: A file is missing or not what it should be.
     """
     if json_file is not None:
-        require_absent([json_file], overwrite=False)
+        require_free([json_file], overwrite=False, advice="give --json another file")
     found = read_checkpoint(checkpoint)
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()

@@ -6,12 +6,16 @@ from pathlib import Path
 from retinanet.errors import InputError
 
 
-def require_absent(files: Sequence[Path], *, overwrite: bool) -> None:
+def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None:
     """Refuse to replace files, before the work that fills them.
 
+    Args:
+        files: What will be written.
+        overwrite: Whether files that exist may be replaced.
+        advice: What the user can do about a file that exists.
+
     Raises:
-        InputError: Names the first that exists, or that is asked for twice, or whose folder does
-            not exist.
+        InputError: Names the first that exists, is a folder, or is asked for twice.
     """
     for place, file in enumerate(files):
         if file in files[:place]:
@@ -19,7 +23,7 @@ def require_absent(files: Sequence[Path], *, overwrite: bool) -> None:
         if file.is_dir():
             raise InputError(f"{file}: is a folder; give the name of a file")
         if file.exists() and not overwrite:
-            raise InputError(f"{file}: exists; give another place, or remove it first")
+            raise InputError(f"{file}: exists; {advice}")
 
 
 def write_whole(file: Path, text: str) -> None:

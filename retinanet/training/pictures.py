@@ -23,7 +23,10 @@ MOST_BOXES = 40
 """A picture with more boxes than this cannot be read."""
 
 SHOWN_SCORE = 0.4
-"""Predictions below this are not drawn in a run's pictures."""
+"""Predictions below this are not drawn in a run's pictures, where any reaches it."""
+
+UNSURE_BOXES = 3
+"""So many are drawn where none does."""
 
 PALETTE = (
     "#e6194b", "#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5",
@@ -156,13 +159,27 @@ def evaluation_sheet(
         pixels = decode_image(image_folder / annotations.file_names[index])
         truth = draw_truth(pixels, annotations, index)
         found = by_id[int(annotations.image_ids[index])]
-        prediction = draw_detections(pixels, found, names=names, least_score=SHOWN_SCORE)
-        pairs.append((truth, prediction))
+        least_score, caption = shown_scores(found)
+        prediction = draw_detections(pixels, found, names=names, least_score=least_score)
+        pairs.append((truth, prediction, caption))
     return compose_sheet(pairs) if pairs else None
 
 
-def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels]]) -> Pixels:
-    """Pairs of pictures, captioned, two pairs a row, as one picture."""
+def shown_scores(found: ImageDetections) -> tuple[float, str]:
+    """The score from which an image's boxes are drawn, and the caption that says so.
+
+    A detector that has seen little is sure of nothing: then its best boxes say what it has learnt.
+    """
+    if not len(found.scores):
+        return SHOWN_SCORE, "predicted: nothing"
+    if found.scores[0] >= SHOWN_SCORE:
+        return SHOWN_SCORE, f"predicted, score ≥ {SHOWN_SCORE:g}"
+    best = found.scores[:UNSURE_BOXES]
+    return float(best[-1]), f"predicted, none ≥ {SHOWN_SCORE:g}: the best {len(best)}"
+
+
+def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels, str]]) -> Pixels:
+    """Pairs of pictures with the second's caption, two pairs a row, as one picture."""
     # The object interface: pyplot would keep figures and choose a window system.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -173,8 +190,7 @@ def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels]]) -> Pixels:
     axes = figure.subplots(rows, 4, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
-    predicted = f"predicted, score ≥ {SHOWN_SCORE:g}"
-    for place, (truth, prediction) in enumerate(pairs):
+    for place, (truth, prediction, predicted) in enumerate(pairs):
         row, column = divmod(place, 2)
         for offset, picture, caption in ((0, truth, "true"), (1, prediction, predicted)):
             axis = axes[row, 2 * column + offset]

@@ -15,7 +15,7 @@ from retinanet.model import RetinaNet, resize_boxes
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.coco_metric import xywh
 from retinanet.training.evaluate import ImageDetections, detect_batch
-from retinanet.training.output_files import require_absent, write_whole
+from retinanet.training.output_files import require_free, write_whole
 from retinanet.training.pictures import draw_detections, save_picture
 from retinanet.training.report import make_console
 
@@ -46,7 +46,8 @@ def predict(
         if not picture.is_file():
             raise InputError(f"{picture}: no such picture file")
     drawn = [out / f"{picture.stem}.boxes.png" for picture in pictures]
-    require_absent([*drawn, *([json_file] if json_file else [])], overwrite=overwrite)
+    outputs = [*drawn, *([json_file] if json_file else [])]
+    require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
     found = read_checkpoint(checkpoint)
     classes = ClassMap.from_json(found.model.classes)
     names = dict(zip(classes.category_ids, classes.names, strict=True))

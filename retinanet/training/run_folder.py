@@ -105,14 +105,14 @@ def processor_name() -> str:
 def claim_run_folder(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
     """Hold the folder of a run: no other process can claim it meanwhile.
 
-    A folder that was made here is removed again when the input turns out to be bad, so
-    that a mistake leaves nothing behind.
+    A folder that was made here is removed again when the input turns out to be bad before the
+    run begins, so that a mistake leaves nothing behind.
 
     Raises:
         InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
             nothing that could be resumed, or it cannot be written.
     """
-    is_new = not path.exists()
+    new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     require_permission(path, resume=resume, overwrite=overwrite)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -124,9 +124,21 @@ def claim_run_folder(path: Path, *, resume: bool, overwrite: bool) -> Iterator[R
         try:
             yield RunFolder(path)
         except InputError:
-            if is_new:
-                shutil.rmtree(path)
+            if not holds_work(path):  # a damaged image may turn up after hours of training
+                remove_new(path, new_folders)
             raise
+
+
+def remove_new(path: Path, new_folders: list[Path]) -> None:
+    """Remove a run's folder, and the folders above it, if they were made for it just now."""
+    if not new_folders:
+        return
+    shutil.rmtree(path)
+    for parent in new_folders[1:]:
+        try:
+            parent.rmdir()
+        except OSError:  # another run has begun there meanwhile
+            return
 
 
 def take_lock(lock: TextIO, path: Path) -> None:
@@ -145,11 +157,15 @@ def require_permission(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError(f"{path}: is a file; set run.name or run.root")
     if resume and not (path / "checkpoints" / "last" / "state.json").is_file():
         raise InputError(f"{path}: holds no checkpoint to resume from; leave --resume out")
-    holds_work = any((path / name).exists() for name in (*OWN_FILES, *OWN_FOLDERS))
-    if holds_work and not resume and not overwrite:
+    if holds_work(path) and not resume and not overwrite:
         raise InputError(
             f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
         )
+
+
+def holds_work(path: Path) -> bool:
+    """Whether a run has begun in the folder."""
+    return any((path / name).exists() for name in (*OWN_FILES, *OWN_FOLDERS))
 
 
 def command_line() -> list[str]:

@@ -150,7 +150,7 @@ def test_a_whole_number_is_a_number() -> None:
         ("Training.epochs=2", "training.epochs"),
         ("learning_rat=1", "training.learning_rate"),
         ("data.scenes.trian=2", "data.scenes.train"),
-        ("data.scenes.val=2", "data.scenes.validation"),
+        ("data.scenes.valid=2", "data.scenes.validation"),
         ("training.epochs.x=2", "training.epochs"),
     ],
 )
@@ -183,7 +183,7 @@ def test_an_override_without_a_name_or_a_value_is_refused(pair: str) -> None:
         ("training.learning_rate", "fast", "number"),
         ("training.learning_rate", "true", "number"),
         ("training.learning_rate", ".inf", "finite"),
-        ("training.learning_rate", ".nan", "greater than 0"),
+        ("training.learning_rate", ".nan", "finite"),
         ("run.name", "2024", "string"),
         ("run.name", "../elsewhere", "pattern"),
         ("data.root", "5", "string"),
@@ -263,7 +263,7 @@ def test_a_long_value_is_shown_short() -> None:
 
 
 def test_help_lists_every_field_with_a_unit() -> None:
-    text = field_help()
+    lines = [line.strip() for line in field_help().splitlines() if line.startswith("  ")]
     for name in field_names():
-        [line] = [one for one in text.splitlines() if one.strip().startswith(f"{name}: ")]
+        [line] = [one for one in lines if one.startswith(f"{name}: ")]
         assert re.search(r"\[.+\]", line), line

@@ -1,0 +1,140 @@
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from data import ClassMap, DetectionDataset, evaluation_loader, read_annotations
+from retinanet.model import RetinaNet
+from retinanet.training.evaluate import ImageDetections, detect, detect_batch
+from retinanet.training.evaluate_split import evaluate_split
+from retinanet.training.random_states import seed_everything
+from retinanet.training.signals import StopRequest
+
+SIZES = [(96, 48), (48, 96), (64, 64)]
+"""Width and height of the images; the model's square is 64×64."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataset:
+    folder = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(0)
+    images = []
+    for index, (width, height) in enumerate(SIZES):
+        name = f"{index}.png"
+        pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+        images.append({"id": 100 - index, "file_name": name, "width": width, "height": height})
+    content = {
+        "images": images,
+        "annotations": [{"id": 1, "image_id": 100, "category_id": 70, "bbox": [8, 8, 30, 30]}],
+        "categories": [{"id": 70, "name": "seventy"}, {"id": 30, "name": "thirty"}],
+    }
+    (folder / "labels.json").write_text(json.dumps(content))
+    annotations = read_annotations(folder / "labels.json")
+    classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
+    return DetectionDataset(annotations, folder, classes, image_size=64, train=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> RetinaNet:
+    """It finds something everywhere: scores begin at one half."""
+    seed_everything(0)
+    model = RetinaNet(num_classes=2, norm="batch", trainable_layers=5)
+    bias = model.head.classification_head.cls_logits.bias
+    assert bias is not None
+    torch.nn.init.zeros_(bias)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def detected(
+    model: RetinaNet, dataset: DetectionDataset, *, batch_size: int
+) -> list[ImageDetections]:
+    loader = evaluation_loader(dataset, batch_size=batch_size)
+    return list(detect(model, loader, classes=dataset.class_map, precision="float32"))
+
+
+def test_boxes_are_in_pixels_of_the_original_images(
+    model: RetinaNet, dataset: DetectionDataset
+) -> None:
+    found = detected(model, dataset, batch_size=3)
+    [batch] = evaluation_loader(dataset, batch_size=3)
+    in_square = detect_batch(model, batch.images, precision="float32")
+    assert [image.image_id for image in found] == [100, 99, 98]
+    for image, square, (width, height) in zip(found, in_square, SIZES, strict=True):
+        assert len(image.boxes) > 20 and image.boxes.dtype == np.float64
+        scale = np.array([width, height, width, height]) / 64
+        np.testing.assert_allclose(image.boxes, square.boxes.numpy() * scale, rtol=1e-6)
+        # Clipped boxes reach the image's own right and lower edge.
+        assert image.boxes[:, 2].max() == pytest.approx(width)
+        assert image.boxes[:, 3].max() == pytest.approx(height)
+
+
+def test_category_ids_are_the_jsons(model: RetinaNet, dataset: DetectionDataset) -> None:
+    [batch] = evaluation_loader(dataset, batch_size=3)
+    labels = [one.labels.tolist() for one in detect_batch(model, batch.images, precision="float32")]
+    ids = [image.category_ids.tolist() for image in detected(model, dataset, batch_size=3)]
+    assert ids == [[(70, 30)[label] for label in image] for image in labels]
+    assert {one for image in ids for one in image} == {30, 70}
+
+
+def test_scores_are_probabilities_best_first(model: RetinaNet, dataset: DetectionDataset) -> None:
+    for image in detected(model, dataset, batch_size=2):
+        assert (np.diff(image.scores) <= 0).all()
+        assert 0 < image.scores.min() <= image.scores.max() < 1
+
+
+def test_the_batch_size_changes_nothing(model: RetinaNet, dataset: DetectionDataset) -> None:
+    alone = detected(model, dataset, batch_size=1)
+    together = detected(model, dataset, batch_size=3)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4)
+
+
+def test_detecting_leaves_the_model_as_it_was(model: RetinaNet, dataset: DetectionDataset) -> None:
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    detected(model, dataset, batch_size=3)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_split_is_scored_and_shows_its_progress(
+    model: RetinaNet, dataset: DetectionDataset
+) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    result = evaluate_split(
+        model,
+        dataset,
+        classes=dataset.class_map,
+        precision="bf16",
+        batch_size=2,
+        workers=0,
+        console=console,
+    )
+    assert result is not None and len(result.detections) == 3 and result.seconds > 0
+    assert set(result.evaluation.per_class) == {"seventy"}
+    assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_request_to_stop_ends_an_evaluation(model: RetinaNet, dataset: DetectionDataset) -> None:
+    import os
+    import signal
+
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        result = evaluate_split(
+            model,
+            dataset,
+            classes=dataset.class_map,
+            precision="float32",
+            batch_size=1,
+            workers=0,
+            console=Console(file=io.StringIO()),
+            stop=stop,
+        )
+    assert result is None

@@ -1,0 +1,274 @@
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from data import Batch
+from retinanet.engine.optimizer import adam
+from retinanet.model import RetinaNet
+from retinanet.training.loop import (
+    NonFiniteLossError,
+    StepResult,
+    accumulate_gradients,
+    batch_losses,
+    train_one_epoch,
+)
+from retinanet.training.random_states import seed_everything
+
+SIZE = 64
+
+
+def make_batch(*, seed: int, images: int = 1) -> Batch:
+    """Noise with one box an image, of a size that some anchor matches."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (images, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator)
+    corners = torch.rand((images, 1, 2), generator=generator) * 20
+    targets = [
+        {
+            "boxes": torch.cat([corner, corner + 36], dim=1),
+            "labels": torch.randint(0, 3, (1,), generator=generator),
+        }
+        for corner in corners
+    ]
+    ids = [seed * 10 + index for index in range(images)]
+    memory = torch.channels_last
+    return Batch(pixels.contiguous(memory_format=memory), targets, ids, [(SIZE, SIZE)] * images)
+
+
+def joined(*batches: Batch) -> Batch:
+    return Batch(
+        torch.cat([batch.images for batch in batches]),
+        [target for batch in batches for target in batch.targets],
+        [image_id for batch in batches for image_id in batch.image_ids],
+        [size for batch in batches for size in batch.original_sizes],
+    )
+
+
+@pytest.fixture(scope="module")
+def frozen_model() -> RetinaNet:
+    """Its norms are constants, so that an image's loss does not depend on its batch."""
+    torch.manual_seed(0)
+    model = RetinaNet(num_classes=3, norm="frozen", trainable_layers=1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("bn3.weight"):
+            buffer.fill_(0.1)  # keeps random blocks from doubling what goes through them
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients_left(frozen_model: RetinaNet) -> Iterator[None]:
+    yield
+    frozen_model.zero_grad(set_to_none=True)
+
+
+def parameters_that_train(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    found = []
+    for parameter in parameters_that_train(model):
+        assert parameter.grad is not None
+        found.append(parameter.grad.clone())
+    return found
+
+
+def train(
+    model: RetinaNet,
+    batches: list[Batch],
+    *,
+    optimizer: Optimizer,
+    rate: float = 0.0,
+    first_step: int = 0,
+    accumulation: int = 1,
+) -> list[StepResult]:
+    return list(
+        train_one_epoch(
+            model,
+            batches,
+            optimizer=optimizer,
+            learning_rate=lambda step: rate * (step + 1),
+            first_step=first_step,
+            precision="float32",
+            gradient_accumulation=accumulation,
+        )
+    )
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm()) <= 1e-5 * float(other.norm())
+
+
+def test_accumulated_gradients_are_the_average_of_the_batches(frozen_model: RetinaNet) -> None:
+    singles = [make_batch(seed=1), make_batch(seed=2)]
+    separate = []
+    for batch in singles:
+        frozen_model.zero_grad()
+        accumulate_gradients(frozen_model, [batch], precision="float32", step=1)
+        separate.append(gradients(frozen_model))
+    frozen_model.zero_grad()
+    losses = accumulate_gradients(frozen_model, singles, precision="float32", step=1)
+    together = gradients(frozen_model)
+    assert_close(together, [(one + other) / 2 for one, other in zip(*separate, strict=True)])
+    frozen_model.zero_grad()
+    whole = accumulate_gradients(frozen_model, [joined(*singles)], precision="float32", step=1)
+    assert_close(together, gradients(frozen_model))
+    assert losses == pytest.approx(whole, rel=1e-5)
+
+
+def test_two_batches_of_one_step_as_one_batch_of_two(frozen_model: RetinaNet) -> None:
+    singles = [make_batch(seed=seed) for seed in range(4)]
+    pairs = [joined(*singles[:2]), joined(*singles[2:])]
+    captured: list[list[Tensor]] = []
+    # A rate of 0: both ways start from the same weights.
+    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    hook = optimizer.register_step_pre_hook(lambda *_: captured.append(gradients(frozen_model)))
+    accumulated = train(frozen_model, singles, optimizer=optimizer, accumulation=2)
+    large = train(frozen_model, pairs, optimizer=optimizer)
+    hook.remove()
+    assert [result.step for result in accumulated] == [result.step for result in large] == [1, 2]
+    assert [result.images for result in accumulated] == [2, 2]
+    for place in range(2):
+        assert_close(captured[place], captured[2 + place])
+        assert accumulated[place].losses == pytest.approx(large[place].losses, rel=1e-5)
+
+
+def test_batches_that_fill_no_step_are_not_used(frozen_model: RetinaNet) -> None:
+    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    batches = [make_batch(seed=seed) for seed in range(3)]
+    results = train(frozen_model, batches, optimizer=optimizer, accumulation=2, first_step=7)
+    assert [result.step for result in results] == [8]
+    assert train(frozen_model, [], optimizer=optimizer) == []
+
+
+def test_the_rate_of_every_step_reaches_the_optimizer(frozen_model: RetinaNet) -> None:
+    optimizer = SGD(parameters_that_train(frozen_model), lr=123.0)
+    used: list[float] = []
+    hook = optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))
+    batches = [make_batch(seed=seed) for seed in range(2)]
+    results = train(frozen_model, batches, optimizer=optimizer, rate=1e-9, first_step=3)
+    hook.remove()
+    assert used == [4e-9, 5e-9]  # the rate of a step is asked for with the steps done before
+    assert [result.learning_rate for result in results] == used
+
+
+def test_gradients_do_not_pile_up_over_steps(frozen_model: RetinaNet) -> None:
+    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    captured: list[list[Tensor]] = []
+    hook = optimizer.register_step_pre_hook(lambda *_: captured.append(gradients(frozen_model)))
+    train(frozen_model, [make_batch(seed=1)] * 2, optimizer=optimizer)
+    hook.remove()
+    assert_close(captured[1], captured[0])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_losses_are_float32_in_every_precision(frozen_model: RetinaNet, precision: str) -> None:
+    images = make_batch(seed=1, images=2)
+    losses = batch_losses(frozen_model, images, precision=precision)
+    assert {value.dtype for value in losses.values()} == {torch.float32}
+    reference = batch_losses(frozen_model, images, precision="float32")
+    for name, value in losses.items():
+        assert value.item() == pytest.approx(reference[name].item(), rel=0.05)
+
+
+def test_the_model_itself_runs_in_bf16(frozen_model: RetinaNet) -> None:
+    seen: list[torch.dtype] = []
+    hook = frozen_model.head.regression_head.bbox_reg.register_forward_hook(
+        lambda module, inputs, output: seen.append(output.dtype)
+    )
+    for precision in ("bf16", "float32"):
+        batch_losses(frozen_model, make_batch(seed=1), precision=precision)
+    hook.remove()
+    assert seen == [torch.bfloat16] * 5 + [torch.float32] * 5
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("planted", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_untouched(
+    frozen_model: RetinaNet, planted: float, accumulation: int
+) -> None:
+    optimizer = adam(frozen_model, learning_rate=1e-6)
+    good = [make_batch(seed=seed) for seed in range(accumulation)]
+    train(frozen_model, good, optimizer=optimizer, rate=1e-6, accumulation=accumulation)
+    bias = frozen_model.head.regression_head.bbox_reg.bias
+    assert bias is not None
+    kept = bias.detach().clone()
+    with torch.no_grad():
+        bias[0] = planted
+    weights = [one.detach().clone() for one in frozen_model.parameters()]
+    state = [
+        {slot: tensor.clone() for slot, tensor in slots.items()}
+        for slots in optimizer.state_dict()["state"].values()
+    ]
+    batches = [make_batch(seed=4), make_batch(seed=5)]
+    with pytest.raises(NonFiniteLossError) as caught:
+        train(
+            frozen_model,
+            batches,
+            optimizer=optimizer,
+            rate=1e-6,
+            first_step=16,
+            accumulation=accumulation,
+        )
+    message = str(caught.value)
+    assert "step 17" in message and "images 40" in message and "bbox_regression" in message
+    for before, now in zip(weights, frozen_model.parameters(), strict=True):
+        assert torch.equal(before.nan_to_num(nan=7.0), now.detach().nan_to_num(nan=7.0))
+    for slots, now_slots in zip(state, optimizer.state_dict()["state"].values(), strict=True):
+        assert all(torch.equal(slots[slot], now_slots[slot]) for slot in slots)
+    with torch.no_grad():
+        bias.copy_(kept)
+
+
+def test_a_broken_second_batch_stops_the_step_too(frozen_model: RetinaNet) -> None:
+    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    taken: list[int] = []
+    passes: list[int] = []
+
+    def break_second(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        passes.append(1)
+        return output * math.nan if len(passes) > 5 else output  # five levels a batch
+
+    bbox_reg = frozen_model.head.regression_head.bbox_reg
+    hooks = [
+        optimizer.register_step_pre_hook(lambda *_: taken.append(1)),
+        bbox_reg.register_forward_hook(break_second),
+    ]
+    batches = [make_batch(seed=1), make_batch(seed=9)]
+    with pytest.raises(NonFiniteLossError, match="images 90"):
+        train(frozen_model, batches, optimizer=optimizer, accumulation=2)
+    for hook in hooks:
+        hook.remove()
+    assert len(passes) == 10 and not taken
+
+
+PINNED = [(1.129722, 0.7914876), (1.129064, 0.7620866), (1.126060, 0.7616414)]
+"""Classification and boxes. A small rate keeps other machines' kernels within the tolerance."""
+
+
+def losses_of_a_tiny_run() -> list[tuple[float, float]]:
+    """Three steps of a whole fresh model with trainable norms, as the demo trains."""
+    seed_everything(3)
+    model = RetinaNet(num_classes=3, norm="batch", trainable_layers=5)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    batches = [make_batch(seed=seed, images=2) for seed in range(3)]
+    results = train(model, batches, optimizer=adam(model, learning_rate=1e-5), rate=1e-5)
+    return [
+        (result.losses["classification"], result.losses["bbox_regression"]) for result in results
+    ]
+
+
+def test_a_seeded_tiny_run_has_these_losses_every_time() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        first = losses_of_a_tiny_run()
+        assert losses_of_a_tiny_run() == first  # bit for bit
+    finally:
+        torch.set_num_threads(threads)
+    assert first == [pytest.approx(pair, rel=1e-3) for pair in PINNED]

@@ -1,0 +1,41 @@
+import json
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from retinanet.training.random_states import random_states, restore_random_states, seed_everything
+
+
+@pytest.fixture(autouse=True)
+def generators_as_before() -> Iterator[None]:
+    states, torch_state = random_states(), torch.get_rng_state()
+    yield
+    restore_random_states(states, torch_state)
+
+
+def drawn() -> tuple[list[float], list[float], list[float]]:
+    normal = np.random.standard_normal(3).tolist()  # an odd number: numpy keeps the fourth
+    return [random.gauss(0, 1) for _ in range(3)], normal, torch.rand(3).tolist()
+
+
+def test_one_seed_starts_all_generators() -> None:
+    seed_everything(4)
+    first = drawn()
+    seed_everything(4)
+    assert drawn() == first
+    seed_everything(5)
+    other = drawn()
+    assert all(one != another for one, another in zip(first, other, strict=True))
+
+
+def test_states_go_through_json_and_come_back() -> None:
+    seed_everything(4)
+    drawn()
+    text, torch_state = json.dumps(random_states()), torch.get_rng_state()
+    expected = [drawn(), drawn()]
+    seed_everything(9)
+    restore_random_states(json.loads(text), torch_state)
+    assert [drawn(), drawn()] == expected

@@ -1,0 +1,123 @@
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from retinanet.errors import InputError
+from retinanet.training.run_folder import LOCK, OWN_FILES, OWN_FOLDERS, claim_run_folder
+
+
+def claim(path: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    with claim_run_folder(path, resume=resume, overwrite=overwrite):
+        pass
+
+
+def test_a_mistake_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "mine"
+    with (
+        pytest.raises(InputError, match="wrong"),
+        claim_run_folder(path, resume=False, overwrite=False),
+    ):
+        assert path.is_dir()
+        (path / "scenes").mkdir()
+        raise InputError("wrong")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_leaves_other_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    with (
+        pytest.raises(InputError),
+        claim_run_folder(tmp_path / "runs" / "mine", resume=False, overwrite=False),
+    ):
+        raise InputError("wrong")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+
+
+def test_a_mistake_found_after_the_start_loses_no_work(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    with (
+        pytest.raises(InputError),
+        claim_run_folder(path, resume=False, overwrite=False) as folder,
+    ):
+        folder.begin({}, resume=False)
+        (folder.checkpoints / "step-000001").mkdir()
+        raise InputError("a damaged image in the third epoch")
+    assert (path / "checkpoints" / "step-000001").is_dir()
+
+
+@pytest.mark.parametrize("name", [*OWN_FILES, *OWN_FOLDERS])
+def test_a_folder_with_work_is_refused_without_a_flag(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=r"--resume, --overwrite, or run\.name=NEW"):
+        claim(tmp_path)
+    claim(tmp_path, overwrite=True)
+    assert (tmp_path / name).exists()  # nothing is removed before the input is known to be good
+
+
+def test_a_folder_that_holds_no_run_is_used(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    claim(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_to_resume_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoint to resume from"):
+        claim(tmp_path / "mine", resume=True)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_a_live_run_holds_is_refused(overwrite: bool, tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another run is writing there"):
+            claim(tmp_path, overwrite=overwrite)
+    claim(tmp_path)  # its end lets go
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        claim(tmp_path / "mine")
+    with pytest.raises(InputError, match=r"cannot be written.*set run\.root"):
+        claim(tmp_path / "mine" / "inner")
+
+
+def test_beginning_anew_removes_the_earlier_work_alone(tmp_path: Path) -> None:
+    for name in (*OWN_FOLDERS, "scenes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").write_text("")
+    (tmp_path / "metrics.jsonl").write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    with claim_run_folder(tmp_path, resume=False, overwrite=True) as folder:
+        folder.begin({"run": {"name": "x"}}, resume=False)
+    assert not list(tmp_path.glob("[a-z]*/old")) or [
+        path.parent.name for path in tmp_path.glob("[a-z]*/old")
+    ] == ["scenes"]
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert (tmp_path / "notes.txt").exists()
+    assert all((tmp_path / name).is_dir() for name in OWN_FOLDERS)
+
+
+def test_resuming_keeps_the_earlier_work(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "last" / "state.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("old")
+    with claim_run_folder(tmp_path, resume=True, overwrite=False) as folder:
+        folder.begin({}, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == "old"
+    assert (tmp_path / "checkpoints" / "last" / "state.json").exists()
+
+
+def test_configuration_and_environment_are_written_down(tmp_path: Path) -> None:
+    with claim_run_folder(tmp_path / "mine", resume=False, overwrite=False) as folder:
+        folder.begin({"training": {"learning_rate": 1e-4}}, resume=False)
+    config = YAML(typ="safe").load((tmp_path / "mine" / "config.yaml").read_text())
+    assert config == {"training": {"learning_rate": 1e-4}}
+    environment = json.loads((tmp_path / "mine" / "environment.json").read_text())
+    assert environment["usable_cpus"] >= 1 and environment["torch_threads"] >= 1
+    assert {"torch", "torchvision", "pycocotools"} <= environment["packages"].keys()
+    assert environment["command"] and environment["cpu_capability"]
