@@ -45,9 +45,10 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     # torch is loaded only here: the memory policy must be in force before, and a wrong
     # configuration is told at once.
     from retinanet.engine.optimizer import adam
+    from retinanet.training.checkpoint import read_checkpoint
     from retinanet.training.random_states import seed_everything
     from retinanet.training.report import make_console
-    from retinanet.training.resume import resume_training
+    from retinanet.training.resume import require_same_settings, resume_training
     from retinanet.training.run import Run
     from retinanet.training.run_data import open_run_data
     from retinanet.training.run_folder import claim_run_folder
@@ -56,14 +57,17 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     console = make_console()
     path = config.run.root / config.run.name
     with claim_run_folder(path, resume=resume, overwrite=overwrite) as folder:
+        checkpoint = read_checkpoint(folder.checkpoints / "last") if resume else None
+        if checkpoint:
+            require_same_settings(checkpoint, config)
         seed_everything(config.run.seed)
         data = open_run_data(config, scenes_folder=folder.scenes, console=console)
-        weights = None if resume else starting_weights(config.model)
+        weights = None if checkpoint else starting_weights(config.model)
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
         optimizer = adam(model, learning_rate=config.training.learning_rate)
         run = Run(config, folder, data=data, model=model, optimizer=optimizer, console=console)
-        if resume:
-            resume_training(run)
+        if checkpoint:
+            resume_training(run, checkpoint)
         folder.begin(config_to_tree(config), resume=resume)
         run.begin()
         return steps_and_evaluations(run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
@@ -51,4 +52,5 @@ def _loader(
         collate_fn=collate,
         num_workers=workers,  # torch starts each worker with set_num_threads(1)
         persistent_workers=workers > 0,
+        generator=torch.Generator(),  # else every start would draw from the global generator
     )

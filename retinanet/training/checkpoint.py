@@ -101,7 +101,7 @@ class Checkpoint:
         file = self.folder / "optimizer.safetensors"
         tensors = read_tensors(file)
         torch_state = tensors.pop("random.torch", None)
-        state = optimizer_state(tensors, trainable_names(model), file=file)
+        state = optimizer_state(tensors, model, file=file)
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         try:
@@ -127,26 +127,40 @@ def optimizer_tensors(model: RetinaNet, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def optimizer_state(
-    tensors: Mapping[str, Tensor], names: list[str], *, file: Path
+    tensors: Mapping[str, Tensor], model: RetinaNet, *, file: Path
 ) -> dict[int, dict[str, Tensor]]:
-    """The inverse of `optimizer_tensors`: each parameter's slots, by its place in `names`.
+    """The inverse of `optimizer_tensors`: the slots of each parameter that trains, in their order.
 
     Raises:
-        InputError: A parameter is not known, or lacks a slot that others have.
+        InputError: A parameter is not known or of another shape, or lacks a slot that others have.
     """
-    places = {name: index for index, name in enumerate(names)}
-    state: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(names))}
+    parameters = dict(model.named_parameters())
+    places = {name: index for index, name in enumerate(trainable_names(model))}
+    state: dict[int, dict[str, Tensor]] = {index: {} for index in places.values()}
     for key, tensor in tensors.items():
         name, _, slot = key.rpartition("/")
         if name not in places:
             raise InputError(f"{file}: {name} does not train in the configured model")
-        state[places[name]][slot] = tensor
+        if tensor.dim() and tensor.shape != parameters[name].shape:
+            raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
+        state[places[name]][slot] = laid_out_as(parameters[name], tensor)
     # Adam would start anew, in silence, for a parameter that has none.
     slots = {slot for own in state.values() for slot in own}
     for name, index in places.items():
         for slot in sorted(slots - state[index].keys()):
             raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")
     return state
+
+
+def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor in the parameter's memory layout.
+
+    A fused optimizer walks through a parameter and its state place by place in memory: a state in
+    another layout would be taken for other weights', without an error.
+    """
+    if tensor.dim() == 0:
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
 def save_checkpoint(

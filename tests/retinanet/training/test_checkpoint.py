@@ -50,6 +50,8 @@ class Saved(NamedTuple):
 
 def fresh(*, num_classes: int = 2, trainable_layers: int = 0) -> tuple[RetinaNet, Optimizer]:
     model = RetinaNet(num_classes=num_classes, norm="frozen", trainable_layers=trainable_layers)
+    # As runs have it; the optimizer's state must come back in the same layout.
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model, adam(model, learning_rate=1e-4)
 
 

@@ -64,7 +64,7 @@ def test_spread_indices_by_hand() -> None:
 def test_spread_indices_are_distinct_places(total: int, count: int) -> None:
     places = spread_indices(total, count)
     assert len(set(places)) == len(places) == min(total, count)
-    assert places == sorted(places) and 0 <= places[0] and places[-1] < total
+    assert places == sorted(places) and places[0] >= 0 and places[-1] < total
 
 
 def test_a_box_is_drawn_at_its_edges() -> None:

@@ -113,7 +113,7 @@ class Malice:
 def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path) -> None:
     victim = tmp_path / "made"
     torch.save({"a": Malice(victim)}, tmp_path / "zip.pth")
-    (tmp_path / "raw.pth").write_bytes(pickle.dumps({"a": Malice(victim)}))
+    (tmp_path / "raw.pth").write_bytes(pickle.dumps({"a": Malice(victim)}, protocol=2))
     for name in ("zip.pth", "raw.pth"):
         assert "cannot be read" in refusal_of(tmp_path / name)
     assert not victim.exists()

@@ -1,0 +1,387 @@
+"""The real command line, on a few drawn scenes: runs, interruptions, mistakes, what is left."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from retinanet.command_line import run_command
+from retinanet.config import load_config
+from retinanet.training.checkpoint import read_checkpoint
+from train import main
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+STEPS = 10
+SETTINGS = [
+    "data.scenes.train=8",
+    "data.scenes.validation=3",
+    "data.image_size=64",
+    "training.batch_size=2",
+    "training.learning_rate=1e-3",
+    f"training.max_steps={STEPS}",
+    "evaluation.every=2",
+    "evaluation.pictures=2",
+    "engine.precision=float32",
+]
+"""Four steps an epoch, evaluations after steps 8 and 10."""
+
+
+class Outcome(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def settings_in(root: Path, name: str, *changes: str) -> list[str]:
+    return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """`python train.py` in its own process; one thread, so that sums are in one order."""
+    return subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "train.py"), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Outcome:
+    output, errors = process.communicate(timeout=120)
+    return Outcome(process.returncode, output, errors)
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line within this process, where torch is loaded already."""
+
+    def command(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        capsys.readouterr()
+        code = run_command(main)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return command
+
+
+def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if record["kind"] == kind]
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    yield folder
+    shutil.rmtree(folder)  # a checkpoint has 400 MB
+
+
+@pytest.fixture(scope="module")
+def undisturbed(root: Path) -> Path:
+    """A run from its start to its end."""
+    outcome = ended(start(*settings_in(root, "undisturbed")))
+    assert outcome.code == 0, outcome.errors
+    assert outcome.errors == ""
+    assert f"finished after {STEPS} steps" in outcome.output
+    return root / "undisturbed"
+
+
+@pytest.fixture(scope="module")
+def interrupted(root: Path) -> tuple[Path, Outcome, int, Outcome]:
+    """The same run, told to end after some steps, and resumed; with the step it stopped at."""
+    process = start(*settings_in(root, "interrupted"))
+    run = root / "interrupted"
+    deadline = time.monotonic() + 90
+    while len(records_of(run, kind="step")) < 2 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    stopped = ended(process)
+    stopped_at = len(records_of(run, kind="step"))
+    resumed = ended(start(*settings_in(root, "interrupted"), "--resume"))
+    return run, stopped, stopped_at, resumed
+
+
+def test_a_signal_stops_a_run_after_a_checkpoint(
+    interrupted: tuple[Path, Outcome, int, Outcome],
+) -> None:
+    _, stopped, stopped_at, _ = interrupted
+    assert stopped.code == 75, stopped.errors
+    assert "SIGTERM: checkpoint written" in stopped.output and "--resume" in stopped.output
+    assert 2 <= stopped_at < STEPS
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
+    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+) -> None:
+    run, _, stopped_at, resumed = interrupted
+    assert resumed.code == 0, resumed.errors
+    assert f"after step {stopped_at}" in resumed.output
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        expected, found = (
+            load_file(one / "checkpoints" / "last" / file) for one in (undisturbed, run)
+        )
+        assert found.keys() == expected.keys()
+        differing = {name for name in found if not torch.equal(found[name], expected[name])}
+        assert not differing, file
+    whole, pieces = (read_checkpoint(one / "checkpoints" / "last") for one in (undisturbed, run))
+    assert whole.random_states == pieces.random_states
+    assert whole.position == pieces.position and whole.position.step == STEPS
+
+
+def test_a_resumed_run_notes_every_step_and_evaluation_once(
+    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+) -> None:
+    run = interrupted[0]
+    for kind, timing in (
+        ("step", ("images_per_second", "seconds", "data_seconds")),
+        ("evaluation", ("seconds",)),
+    ):
+        whole, pieces = (records_of(one, kind=kind) for one in (undisturbed, run))
+        for record in (*whole, *pieces):
+            for name in timing:
+                assert record.pop(name) > 0 or name == "data_seconds"
+        assert pieces == whole
+    assert [record["step"] for record in records_of(run, kind="step")] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records_of(run, kind="evaluation")] == [8, STEPS]
+
+
+def test_the_configuration_is_kept_and_loads_again(undisturbed: Path) -> None:
+    overrides = settings_in(undisturbed.parent, "undisturbed")
+    kept = load_config(str(undisturbed / "config.yaml"))
+    assert kept == load_config("demo.yaml", overrides)
+    environment = json.loads((undisturbed / "environment.json").read_text())
+    assert environment["command"] == ["train.py", *overrides]
+    assert environment["torch_threads"] == 1
+
+
+def test_tensorboard_shows_the_numbers_of_the_metrics_file(undisturbed: Path) -> None:
+    events = EventAccumulator(str(undisturbed / "tensorboard"))
+    events.Reload()
+    for tag, kind, name in (
+        ("train/loss", "step", "loss"),
+        ("train/bbox_regression", "step", "bbox_regression"),
+        ("train/learning_rate", "step", "learning_rate"),
+        ("evaluation/map_50", "evaluation", "map_50"),
+    ):
+        expected = [(one["step"], one[name]) for one in records_of(undisturbed, kind=kind)]
+        found = [(event.step, event.value) for event in events.Scalars(tag)]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        values = [value for _, value in expected]
+        assert [value for _, value in found] == pytest.approx(values, rel=1e-6), tag
+    assert [event.step for event in events.Images("validation")] == [8, STEPS]
+
+
+def test_the_learning_rate_follows_warmup_and_cosine(undisturbed: Path) -> None:
+    rates = [record["learning_rate"] for record in records_of(undisturbed, kind="step")]
+    # The demo warms up over a quarter of an epoch: one step of the four.
+    assert rates[0] == pytest.approx(1e-3 * 1e-3)
+    assert rates[1] == pytest.approx(1e-3)
+    assert rates[1:] == sorted(rates[1:], reverse=True) and rates[-1] < 1e-4
+
+
+def test_pictures_open_and_show_something(undisturbed: Path) -> None:
+    pictures = undisturbed / "pictures"
+    names = {file.name for file in pictures.iterdir()}
+    assert names == {"step-000008.png", f"step-{STEPS:06d}.png", "curves.png"}
+    for name in names:
+        with Image.open(pictures / name) as image:
+            assert min(image.size) > 400
+            assert np.asarray(image).std() > 10, name
+
+
+def test_every_evaluation_leaves_its_detections(undisturbed: Path) -> None:
+    files = sorted((undisturbed / "eval").iterdir())
+    assert [file.name for file in files] == ["step-000008.json", f"step-{STEPS:06d}.json"]
+    assert all(isinstance(json.loads(file.read_text()), list) for file in files)
+
+
+def test_checkpoints_of_the_best_and_the_last_evaluation_are_kept(undisturbed: Path) -> None:
+    checkpoints = undisturbed / "checkpoints"
+    best, last = (read_checkpoint(checkpoints / name) for name in ("best", "last"))
+    maps = {one["step"]: one["map"] for one in records_of(undisturbed, kind="evaluation")}
+    assert last.position.step == STEPS
+    assert maps[best.position.step] == max(maps.values()) == last.position.best_map
+    assert last.position.map_here == maps[STEPS]
+    steps = {one.position.step for one in (best, last)}
+    assert {path.name for path in checkpoints.iterdir()} == {
+        "best",
+        "last",
+        *(f"step-{step:06d}" for step in steps),
+    }
+
+
+def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> None:
+    before = snapshot(undisturbed)
+    outcome = train(*settings_in(undisturbed.parent, "undisturbed"))
+    assert outcome.code == 2 and outcome.errors.count("\n") == 1
+    assert "--resume, --overwrite, or run.name=NEW" in outcome.errors
+    assert snapshot(undisturbed) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("data.image_size=96", "image_size was 64, is now 96"),
+        ("model.trainable_layers=4", "trainable_layers was 5, is now 4"),
+        ("training.batch_size=4", "training.batch_size was 2, is now 4"),
+        ("run.seed=5", "run.seed was 0, is now 5"),
+        ("data.scenes.train=9", "data.scenes was {'train': 8, 'validation': 3}"),
+    ],
+)
+def test_a_run_of_other_settings_is_not_resumed(
+    change: str, named: str, undisturbed: Path, train: Command
+) -> None:
+    before = snapshot(undisturbed)
+    outcome = train(*settings_in(undisturbed.parent, "undisturbed", change), "--resume")
+    assert outcome.code == 2 and outcome.errors.count("\n") == 1
+    assert named in outcome.errors
+    assert snapshot(undisturbed) == before
+
+
+def test_resuming_a_finished_run_finishes_at_once(undisturbed: Path, train: Command) -> None:
+    weights = undisturbed / "checkpoints" / "last" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    metrics = (undisturbed / "metrics.jsonl").read_text()
+    outcome = train(*settings_in(undisturbed.parent, "undisturbed"), "--resume")
+    assert outcome.code == 0 and outcome.errors == ""
+    assert f"finished after {STEPS} steps" in outcome.output
+    assert weights.stat().st_mtime_ns == before
+    assert (undisturbed / "metrics.jsonl").read_text() == metrics
+
+
+def test_overwriting_starts_anew(root: Path, train: Command) -> None:
+    run = root / "overwritten"
+    (run / "checkpoints" / "step-000099").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 99}\n')
+    words = settings_in(root, "overwritten", "training.max_steps=1", "evaluation.pictures=0")
+    outcome = train(*words, "--overwrite")
+    assert outcome.code == 0, outcome.errors
+    assert [record["step"] for record in records_of(run, kind="step")] == [1]
+    assert not (run / "checkpoints" / "step-000099").exists()
+    assert (run / "checkpoints" / "last" / "model.safetensors").is_file()
+    shutil.rmtree(run)
+
+
+def test_there_is_nothing_to_resume_without_a_checkpoint(tmp_path: Path, train: Command) -> None:
+    outcome = train(*settings_in(tmp_path, "none"), "--resume")
+    assert outcome.code == 2 and "no checkpoint to resume from" in outcome.errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_live_run_is_refused(tmp_path: Path, train: Command) -> None:
+    (tmp_path / "live").mkdir()
+    with (tmp_path / "live" / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for flag in ([], ["--overwrite"]):
+            outcome = train(*settings_in(tmp_path, "live"), *flag)
+            assert outcome.code == 2 and "another run is writing there" in outcome.errors
+            assert outcome.errors.count("\n") == 1
+    assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_code_3(root: Path) -> None:
+    changes = ["training.learning_rate=1e30", "training.warmup_epochs=0", "run.seed=1"]
+    outcome = ended(start(*settings_in(root, "diverged", *changes)))
+    assert outcome.code == 3
+    assert outcome.errors.startswith("error: loss not finite at step 2: ")
+    assert "images " in outcome.errors and outcome.errors.count("\n") == 1
+    assert [record["step"] for record in records_of(root / "diverged", kind="step")] == [1]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """COCO's own tree with one picture a split and a category that 91 outputs have no place for."""
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 64}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 95, "bbox": [1, 1, 30, 30]}],
+        "categories": [{"id": 3, "name": "three"}, {"id": 95, "name": "ninety-five"}],
+    }
+    folder = tmp_path / "coco"
+    (folder / "annotations").mkdir(parents=True)
+    for split in ("train2017", "val2017"):
+        (folder / split).mkdir()
+        Image.new("RGB", (64, 64)).save(folder / split / "a.png")
+        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    (folder / "other.json").write_text('{"shapes": []}')
+    return folder
+
+
+CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["data.root={folder}/none"], ["data.root: {folder}/none", "is not a folder"]),
+        (["data.root=null"], ["data.root: not set", "data.train_annotations"]),
+        (
+            ["data.train_annotations={folder}/other.json"],
+            ["{folder}/other.json: images: missing", "not COCO's format"],
+        ),
+        (["data.train_images={folder}/none"], ["data.train_images: {folder}/none"]),
+        (
+            [],
+            ["instances_train2017.json: categories[1].id: 95 (ninety-five)", "0 to 90"],
+        ),
+        (
+            [*CONTIGUOUS, "model.pretrained_backbone=null"],
+            ["model.", "needs pretrained weights", "model.norm=batch"],
+        ),
+        (
+            [*CONTIGUOUS, "model.pretrained_backbone={folder}/none.pth"],
+            ["model.pretrained_backbone: {folder}/none.pth does not exist"],
+        ),
+        ([*CONTIGUOUS, "data.scenes={{}}"], ["data.root: {folder} is given beside data.scenes"]),
+        (
+            [
+                *CONTIGUOUS,
+                "model.pretrained_backbone=null",
+                "model.norm=batch",
+                "model.trainable_layers=5",
+                "training.gradient_accumulation=3",
+            ],
+            ["training.gradient_accumulation: 3", "only 1"],
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    words: list[str], named: list[str], dataset: Path, train: Command, tmp_path: Path
+) -> None:
+    given = [word.format(folder=dataset) for word in words]
+    roots = [] if any(word.startswith("data.root=") for word in given) else [f"data.root={dataset}"]
+    before = snapshot(tmp_path)
+    outcome = train("--config", "coco.yaml", *roots, *given, f"run.root={tmp_path / 'runs'}")
+    assert outcome.code == 2
+    assert outcome.errors.startswith("error: ") and outcome.errors.count("\n") == 1
+    for part in named:
+        assert part.format(folder=dataset) in outcome.errors
+    assert snapshot(tmp_path) == before
