@@ -17,7 +17,8 @@ from retinanet.command_line import (
     resuming_command,
     run_command,
 )
-from retinanet.config import Config, config_to_tree, load_config
+from retinanet.config import Config, config_to_tree
+from retinanet.config_file import load_config
 from retinanet.exit_codes import FINISHED, LOSS_NOT_FINITE, STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:

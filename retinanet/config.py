@@ -7,22 +7,11 @@ before torch is loaded.
 """
 
 import dataclasses
-import difflib
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
-from retinanet.errors import InputError
-
-SHIPPED = Path(__file__).resolve().parent.parent / "configs"
-"""Where `--config openimages.yaml` is found from any working directory."""
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -165,172 +154,9 @@ def field_names() -> list[str]:
     ]
 
 
-def find_config(name: str) -> Path:
-    """The file that `--config NAME` means: a path, or a name in `configs/` with or without `.yaml`.
-
-    Raises:
-        InputError: There is no such file; names the nearest shipped one.
-    """
-    for candidate in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
-        if candidate.is_file():
-            return candidate
-    shipped = sorted(path.name for path in SHIPPED.glob("**/*.yaml"))
-    by_stem = {Path(one).stem: one for one in shipped}
-    nearest = difflib.get_close_matches(Path(name).stem, by_stem, n=1)
-    known = f"shipped are {', '.join(shipped)}"
-    advice = f"did you mean {by_stem[nearest[0]]}?" if nearest else known
-    raise InputError(f"{name}: no such configuration file; {advice}")
-
-
-def read_yaml(text: str, source: str) -> Any:
-    """Parse YAML 1.2 safely: no objects, no duplicate keys, `1e-4` is a number.
-
-    Raises:
-        InputError: The text is not YAML, or holds more than JSON could (a list as a key, a section
-            within itself); names the source and, where it is known, the line.
-    """
-    try:
-        tree = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = " ".join(str(error.problem).split())
-        raise InputError(f"{source}{line}: not valid YAML: {problem}") from error
-    except (YAMLError, ValueError) as error:
-        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
-    try:
-        json.dumps(tree, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{source}: expected sections and plain values: {error}") from error
-    return tree
-
-
-def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file and put `section.field=value` pairs on top.
-
-    Args:
-        name: A path, or a name in `configs/`.
-        overrides: Pairs such as `training.batch_size=4`; values are YAML.
-
-    Raises:
-        InputError: One line naming the file or the pair, the field, and the nearest valid name.
-    """
-    path = find_config(name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from error
-    tree = read_yaml(text, str(path))
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: expected sections such as `training:`, found {described(tree)}")
-    tree.setdefault("run", {})
-    if isinstance(tree["run"], dict):
-        tree["run"].setdefault("name", path.stem)
-    tree.setdefault("data", {})
-    origins = {pair.partition("=")[0].strip(): "command line" for pair in overrides}
-    for pair in overrides:
-        apply_override(tree, pair)
-    return validated(tree, source=str(path), origins=origins)
-
-
-def config_from_tree(tree: Mapping[str, Any], source: str) -> Config:
-    """A configuration from plain values, such as those kept in a checkpoint."""
-    return validated(tree, source=source, origins={})
-
-
 def config_to_tree(config: Config) -> dict[str, Any]:
     """Plain values for YAML and JSON; `config_from_tree` gives the same configuration back."""
     return SCHEMA.dump_python(config, mode="json")
-
-
-def apply_override(tree: dict[str, Any], pair: str) -> None:
-    """Put one `section.field=value` pair into the tree.
-
-    Raises:
-        InputError: The pair has no `=`, or its name goes through something that is not a section.
-    """
-    name, equals, value = pair.partition("=")
-    name = name.strip()
-    if not equals or not name:
-        raise InputError(f"command line: {pair!r} is not section.field=value; {suggestion(name)}")
-    *sections, leaf = name.split(".")
-    inner = tree
-    for section in sections:
-        if inner.get(section) is None:
-            inner[section] = {}
-        inner = inner[section]
-        if not isinstance(inner, dict):
-            advice = f"{section} is not a section; {suggestion(name)}"
-            raise InputError(f"command line: {name}: {advice}")
-    inner[leaf] = read_yaml(value, f"command line: {name}")
-
-
-def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str]) -> Config:
-    """Check names, types and ranges.
-
-    Raises:
-        InputError: The first thing wrong, in one line.
-    """
-    try:
-        # As JSON, where strict means: no number from a text, but sections from mappings.
-        return SCHEMA.validate_json(json.dumps(tree, default=str))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    name = ".".join(str(part) for part in first["loc"] if str(part) in valid_parts(tree))
-    place = next((origins[key] for key in origins if is_within(key, name)), source)
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        # A misspelt section is told with the field that was meant in it.
-        name = next((key for key in origins if key.startswith(f"{name}.")), name)
-        raise InputError(f"{place}: {name}: no such field; {suggestion(name)}")
-    if first["type"] in ("missing", "missing_argument"):
-        raise InputError(f"{place}: {name}: is missing")
-    message = first["msg"][0].lower() + first["msg"][1:]
-    message = message.replace("an object", "a section of fields")
-    raise InputError(f"{place}: {name}: {message}, found {described(first['input'])}")
-
-
-def valid_parts(tree: Mapping[str, Any]) -> set[str]:
-    """The keys in a tree, at all depths.
-
-    pydantic puts the kinds of a union into a location; only what the user wrote should be shown.
-    """
-    return set(keys_within(tree)) | {part for name in field_names() for part in name.split(".")}
-
-
-def keys_within(tree: Mapping[str, Any]) -> Iterator[str]:
-    """All keys of nested mappings, as text."""
-    for key, value in tree.items():
-        yield str(key)
-        if isinstance(value, Mapping):
-            yield from keys_within(value)
-
-
-def is_within(key: str, name: str) -> bool:
-    """Whether one dotted name is the other, or holds it."""
-    return key == name or name.startswith(f"{key}.") or key.startswith(f"{name}.")
-
-
-def suggestion(name: str) -> str:
-    """Advice with the nearest valid name: by its last part first, since sections are forgotten."""
-    names = field_names()
-    leaf = name.rpartition(".")[2]
-    same_leaf = [known for known in names if known.rpartition(".")[2] == leaf]
-    if same_leaf:
-        nearest = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0)
-    else:
-        # The section that a name is rightly in is no advice.
-        right = [section for section in SECTIONS if f"{name}.".startswith(f"{section}.")]
-        candidates = [known for known in (*names, *SECTIONS) if known not in right]
-        nearest = difflib.get_close_matches(name, candidates, n=1)
-    if not nearest:
-        leaves = {known.rpartition(".")[2]: known for known in names}
-        nearest = [leaves[close] for close in difflib.get_close_matches(leaf, leaves, n=1)]
-    return f"did you mean {nearest[0]}?" if nearest else "`train.py --help` lists all fields"
-
-
-def described(value: object) -> str:
-    """A value as an error message shows it: short, on one line."""
-    shown = re.sub(r"\s+", " ", repr(value))
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def field_help() -> str:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from retinanet.command_line import run_command
-from retinanet.config import load_config
+from retinanet.config_file import load_config
 from retinanet.training.checkpoint import read_checkpoint
 from train import main
 

@@ -5,23 +5,21 @@ A checkpoint is a folder `step-000500/` with `model.safetensors` (torchvision's 
 """
 
 import json
-import os
-import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
 
 from data import ClassMap
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
-from retinanet.training.random_states import random_states, restore_random_states
+from retinanet.training.optimizer_state import optimizer_state
+from retinanet.training.random_states import restore_random_states
 
 FORMAT = 1
 """Raised when a reader of an older format could go wrong."""
@@ -109,122 +107,6 @@ class Checkpoint:
         except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             state_file = self.folder / "state.json"
             raise InputError(f"{state_file}: random_states: damaged: {error!r}") from error
-
-
-def trainable_names(model: RetinaNet) -> list[str]:
-    """Names of the parameters that train, in the optimizer's order."""
-    return [name for name, value in model.named_parameters() if value.requires_grad]
-
-
-def optimizer_tensors(model: RetinaNet, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state under the parameters' names: `backbone.fpn…weight/exp_avg`."""
-    names = trainable_names(model)
-    return {
-        f"{names[index]}/{slot}": tensor.contiguous()
-        for index, slots in optimizer.state_dict()["state"].items()
-        for slot, tensor in slots.items()
-    }
-
-
-def optimizer_state(
-    tensors: Mapping[str, Tensor], model: RetinaNet, *, file: Path
-) -> dict[int, dict[str, Tensor]]:
-    """The inverse of `optimizer_tensors`: the slots of each parameter that trains, in their order.
-
-    Raises:
-        InputError: A parameter is not known or of another shape, or lacks a slot that others have.
-    """
-    parameters = dict(model.named_parameters())
-    places = {name: index for index, name in enumerate(trainable_names(model))}
-    state: dict[int, dict[str, Tensor]] = {index: {} for index in places.values()}
-    for key, tensor in tensors.items():
-        name, _, slot = key.rpartition("/")
-        if name not in places:
-            raise InputError(f"{file}: {name} does not train in the configured model")
-        if tensor.dim() and tensor.shape != parameters[name].shape:
-            raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
-        state[places[name]][slot] = laid_out_as(parameters[name], tensor)
-    # Adam would start anew, in silence, for a parameter that has none.
-    slots = {slot for own in state.values() for slot in own}
-    for name, index in places.items():
-        for slot in sorted(slots - state[index].keys()):
-            raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")
-    return state
-
-
-def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor in the parameter's memory layout.
-
-    A fused optimizer walks through a parameter and its state place by place in memory: a state in
-    another layout would be taken for other weights', without an error.
-    """
-    if tensor.dim() == 0:
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
-
-
-def save_checkpoint(
-    folder: Path,
-    *,
-    model: RetinaNet,
-    optimizer: Optimizer,
-    description: ModelDescription,
-    position: TrainingPosition,
-    config: Mapping[str, Any],
-) -> Path:
-    """Write `folder/step-N` and point `folder/last` to it.
-
-    Returns:
-        The checkpoint's folder.
-    """
-    final = folder / f"step-{position.step:06d}"
-    partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-    tensors = optimizer_tensors(model, optimizer)
-    tensors["random.torch"] = torch.get_rng_state()
-    save_file(tensors, partial / "optimizer.safetensors")
-    state = {
-        "format": FORMAT,
-        "model": asdict(description),
-        "position": asdict(position),
-        "config": dict(config),
-        "random_states": random_states(),
-    }
-    (partial / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-    flush_to_disk(partial)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    point_to(folder / "last", final)
-    return final
-
-
-def flush_to_disk(folder: Path) -> None:
-    """Wait until the folder's files are on the disk, so that a rename never names half a file."""
-    for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def point_to(link: Path, folder: Path) -> None:
-    """Make `link` name `folder` beside it, at once."""
-    partial = link.with_name(f".{link.name}.partial")
-    partial.unlink(missing_ok=True)
-    partial.symlink_to(folder.name)
-    partial.replace(link)
-
-
-def remove_others(folder: Path) -> None:
-    """Keep only the checkpoints that `best` and `last` point to."""
-    kept = {(folder / name).resolve() for name in ("best", "last")}
-    for checkpoint in folder.glob("step-*"):
-        if checkpoint.resolve() not in kept:
-            shutil.rmtree(checkpoint)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from data import ClassMap, DetectionDataset, find_split, read_annotations
-from retinanet.config import config_from_tree
+from retinanet.config_file import config_from_tree
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.utils import draw_bounding_boxes
 
-from data import Annotations, decode_image
+from data import Annotations
 from retinanet.training.evaluate import ImageDetections
 
 Pixels = NDArray[np.uint8]
@@ -22,11 +22,6 @@ LEAST_SIDE = 480
 MOST_BOXES = 40
 """A picture with more boxes than this cannot be read."""
 
-SHOWN_SCORE = 0.4
-"""Predictions below this are not drawn in a run's pictures, where any reaches it."""
-
-UNSURE_BOXES = 3
-"""So many are drawn where none does."""
 
 PALETTE = (
     "#e6194b", "#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5",
@@ -126,78 +121,6 @@ def category_names(annotations: Annotations) -> dict[int, str]:
 def colour_of(category_id: int) -> str:
     """The colour of a class, the same in every picture."""
     return PALETTE[category_id % len(PALETTE)]
-
-
-def spread_indices(total: int, count: int) -> list[int]:
-    """At most `count` places, evenly spread over `total`: the same images at each evaluation."""
-    count = min(count, total)
-    return [round((2 * place + 1) * total / (2 * count) - 0.5) for place in range(count)]
-
-
-def evaluation_sheet(
-    annotations: Annotations,
-    image_folder: Path,
-    detections: Sequence[ImageDetections],
-    *,
-    count: int,
-) -> Pixels | None:
-    """One picture of some validation images: true boxes left, predictions right, two pairs a row.
-
-    Args:
-        annotations: The split.
-        image_folder: Its images.
-        detections: Of every image of the split.
-        count: Images to show; 0 gives no picture.
-
-    Returns:
-        uint8 [H, W, 3], or None where there is nothing to show.
-    """
-    by_id = {found.image_id: found for found in detections}
-    names = category_names(annotations)
-    pairs = []
-    for index in spread_indices(len(annotations), count):
-        pixels = decode_image(image_folder / annotations.file_names[index])
-        truth = draw_truth(pixels, annotations, index)
-        found = by_id[int(annotations.image_ids[index])]
-        least_score, caption = shown_scores(found)
-        prediction = draw_detections(pixels, found, names=names, least_score=least_score)
-        pairs.append((truth, prediction, caption))
-    return compose_sheet(pairs) if pairs else None
-
-
-def shown_scores(found: ImageDetections) -> tuple[float, str]:
-    """The score from which an image's boxes are drawn, and the caption that says so.
-
-    A detector that has seen little is sure of nothing: then its best boxes say what it has learnt.
-    """
-    if not len(found.scores):
-        return SHOWN_SCORE, "predicted: nothing"
-    if found.scores[0] >= SHOWN_SCORE:
-        return SHOWN_SCORE, f"predicted, score ≥ {SHOWN_SCORE:g}"
-    best = found.scores[:UNSURE_BOXES]
-    return float(best[-1]), f"predicted, none ≥ {SHOWN_SCORE:g}: the best {len(best)}"
-
-
-def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels, str]]) -> Pixels:
-    """Pairs of pictures with the second's caption, two pairs a row, as one picture."""
-    # The object interface: pyplot would keep figures and choose a window system.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    rows = -(-len(pairs) // 2)
-    figure = Figure(figsize=(16, 4.3 * rows), dpi=100, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 4, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for place, (truth, prediction, predicted) in enumerate(pairs):
-        row, column = divmod(place, 2)
-        for offset, picture, caption in ((0, truth, "true"), (1, prediction, predicted)):
-            axis = axes[row, 2 * column + offset]
-            axis.imshow(picture)
-            axis.set_title(caption, fontsize=11)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def save_picture(pixels: Pixels, file: Path) -> None:

@@ -11,13 +11,8 @@ from data import DetectionData, TrainingBatches, training_loader
 from retinanet.config import Config, config_to_tree
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
-from retinanet.training.checkpoint import (
-    ModelDescription,
-    TrainingPosition,
-    point_to,
-    remove_others,
-    save_checkpoint,
-)
+from retinanet.training.checkpoint import ModelDescription, TrainingPosition
+from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.plan import StepPlan

@@ -12,9 +12,10 @@ from retinanet.training.curves import draw_curves
 from retinanet.training.evaluate_split import SplitResult
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog, read_metrics
-from retinanet.training.pictures import evaluation_sheet, save_picture
+from retinanet.training.pictures import save_picture
 from retinanet.training.report import print_evaluation, print_summary
 from retinanet.training.run_folder import RunFolder
+from retinanet.training.sheet import evaluation_sheet
 
 STEPS_AVERAGED = 20
 """Speed and loss on the console are means over so many steps."""

@@ -6,17 +6,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from retinanet.config import (
-    SHIPPED,
-    Config,
-    config_from_tree,
-    config_to_tree,
-    field_help,
-    field_names,
-    find_config,
-    load_config,
-    read_yaml,
-)
+from retinanet.config import Config, config_to_tree, field_help, field_names
+from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
 from retinanet.errors import InputError
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("**/*.yaml"))

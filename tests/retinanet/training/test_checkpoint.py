@@ -19,11 +19,9 @@ from retinanet.training.checkpoint import (
     ModelDescription,
     TrainingPosition,
     find_checkpoint,
-    point_to,
     read_checkpoint,
-    remove_others,
-    save_checkpoint,
 )
+from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.random_states import random_states, restore_random_states, seed_everything
 
 CLASSES = ClassMap((7, 3), ("seven", "three"))

@@ -13,10 +13,9 @@ from retinanet.training.pictures import (
     draw_boxes,
     draw_detections,
     draw_truth,
-    evaluation_sheet,
     save_picture,
-    spread_indices,
 )
+from retinanet.training.sheet import evaluation_sheet, spread_indices
 
 WHITE = np.full((500, 600, 3), 255, np.uint8)
 
