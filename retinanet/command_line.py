@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from ruamel.yaml import YAML
 
@@ -69,4 +70,11 @@ def print_config(config: Config) -> None:
 def resuming_command() -> str:
     """The command that goes on with the run that this process is."""
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
-    return shlex.join(["python", sys.argv[0], *words, "--resume"])
+    return shlex.join([installed("python"), sys.argv[0], *words, "--resume"])
+
+
+def installed(program: str) -> str:
+    """A program of this environment as a user can type it here: `.venv/bin/python`."""
+    path = Path(sys.executable).with_name(program)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

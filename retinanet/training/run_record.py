@@ -1,12 +1,14 @@
 """What a run leaves behind as it goes: metrics, pictures, detections, console lines."""
 
 import json
+import shlex
 from collections import deque
 from pathlib import Path
 
 from rich.console import Console
 
 from data import DetectionDataset
+from retinanet.command_line import installed
 from retinanet.training.coco_metric import found_boxes
 from retinanet.training.curves import draw_curves
 from retinanet.training.evaluate_split import SplitResult
@@ -98,8 +100,18 @@ class RunRecord:
                 "tensorboard": folder.tensorboard,
             },
             next_commands=[
-                f"python -m retinanet predict --checkpoint {folder.checkpoints / 'best'} {example}",
-                f"tensorboard --logdir {folder.tensorboard}",
+                shlex.join(
+                    [
+                        installed("python"),
+                        "-m",
+                        "retinanet",
+                        "predict",
+                        "--checkpoint",
+                        str(folder.checkpoints / "best"),
+                        str(example),
+                    ]
+                ),
+                shlex.join([installed("tensorboard"), "--logdir", str(folder.tensorboard)]),
             ],
         )
 
