@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -49,7 +50,8 @@ class DetectionDataset(Dataset[Sample]):
     """A split's images as samples. The sample of a key depends on the key alone.
 
     Targets leave out crowd and group boxes: they mark no single object (the MLPerf reference
-    trains on them). Images without boxes stay, as background.
+    trains on them). Images that are left without boxes stay as background, or are skipped with
+    `skip_images_without_boxes`; `rows` says which images remain, and keys count among them.
 
     Raises InputError if a category has no class, or the first image is not in the folder; on
     reading, if an image is damaged or is not of the shape that its annotations say.
@@ -63,6 +65,7 @@ class DetectionDataset(Dataset[Sample]):
         *,
         image_size: int,
         train: bool,
+        skip_images_without_boxes: bool = False,
     ) -> None:
         class_map.labels_of(annotations.category_ids)
         first = image_folder / annotations.file_names[0]
@@ -70,6 +73,9 @@ class DetectionDataset(Dataset[Sample]):
             raise InputError(
                 f"{first}: no such image file; check the folder of images and file_name"
             )
+        self.rows = np.arange(len(annotations))
+        if skip_images_without_boxes:
+            self.rows = _images_with_boxes(annotations)
         self.annotations = annotations
         self.image_folder = image_folder
         self.class_map = class_map
@@ -77,22 +83,23 @@ class DetectionDataset(Dataset[Sample]):
         self.train = train
 
     def __len__(self) -> int:
-        """The number of images."""
-        return len(self.annotations)
+        """The number of images that are not skipped."""
+        return len(self.rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of a key; in training mirrored with p = 0.5 by the key's seed."""
         annotations = self.annotations
-        path = self.image_folder / annotations.file_names[key.index]
+        row = int(self.rows[key.index])
+        path = self.image_folder / annotations.file_names[row]
         pixels = decode_image(path)
-        original_size = (int(annotations.heights[key.index]), int(annotations.widths[key.index]))
+        original_size = (int(annotations.heights[row]), int(annotations.widths[row]))
         _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
         image = resize_image(pixels, self.image_size)
-        boxes, labels = self._targets(key.index, original_size)
+        boxes, labels = self._targets(row, original_size)
         if self.train and np.random.default_rng(key.seed).random() < 0.5:
             image, boxes = flip(image, boxes)
         target = {"boxes": boxes, "labels": labels}
-        return Sample(image, target, int(annotations.image_ids[key.index]), original_size)
+        return Sample(image, target, int(annotations.image_ids[row]), original_size)
 
     def _targets(self, index: int, original_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         rows = self.annotations.boxes_of(index)
@@ -102,6 +109,15 @@ class DetectionDataset(Dataset[Sample]):
         boxes = scale_boxes(boxes, original_size=original_size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
         return boxes[keep].to(torch.float32), torch.from_numpy(labels)[keep]
+
+
+def _images_with_boxes(annotations: Annotations) -> NDArray[np.int64]:
+    """Rows of the images that have a box of a single object."""
+    image_of_box = np.repeat(np.arange(len(annotations)), np.diff(annotations.box_offsets))
+    rows = np.unique(image_of_box[~annotations.box_is_crowd])
+    if not len(rows):
+        raise InputError("annotations: no image has a box; there is nothing to train on")
+    return rows
 
 
 def collate(samples: list[Sample]) -> Batch:

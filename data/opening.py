@@ -24,6 +24,7 @@ def open_data(
     image_size: int,
     class_indices: str,
     num_classes: int | None,
+    skip_images_without_boxes: bool,
 ) -> DetectionData:
     """Read both splits' annotations and settle the classes from the training split's.
 
@@ -33,6 +34,7 @@ def open_data(
         image_size: Side of the square that images are resized to. [pixels]
         class_indices: `contiguous` or `category_id`.
         num_classes: Outputs of the model; None takes what the categories need.
+        skip_images_without_boxes: Whether training leaves them out.
 
     Raises:
         InputError: Annotations are not COCO's, the splits' categories differ, or the categories do
@@ -53,7 +55,12 @@ def open_data(
     )
     return DetectionData(
         train=DetectionDataset(
-            train_annotations, train.images, classes, image_size=image_size, train=True
+            train_annotations,
+            train.images,
+            classes,
+            image_size=image_size,
+            train=True,
+            skip_images_without_boxes=skip_images_without_boxes,
         ),
         validation=DetectionDataset(
             validation_annotations, validation.images, classes, image_size=image_size, train=False

@@ -58,6 +58,8 @@ class DataConfig:
     """Images are resized to this square, whatever their shape. [pixels]"""
     class_indices: Literal["contiguous", "category_id"] = "contiguous"
     """Class numbers of the model: the JSON's categories in order, or its category ids. [name]"""
+    images_without_boxes: Literal["skip", "train"] = "skip"
+    """Leave them out of training, as torchvision does, or train on them as MLPerf does. [name]"""
     workers: Annotated[int, Field(ge=0)] = 0
     """Processes that load images; 0 loads in the training process. [processes]"""
 

@@ -12,6 +12,7 @@ KEPT_FIELDS = (
     "data.scenes",
     "data.image_size",
     "data.class_indices",
+    "data.images_without_boxes",
     "model.norm",
     "model.trainable_layers",
     "model.num_classes",

@@ -84,10 +84,13 @@ class Run:
         )
         training, size = self.config.training, self.config.data.image_size
         trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        without_boxes = len(self.data.train.annotations) - len(self.data.train)
+        skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
         rows = {
             "run": self.folder.path,
-            "data": f"{len(self.data.train)} training images, {len(self.data.validation)} for "
-            f"validation, {self.description.num_classes} class indices",
+            "data": f"{len(self.data.train)} training images{skipped}, "
+            f"{len(self.data.validation)} for validation, "
+            f"{self.description.num_classes} class indices",
             "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million parameters that train, "
             f"{self.description.norm} norms",
             "steps": f"{self.plan.total_steps} of {training.batch_size} × "

@@ -51,6 +51,7 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         image_size=settings.image_size,
         class_indices=settings.class_indices,
         num_classes=config.model.num_classes,
+        skip_images_without_boxes=settings.images_without_boxes == "skip",
     )
 
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,20 @@ BOXES: list[dict[str, Any]] = [
 ]
 
 
-def make(folder: Path, *, train: bool, size: int = 64) -> DetectionDataset:
+def make(
+    folder: Path,
+    *,
+    train: bool,
+    size: int = 64,
+    images: list[dict[str, Any]] = IMAGES,
+) -> DetectionDataset:
     random = np.random.default_rng(0)
-    for image in IMAGES:
+    for image in images:
         shape = (image["height"], image["width"], 3)
         pixels = random.integers(0, 256, shape, dtype=np.uint8)
         Image.fromarray(pixels).save(folder / image["file_name"])
     categories = [{"id": 9, "name": "nine"}, {"id": 4, "name": "four"}]
-    content = {"images": IMAGES, "annotations": BOXES, "categories": categories}
+    content = {"images": images, "annotations": BOXES, "categories": categories}
     (folder / "labels.json").write_text(json.dumps(content))
     annotations = read_annotations(folder / "labels.json")
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
@@ -168,3 +175,30 @@ def test_a_turned_image_is_refused_and_a_resized_copy_is_not(tmp_path: Path) -> 
     turned.save(tmp_path / "wide.png")
     with pytest.raises(InputError, match=r"wide\.png: the image is 40×80 pixels.*width 80"):
         dataset[SampleKey(0, 0)]
+
+
+def skipping(dataset: DetectionDataset, *, box_is_crowd: list[bool]) -> DetectionDataset:
+    """The same images in training, with other boxes being groups; skips images without boxes."""
+    return DetectionDataset(
+        replace(dataset.annotations, box_is_crowd=np.array(box_is_crowd)),
+        dataset.image_folder,
+        dataset.class_map,
+        image_size=64,
+        train=True,
+        skip_images_without_boxes=True,
+    )
+
+
+def test_images_without_boxes_are_skipped_on_request(tmp_path: Path) -> None:
+    images = list(reversed(IMAGES))  # the image without boxes comes first
+    full = make(tmp_path, train=True, images=images)
+    dataset = skipping(full, box_is_crowd=[False] * len(BOXES))
+    assert (len(full), len(dataset)) == (2, 1)
+    sample = dataset[SampleKey(0, 0)]
+    assert sample.image_id == 11 and len(sample.target["boxes"]) > 0
+
+
+def test_images_with_groups_only_are_skipped_too(tmp_path: Path) -> None:
+    full = make(tmp_path, train=True)
+    with pytest.raises(InputError, match="no image has a box"):
+        skipping(full, box_is_crowd=[True] * len(BOXES))

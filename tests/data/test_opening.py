@@ -40,6 +40,7 @@ def opened(
         image_size=64,
         class_indices=class_indices,
         num_classes=num_classes,
+        skip_images_without_boxes=False,
     )
 
 
