@@ -1,5 +1,6 @@
 """A data set's two splits and the classes that they share."""
 
+from functools import partial
 from typing import NamedTuple
 
 from data.annotations import Annotations, read_annotations
@@ -37,34 +38,25 @@ def open_data(
         skip_images_without_boxes: Whether training leaves them out.
 
     Raises:
-        InputError: Annotations are not COCO's, the splits' categories differ, or the categories do
-            not fit `num_classes`.
+        InputError: Annotations are not COCO's, or the categories differ or do not fit.
     """
     train_annotations = read_annotations(train.annotations)
     validation_annotations = read_annotations(validation.annotations)
+    source = str(train.annotations)
     classes = class_map_of(
-        train_annotations,
-        source=str(train.annotations),
-        class_indices=class_indices,
-        num_classes=num_classes,
+        train_annotations, source=source, class_indices=class_indices, num_classes=num_classes
     )
-    classes.check_categories(
-        validation_annotations.category_ids,
-        validation_annotations.category_names,
-        file=validation.annotations,
-    )
+    categories = validation_annotations.category_ids, validation_annotations.category_names
+    classes.check_categories(*categories, file=validation.annotations)
+    dataset = partial(DetectionDataset, class_map=classes, image_size=image_size)
     return DetectionData(
-        train=DetectionDataset(
+        train=dataset(
             train_annotations,
             train.images,
-            classes,
-            image_size=image_size,
             train=True,
             skip_images_without_boxes=skip_images_without_boxes,
         ),
-        validation=DetectionDataset(
-            validation_annotations, validation.images, classes, image_size=image_size, train=False
-        ),
+        validation=dataset(validation_annotations, validation.images, train=False),
         classes=classes,
     )
 

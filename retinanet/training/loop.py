@@ -74,8 +74,8 @@ def train_one_epoch(
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
 
-    A generator, so that whoever drives it may log, draw, write a checkpoint or stop between any two
-    steps. Batches left over that do not fill an accumulated step are not used.
+    A generator, so that whoever drives it may log, write a checkpoint or stop between any two
+    steps. Batches left over that do not fill a step are not used.
 
     Args:
         batches: The rest of the epoch; see `data.training_loader`.
@@ -84,8 +84,7 @@ def train_one_epoch(
         precision: `bf16` or `float32`.
         gradient_accumulation: Batches averaged into one step.
 
-    Raises:
-        NonFiniteLossError: Before the weights are touched.
+    Raises NonFiniteLossError before the weights are touched.
     """
     model.train()
     stream = iter(batches)
@@ -97,12 +96,9 @@ def train_one_epoch(
             return
         data_seconds = time.perf_counter() - start
         rate = learning_rate(step)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = rate
         step += 1
         losses = accumulate_gradients(model, group, precision=precision, step=step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update_weights(optimizer, learning_rate=rate)
         yield StepResult(
             step=step,
             losses=losses,
@@ -111,6 +107,14 @@ def train_one_epoch(
             seconds=time.perf_counter() - start,
             data_seconds=data_seconds,
         )
+
+
+def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
+    """Take an optimizer step at the given rate, and let go of the gradients."""
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def accumulate_gradients(

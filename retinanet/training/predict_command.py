@@ -12,7 +12,7 @@ from data import ClassMap, decode_image, resize_image
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.model import RetinaNet, resize_boxes
-from retinanet.training.checkpoint import read_checkpoint
+from retinanet.training.checkpoint import ModelDescription, read_checkpoint
 from retinanet.training.coco_metric import xywh
 from retinanet.training.evaluate import ImageDetections, detect_batch
 from retinanet.training.output_files import require_free, write_whole
@@ -42,12 +42,8 @@ def predict(
     Raises:
         InputError: A file is missing, not a picture, or would be overwritten.
     """
-    for picture in pictures:
-        if not picture.is_file():
-            raise InputError(f"{picture}: no such picture file")
     drawn = [out / f"{picture.stem}.boxes.png" for picture in pictures]
-    outputs = [*drawn, *([json_file] if json_file else [])]
-    require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
+    check_files(pictures, [*drawn, *([json_file] if json_file else [])], overwrite=overwrite)
     found = read_checkpoint(checkpoint)
     classes = ClassMap.from_json(found.model.classes)
     names = dict(zip(classes.category_ids, classes.names, strict=True))
@@ -56,10 +52,7 @@ def predict(
     records: list[dict[str, Any]] = []
     for picture, file in zip(pictures, drawn, strict=True):
         pixels = decode_image(picture, apply_exif_orientation=True)
-        detections = detect_in_picture(
-            model, pixels, classes, image_size=found.model.image_size,
-            precision=found.model.precision,
-        )  # fmt: skip
+        detections = detect_in_picture(model, pixels, classes, description=found.model)
         image = draw_detections(pixels, detections, names=names, least_score=least_score)
         save_in(out, file, image)
         boxes = box_records(picture, detections, names=names, least_score=least_score)
@@ -70,17 +63,29 @@ def predict(
     return FINISHED
 
 
+def check_files(pictures: Sequence[Path], outputs: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse what would fail half-way or lose something.
+
+    Raises:
+        InputError: A picture is missing, or an output exists.
+    """
+    for picture in pictures:
+        if not picture.is_file():
+            raise InputError(f"{picture}: no such picture file")
+    require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
+
+
 def detect_in_picture(
     model: RetinaNet,
     pixels: NDArray[np.uint8],
     classes: ClassMap,
     *,
-    image_size: int,
-    precision: str,
+    description: ModelDescription,
 ) -> ImageDetections:
     """Detections in pixels of a picture [H, W, 3]; its `image_id` is 0."""
+    image_size = description.image_size
     resized = resize_image(pixels, image_size)[None]
-    [found] = detect_batch(model, resized, precision=precision)
+    [found] = detect_batch(model, resized, precision=description.precision)
     original_size = (pixels.shape[0], pixels.shape[1])
     boxes = resize_boxes(found.boxes, (image_size, image_size), original_size)
     return ImageDetections(

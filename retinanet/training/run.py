@@ -55,19 +55,8 @@ class Run:
         self.sampler = TrainingBatches(
             len(data.train), batch_size=training.batch_size, seed=config.run.seed
         )
-        if len(self.sampler) < training.gradient_accumulation:
-            raise InputError(
-                f"training.gradient_accumulation: {training.gradient_accumulation} batches a step, "
-                f"but an epoch has only {len(self.sampler)}; lower it or training.batch_size"
-            )
         self.loader = training_loader(data.train, self.sampler, workers=config.data.workers)
-        self.plan = StepPlan(
-            batches_per_epoch=len(self.sampler),
-            gradient_accumulation=training.gradient_accumulation,
-            epochs=training.epochs,
-            max_steps=training.max_steps,
-            evaluate_every=config.evaluation.every,
-        )
+        self.plan = plan_steps(config, batches_per_epoch=len(self.sampler))
         self.step = 0
         self.map_here: float | None = None
         """mAP of the weights as they are; None where they have not been evaluated."""
@@ -202,3 +191,24 @@ class Run:
             example=self.data.validation.image_folder
             / self.data.validation.annotations.file_names[0],
         )
+
+
+def plan_steps(config: Config, *, batches_per_epoch: int) -> StepPlan:
+    """The steps that a configuration asks for.
+
+    Raises:
+        InputError: An epoch has fewer batches than a step.
+    """
+    training = config.training
+    if batches_per_epoch < training.gradient_accumulation:
+        raise InputError(
+            f"training.gradient_accumulation: {training.gradient_accumulation} batches a step, "
+            f"but an epoch has only {batches_per_epoch}; lower it or training.batch_size"
+        )
+    return StepPlan(
+        batches_per_epoch=batches_per_epoch,
+        gradient_accumulation=training.gradient_accumulation,
+        epochs=training.epochs,
+        max_steps=training.max_steps,
+        evaluate_every=config.evaluation.every,
+    )

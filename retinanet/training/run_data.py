@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from data import DetectionData, find_split, make_scenes, open_data
-from retinanet.config import Config, DataConfig
+from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.errors import InputError
 from retinanet.training.progress import progress
 
@@ -26,15 +26,7 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
     if settings.scenes is not None:
         require_no_files(settings)
         root = scenes_folder
-        total = settings.scenes.train + settings.scenes.validation
-        with progress(console, "drawing scenes", total=total) as advance:
-            make_scenes(
-                root,
-                seed=config.run.seed,
-                train=settings.scenes.train,
-                validation=settings.scenes.validation,
-                advance=advance,
-            )
+        draw_scenes(root, settings.scenes, seed=config.run.seed, console=console)
     return open_data(
         find_split(
             root,
@@ -53,6 +45,19 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         num_classes=config.model.num_classes,
         skip_images_without_boxes=settings.images_without_boxes == "skip",
     )
+
+
+def draw_scenes(root: Path, settings: ScenesConfig, *, seed: int, console: Console) -> None:
+    """Draw both splits' scenes, unless they are there, and show the progress."""
+    total = settings.train + settings.validation
+    with progress(console, "drawing scenes", total=total) as advance:
+        make_scenes(
+            root,
+            seed=seed,
+            train=settings.train,
+            validation=settings.validation,
+            advance=advance,
+        )
 
 
 def require_no_files(settings: DataConfig) -> None:
