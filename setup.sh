@@ -4,6 +4,7 @@
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
 set -euo pipefail
+trap 'exit 130' INT TERM # not on to the next step
 cd "$(dirname "$0")"
 
 fail() {
@@ -42,10 +43,10 @@ install_packages() {
     if [ -n "${TORCH_INDEX:-}" ]; then
         grep -E '^(torch|torchvision)==' requirements.txt >.venv/torch.txt
         grep -vE '^(torch|torchvision|triton|nvidia-[a-z0-9-]+)==' requirements.txt >.venv/others.txt
-        "${install[@]}" --index-url "$TORCH_INDEX" -r .venv/torch.txt
-        "${install[@]}" -r .venv/others.txt
+        "${install[@]}" --index-url "$TORCH_INDEX" -r .venv/torch.txt || return
+        "${install[@]}" -r .venv/others.txt || return
     else
-        "${install[@]}" -r requirements.txt
+        "${install[@]}" -r requirements.txt || return
     fi
     .venv/bin/python -m pip check --disable-pip-version-check
 }
