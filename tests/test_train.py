@@ -33,6 +33,7 @@ SETTINGS = [
     "data.image_size=64",
     "training.batch_size=2",
     "training.learning_rate=1e-3",
+    "training.warmup_epochs=0.25",
     f"training.max_steps={STEPS}",
     "evaluation.every=2",
     "evaluation.pictures=2",
@@ -202,7 +203,7 @@ def test_tensorboard_shows_the_numbers_of_the_metrics_file(undisturbed: Path) ->
 
 def test_the_learning_rate_follows_warmup_and_cosine(undisturbed: Path) -> None:
     rates = [record["learning_rate"] for record in records_of(undisturbed, kind="step")]
-    # The demo warms up over a quarter of an epoch: one step of the four.
+    # A warm-up of a quarter of an epoch: one step of the four.
     assert rates[0] == pytest.approx(1e-3 * 1e-3)
     assert rates[1] == pytest.approx(1e-3)
     assert rates[1:] == sorted(rates[1:], reverse=True) and rates[-1] < 1e-4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.command_line import parse_run_arguments, resuming_command, run_command
+from retinanet.command_line import installed, parse_run_arguments, resuming_command, run_command
 from retinanet.config import field_names
 from retinanet.errors import InputError
 
@@ -59,7 +59,20 @@ def test_the_resuming_command_repeats_the_words_and_adds_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--overwrite", "run.root=a b"])
-    assert resuming_command() == "python train.py 'run.root=a b' --resume"
+    assert resuming_command() == f"{installed('python')} train.py 'run.root=a b' --resume"
+
+
+def test_programs_are_named_as_they_can_be_typed_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
+    monkeypatch.chdir(tmp_path)
+    assert installed("tensorboard") == ".venv/bin/tensorboard"
+    monkeypatch.chdir("/")
+    assert installed("python") == str((tmp_path / ".venv/bin/python").relative_to("/"))
+    monkeypatch.setattr(sys, "executable", "/elsewhere/bin/python3")
+    monkeypatch.chdir(tmp_path)
+    assert installed("python") == "/elsewhere/bin/python"
 
 
 def test_help_lists_every_field_and_loads_no_torch() -> None:
