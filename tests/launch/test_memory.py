@@ -13,7 +13,7 @@ from launch.memory import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 import torch
 torch.set_num_threads(1)
-for _ in range(5):  # the heap takes some rounds to grow as far as it has to
+for _ in range(25):  # the heap takes four to eight rounds to grow as far as it has to
     torch.ones(25_000_000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
@@ -34,8 +34,7 @@ def test_kept_memory_is_used_again_without_page_faults() -> None:
     kept, with_policy = faults("keep")
     _, without = faults("leave")
     assert kept == "True"
-    # The heap may still grow by a tensor or so, as far as its layout happens to need.
-    assert with_policy < without / 4, (with_policy, without)
+    assert with_policy < without / 20, (with_policy, without)
 
 
 def test_the_policy_is_set_without_loading_torch() -> None:
