@@ -22,10 +22,10 @@ SUMMARY_COLUMNS = (
 CLASSES_SHOWN = 5
 
 
-def make_console(*, to_stderr: bool = False) -> Console:
+def make_console() -> Console:
     """A console as wide as the terminal; a pipe gets room for whole lines, and no colours."""
-    console = Console(stderr=to_stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=to_stderr, width=120, highlight=False)
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=120, highlight=False)
 
 
 def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) -> None:
