@@ -57,10 +57,28 @@ def detect(
         for image_id, original_size, detections in zip(
             batch.image_ids, batch.original_sizes, found, strict=True
         ):
-            boxes = resize_boxes(detections.boxes, (height, width), original_size)
-            yield ImageDetections(
+            yield on_original(
+                detections,
+                classes,
                 image_id=image_id,
-                boxes=boxes.double().numpy(),
-                scores=detections.scores.double().numpy(),
-                category_ids=classes.category_ids_of(detections.labels.numpy()),
+                input_size=(height, width),
+                original_size=original_size,
             )
+
+
+def on_original(
+    detections: Detections,
+    classes: ClassMap,
+    *,
+    image_id: int,
+    input_size: tuple[int, int],
+    original_size: tuple[int, int],
+) -> ImageDetections:
+    """Detections in pixels of the original image, with category ids; sizes are (height, width)."""
+    boxes = resize_boxes(detections.boxes, input_size, original_size)
+    return ImageDetections(
+        image_id=image_id,
+        boxes=boxes.double().numpy(),
+        scores=detections.scores.double().numpy(),
+        category_ids=classes.category_ids_of(detections.labels.numpy()),
+    )

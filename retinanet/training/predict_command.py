@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from data import ClassMap, decode_image, resize_image
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
-from retinanet.model import RetinaNet, resize_boxes
+from retinanet.model import RetinaNet
 from retinanet.training.checkpoint import ModelDescription, read_checkpoint
 from retinanet.training.coco_metric import xywh
-from retinanet.training.evaluate import ImageDetections, detect_batch
+from retinanet.training.evaluate import ImageDetections, detect_batch, on_original
 from retinanet.training.output_files import require_free, write_whole
 from retinanet.training.pictures import draw_detections, save_picture
 from retinanet.training.report import make_console
@@ -86,13 +86,12 @@ def detect_in_picture(
     image_size = description.image_size
     resized = resize_image(pixels, image_size)[None]
     [found] = detect_batch(model, resized, precision=description.precision)
-    original_size = (pixels.shape[0], pixels.shape[1])
-    boxes = resize_boxes(found.boxes, (image_size, image_size), original_size)
-    return ImageDetections(
+    return on_original(
+        found,
+        classes,
         image_id=0,
-        boxes=boxes.double().numpy(),
-        scores=found.scores.double().numpy(),
-        category_ids=classes.category_ids_of(found.labels.numpy()),
+        input_size=(image_size, image_size),
+        original_size=(pixels.shape[0], pixels.shape[1]),
     )
 
 
