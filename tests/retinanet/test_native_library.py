@@ -1,0 +1,216 @@
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from retinanet.native_library import (
+    NativeLibraryError,
+    NoCompilerError,
+    load_library,
+    mapped_files,
+    usable_instruction_sets,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+SQUARES = """
+extern "C" int threads_used(int threads) {
+    int used = 0;
+    #pragma omp parallel num_threads(threads) reduction(+ : used)
+    used += 1;
+    return used;
+}
+extern "C" void scale(float* values, long count, float factor) {
+    for (long i = 0; i < count; ++i) values[i] = values[i] * factor + factor;
+}
+extern "C" double sum_of_squares(const float* values, long count, int threads) {
+    double sum = 0;
+    #pragma omp parallel for num_threads(threads) reduction(+ : sum)
+    for (long i = 0; i < count; ++i) sum += double(values[i]) * values[i];
+    return sum;
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    load_library.cache_clear()
+    yield tmp_path / "cache" / "retinanet-cpu"
+    load_library.cache_clear()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "squares.cpp"
+    path.write_text(SQUARES)
+    return path
+
+
+def sum_of_squares(library: ctypes.CDLL, values: torch.Tensor, threads: int) -> float:
+    library.sum_of_squares.restype = ctypes.c_double
+    pointer = ctypes.c_void_p(values.data_ptr())
+    return library.sum_of_squares(pointer, ctypes.c_long(values.numel()), threads)
+
+
+@pytest.mark.parametrize("instruction_set", usable_instruction_sets())
+def test_every_instruction_set_of_this_processor_runs(source: Path, instruction_set: str) -> None:
+    library = load_library(source, instruction_set=instruction_set)
+    values = torch.arange(1000.0)
+    expected = pytest.approx(values.double().square().sum().item())
+    assert sum_of_squares(library, values, 1) == expected
+    assert sum_of_squares(library, values, 2) == expected
+
+
+def test_the_instruction_sets_are_compiled_differently(source: Path, cache: Path) -> None:
+    names = usable_instruction_sets()
+    for name in names:
+        load_library(source, instruction_set=name)
+    assert len(list(cache.glob("*.so"))) == len(names)
+    assert len({path.read_bytes() for path in cache.glob("*.so")}) == len(names)
+
+
+def test_openmp_is_the_one_that_torch_has_loaded(source: Path) -> None:
+    before = mapped_files("libgomp")
+    library = load_library(source)
+    assert library.threads_used(2) == 2
+    assert mapped_files("libgomp") == before
+    assert len(before) == 1
+
+
+def test_a_library_is_compiled_once(source: Path, cache: Path) -> None:
+    load_library(source)
+    (built,) = cache.glob("*.so")
+    written = built.stat().st_mtime_ns
+    load_library.cache_clear()
+    load_library(source)
+    assert [built] == list(cache.glob("*.so"))
+    assert built.stat().st_mtime_ns == written
+
+
+def test_a_changed_source_is_compiled_again(source: Path, cache: Path) -> None:
+    assert load_library(source).threads_used(2) == 2
+    source.write_text(SQUARES.replace("used += 1", "used += 10"))
+    load_library.cache_clear()
+    assert load_library(source).threads_used(2) == 20
+    assert len(list(cache.glob("*.so"))) == 2
+
+
+def test_without_a_compiler_the_error_says_what_to_install(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoCompilerError, match=r"install g\+\+"):
+        load_library(source)
+
+
+def test_cxx_names_the_compiler(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\ntouch "{tmp_path}/called"\nexec {compiler} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    assert load_library(source).threads_used(1) == 1
+    assert (tmp_path / "called").exists()
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    load_library.cache_clear()
+    with pytest.raises(NoCompilerError, match="missing"):
+        load_library(source)
+
+
+def test_a_compile_error_keeps_the_compilers_message(source: Path, cache: Path) -> None:
+    source.write_text("int wrong() { return undeclared; }")
+    with pytest.raises(NativeLibraryError, match="undeclared"):
+        load_library(source)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_build_that_is_killed_leaves_nothing_that_a_later_one_trips_over(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The compiler writes half a library, and takes its parent down with it.
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(
+        '#!/bin/sh\ncase "$*" in *-shared*) for last; do :; done; echo half > "$last"; '
+        f'kill -9 $PPID; exit 1;; esac\nexec {shutil.which("g++")} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    text = "import sys, pathlib; from retinanet.native_library import load_library\n"
+    text += "load_library(pathlib.Path(sys.argv[1]))"
+    environment = {**os.environ, "CXX": str(wrapper)}
+    command = [sys.executable, "-c", text, str(source)]
+    killed = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
+    assert killed.returncode == -9
+    assert not list(cache.glob("*.so"))
+    good = wrapper.read_text().replace("kill -9 $PPID; exit 1", f'exec {shutil.which("g++")} "$@"')
+    wrapper.write_text(good)
+    monkeypatch.setenv("CXX", str(wrapper))  # the same key
+    assert load_library(source).threads_used(1) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # for root too
+    assert load_library(source).threads_used(1) == 1
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(list(folder.glob("*.so"))) == 1
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_trusted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    folder = tmp_path / "temporary" / f"retinanet-cpu-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(NativeLibraryError, match="no folder for compiled code"):
+        load_library(source)
+
+
+BUILD_WITHOUT_TORCHS_WEIGHT = """
+import ctypes, sys, types
+from pathlib import Path
+torch = types.ModuleType("torch")
+torch.__file__ = "torch/__init__.py"
+sys.modules["torch"] = torch  # eight real ones take a minute to import
+from retinanet.native_library import load_library
+print(load_library(Path(sys.argv[1])).threads_used(1))
+"""
+
+
+def test_eight_processes_that_start_at_once_compile_once(
+    source: Path, cache: Path, tmp_path: Path
+) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *-shared*) echo >> "{tmp_path}/links";; esac\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    environment = {**os.environ, "CXX": str(wrapper)}
+    command = [sys.executable, "-c", BUILD_WITHOUT_TORCHS_WEIGHT, str(source)]
+    processes = [
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(8)
+    ]
+    assert [process.communicate()[0].strip() for process in processes] == ["1"] * 8
+    assert (tmp_path / "links").read_text() == "\n"
+    assert len(list(cache.glob("*.so"))) == 1
