@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from data import Batch, normalize
+from launch.resources import page_faults, peak_resident_mb, resident_mb
 from retinanet.engine.precision import autocast
 from retinanet.loss import detection_loss
 from retinanet.model import RetinaNet
@@ -28,6 +29,12 @@ class StepResult:
     """Waiting for data included."""
     data_seconds: float
     """Waiting for data alone."""
+    page_faults: int
+    """Pages that the kernel gave to this process anew; loading processes not counted."""
+    resident_mb: float
+    """Memory in RAM after the step. [10⁶ bytes]"""
+    peak_resident_mb: float
+    """The most so far, evaluations included. [10⁶ bytes]"""
 
     @property
     def loss(self) -> float:
@@ -91,6 +98,7 @@ def train_one_epoch(
     step = first_step
     while True:
         start = time.perf_counter()
+        faults = page_faults()
         group = list(islice(stream, gradient_accumulation))
         if len(group) < gradient_accumulation:
             return
@@ -106,6 +114,9 @@ def train_one_epoch(
             images=sum(len(batch.image_ids) for batch in group),
             seconds=time.perf_counter() - start,
             data_seconds=data_seconds,
+            page_faults=page_faults() - faults,
+            resident_mb=resident_mb(),
+            peak_resident_mb=peak_resident_mb(),
         )
 
 

@@ -34,12 +34,17 @@ class MetricsLog:
             "images_per_second": result.images / result.seconds,
             "seconds": result.seconds,
             "data_seconds": result.data_seconds,
+            "page_faults": result.page_faults,
+            "resident_mb": result.resident_mb,
+            "peak_resident_mb": result.peak_resident_mb,
         }
         self._write(record)
         for name in ("loss", *result.losses):
             self._tensorboard.add_scalar(f"train/{name}", record[name], result.step)
         for name in ("learning_rate", "images_per_second"):
             self._tensorboard.add_scalar(f"train/{name}", record[name], result.step)
+        for name in ("page_faults", "resident_mb", "peak_resident_mb"):
+            self._tensorboard.add_scalar(f"memory/{name}", record[name], result.step)
 
     def evaluation(
         self, evaluation: Evaluation, *, step: int, epoch: float, seconds: float

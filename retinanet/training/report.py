@@ -59,14 +59,16 @@ def print_summary(
     console: Console,
     *,
     headline: str,
+    memory: str,
     paths: dict[str, Path],
     next_commands: Sequence[str],
 ) -> None:
     """The last words of a run: how it ended, where its work lies, what to try next."""
     console.print(f"\n[bold]{headline}[/bold]")
-    width = max(len(name) for name in paths)
-    for name, path in paths.items():
-        console.print(f"  {name:<{width}}  {path}", soft_wrap=True)
+    rows = {**paths, "memory": memory}
+    width = max(len(name) for name in rows)
+    for name, value in rows.items():
+        console.print(f"  {name:<{width}}  {value}", soft_wrap=True)
     if next_commands:
         console.print("next:")
         for command in next_commands:

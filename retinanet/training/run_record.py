@@ -4,10 +4,12 @@ import json
 import shlex
 from collections import deque
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 
 from data import DetectionDataset
+from launch.resources import peak_resident_mb
 from retinanet.command_line import installed
 from retinanet.training.coco_metric import found_boxes
 from retinanet.training.curves import draw_curves
@@ -41,11 +43,13 @@ class RunRecord:
         self._target_map = target_map
         self._metrics = MetricsLog(folder.metrics, folder.tensorboard, resumed_step=first_step)
         self._recent: deque[StepResult] = deque(maxlen=STEPS_AVERAGED)
+        self._page_faults: list[int] = []
 
     def step(self, result: StepResult) -> str:
         """Note a step; returns what to say of it: speed and loss over the last steps."""
         self._metrics.step(result, epoch=result.step / self._steps_per_epoch)
         self._recent.append(result)
+        self._page_faults.append(result.page_faults)
         images = sum(recent.images for recent in self._recent)
         seconds = sum(recent.seconds for recent in self._recent)
         loss = sum(recent.loss for recent in self._recent) / len(self._recent)
@@ -92,6 +96,7 @@ class RunRecord:
         print_summary(
             self._console,
             headline=headline,
+            memory=memory_used(self._page_faults),
             paths={
                 "pictures": folder.pictures,
                 "curves": folder.pictures / "curves.png",
@@ -114,6 +119,14 @@ class RunRecord:
                 shlex.join([installed("tensorboard"), "--logdir", str(folder.tensorboard)]),
             ],
         )
+
+
+def memory_used(page_faults: list[int]) -> str:
+    """What to say of memory at the end of a run that had so many page faults in each step."""
+    text = f"{peak_resident_mb() / 1000:.1f} GB at the most"
+    if page_faults:
+        text += f", {median(page_faults):.0f} page faults in the median step"
+    return text
 
 
 def write_detections(result: SplitResult, file: Path) -> None:

@@ -21,6 +21,9 @@ def result(step: int, *, loss: float = 0.5) -> StepResult:
         images=6,
         seconds=1.5,
         data_seconds=0.5,
+        page_faults=7,
+        resident_mb=1500.5,
+        peak_resident_mb=2000.0,
     )
 
 
@@ -54,6 +57,9 @@ def test_a_step_is_one_line_with_its_numbers(tmp_path: Path) -> None:
         "images_per_second": 4.0,
         "seconds": 1.5,
         "data_seconds": 0.5,
+        "page_faults": 7,
+        "resident_mb": 1500.5,
+        "peak_resident_mb": 2000.0,
     }
 
 
@@ -71,6 +77,8 @@ def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
         log.evaluation(Evaluation(summary, {"cat": 0.25}), step=3, epoch=1.0, seconds=2.0)
         log.picture("validation", np.zeros((4, 6, 3), np.uint8), step=3)
     assert scalars(tmp_path, "train/loss") == [(1, 0.75), (2, 1.25), (3, 1.75)]
+    assert scalars(tmp_path, "memory/page_faults") == [(1, 7), (2, 7), (3, 7)]
+    assert scalars(tmp_path, "memory/peak_resident_mb")[0] == (1, 2000.0)
     assert scalars(tmp_path, "train/classification") == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert scalars(tmp_path, "evaluation/map") == [(3, 0.25)]
     with pytest.raises(KeyError):

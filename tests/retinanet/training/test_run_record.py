@@ -10,6 +10,7 @@ from pycocotools.coco import COCO
 from rich.console import Console
 
 from data import ClassMap, DetectionDataset, read_annotations
+from launch.resources import peak_resident_mb
 from retinanet.training.coco_metric import coco_metric
 from retinanet.training.evaluate import ImageDetections
 from retinanet.training.evaluate_split import SplitResult
@@ -102,19 +103,24 @@ def test_as_many_pictures_as_asked_for(
     assert names == files | {"curves.png"}
 
 
+def result(step: int, *, classification: float = 1.0, page_faults: int = 0) -> StepResult:
+    return StepResult(
+        step=step,
+        losses={"classification": classification, "bbox_regression": 1.0},
+        learning_rate=0.1,
+        images=3,
+        seconds=1.5,
+        data_seconds=0.1,
+        page_faults=page_faults,
+        resident_mb=1000.0,
+        peak_resident_mb=1200.0,
+    )
+
+
 def test_speed_and_loss_are_means_over_twenty_steps(tmp_path: Path) -> None:
     record, _ = record_in(tmp_path)
     notes = [
-        record.step(
-            StepResult(
-                step=step,
-                losses={"classification": 10.0 if step == 1 else 1.0, "bbox_regression": 1.0},
-                learning_rate=0.1,
-                images=3,
-                seconds=1.5,
-                data_seconds=0.1,
-            )
-        )
+        record.step(result(step, classification=10.0 if step == 1 else 1.0))
         for step in range(1, 22)
     ]
     assert notes[0] == "2.00 images/s  loss 11.0000"
@@ -133,3 +139,18 @@ def test_the_last_words_name_the_end_the_paths_and_the_next_command(
     best = tmp_path / "run" / "checkpoints" / "best"
     assert f"python -m retinanet predict --checkpoint {best} a.jpg" in shown
     assert str(tmp_path / "run" / "pictures" / "curves.png") in shown
+
+
+def test_the_last_words_tell_of_memory(tmp_path: Path) -> None:
+    record, text = record_in(tmp_path)
+    for step, faults in enumerate((90_000, 12, 8, 30), start=1):
+        record.step(result(step, page_faults=faults))
+    record.closing(is_reached=False, step=4, best_map=None, example=Path("a.jpg"))
+    peak = f"{peak_resident_mb() / 1000:.1f} GB at the most"
+    assert f"{peak}, 21 page faults in the median step" in text.getvalue()
+
+
+def test_a_resumed_run_without_steps_has_no_median(tmp_path: Path) -> None:
+    record, text = record_in(tmp_path)
+    record.closing(is_reached=False, step=9, best_map=None, example=Path("a.jpg"))
+    assert "GB at the most\n" in text.getvalue()
