@@ -1,0 +1,1 @@
+"""Measuring: where time goes, and how much faster one way of doing a thing is than another."""

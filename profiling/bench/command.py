@@ -1,0 +1,132 @@
+"""`python -m profiling bench`: its command line, and a benchmark from start to end."""
+
+import argparse
+import functools
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from profiling.bench.benchmark import BENCHMARKS, Benchmark
+from profiling.bench.contestant import choose
+from profiling.bench.json_file import as_json
+from profiling.bench.measure import measure
+from profiling.bench.report import print_results
+from profiling.bench.worker_process import WorkerDiedError
+from profiling.bench.workload import STANDARD, Workload
+from retinanet.exit_codes import FINISHED
+from retinanet.training.output_files import require_free, write_whole
+
+WORKER_DIED = 1
+
+ABOUT = """\
+Every contestant has a process of its own, with its own memory policy, and they run in turn,
+A B C A B C, one at a time: when the machine is slower for a while it is so for all. Ratios are
+taken round by round, and their median counts. Use a machine on which nothing else runs."""
+
+EXAMPLES = """\
+examples:
+  python -m profiling bench step                                # compare step by step, minutes
+  python -m profiling bench step --contestants torch,ceiling    # less than one
+  python -m profiling bench step --contestants torch --where    # the operators that cost most
+  python -m profiling bench step --contestants all --json step.json"""
+
+
+def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `bench` and its benchmarks to the commands of a command line."""
+    bench = commands.add_parser(
+        "bench",
+        help="time contestants against each other",
+        description=f"Time ways to do one thing against each other.\n\n{ABOUT}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = bench.add_subparsers(required=True, metavar="BENCHMARK")
+    for benchmark in BENCHMARKS:
+        names = [f"  {one.name:<20} {one.about}" for one in benchmark.contestants]
+        parser = kinds.add_parser(
+            benchmark.name,
+            help=benchmark.about,
+            description=f"Time {benchmark.about}.\n\n{ABOUT}",
+            epilog="\n".join(["contestants:", *names, "", EXAMPLES]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_options(parser, benchmark)
+        parser.set_defaults(run=functools.partial(bench_command, benchmark))
+
+
+def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
+    """Who, how often, on what, and where numbers go."""
+    chosen = ",".join(one.name for one in benchmark.contestants if one.by_default)
+    parser.add_argument(
+        "--contestants", metavar="A,B", help=f"who runs, or `all` (default: {chosen})"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=5, metavar="N", help="runs that count (default: 5)"
+    )
+    parser.add_argument(
+        "--warm-up", type=positive, default=3, metavar="N", help="runs before them (default: 3)"
+    )
+    for name, default, what in (
+        ("--images", STANDARD.images, "images in a batch"),
+        ("--image-size", STANDARD.image_size, "their height and width in pixels"),
+        ("--classes", STANDARD.classes, "outputs of the head for every anchor"),
+    ):
+        help_text = f"{what} (default: {default})"
+        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+    parser.add_argument(
+        "--where", action="store_true", help="also print what costs most inside a run"
+    )
+    parser.add_argument(
+        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers here too"
+    )
+
+
+def bench_command(
+    benchmark: Benchmark,
+    *,
+    contestants: str | None,
+    rounds: int,
+    warm_up: int,
+    images: int,
+    image_size: int,
+    classes: int,
+    where: bool,
+    json_file: Path | None,
+) -> int:
+    """Run a benchmark, print it and write it; returns the exit code.
+
+    Raises:
+        InputError: A contestant is not known, or the file cannot be written.
+    """
+    chosen = choose(benchmark.contestants, contestants)
+    if json_file is not None:
+        require_free([json_file], overwrite=False, advice="give --json another file")
+    workload = Workload(images=images, image_size=image_size, classes=classes)
+    try:
+        results = measure(
+            benchmark,
+            chosen,
+            workload,
+            rounds=rounds,
+            warm_up=warm_up,
+            where=where,
+            console=Console(stderr=True, highlight=False),
+        )
+    except WorkerDiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WORKER_DIED
+    findings = benchmark.findings(results)
+    print_results(results, findings)
+    if json_file is not None:
+        content = as_json(results, findings, benchmark=benchmark.name)
+        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    return FINISHED
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)

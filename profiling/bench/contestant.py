@@ -1,0 +1,46 @@
+"""A way to do the benchmarked thing, under a name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from retinanet.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """What a worker process is made from."""
+
+    name: str
+    about: str
+    """For `--help`: what it is, in a few words."""
+    recipe: str
+    """Module in profiling.bench.recipes whose `prepare(workload, **options)` builds it."""
+    allocator: str = "tuned"
+    """The memory policy that its process sets before torch is loaded."""
+    options: Mapping[str, str | bool] = field(default_factory=dict)
+    by_default: bool = True
+    """Whether it runs when no contestants are named."""
+
+
+def choose(contestants: Sequence[Contestant], names: str | None) -> list[Contestant]:
+    """The contestants of a comma-separated list, in its order.
+
+    None takes those that run by default; `all` takes all.
+
+    Raises:
+        InputError: A name is not known, or given twice.
+    """
+    if names is None:
+        return [contestant for contestant in contestants if contestant.by_default]
+    if names == "all":
+        return list(contestants)
+    known = {contestant.name: contestant for contestant in contestants}
+    wanted = names.split(",")
+    for place, name in enumerate(wanted):
+        if name not in known:
+            raise InputError(
+                f"--contestants: {name!r} is not known; choose from {', '.join(known)}"
+            )
+        if name in wanted[:place]:
+            raise InputError(f"--contestants: {name!r} is given twice; name it once")
+    return [known[name] for name in wanted]

@@ -1,0 +1,31 @@
+"""On what a benchmark ran: a number never stands without it."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
+
+
+def environment() -> dict[str, str | int]:
+    """Processor, cores this process may use, kernel, Python and the packages that compute."""
+    found: dict[str, str | int] = {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,0 +1,78 @@
+"""A benchmark's measurements, from the first warm-up to the last profiled run."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from profiling.bench.benchmark import Benchmark
+from profiling.bench.contestant import Contestant
+from profiling.bench.crew import Crew
+from profiling.bench.other_load import other_load
+from profiling.bench.results import Primitives, Results
+from profiling.bench.step_findings import CEILING
+from profiling.bench.turns import take_turns
+from profiling.bench.worker_process import Worker
+from profiling.bench.workload import Workload
+from retinanet.training.progress import progress
+
+PROFILED_RUNS = 3
+
+
+def measure(
+    benchmark: Benchmark,
+    contestants: Sequence[Contestant],
+    workload: Workload,
+    *,
+    rounds: int,
+    warm_up: int,
+    where: bool,
+    console: Console,
+) -> Results:
+    """Everything that a benchmark measures.
+
+    Args:
+        benchmark: What is compared.
+        contestants: Who takes part.
+        workload: What each is given.
+        rounds: Counted runs of each.
+        warm_up: Runs of each that are not counted.
+        where: Whether to time torch's operators too.
+        console: Where progress is shown.
+
+    Raises:
+        WorkerDiedError: A worker ended by itself.
+    """
+    total = len(contestants) * (warm_up + rounds)
+    primitives = {}
+    operators = {}
+    with (
+        other_load() as others,
+        Crew(workload, warm_up=warm_up, say=console.print) as crew,
+        progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
+    ):
+        runs = take_turns(crew, contestants, rounds=rounds, advance=advance)
+        for contestant in contestants:
+            # Last of all: what watches a run also slows it down.
+            if benchmark.uses_onednn and contestant.name != CEILING:
+                primitives[contestant.name] = profiled(crew.worker(contestant))
+            if where:
+                answer = crew.worker(contestant).ask("operators")
+                operators[contestant.name] = answer["operators"]
+    return Results(
+        workload=workload,
+        contestants=contestants,
+        runs=runs,
+        facts=crew.facts,
+        primitives=primitives,
+        operators=operators,
+        other_cores=others.cores,
+    )
+
+
+def profiled(worker: Worker) -> Primitives:
+    """The middle one of a few runs with oneDNN's verbose output, by its share in primitives."""
+    answers = [worker.ask("primitives") for _ in range(PROFILED_RUNS)]
+    runs = [
+        Primitives(seconds=answer["seconds"], by_kind=answer["primitives"]) for answer in answers
+    ]
+    return sorted(runs, key=lambda run: run.computing_share)[len(runs) // 2]

@@ -1,0 +1,109 @@
+"""What the benchmark of a training step is made for."""
+
+from statistics import median
+
+from profiling.bench.finding import Finding, speed_ups
+from profiling.bench.results import Results
+
+CEILING = "ceiling"
+"""The contestant that runs single convolutions and a matrix product."""
+
+SUBJECT = "torch"
+PAGE_FAULTS_WANTED = 5000
+
+
+def step_findings(results: Results) -> list[Finding]:
+    """Our step against the others', and against what the machine can do."""
+    contestants = [name for name in results.names if name != CEILING]
+    subject = SUBJECT if SUBJECT in contestants else next(iter(contestants), None)
+    if subject is None:
+        return ceiling_findings(results)
+    findings = [
+        finding
+        for finding in speed_ups(
+            results,
+            subject,
+            wanted={"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.3},
+        )
+        if CEILING not in finding.what
+    ]
+    if CEILING in results.names:
+        findings += ceiling_findings(results)
+        findings.append(share_of_ceiling(results, subject))
+    if subject in results.primitives:
+        share = results.primitives[subject].computing_share
+        findings.append(
+            Finding(
+                what=f"{subject}: share of the step in oneDNN's convolutions and matrix products",
+                value=share,
+                shown=f"{share:.1%}",
+                at_least=0.9,
+            )
+        )
+    findings.append(
+        Finding(
+            what=f"{subject}: page faults a step",
+            value=results.page_faults(subject),
+            shown=f"{results.page_faults(subject):,.0f}",
+            at_most=PAGE_FAULTS_WANTED,
+        )
+    )
+    return findings + memory_findings(results, subject)
+
+
+def ceiling_findings(results: Results) -> list[Finding]:
+    """The rates that the step's rate is held against."""
+    if CEILING not in results.names:
+        return []
+    name, rate = best_convolution(results)
+    rates = results.details(CEILING)
+    product = next(key for key in rates if key.startswith("matrix product"))
+    return [
+        Finding(what=f"best large convolution: {name}", value=rate, shown=f"{rate:,.0f} GFLOP/s"),
+        Finding(what=product, value=rates[product], shown=f"{rates[product]:,.0f} GFLOP/s"),
+    ]
+
+
+def best_convolution(results: Results) -> tuple[str, float]:
+    """The name and the GFLOP/s of the fastest of the ceiling's convolutions."""
+    rates = results.details(CEILING)
+    convolutions = {name: rate for name, rate in rates.items() if "matrix" not in name}
+    best = max(convolutions, key=lambda name: convolutions[name])
+    return best, convolutions[best]
+
+
+def step_gflops(results: Results, name: str) -> float | None:
+    """GFLOP/s of a contestant's whole step; None where the arithmetic was not counted."""
+    if CEILING not in results.names or name == CEILING:
+        return None
+    return results.facts[CEILING]["step_gflop"] / results.seconds(name)
+
+
+def share_of_ceiling(results: Results, subject: str) -> Finding:
+    """Round by round, as all that is compared."""
+    best, _ = best_convolution(results)
+    gflop = results.facts[CEILING]["step_gflop"]
+    rounds = zip(results.runs[subject], results.runs[CEILING], strict=True)
+    share = median(gflop / step.seconds / limit.details[best] for step, limit in rounds)
+    return Finding(
+        what=f"{subject}: GFLOP/s of the step over those of the best large convolution",
+        value=share,
+        shown=f"{share:.2f}",
+        at_least=0.75,
+    )
+
+
+def memory_findings(results: Results, subject: str) -> list[Finding]:
+    """Peak memory against torchvision's under the same allocator, if that was run."""
+    other = "torchvision-tuned"
+    if other not in results.names or subject == other:
+        return []
+    share = results.peak_mb(subject) / results.peak_mb(other)
+    return [
+        Finding(
+            what=f"{subject}: peak memory against {other}",
+            value=share,
+            shown=f"{share:.2f}",
+            at_most=0.4,
+        )
+    ]

@@ -1,0 +1,81 @@
+"""A contestant's own process: `python -m profiling.bench.worker SPECIFICATION`.
+
+The specification is JSON. Questions come as lines on standard input; each is answered by a line of
+JSON on what was standard output at the start. It ends with its input, so that it never outlives
+the benchmark.
+"""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from launch.memory import keep_freed_memory
+from profiling.bench.process_memory import resident_mb
+from profiling.bench.recipe import Prepared
+from profiling.bench.workload import Workload
+
+
+def main() -> None:
+    """Prepare the contestant, then answer until there are no more questions."""
+    specification = json.loads(sys.argv[1])
+    if specification["allocator"] != "system":
+        keep_freed_memory()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+
+    def answer(content: object) -> None:
+        answers.write(json.dumps(content) + "\n")
+
+    try:
+        # Recipes load torch, which has to wait for the memory policy.
+        recipe = importlib.import_module(f"profiling.bench.recipes.{specification['recipe']}")
+        prepared = recipe.prepare(Workload(**specification["workload"]), **specification["options"])
+        answer({"facts": dict(prepared.facts)})
+        for question in sys.stdin:
+            answer(QUESTIONS[question.strip()](prepared))
+    except Exception as error:  # told to the parent, which ends the benchmark with it
+        answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def run(prepared: Prepared) -> dict[str, Any]:
+    """Time one run; the fields of `profiling.bench.run.Run`."""
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    start = time.perf_counter()
+    details = prepared.run()
+    seconds = time.perf_counter() - start
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    now, peak = resident_mb()
+    return {
+        "seconds": seconds,
+        "page_faults": faults,
+        "rss_mb": now,
+        "peak_rss_mb": peak,
+        "details": dict(details),
+    }
+
+
+def primitives(prepared: Prepared) -> dict[str, Any]:
+    """Seconds that one run spends inside each kind of oneDNN primitive, and in all."""
+    from profiling.bench.onednn_seconds import onednn_seconds
+
+    start = time.perf_counter()
+    seconds = onednn_seconds(prepared.run)
+    return {"seconds": time.perf_counter() - start, "primitives": seconds}
+
+
+def operators(prepared: Prepared) -> dict[str, Any]:
+    """Seconds of one run in each of torch's operators, without what they call."""
+    from profiling.bench.operator_seconds import operator_seconds
+
+    return {"operators": operator_seconds(prepared.run)}
+
+
+QUESTIONS = {"run": run, "primitives": primitives, "operators": operators}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The benchmark's side of a worker process."""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from profiling.bench.contestant import Contestant
+from profiling.bench.process_memory import resident_mb
+from profiling.bench.run import Run
+from profiling.bench.workload import Workload
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker ended before it answered; the message is one line with its name and why."""
+
+
+class Worker:
+    """A contestant's process, alive until `close`."""
+
+    def __init__(self, contestant: Contestant, workload: Workload) -> None:
+        """Start it and wait until it is prepared.
+
+        Raises:
+            WorkerDiedError: It could not be prepared.
+        """
+        self.name = contestant.name
+        specification = {
+            "recipe": contestant.recipe,
+            "allocator": contestant.allocator,
+            "options": dict(contestant.options),
+            "workload": dataclasses.asdict(workload),
+        }
+        self.errors: IO[str] = tempfile.TemporaryFile(  # noqa: SIM115 (closed with the worker)
+            "w+", encoding="utf-8", errors="replace"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "profiling.bench.worker", json.dumps(specification)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            process_group=0,  # Ctrl-C reaches the benchmark alone, which then ends its workers
+        )
+        try:
+            self.facts: dict[str, float] = self._answer()["facts"]
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> Run:
+        """Let it run once while nothing else of the benchmark runs.
+
+        Raises:
+            WorkerDiedError: It did not come back.
+        """
+        return Run(**self.ask("run"))
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Put one of the worker's questions; wait for the answer, and until it is idle again.
+
+        Raises:
+            WorkerDiedError: It did not come back.
+        """
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{question}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerDiedError(self._cause_of_death()) from None
+        answer = self._answer()
+        self._wait_until_idle()
+        return answer
+
+    def resident_mb(self) -> float:
+        """Its resident memory now. [MB]"""
+        return resident_mb(self.process.pid)[0]
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            if stream is not None and not stream.closed:
+                with contextlib.suppress(BrokenPipeError):  # a question that nobody read
+                    stream.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerDiedError(self._cause_of_death())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerDiedError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def _cause_of_death(self) -> str:
+        status = self.process.wait()
+        if status < 0:
+            name = signal.Signals(-status).name
+            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            return f"{self.name}: its process was ended by {name}{hint}"
+        self.errors.seek(0)
+        last_words = self.errors.read().strip().splitlines()[-1:] or ["it said nothing"]
+        return f"{self.name}: its process ended with status {status}: {last_words[0]}"
+
+    def _wait_until_idle(self, *, patience: float = 2.0) -> None:
+        """Threads that spin for a while after their work would slow the next contestant down."""
+        end = time.monotonic() + patience
+        before = self._cpu_ticks()
+        while time.monotonic() < end:
+            time.sleep(0.05)  # five of the kernel's ticks
+            now = self._cpu_ticks()
+            if now == before:
+                return
+            before = now
+
+    def _cpu_ticks(self) -> int:
+        """Processor time used so far, in the kernel's ticks of 10 ms."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
