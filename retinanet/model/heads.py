@@ -39,7 +39,7 @@ class ClassificationHead(nn.Module):
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """`features`: [N, channels, H, W] for each level."""
         return [
-            _by_anchor(_convolve_evenly(self.cls_logits, self.conv(level)), self.num_classes)
+            by_anchor(_convolve_evenly(self.cls_logits, self.conv(level)), self.num_classes)
             for level in features
         ]
 
@@ -54,7 +54,7 @@ class RegressionHead(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """`features`: [N, channels, H, W] for each level."""
-        return [_by_anchor(self.bbox_reg(self.conv(level)), 4) for level in features]
+        return [by_anchor(self.bbox_reg(self.conv(level)), 4) for level in features]
 
 
 class RetinaNetHead(nn.Module):
@@ -114,6 +114,6 @@ def _tower(channels: int) -> nn.Sequential:
     )
 
 
-def _by_anchor(maps: Tensor, values: int) -> Tensor:
+def by_anchor(maps: Tensor, values: int) -> Tensor:
     """[N, A * values, H, W] as [N, H * W * A, values]: a view where `maps` is channels_last."""
     return maps.permute(0, 2, 3, 1).reshape(len(maps), -1, values)

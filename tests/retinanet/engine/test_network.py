@@ -1,0 +1,151 @@
+"""The fast forward pass gives the model's own numbers, gradients included."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from retinanet.engine.network import FoldedForward
+from retinanet.engine.precision import autocast
+from retinanet.model import HeadOutputs, RetinaNet
+
+
+def make_model(*, norm: str, trainable_layers: int, num_classes: int = 5) -> RetinaNet:
+    """Weights and norm statistics that keep activations of order one and tell channels apart."""
+    torch.manual_seed(3)
+    model = RetinaNet(num_classes=num_classes, norm=norm, trainable_layers=trainable_layers)
+    for module in model.modules():
+        if isinstance(module, FrozenBatchNorm2d | nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 1.5)
+            module.weight.data.uniform_(0.3, 1.0)
+            module.bias.data.normal_(std=0.1)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 4:
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+            if "cls_logits" in name or "bbox_reg" in name:
+                parameter.data.mul_(0.3)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def images(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 64, 96, generator=torch.Generator().manual_seed(5))
+
+
+def weighted_sum(outputs: HeadOutputs) -> Tensor:
+    """A scalar in which every output counts differently."""
+    generator = torch.Generator().manual_seed(7)
+    parts = [*outputs.cls_logits, *outputs.bbox_regression]
+    terms = [
+        (
+            part.to(torch.promote_types(part.dtype, torch.float32))
+            * torch.randn(part.shape, generator=generator)
+        ).sum()
+        for part in parts
+    ]
+    return torch.stack(terms).sum()
+
+
+def gradients(model: RetinaNet, outputs: HeadOutputs) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    weighted_sum(outputs).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(value: Tensor, reference: Tensor) -> float:
+    """Root mean square of the difference, relative to the reference's."""
+    return ((value - reference).norm() / reference.norm()).item()
+
+
+@pytest.mark.parametrize(
+    ("norm", "trainable_layers"), [("frozen", 3), ("frozen", 5), ("frozen", 0), ("batch", 3)]
+)
+def test_outputs_and_gradients_are_the_models(norm: str, trainable_layers: int) -> None:
+    # In float64: rounding in float32 moves values over ReLU's corner, and gradients with them.
+    model = make_model(norm=norm, trainable_layers=trainable_layers).train().double()
+    statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    wanted = model(images().double())
+    wanted_gradients = gradients(model, wanted)
+    model.load_state_dict(statistics, strict=False)
+    outputs = FoldedForward(model, precision="float32")(images().double())
+    assert outputs.feature_sizes == wanted.feature_sizes
+    for output, reference in zip(
+        [*outputs.cls_logits, *outputs.bbox_regression],
+        [*wanted.cls_logits, *wanted.bbox_regression],
+        strict=True,
+    ):
+        assert distance(output, reference) < 1e-12
+    found = gradients(model, outputs)
+    assert found.keys() == wanted_gradients.keys()
+    for name, reference in wanted_gradients.items():
+        assert distance(found[name], reference) < 1e-11, name
+
+
+def test_bf16_is_at_least_as_close_to_float32_as_autocast() -> None:
+    model = make_model(norm="frozen", trainable_layers=3).train()
+    reference = gradients(model, model(images()))
+    with autocast("bf16"):
+        outputs = model(images())
+    of_autocast = gradients(model, outputs)
+    found = gradients(model, FoldedForward(model, precision="bf16")(images()))
+    assert {gradient.dtype for gradient in found.values()} == {torch.float32}
+    errors = torch.tensor([distance(found[name], reference[name]) for name in reference])
+    autocast_errors = torch.tensor(
+        [distance(of_autocast[name], reference[name]) for name in reference]
+    )
+    assert errors.median() <= autocast_errors.median() * 1.05
+    assert errors.max() <= autocast_errors.max() * 1.2
+
+
+@pytest.mark.parametrize("norm", ["frozen", "batch"])
+def test_evaluation_gives_the_models_outputs(norm: str) -> None:
+    model = make_model(norm=norm, trainable_layers=5).eval()
+    with torch.inference_mode():
+        wanted = model(images())
+        outputs = FoldedForward(model, precision="float32")(images())
+    assert distance(outputs.cls_logits[0], wanted.cls_logits[0]) < 1e-5
+
+
+def test_frozen_layers_get_no_graph_and_no_gradient() -> None:
+    model = make_model(norm="frozen", trainable_layers=0).train()
+    outputs = FoldedForward(model, precision="float32")(images())
+    found = gradients(model, outputs)
+    assert found
+    assert not [name for name in found if name.startswith("backbone.body")]
+
+
+def test_new_weights_of_frozen_layers_are_seen() -> None:
+    model = make_model(norm="frozen", trainable_layers=3).eval()
+    forward = FoldedForward(model, precision="float32")
+    with torch.inference_mode():
+        before = forward(images()).cls_logits[0]
+    other = make_model(norm="frozen", trainable_layers=3)
+    other.backbone.body.conv1.weight.data.mul_(0.5)
+    model.load_state_dict(other.state_dict())
+    with torch.inference_mode():
+        after = forward(images()).cls_logits[0]
+        wanted = model(images()).cls_logits[0]
+    assert distance(after, before) > 1e-3
+    assert distance(after, wanted) < 1e-5
+
+
+def test_training_follows_an_evaluation_in_inference_mode() -> None:
+    model = make_model(norm="frozen", trainable_layers=3)
+    forward = FoldedForward(model, precision="bf16")
+    with torch.inference_mode():
+        forward(images())
+    assert gradients(model.train(), forward(images()))
+
+
+def test_odd_channels_do_not_read_past_the_gradient() -> None:
+    """91 classes × 9 anchors: NaN left in freed memory must not come back in the gradients."""
+    model = make_model(norm="frozen", trainable_layers=3, num_classes=91).train()
+    forward = FoldedForward(model, precision="bf16")
+    for _ in range(3):
+        poison = [
+            torch.full((2, 91 * 9, side, side), float("nan")).bfloat16() for side in range(1, 13)
+        ]
+        del poison
+        found = gradients(model, forward(images()))
+        assert all(gradient.isfinite().all() for gradient in found.values())
