@@ -8,6 +8,8 @@ from profiling.bench.finding import Finding
 from profiling.bench.results import Results
 from profiling.bench.step_findings import CEILING, step_findings
 
+RECIPES = "profiling.bench.recipes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
@@ -28,30 +30,30 @@ STEP = Benchmark(
         Contestant(
             name="torchvision",
             about="its RetinaNet as a user runs it: BF16 autocast, channels_last, Adam",
-            recipe="step_torchvision",
+            recipe=f"{RECIPES}.step_torchvision",
             allocator="system",
         ),
         Contestant(
             name="torchvision-tuned",
             about="the same under our memory policy",
-            recipe="step_torchvision",
+            recipe=f"{RECIPES}.step_torchvision",
         ),
         Contestant(
             name="torch",
             about="ours on stock PyTorch, as train.py runs it",
-            recipe="step_torch",
+            recipe=f"{RECIPES}.step_torch",
         ),
         Contestant(
             name="torch-system",
             about="ours without the memory policy",
-            recipe="step_torch",
+            recipe=f"{RECIPES}.step_torch",
             allocator="system",
             by_default=False,
         ),
         Contestant(
             name=CEILING,
             about="the network's large convolutions alone and a matrix product: what is possible",
-            recipe="ceiling",
+            recipe=f"{RECIPES}.ceiling",
         ),
     ),
     findings=step_findings,

@@ -68,13 +68,13 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     parser.add_argument(
         "--warm-up", type=positive, default=3, metavar="N", help="runs before them (default: 3)"
     )
-    for name, default, what in (
-        ("--images", STANDARD.images, "images in a batch"),
-        ("--image-size", STANDARD.image_size, "their height and width in pixels"),
-        ("--classes", STANDARD.classes, "outputs of the head for every anchor"),
+    for name, kind, default, what in (
+        ("--images", positive, STANDARD.images, "images in a batch"),
+        ("--image-size", image_side, STANDARD.image_size, "their height and width in pixels"),
+        ("--classes", positive, STANDARD.classes, "outputs of the head for every anchor"),
     ):
         help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+        parser.add_argument(name, type=kind, default=default, metavar="N", help=help_text)
     parser.add_argument(
         "--where", action="store_true", help="also print what costs most inside a run"
     )
@@ -129,4 +129,11 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+def image_side(text: str) -> int:
+    """A side that all levels of the pyramid divide alike, for every contestant."""
+    if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 32 from 64 on, found {text!r}")
     return int(text)

@@ -14,7 +14,7 @@ class Contestant:
     about: str
     """For `--help`: what it is, in a few words."""
     recipe: str
-    """Module in profiling.bench.recipes whose `prepare(workload, **options)` builds it."""
+    """Module whose `prepare(workload, **options)` builds it; see profiling.bench.recipe."""
     allocator: str = "tuned"
     """The memory policy that its process sets before torch is loaded."""
     options: Mapping[str, str | bool] = field(default_factory=dict)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from profiling.bench.available_memory import available_mb
 from profiling.bench.contestant import Contestant
-from profiling.bench.process_memory import available_mb
 from profiling.bench.worker_process import Worker
 from profiling.bench.workload import Workload
 
@@ -59,7 +59,7 @@ class Crew:
         worker = self.workers.pop(name, None)
         if worker is not None:
             self.workers[name] = worker
-            self._make_room(self.peak_mb[name] - worker.resident_mb(), keep=name)
+            self._make_room(self.peak_mb[name] - worker.rss_mb, keep=name)
             return worker
         # Before its first run a contestant is taken to need as much as the hungriest so far.
         self._make_room(self.peak_mb.get(name, max(self.peak_mb.values(), default=0.0)))

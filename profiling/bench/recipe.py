@@ -1,4 +1,7 @@
-"""What a recipe gives its worker: the thing to time, ready to run."""
+"""What a recipe gives its worker: the thing to time, ready to run.
+
+A recipe is a module with `prepare(workload: Workload, **options) -> Prepared`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

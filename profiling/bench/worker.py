@@ -8,13 +8,12 @@ the benchmark.
 import importlib
 import json
 import os
-import resource
 import sys
 import time
 from typing import Any
 
 from launch.memory import keep_freed_memory
-from profiling.bench.process_memory import resident_mb
+from launch.resources import page_faults, peak_resident_mb, resident_mb
 from profiling.bench.recipe import Prepared
 from profiling.bench.workload import Workload
 
@@ -32,29 +31,28 @@ def main() -> None:
 
     try:
         # Recipes load torch, which has to wait for the memory policy.
-        recipe = importlib.import_module(f"profiling.bench.recipes.{specification['recipe']}")
+        recipe = importlib.import_module(specification["recipe"])
         prepared = recipe.prepare(Workload(**specification["workload"]), **specification["options"])
         answer({"facts": dict(prepared.facts)})
         for question in sys.stdin:
             answer(QUESTIONS[question.strip()](prepared))
     except Exception as error:  # told to the parent, which ends the benchmark with it
-        answer({"error": f"{type(error).__name__}: {error}"})
+        first_line = str(error).strip().split("\n", maxsplit=1)[0]
+        answer({"error": f"{type(error).__name__}: {first_line}"})
         raise
 
 
 def run(prepared: Prepared) -> dict[str, Any]:
     """Time one run; the fields of `profiling.bench.run.Run`."""
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    faults = page_faults()
     start = time.perf_counter()
     details = prepared.run()
     seconds = time.perf_counter() - start
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    now, peak = resident_mb()
     return {
         "seconds": seconds,
-        "page_faults": faults,
-        "rss_mb": now,
-        "peak_rss_mb": peak,
+        "page_faults": page_faults() - faults,
+        "rss_mb": resident_mb(),
+        "peak_rss_mb": peak_resident_mb(),
         "details": dict(details),
     }
 

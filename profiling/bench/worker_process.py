@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from profiling.bench.contestant import Contestant
-from profiling.bench.process_memory import resident_mb
 from profiling.bench.run import Run
 from profiling.bench.workload import Workload
 
@@ -33,6 +32,8 @@ class Worker:
             WorkerDiedError: It could not be prepared.
         """
         self.name = contestant.name
+        self.rss_mb = 0.0
+        """Resident memory after its last run. [10⁶ bytes]"""
         specification = {
             "recipe": contestant.recipe,
             "allocator": contestant.allocator,
@@ -63,7 +64,9 @@ class Worker:
         Raises:
             WorkerDiedError: It did not come back.
         """
-        return Run(**self.ask("run"))
+        run = Run(**self.ask("run"))
+        self.rss_mb = run.rss_mb
+        return run
 
     def ask(self, question: str) -> dict[str, Any]:
         """Put one of the worker's questions; wait for the answer, and until it is idle again.
@@ -80,10 +83,6 @@ class Worker:
         answer = self._answer()
         self._wait_until_idle()
         return answer
-
-    def resident_mb(self) -> float:
-        """Its resident memory now. [MB]"""
-        return resident_mb(self.process.pid)[0]
 
     def close(self) -> None:
         """End the process, whatever it is doing."""

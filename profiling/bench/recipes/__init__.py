@@ -1,1 +1,1 @@
-"""What contestants do: each module's `prepare(workload, **options)` builds it, in a worker."""
+"""What contestants do, and what they do it with. Only workers import these: they load torch."""

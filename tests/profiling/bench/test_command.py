@@ -1,0 +1,98 @@
+"""The whole command, with its real worker processes, on tiny images."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TINY = ["--images=1", "--image-size=64", "--classes=3", "--rounds=2", "--warm-up=1"]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "profiling", "bench", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    done = bench("step", "--contestants=torch,torchvision", "--where", *TINY, f"--json={file}")
+    assert done.returncode == 0, done.stderr
+    assert "torch against torchvision" in done.stdout
+    assert "at least 4.5" not in done.stdout  # targets are for the standard batch
+    assert "aten::" in done.stdout and "torchvision" in done.stderr
+    content = json.loads(file.read_text())
+    ours, theirs = content["contestants"]["torch"], content["contestants"]["torchvision"]
+    for contestant in (ours, theirs):
+        assert len(contestant["runs_s"]) == len(contestant["page_faults_of_runs"]) == 2
+        assert min(contestant["runs_s"]) <= contestant["median_s"] <= max(contestant["runs_s"])
+        assert contestant["peak_rss_mb"] >= contestant["rss_mb"] > 100
+        assert 0 < contestant["onednn_share"] < 1
+        assert {"convolution backward_weights"} <= contestant["onednn_s"].keys()
+    assert (ours["allocator"], theirs["allocator"]) == ("tuned", "system")
+    # The same weights, images and boxes, and as many steps on them.
+    assert ours["details"]["loss"] == pytest.approx(theirs["details"]["loss"], rel=0.02)
+    pairs = [other / own for own, other in zip(ours["runs_s"], theirs["runs_s"], strict=True)]
+    assert content["ratios"]["torch/torchvision"] == pytest.approx(sum(pairs) / 2)
+    assert content["environment"]["cores"] == len(os.sched_getaffinity(0))
+    assert content["environment"]["torch"]
+
+
+def test_an_unknown_contestant_is_told_before_anything_runs() -> None:
+    done = bench("step", "--contestants=torch,tensorflow")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "'tensorflow'" in done.stderr and "torchvision-tuned" in done.stderr
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    file.write_text("kept")
+    done = bench("step", "--contestants=torch", *TINY, f"--json={file}")
+    assert done.returncode == 2 and str(file) in done.stderr
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize("size", ["8", "100", "large"])
+def test_images_that_the_network_cannot_take_are_refused(size: str) -> None:
+    done = bench("step", "--contestants=torch", f"--image-size={size}")
+    assert done.returncode == 2
+    assert "--image-size: expected a multiple of 32 from 64 on" in done.stderr
+
+
+def test_a_worker_that_is_killed_is_one_line() -> None:
+    process, worker = start_bench()
+    os.kill(worker, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == (
+        "error: torch: its process was ended by SIGKILL (out of memory?)"
+    )
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_leaves_no_worker() -> None:
+    process, worker = start_bench()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("interrupted\n") and "Traceback" not in errors
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def start_bench() -> tuple[subprocess.Popen[str], int]:
+    """A benchmark with one worker, and the worker's process id."""
+    command = [sys.executable, "-m", "profiling", "bench", "step", "--contestants=torch"]
+    # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (workers := children.read_text().split()):
+        time.sleep(0.05)
+    return process, int(workers[0])

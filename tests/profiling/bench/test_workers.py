@@ -1,0 +1,113 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from profiling.bench.contestant import Contestant
+from profiling.bench.crew import Crew
+from profiling.bench.turns import take_turns
+from profiling.bench.worker_process import Worker, WorkerDiedError
+from profiling.bench.workload import Workload
+
+WORKLOAD = Workload(images=3)
+
+
+def contestant(name: str, *, behaviour: str = "works") -> Contestant:
+    recipe = "tests.profiling.bench.behaving_recipe"
+    return Contestant(name=name, about="", recipe=recipe, options={"behaviour": behaviour})
+
+
+def no_advance(done: int, note: str) -> None:
+    pass
+
+
+def make_crew(available: Callable[[], float], said: list[str]) -> Crew:
+    return Crew(WORKLOAD, warm_up=2, say=said.append, available=available)
+
+
+def is_alive(process: float) -> bool:
+    return Path(f"/proc/{int(process)}").exists()
+
+
+def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
+    worker = Worker(contestant("one"), WORKLOAD)
+    first, second = worker.run(), worker.run()
+    assert first.details == {"runs": 1, "images": 3} and second.details["runs"] == 2
+    assert first.seconds >= 0.001
+    assert 0 < first.rss_mb <= first.peak_rss_mb
+    worker.close()
+    assert not is_alive(worker.facts["process"])
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        ("is killed", "one: its process was ended by SIGKILL (out of memory?)"),
+        ("exits", "one: its process ended with status 7: library: cannot go on"),
+        ("raises", "one: ArithmeticError: loss nan"),
+    ],
+)
+def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) -> None:
+    worker = Worker(contestant("one", behaviour=behaviour), WORKLOAD)
+    with pytest.raises(WorkerDiedError) as caught:
+        worker.run()
+    assert str(caught.value) == why
+    worker.close()
+    assert not is_alive(worker.facts["process"])
+
+
+def test_a_worker_that_is_not_prepared_is_named_with_the_cause() -> None:
+    with pytest.raises(WorkerDiedError, match=r"^one: ValueError: no such thing$"):
+        Worker(contestant("one", behaviour="is not prepared"), WORKLOAD)
+
+
+def test_contestants_run_in_turn_after_their_warm_up() -> None:
+    notes: list[tuple[int, str]] = []
+    contestants = [contestant("one"), contestant("other")]
+    with make_crew(lambda: 1e6, []) as crew:
+        runs = take_turns(
+            crew, contestants, rounds=2, advance=lambda done, note: notes.append((done, note))
+        )
+        processes = [facts["process"] for facts in crew.facts.values()]
+        assert all(map(is_alive, processes))
+    assert not any(map(is_alive, processes))
+    order = [(done, note.split()[-3 if done > 2 else -1]) for done, note in notes]
+    assert order == [(0, "one"), (2, "other"), (5, "one"), (6, "other"), (7, "one"), (8, "other")]
+    for name in ("one", "other"):
+        assert [run.details["runs"] for run in runs[name]] == [3, 4]
+
+
+def test_without_memory_for_all_only_the_running_one_is_alive() -> None:
+    said: list[str] = []
+    contestants = [contestant(name) for name in ("one", "other", "third")]
+    with make_crew(lambda: 0.0, said) as crew:
+        runs = take_turns(crew, contestants, rounds=2, advance=no_advance)
+        assert list(crew.workers) == ["third"]
+    assert {run.details["runs"] for group in runs.values() for run in group} == {3}
+    assert len(said) == 3 and "one is started again every round" in said[0]
+
+
+def test_the_worker_whose_turn_is_farthest_is_ended_first() -> None:
+    memory = [1e6]
+    with make_crew(lambda: memory[0], []) as crew:
+        for name in ("one", "other", "third"):
+            crew.worker(contestant(name))
+        spare = 1000.0
+        memory[0] = spare + 1  # too little for a fourth beside the three
+        closing = crew.workers["third"].close
+
+        def close_and_free() -> None:
+            closing()
+            memory[0] = 1e6
+
+        crew.workers["third"].close = close_and_free  # type: ignore[method-assign]
+        crew.worker(contestant("fourth"))
+        assert list(crew.workers) == ["one", "other", "fourth"]
+
+
+def test_a_death_ends_the_other_workers() -> None:
+    with pytest.raises(WorkerDiedError, match=r"^other:"), make_crew(lambda: 1e6, []) as crew:
+        contestants = [contestant("one"), contestant("other", behaviour="is killed")]
+        take_turns(crew, contestants, rounds=1, advance=no_advance)
+    processes = [facts["process"] for facts in crew.facts.values()]
+    assert len(processes) == 2 and not any(map(is_alive, processes))
