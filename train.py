@@ -45,6 +45,7 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     """
     # torch is loaded only here: the memory policy must be in force before, and a wrong
     # configuration is told at once.
+    from retinanet.engine.engines import chosen_engine
     from retinanet.engine.optimizer import adam
     from retinanet.training.checkpoint import read_checkpoint
     from retinanet.training.random_states import seed_everything
@@ -55,6 +56,7 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     from retinanet.training.run_folder import claim_run_folder
     from retinanet.training.start import build_model, starting_weights
 
+    engine = chosen_engine(config.engine.name)
     console = make_console()
     path = config.run.root / config.run.name
     with claim_run_folder(path, resume=resume, overwrite=overwrite) as folder:
@@ -69,6 +71,7 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
         run = Run(config, folder, data=data, model=model, optimizer=optimizer, console=console)
         if checkpoint:
             resume_training(run, checkpoint)
+        run.prepare(engine)
         folder.begin(config_to_tree(config), resume=resume)
         run.begin()
         return steps_and_evaluations(run)

@@ -116,8 +116,10 @@ class EvaluationConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class EngineConfig:
-    """How the arithmetic is done."""
+    """How the arithmetic is done. `engine: ipex` is short for `engine.name: ipex`."""
 
+    name: Literal["auto", "torch", "ipex"] = "auto"
+    """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
     precision: Literal["bf16", "float32"] = "bf16"
     """BF16 autocast around the model (the loss stays in float32), or float32 throughout. [name]"""
 

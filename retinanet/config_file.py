@@ -17,6 +17,9 @@ from retinanet.errors import InputError
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """Where `--config openimages.yaml` is found from any working directory."""
 
+SHORTHANDS = {"engine": "name"}
+"""A section given as one word means this field of it: `engine: ipex` is `engine.name: ipex`."""
+
 
 def find_config(name: str) -> Path:
     """The file that `--config NAME` means: a path, or a name in `configs/` with or without `.yaml`.
@@ -79,6 +82,9 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
     if isinstance(tree["run"], dict):
         tree["run"].setdefault("name", path.stem)
     tree.setdefault("data", {})
+    for section, field in SHORTHANDS.items():
+        if isinstance(tree.get(section), str):
+            tree[section] = {field: tree[section]}
     origins = {pair.partition("=")[0].strip(): "command line" for pair in overrides}
     for pair in overrides:
         apply_override(tree, pair)
@@ -109,7 +115,12 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
         if not isinstance(inner, dict):
             advice = f"{section} is not a section; {suggestion(name)}"
             raise InputError(f"command line: {name}: {advice}")
-    inner[leaf] = read_yaml(value, f"command line: {name}")
+    content = read_yaml(value, f"command line: {name}")
+    if name in SHORTHANDS and isinstance(content, str):
+        # The section's other fields stay as they are.
+        apply_override(tree, f"{name}.{SHORTHANDS[name]}={value}")
+    else:
+        inner[leaf] = content
 
 
 def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str]) -> Config:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from data import Batch, ClassMap, normalize
-from retinanet.engine.precision import autocast
+from retinanet.engine.engines import Forward
 from retinanet.model import Detections, RetinaNet, postprocess, resize_boxes
 
 
@@ -26,25 +26,24 @@ class ImageDetections:
     """[D] the JSON's category ids"""
 
 
-def detect_batch(model: RetinaNet, images: torch.Tensor, *, precision: str) -> list[Detections]:
+def detect_batch(model: RetinaNet, images: torch.Tensor, *, forward: Forward) -> list[Detections]:
     """Detections in pixels of the network's input.
 
     Args:
         model: In evaluation mode.
         images: uint8 [N, 3, S, S].
-        precision: `bf16` or `float32`.
+        forward: The model as an engine runs it.
     """
     with torch.inference_mode():
         normalized = normalize(images)
-        with autocast(precision):
-            outputs = model(normalized)
+        outputs = forward(normalized)
         height, width = normalized.shape[-2:]
         anchors = model.anchors((height, width), outputs.feature_sizes)
         return postprocess(outputs, anchors, (height, width))
 
 
 def detect(
-    model: RetinaNet, batches: Iterable[Batch], *, classes: ClassMap, precision: str
+    model: RetinaNet, batches: Iterable[Batch], *, classes: ClassMap, forward: Forward
 ) -> Iterator[ImageDetections]:
     """Detections of every image, one at a time, scaled to the images' original sizes.
 
@@ -53,7 +52,7 @@ def detect(
     model.eval()
     for batch in batches:
         height, width = batch.images.shape[-2:]
-        found = detect_batch(model, batch.images, precision=precision)
+        found = detect_batch(model, batch.images, forward=forward)
         for image_id, original_size, detections in zip(
             batch.image_ids, batch.original_sizes, found, strict=True
         ):

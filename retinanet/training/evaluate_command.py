@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data import ClassMap, DetectionDataset, find_split, read_annotations
 from retinanet.config_file import config_from_tree
+from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
@@ -40,11 +41,12 @@ def evaluate(
     found = read_checkpoint(checkpoint)
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()
+    model = found.build_model()
     result = evaluate_split(
-        found.build_model(),
+        model,
         dataset,
         classes=dataset.class_map,
-        precision=found.model.precision,
+        forward=torch_forward(model, precision=found.model.precision),
         batch_size=batch_size,
         workers=0,
         console=console,

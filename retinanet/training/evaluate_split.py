@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from data import ClassMap, DetectionDataset, evaluation_loader
+from retinanet.engine.engines import Forward
 from retinanet.model import RetinaNet
 from retinanet.training.coco_metric import Evaluation, coco_metric
 from retinanet.training.evaluate import ImageDetections, detect
@@ -28,7 +29,7 @@ def evaluate_split(
     dataset: DetectionDataset,
     *,
     classes: ClassMap,
-    precision: str,
+    forward: Forward,
     batch_size: int,
     workers: int,
     console: Console,
@@ -43,7 +44,7 @@ def evaluate_split(
     found: list[ImageDetections] = []
     start = time.perf_counter()
     with progress(console, "evaluation, images", total=len(dataset)) as advance:
-        for detections in detect(model, loader, classes=classes, precision=precision):
+        for detections in detect(model, loader, classes=classes, forward=forward):
             if stop:
                 return None
             found.append(detections)

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from data import Batch, normalize
 from launch.resources import page_faults, peak_resident_mb, resident_mb
-from retinanet.engine.precision import autocast
+from retinanet.engine.engines import PreparedTraining
 from retinanet.loss import detection_loss
-from retinanet.model import RetinaNet
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,12 @@ class NonFiniteLossError(ArithmeticError):
     """A loss was infinite or not a number; the weights are those of the step before."""
 
 
-def batch_losses(model: RetinaNet, batch: Batch, *, precision: str) -> dict[str, torch.Tensor]:
-    """Forward pass and losses of one batch: the model in `precision`, the losses in float32."""
+def batch_losses(prepared: PreparedTraining, batch: Batch) -> dict[str, torch.Tensor]:
+    """Forward pass and losses of one batch: the model as its engine runs it, losses in float32."""
     images = normalize(batch.images)
-    with autocast(precision):
-        outputs = model(images)
+    outputs = prepared.forward(images)
     height, width = images.shape[-2:]
-    anchors = model.anchors((height, width), outputs.feature_sizes)
+    anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
     return detection_loss(outputs, anchors, batch.targets)
 
 
@@ -70,13 +68,11 @@ def require_finite(losses: dict[str, torch.Tensor], *, step: int, image_ids: lis
 
 
 def train_one_epoch(
-    model: RetinaNet,
+    prepared: PreparedTraining,
     batches: Iterable[Batch],
     *,
-    optimizer: Optimizer,
     learning_rate: Callable[[int], float],
     first_step: int,
-    precision: str,
     gradient_accumulation: int = 1,
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
@@ -85,15 +81,15 @@ def train_one_epoch(
     steps. Batches left over that do not fill a step are not used.
 
     Args:
+        prepared: The model and its optimizer, see `prepare_training`.
         batches: The rest of the epoch; see `data.training_loader`.
         learning_rate: From the number of steps done to the next step's rate.
         first_step: Optimizer steps done before.
-        precision: `bf16` or `float32`.
         gradient_accumulation: Batches averaged into one step.
 
     Raises NonFiniteLossError before the weights are touched.
     """
-    model.train()
+    prepared.model.train()
     stream = iter(batches)
     step = first_step
     while True:
@@ -105,8 +101,8 @@ def train_one_epoch(
         data_seconds = time.perf_counter() - start
         rate = learning_rate(step)
         step += 1
-        losses = accumulate_gradients(model, group, precision=precision, step=step)
-        update_weights(optimizer, learning_rate=rate)
+        losses = accumulate_gradients(prepared, group, step=step)
+        update_weights(prepared.optimizer, learning_rate=rate)
         yield StepResult(
             step=step,
             losses=losses,
@@ -129,12 +125,12 @@ def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
 
 
 def accumulate_gradients(
-    model: RetinaNet, group: list[Batch], *, precision: str, step: int
+    prepared: PreparedTraining, group: list[Batch], *, step: int
 ) -> dict[str, float]:
     """Add the average gradient of the batches to the parameters; return the average losses."""
     totals: dict[str, float] = {}
     for batch in group:
-        losses = batch_losses(model, batch, precision=precision)
+        losses = batch_losses(prepared, batch)
         require_finite(losses, step=step, image_ids=batch.image_ids)
         (sum(losses.values(), torch.zeros(())) / len(group)).backward()
         for name, value in losses.items():

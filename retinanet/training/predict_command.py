@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import ClassMap, decode_image, resize_image
+from retinanet.engine.engines import Forward, torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.model import RetinaNet
-from retinanet.training.checkpoint import ModelDescription, read_checkpoint
+from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.coco_metric import xywh
 from retinanet.training.evaluate import ImageDetections, detect_batch, on_original
 from retinanet.training.output_files import require_free, write_whole
@@ -48,11 +49,14 @@ def predict(
     classes = ClassMap.from_json(found.model.classes)
     names = dict(zip(classes.category_ids, classes.names, strict=True))
     model = found.build_model().eval()
+    forward = torch_forward(model, precision=found.model.precision)
     console = make_console()
     records: list[dict[str, Any]] = []
     for picture, file in zip(pictures, drawn, strict=True):
         pixels = decode_image(picture, apply_exif_orientation=True)
-        detections = detect_in_picture(model, pixels, classes, description=found.model)
+        detections = detect_in_picture(
+            model, pixels, classes, forward=forward, image_size=found.model.image_size
+        )
         image = draw_detections(pixels, detections, names=names, least_score=least_score)
         save_in(out, file, image)
         boxes = box_records(picture, detections, names=names, least_score=least_score)
@@ -80,12 +84,12 @@ def detect_in_picture(
     pixels: NDArray[np.uint8],
     classes: ClassMap,
     *,
-    description: ModelDescription,
+    forward: Forward,
+    image_size: int,
 ) -> ImageDetections:
     """Detections in pixels of a picture [H, W, 3]; its `image_id` is 0."""
-    image_size = description.image_size
     resized = resize_image(pixels, image_size)[None]
-    [found] = detect_batch(model, resized, precision=description.precision)
+    [found] = detect_batch(model, resized, forward=forward)
     return on_original(
         found,
         classes,

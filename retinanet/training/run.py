@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from data import DetectionData, TrainingBatches, training_loader
 from retinanet.config import Config, config_to_tree
+from retinanet.engine.engines import prepare_training
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
@@ -62,6 +63,18 @@ class Run:
         """mAP of the weights as they are; None where they have not been evaluated."""
         self.best_map: float | None = None
 
+    def prepare(self, engine: str) -> None:
+        """Let an engine arrange model and optimizer, once a checkpoint is in them.
+
+        Raises:
+            InputError: The engine does not work here.
+        """
+        self.engine = engine
+        self.prepared = prepare_training(
+            self.model, self.optimizer, engine=engine, precision=self.config.engine.precision
+        )
+        self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
+
     def begin(self) -> None:
         """Open the record and say what is about to happen."""
         self.record = RunRecord(
@@ -84,7 +97,8 @@ class Run:
             f"{self.description.norm} norms",
             "steps": f"{self.plan.total_steps} of {training.batch_size} × "
             f"{training.gradient_accumulation} images, {size}×{size} pixels, "
-            f"{self.description.precision}, {torch.get_num_threads()} threads",
+            f"{self.description.precision}, {torch.get_num_threads()} threads, "
+            f"engine {self.engine}",
         }
         if self.step:
             rows["resumed"] = f"after step {self.step}"
@@ -110,7 +124,7 @@ class Run:
             self.model,
             self.data.validation,
             classes=self.data.classes,
-            precision=self.config.engine.precision,
+            forward=self.prepared.forward,
             batch_size=settings.batch_size,
             workers=self.config.data.workers,
             console=self.console,
@@ -139,12 +153,10 @@ class Run:
         total = self.plan.total_steps
         with progress(self.console, title, total=total, start=self.step) as advance:
             for result in train_one_epoch(
-                self.model,
+                self.prepared,
                 self.loader,
-                optimizer=self.optimizer,
                 learning_rate=lambda step: training.learning_rate * rate(step),
                 first_step=self.step,
-                precision=self.config.engine.precision,
                 gradient_accumulation=training.gradient_accumulation,
             ):
                 self.step = result.step

@@ -6,6 +6,7 @@ from profiling.bench.recipe import Prepared
 from profiling.bench.recipes.synthetic import make_batch, make_weights
 from profiling.bench.workload import Workload
 from retinanet.config import ModelConfig
+from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizer import adam
 from retinanet.training.loop import train_one_epoch
 from retinanet.training.start import build_model
@@ -15,12 +16,11 @@ def prepare(workload: Workload) -> Prepared:
     """BF16, Adam, frozen norms, three trainable layers."""
     model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
     model.load_state_dict(make_weights(workload))
+    optimizer = adam(model, learning_rate=1e-4)
     steps = train_one_epoch(
-        model,
+        prepare_training(model, optimizer, engine="torch", precision="bf16"),
         repeat(make_batch(workload)),
-        optimizer=adam(model, learning_rate=1e-4),
         learning_rate=lambda _: 1e-4,
         first_step=0,
-        precision="bf16",
     )
     return Prepared(lambda: {"loss": next(steps).loss})

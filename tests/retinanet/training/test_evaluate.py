@@ -8,6 +8,7 @@ from PIL import Image
 from rich.console import Console
 
 from data import ClassMap, DetectionDataset, evaluation_loader, read_annotations
+from retinanet.engine.engines import Forward, torch_forward
 from retinanet.model import RetinaNet
 from retinanet.training.evaluate import ImageDetections, detect, detect_batch
 from retinanet.training.evaluate_split import evaluate_split
@@ -50,11 +51,15 @@ def model() -> RetinaNet:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+def float32(model: RetinaNet) -> Forward:
+    return torch_forward(model, precision="float32")
+
+
 def detected(
     model: RetinaNet, dataset: DetectionDataset, *, batch_size: int
 ) -> list[ImageDetections]:
     loader = evaluation_loader(dataset, batch_size=batch_size)
-    return list(detect(model, loader, classes=dataset.class_map, precision="float32"))
+    return list(detect(model, loader, classes=dataset.class_map, forward=float32(model)))
 
 
 def test_boxes_are_in_pixels_of_the_original_images(
@@ -62,7 +67,7 @@ def test_boxes_are_in_pixels_of_the_original_images(
 ) -> None:
     found = detected(model, dataset, batch_size=3)
     [batch] = evaluation_loader(dataset, batch_size=3)
-    in_square = detect_batch(model, batch.images, precision="float32")
+    in_square = detect_batch(model, batch.images, forward=float32(model))
     assert [image.image_id for image in found] == [100, 99, 98]
     for image, square, (width, height) in zip(found, in_square, SIZES, strict=True):
         assert len(image.boxes) > 20 and image.boxes.dtype == np.float64
@@ -75,7 +80,9 @@ def test_boxes_are_in_pixels_of_the_original_images(
 
 def test_category_ids_are_the_jsons(model: RetinaNet, dataset: DetectionDataset) -> None:
     [batch] = evaluation_loader(dataset, batch_size=3)
-    labels = [one.labels.tolist() for one in detect_batch(model, batch.images, precision="float32")]
+    labels = [
+        one.labels.tolist() for one in detect_batch(model, batch.images, forward=float32(model))
+    ]
     ids = [image.category_ids.tolist() for image in detected(model, dataset, batch_size=3)]
     assert ids == [[(70, 30)[label] for label in image] for image in labels]
     assert {one for image in ids for one in image} == {30, 70}
@@ -110,7 +117,7 @@ def test_a_split_is_scored_and_shows_its_progress(
         model,
         dataset,
         classes=dataset.class_map,
-        precision="bf16",
+        forward=torch_forward(model, precision="bf16"),
         batch_size=2,
         workers=0,
         console=console,
@@ -130,7 +137,7 @@ def test_a_request_to_stop_ends_an_evaluation(model: RetinaNet, dataset: Detecti
             model,
             dataset,
             classes=dataset.class_map,
-            precision="float32",
+            forward=float32(model),
             batch_size=1,
             workers=0,
             console=Console(file=io.StringIO()),

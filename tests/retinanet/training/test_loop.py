@@ -1,14 +1,16 @@
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from data import Batch
+from data import Batch, normalize
+from retinanet.engine.engines import PreparedTraining, prepare_training
 from retinanet.engine.optimizer import adam
-from retinanet.model import RetinaNet
+from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.training.loop import (
     NonFiniteLossError,
     StepResult,
@@ -76,6 +78,13 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return found
 
 
+def prepared(
+    model: RetinaNet, optimizer: Optimizer | None = None, *, precision: str = "float32"
+) -> PreparedTraining:
+    optimizer = optimizer or SGD(parameters_that_train(model), lr=0.0)
+    return prepare_training(model, optimizer, engine="torch", precision=precision)
+
+
 def train(
     model: RetinaNet,
     batches: list[Batch],
@@ -87,12 +96,10 @@ def train(
 ) -> list[StepResult]:
     return list(
         train_one_epoch(
-            model,
+            prepared(model, optimizer),
             batches,
-            optimizer=optimizer,
             learning_rate=lambda step: rate * (step + 1),
             first_step=first_step,
-            precision="float32",
             gradient_accumulation=accumulation,
         )
     )
@@ -109,14 +116,14 @@ def test_accumulated_gradients_are_the_average_of_the_batches(frozen_model: Reti
     separate = []
     for batch in singles:
         frozen_model.zero_grad()
-        accumulate_gradients(frozen_model, [batch], precision="float32", step=1)
+        accumulate_gradients(prepared(frozen_model), [batch], step=1)
         separate.append(gradients(frozen_model))
     frozen_model.zero_grad()
-    losses = accumulate_gradients(frozen_model, singles, precision="float32", step=1)
+    losses = accumulate_gradients(prepared(frozen_model), singles, step=1)
     together = gradients(frozen_model)
     assert_close(together, [(one + other) / 2 for one, other in zip(*separate, strict=True)])
     frozen_model.zero_grad()
-    whole = accumulate_gradients(frozen_model, [joined(*singles)], precision="float32", step=1)
+    whole = accumulate_gradients(prepared(frozen_model), [joined(*singles)], step=1)
     assert_close(together, gradients(frozen_model))
     assert losses == pytest.approx(whole, rel=1e-5)
 
@@ -169,22 +176,22 @@ def test_gradients_do_not_pile_up_over_steps(frozen_model: RetinaNet) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
 def test_losses_are_float32_in_every_precision(frozen_model: RetinaNet, precision: str) -> None:
     images = make_batch(seed=1, images=2)
-    losses = batch_losses(frozen_model, images, precision=precision)
+    losses = batch_losses(prepared(frozen_model, precision=precision), images)
     assert {value.dtype for value in losses.values()} == {torch.float32}
-    reference = batch_losses(frozen_model, images, precision="float32")
+    reference = batch_losses(prepared(frozen_model), images)
     for name, value in losses.items():
         assert value.item() == pytest.approx(reference[name].item(), rel=0.05)
 
 
-def test_the_model_itself_runs_in_bf16(frozen_model: RetinaNet) -> None:
-    seen: list[torch.dtype] = []
-    hook = frozen_model.head.regression_head.bbox_reg.register_forward_hook(
-        lambda module, inputs, output: seen.append(output.dtype)
-    )
-    for precision in ("bf16", "float32"):
-        batch_losses(frozen_model, make_batch(seed=1), precision=precision)
-    hook.remove()
-    assert seen == [torch.bfloat16] * 5 + [torch.float32] * 5
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32)]
+)
+def test_the_model_itself_runs_in_its_precision(
+    frozen_model: RetinaNet, precision: str, dtype: torch.dtype
+) -> None:
+    images = normalize(make_batch(seed=1).images)
+    outputs = prepared(frozen_model, precision=precision).forward(images)
+    assert {maps.dtype for maps in (*outputs.cls_logits, *outputs.bbox_regression)} == {dtype}
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -228,23 +235,26 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_untouched(
 def test_a_broken_second_batch_stops_the_step_too(frozen_model: RetinaNet) -> None:
     optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
     taken: list[int] = []
+    hook = optimizer.register_step_pre_hook(lambda *_: taken.append(1))
+    sound = prepared(frozen_model, optimizer)
     passes: list[int] = []
 
-    def break_second(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    def break_second(images: Tensor) -> HeadOutputs:
         passes.append(1)
-        return output * math.nan if len(passes) > 5 else output  # five levels a batch
+        outputs = sound.forward(images)
+        broken = [deltas * math.nan for deltas in outputs.bbox_regression]
+        return outputs._replace(bbox_regression=broken) if len(passes) == 2 else outputs
 
-    bbox_reg = frozen_model.head.regression_head.bbox_reg
-    hooks = [
-        optimizer.register_step_pre_hook(lambda *_: taken.append(1)),
-        bbox_reg.register_forward_hook(break_second),
-    ]
     batches = [make_batch(seed=1), make_batch(seed=9)]
+    broken = replace(sound, forward=break_second)
     with pytest.raises(NonFiniteLossError, match="images 90"):
-        train(frozen_model, batches, optimizer=optimizer, accumulation=2)
-    for hook in hooks:
-        hook.remove()
-    assert len(passes) == 10 and not taken
+        list(
+            train_one_epoch(
+                broken, batches, learning_rate=lambda _: 0.0, first_step=0, gradient_accumulation=2
+            )
+        )
+    hook.remove()
+    assert len(passes) == 2 and not taken
 
 
 PINNED = [(1.129722, 0.7914876), (1.129064, 0.7620866), (1.126060, 0.7616414)]
