@@ -1,17 +1,22 @@
 # make demo    train on drawn scenes, evaluate, draw pictures: minutes on two cores
 # make test    the test suite
+# make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
 # make lint    ruff, format, types
 # Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there.
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test ipex lint setup clean
 
 demo: setup
 	.venv/bin/python train.py --config demo.yaml --overwrite
 
-test: setup
+# With IPEX, so that the tests of its engine run and are not skipped.
+test: ipex
 	.venv/bin/python -m pytest
+
+ipex:
+	@./setup.sh ipex
 
 lint: setup
 	.venv/bin/pre-commit run --all-files --show-diff-on-failure

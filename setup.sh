@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Make .venv with the packages of requirements.txt. `make demo` and `make test` call this; a second
-# call finds everything in place and returns at once. Settings, from the environment:
+# Make .venv with the packages of requirements.txt; `./setup.sh ipex` adds those of
+# requirements-ipex.txt. `make demo` and `make test` call this; a second call finds everything in
+# place and returns at once. Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
 set -euo pipefail
@@ -37,9 +38,14 @@ make_environment() {
     fi
 }
 
+# Everything is pinned, so nothing is resolved; `pip check` says whether the pins agree.
+install=(.venv/bin/python -m pip install --disable-pip-version-check --no-deps)
+
+check_pins() {
+    .venv/bin/python -m pip check --disable-pip-version-check
+}
+
 install_packages() {
-    # Everything is pinned, so nothing is resolved; `pip check` says whether the pins agree.
-    local install=(.venv/bin/python -m pip install --disable-pip-version-check --no-deps)
     if [ -n "${TORCH_INDEX:-}" ]; then
         grep -E '^(torch|torchvision)==' requirements.txt >.venv/torch.txt
         grep -vE '^(torch|torchvision|triton|nvidia-[a-z0-9-]+)==' requirements.txt >.venv/others.txt
@@ -48,14 +54,41 @@ install_packages() {
     else
         "${install[@]}" -r requirements.txt || return
     fi
-    .venv/bin/python -m pip check --disable-pip-version-check
+    check_pins
 }
 
-wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"
-if [ -e .venv/.setup-finished ] && [ "$(cat .venv/.setup-finished)" = "$wanted" ]; then exit 0; fi
+install_ipex() {
+    # The wheel is the same for every torch 2.8, CPU-only or not.
+    "${install[@]}" -r requirements-ipex.txt && check_pins
+}
 
-echo "setup: making .venv: $(grep -cE '==' requirements.txt) packages, up to 7 GB on disk, a few minutes"
-make_environment
-install_packages || fail "installing failed, see above; check the network, pip's settings and the free space ($(df -h --output=avail . | tail -n 1 | tr -d ' ') here), then run the same command again"
-rm -f .venv/.setup-started
-printf '%s\n' "$wanted" >.venv/.setup-finished
+is_finished() { # MARKER WANTED
+    [ -e ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
+}
+
+fail_installing() {
+    fail "installing failed, see above; check the network, pip's settings and the free space ($(df -h --output=avail . | tail -n 1 | tr -d ' ') here), then run the same command again"
+}
+
+case "$*" in
+'' | ipex) ;;
+*) fail "unknown argument $*; known is: ipex" ;;
+esac
+
+wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"
+if ! is_finished .setup-finished "$wanted"; then
+    echo "setup: making .venv: $(grep -cE '==' requirements.txt) packages, up to 7 GB on disk, a few minutes"
+    make_environment
+    install_packages || fail_installing
+    rm -f .venv/.setup-started
+    printf '%s\n' "$wanted" >.venv/.setup-finished
+fi
+
+if [ "$*" = ipex ]; then
+    wanted="$wanted $(sha256sum <requirements-ipex.txt)"
+    if ! is_finished .setup-ipex-finished "$wanted"; then
+        echo "setup: adding the IPEX engine to .venv: 270 MB on disk"
+        install_ipex || fail_installing
+        printf '%s\n' "$wanted" >.venv/.setup-ipex-finished
+    fi
+fi
