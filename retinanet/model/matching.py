@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
+from retinanet.model.nearby_anchors import anchor_shapes, nearby_anchors
+
 BACKGROUND = -1
 IGNORED = -2
+
+FOREGROUND_IOU = 0.5
+BACKGROUND_IOU = 0.4
 
 BOXES_AT_ONCE = 32
 """Boxes compared with all anchors in one go: bounds memory in pictures with hundreds of boxes."""
@@ -27,7 +32,11 @@ class Assignment(NamedTuple):
 
 
 def match_anchors(
-    anchors: Tensor, boxes: Tensor, *, foreground_iou: float = 0.5, background_iou: float = 0.4
+    anchors: Tensor,
+    boxes: Tensor,
+    *,
+    foreground_iou: float = FOREGROUND_IOU,
+    background_iou: float = BACKGROUND_IOU,
 ) -> Tensor:
     """The index of each anchor's box: int64 [A].
 
@@ -60,23 +69,38 @@ def assign_targets(
 ) -> Assignment:
     """Match the anchors of all levels to the boxes of each image.
 
-    `anchors`: for each level [A_l, 4] xyxy pixels. `targets`: for each image `boxes` float32
-    [M, 4] xyxy pixels of the network's input and `labels` int64 [M]; M may be 0. Nothing here
-    grows with the number of classes.
+    `anchors`: for each level [A_l, 4] xyxy pixels, as from `anchors_for`. `targets`: for each
+    image `boxes` float32 [M, 4] xyxy pixels of the network's input and `labels` int64 [M]; M may
+    be 0. Nothing here grows with the number of classes, and only the result with the anchors.
     """
-    all_anchors = torch.cat(list(anchors))
-    matches = torch.stack([match_anchors(all_anchors, target["boxes"]) for target in targets])
-    classes = matches.clone()
-    for image_classes, target in zip(classes, targets, strict=True):
-        foreground = image_classes >= 0
-        image_classes[foreground] = target["labels"][image_classes[foreground]]
     level_sizes = [len(level) for level in anchors]
-    boxes = []
-    for level_matches in matches.split(level_sizes, dim=1):
-        pairs = zip(level_matches, targets, strict=True)
-        boxes.append(torch.cat([target["boxes"][match[match >= 0]] for match, target in pairs]))
+    shapes = anchor_shapes(anchors)
+    classes = [torch.full((len(targets), size), BACKGROUND) for size in level_sizes]
+    boxes: list[list[Tensor]] = [[] for _ in anchors]
+    num_foreground = []
+    for image, target in enumerate(targets):
+        nearby = nearby_anchors(shapes, target["boxes"], iou=BACKGROUND_IOU)
+        of_level = _split_by_level(nearby, level_sizes)
+        coordinates = [level[index] for level, index in zip(anchors, of_level, strict=True)]
+        matches = match_anchors(torch.cat(coordinates), target["boxes"])
+        num_foreground.append((matches >= 0).sum())
+        parts = matches.split([len(index) for index in of_level])
+        for level, (index, part) in enumerate(zip(of_level, parts, strict=True)):
+            is_foreground = part >= 0
+            matched = part[is_foreground]
+            labels = part.masked_scatter(is_foreground, target["labels"][matched])
+            classes[level][image, index] = labels
+            boxes[level].append(target["boxes"][matched])
     return Assignment(
-        classes=list(classes.split(level_sizes, dim=1)),
-        boxes=boxes,
-        num_foreground=(matches >= 0).sum(dim=1),
+        classes=classes,
+        boxes=[torch.cat(level) for level in boxes],
+        num_foreground=torch.stack(num_foreground),
     )
+
+
+def _split_by_level(index: Tensor, level_sizes: Sequence[int]) -> list[Tensor]:
+    """Ascending indices, counted through all levels, as those of each level."""
+    starts = torch.tensor([0, *level_sizes]).cumsum(0)
+    borders = torch.searchsorted(index, starts)
+    parts = index.split(borders.diff().tolist())
+    return [part - start for part, start in zip(parts, starts.tolist(), strict=False)]

@@ -1,14 +1,18 @@
 """From logits and deltas to the boxes that are reported."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms
+from torchvision.ops import nms
 
 from retinanet.model.boxes import clip_boxes, decode_boxes
 from retinanet.model.heads import HeadOutputs
+
+ROWS_PER_CANDIDATE = 4
+"""Anchors looked at for each candidate wanted, before looking for a higher threshold pays."""
 
 
 class Detections(NamedTuple):
@@ -39,35 +43,108 @@ def postprocess(
     input. On each level the `candidates_per_level` best scores above `score_threshold` are kept
     (an anchor may answer for several classes), decoded and clipped; then non-maximum suppression
     within each class over all levels. As torchvision's RetinaNet.postprocess_detections, in
-    float32 whatever the precision of the outputs.
+    float32 whatever the precision of the outputs. Which of equal scores go first is open.
     """
+    # All logits are read once, for this; everything after looks at few anchors.
+    best_logits = [_largest_logits(logits) for logits in outputs.cls_logits]
     detections = []
     for image in range(len(outputs.cls_logits[0])):
-        levels = zip(outputs.cls_logits, outputs.bbox_regression, anchors, strict=True)
+        levels = zip(outputs.cls_logits, outputs.bbox_regression, anchors, best_logits, strict=True)
         candidates = [
             _level_candidates(
-                logits[image].float(),
-                deltas[image].float(),
+                logits[image],
+                deltas[image],
                 level_anchors,
+                best_logits=best[image],
                 score_threshold=score_threshold,
                 limit=candidates_per_level,
             )
-            for logits, deltas, level_anchors in levels
+            for logits, deltas, level_anchors, best in levels
         ]
         boxes, scores, labels = (torch.cat(parts) for parts in zip(*candidates, strict=True))
-        boxes = clip_boxes(boxes, image_size)
-        keep = batched_nms(boxes, scores, labels, nms_iou)[:detections_per_image]
-        detections.append(Detections(boxes[keep], scores[keep], labels[keep]))
+        found = Detections(clip_boxes(boxes, image_size), scores, labels)
+        detections.append(
+            _best_unsuppressed(found, image_size, iou=nms_iou, limit=detections_per_image)
+        )
     return detections
 
 
+def _largest_logits(logits: Tensor) -> Tensor:
+    """Each anchor's largest logit over its classes: [N, A] of [N, A, K].
+
+    Where one is NaN, the result is NaN or the largest of the others.
+    """
+    if logits.dtype != torch.bfloat16:
+        return logits.amax(dim=-1)
+    # torch reduces BF16 at a fifth of the speed of integers. Bits of positive numbers grow with
+    # the number, those of negative ones, which are negative as integers, with its magnitude.
+    bits = logits.view(torch.int16)
+    largest = bits.amax(dim=-1)
+    return torch.where(largest >= 0, largest, bits.amin(dim=-1)).view(torch.bfloat16)
+
+
 def _level_candidates(
-    logits: Tensor, deltas: Tensor, anchors: Tensor, *, score_threshold: float, limit: int
+    logits: Tensor,
+    deltas: Tensor,
+    anchors: Tensor,
+    *,
+    best_logits: Tensor,
+    score_threshold: float,
+    limit: int,
 ) -> Detections:
-    """The best scores of one level of one image: logits [A, K], deltas and anchors [A, 4]."""
-    scores = logits.sigmoid().flatten()
+    """The best scores of one level of one image.
+
+    `logits` [A, K], `deltas` and `anchors` [A, 4], `best_logits` [A] the largest of each row.
+    """
+    rows = _promising_anchors(best_logits, score_threshold=score_threshold, limit=limit)
+    scores = logits[rows].float().sigmoid().flatten()
     index = (scores > score_threshold).nonzero().squeeze(1)
     scores, order = scores[index].topk(min(limit, len(index)))
-    anchor_index = index[order] // logits.shape[1]
+    anchor_index = rows[index[order] // logits.shape[1]]
     labels = index[order] % logits.shape[1]
-    return Detections(decode_boxes(deltas[anchor_index], anchors[anchor_index]), scores, labels)
+    boxes = decode_boxes(deltas[anchor_index].float(), anchors[anchor_index])
+    return Detections(boxes, scores, labels)
+
+
+def _promising_anchors(best_logits: Tensor, *, score_threshold: float, limit: int) -> Tensor:
+    """Indices of the anchors that hold the `limit` best scores above the threshold, and of more.
+
+    Early in training nearly all anchors have some score above the threshold. But where `limit`
+    anchors reach a logit, no lower one can be among the `limit` best.
+    """
+    # Not `>`: a row with a NaN may hold good scores too.
+    rows = (~(best_logits < _logit_below(score_threshold))).nonzero().squeeze(1)
+    if len(rows) > ROWS_PER_CANDIDATE * limit:
+        reached = best_logits.nan_to_num(nan=-math.inf).topk(limit).values[-1]
+        rows = (~(best_logits < reached)).nonzero().squeeze(1)
+    return rows
+
+
+def _logit_below(score: float) -> float:
+    """A logit whose score is safely below `score`, whatever float32 or BF16 make of the two."""
+    if score <= 0:
+        return -math.inf
+    score = min(score, 1.0) * (1 - 1e-6)
+    logit = math.log(score) - math.log1p(-score)
+    return logit - 0.01 * abs(logit) - 0.01
+
+
+def _best_unsuppressed(
+    found: Detections, image_size: tuple[int, int], *, iou: float, limit: int
+) -> Detections:
+    """The `limit` best detections that no better one of their class overlaps by more than `iou`.
+
+    The boxes are inside the image. What is suppressed depends on better detections only, so that
+    they are taken a few at a time until there are enough.
+    """
+    boxes, scores, labels = found
+    # An image apart, boxes of different classes cannot meet. In float32 they would lose digits.
+    apart = boxes.double() + (labels * max(image_size))[:, None]
+    kept = labels[:0]
+    for few in scores.argsort(descending=True, stable=True).split(2 * limit):
+        kept = torch.cat((kept, few))
+        kept = kept[nms(apart[kept], scores[kept].double(), iou)]
+        if len(kept) >= limit:
+            break
+    kept = kept[:limit]
+    return Detections(boxes[kept], scores[kept], labels[kept])

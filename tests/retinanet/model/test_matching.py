@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
@@ -67,6 +68,33 @@ def test_matches_are_torchvisions() -> None:
         assert torch.equal(matches, matcher(box_iou(boxes, anchors)))
         seen |= set(matches.clamp(max=0).tolist())
     assert seen == {0, BACKGROUND, IGNORED}
+
+
+def boxes_of_all_kinds(anchors: torch.Tensor, seed: int) -> torch.Tensor:
+    """Tiny to huge, long and thin, partly outside, and some that equal anchors or lie between."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.rand(30, 2, generator=generator).mul(7).exp()
+    corners = torch.rand(30, 2, generator=generator) * torch.tensor([800.0, 600.0]) - 20
+    some = anchors[torch.randint(len(anchors), (12,), generator=generator)]
+    between = some[:4] + torch.tensor([8.0, 0.0, 8.0, 0.0])  # as near to two anchors
+    thin = torch.tensor([[3.0, 3.0, 3.001, 600.0], [100.25, 100.0, 100.251, 100.001]])
+    whole = torch.tensor([[0.0, 0.0, 800.0, 640.0]])
+    boxes = torch.cat((torch.cat((corners, corners + sizes), dim=1), some, between, thin, whole))
+    return boxes[torch.randperm(len(boxes), generator=generator)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_assignment_is_torchvisions_matcher_over_all_anchors(seed: int) -> None:
+    anchors = anchors_for((640, 800), [(80, 100), (40, 50), (20, 25), (10, 13), (5, 7)])
+    all_anchors = torch.cat(anchors)
+    many = boxes_of_all_kinds(all_anchors, seed)
+    targets = [
+        {"boxes": boxes, "labels": torch.arange(len(boxes))} for boxes in (many, many[:1], many[:7])
+    ]
+    assignment = assign_targets(anchors, targets)
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    expected = torch.stack([matcher(box_iou(target["boxes"], all_anchors)) for target in targets])
+    assert torch.equal(torch.cat(assignment.classes, dim=1), expected)  # a box's label: its index
 
 
 def test_assignment_holds_labels_and_boxes_of_each_level() -> None:

@@ -2,8 +2,10 @@ import math
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 
-from retinanet.model import HeadOutputs, anchors_for, postprocess
+from retinanet.model import Detections, HeadOutputs, anchors_for, postprocess
 
 IMAGE_SIZE = (64, 64)
 FEATURE_SIZES = [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)]
@@ -93,3 +95,155 @@ def test_results_are_float32_sorted_and_batched_equals_single(dtype: torch.dtype
         )
         alone = postprocess(one, anchors, IMAGE_SIZE)[0]
         assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+
+
+class NoBackbone(nn.Module):
+    """What torchvision's constructor asks for."""
+
+    out_channels = 1
+
+
+def torchvisions_detections(
+    outputs: HeadOutputs, image_size: tuple[int, int], candidates_per_level: int
+) -> list[dict[str, Tensor]]:
+    """torchvision's, of float32 copies of the outputs."""
+    model = TorchvisionRetinaNet(NoBackbone(), 1, topk_candidates=candidates_per_level)
+    head_outputs = {
+        "cls_logits": [level.float() for level in outputs.cls_logits],
+        "bbox_regression": [level.float() for level in outputs.bbox_regression],
+    }
+    num_images = len(outputs.cls_logits[0])
+    anchors = [anchors_for(image_size, outputs.feature_sizes)] * num_images
+    found: list[dict[str, Tensor]] = model.postprocess_detections(
+        head_outputs, anchors, [image_size] * num_images
+    )
+    return found
+
+
+def assert_equal(found: list[Detections], expected: list[dict[str, Tensor]]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.scores, theirs["scores"])
+        assert torch.equal(ours.labels, theirs["labels"])
+        assert torch.equal(ours.boxes, theirs["boxes"])
+
+
+def many_classes(mean_logit: float) -> HeadOutputs:
+    torch.manual_seed(3)
+    feature_sizes = [(16, 16), (8, 8), (4, 4), (2, 2), (1, 1)]
+    counts = [9 * h * w for h, w in feature_sizes]
+    return HeadOutputs(
+        cls_logits=[torch.randn(2, n, 264) + mean_logit for n in counts],
+        bbox_regression=[torch.randn(2, n, 4) * 0.1 for n in counts],
+        feature_sizes=feature_sizes,
+    )
+
+
+@pytest.mark.parametrize("mean_logit", [-5.0, -1.0], ids=["few_pass", "nearly_all_pass"])
+@pytest.mark.parametrize("candidates_per_level", [1000, 300])
+def test_detections_of_many_classes_are_torchvisions(
+    mean_logit: float, candidates_per_level: int
+) -> None:
+    outputs = many_classes(mean_logit)
+    anchors = anchors_for((128, 128), outputs.feature_sizes)
+    found = postprocess(outputs, anchors, (128, 128), candidates_per_level=candidates_per_level)
+    assert [len(image.scores) for image in found] == [300, 300]
+    expected = torchvisions_detections(outputs, (128, 128), candidates_per_level)
+    assert_equal(found, expected)
+
+
+def test_detections_from_bf16_are_torchvisions_from_float32_copies() -> None:
+    outputs = many_classes(-9.0)
+    # 400 different BF16 numbers, so that the order of equal scores does not matter.
+    different = torch.arange(16256 - 300, 16256 + 100, dtype=torch.int16).view(torch.bfloat16)
+    different = torch.cat((different, -different[-250:]))
+    generator = torch.Generator().manual_seed(0)
+    logits = [level.bfloat16() for level in outputs.cls_logits]
+    for image in range(2):
+        places = torch.randperm(logits[0][0].numel(), generator=generator)[: len(different)]
+        logits[0][image].view(-1)[places] = different
+    deltas = [level.bfloat16() for level in outputs.bbox_regression]
+    in_bf16 = HeadOutputs(logits, deltas, outputs.feature_sizes)
+    anchors = anchors_for((128, 128), outputs.feature_sizes)
+    expected = torchvisions_detections(in_bf16, (128, 128), 1000)
+    found = postprocess(in_bf16, anchors, (128, 128))
+    assert 100 < len(found[0].scores) <= 300
+    assert_equal(found, expected)
+
+
+def one_level(logits: Tensor) -> HeadOutputs:
+    """A single image and level; `logits` [A, K]; every box its anchor."""
+    return HeadOutputs([logits[None]], [torch.zeros(1, len(logits), 4)], [(1, 1)])
+
+
+def separate_anchors(count: int) -> Tensor:
+    corners = torch.stack((torch.arange(count) * 4.0, torch.zeros(count)), dim=1)
+    return torch.cat((corners, corners + 3), dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threshold", [0.0, 1e-30, 0.05, 0.3, 0.5, 0.75, 0.999, 1 - 1e-8, 1.0])
+def test_the_threshold_is_on_float32_scores_whatever_the_logits(
+    dtype: torch.dtype, threshold: float
+) -> None:
+    # The nearest numbers on both sides of the threshold's logit, one in each anchor.
+    safe = min(max(threshold, 1e-30), 1 - 1e-7)
+    integer = torch.int32 if dtype == torch.float32 else torch.int16
+    middle = torch.tensor(math.log(safe / (1 - safe)), dtype=dtype).view(integer)
+    steps = torch.arange(-60, 61, dtype=integer) * (4 if dtype == torch.float32 else 1)
+    values = (middle + steps if safe != 0.5 else steps.abs()).view(dtype)
+    extremes = torch.tensor([-math.inf, -200.0, -90.0, 0.0, 90.0, math.inf], dtype=dtype)
+    logits = torch.cat((values, extremes))[:, None]
+    expected = logits[:, 0].float().sigmoid()
+    expected = expected[expected > threshold].sort(descending=True).values
+    anchors = [separate_anchors(len(logits))]
+    found = postprocess(one_level(logits), anchors, (4, 4000), score_threshold=threshold)[0]
+    assert torch.equal(found.scores, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("nan", [math.nan, -math.nan])
+@pytest.mark.parametrize("candidates_per_level", [1000, 2])
+def test_a_score_beside_nan_in_its_anchor_is_reported(
+    dtype: torch.dtype, nan: float, candidates_per_level: int
+) -> None:
+    logits = torch.full((40, 3), -1.0, dtype=dtype)
+    logits[5] = torch.tensor([-2.5, nan, -9.0])
+    logits[7] = torch.tensor([nan, nan, nan])
+    logits[8] = torch.tensor([nan, 1.5, nan])
+    logits[9] = torch.tensor([2.0, nan, -9.0])
+    anchors = [separate_anchors(len(logits))]
+    limits = {"candidates_per_level": candidates_per_level, "nms_iou": 1.0}
+    found = postprocess(one_level(logits), anchors, (4, 4000), **limits)[0]  # type: ignore[arg-type]
+    expected = logits.float().sigmoid().flatten().nan_to_num(nan=0.0).sort(descending=True).values
+    expected = expected[expected > 0.05][:candidates_per_level]
+    assert torch.equal(found.scores, expected)
+    assert found.labels[:2].tolist() == [0, 1]
+
+
+def test_the_last_class_is_suppressed_as_exactly_as_the_first() -> None:
+    # IoU .50003 and .49997: 264 classes moved apart in float32 would lose the difference.
+    anchors = torch.tensor(
+        [
+            [700.0, 700.0, 710.0, 710.0],
+            [700.0, 700.0, 710.0, 705.0003],
+            [600.0, 700.0, 610.0, 710.0],
+            [600.0, 700.0, 610.0, 704.9997],
+        ]
+    )
+    logits = torch.full((4, 264), -9.0)
+    logits[:, 0] = logits[:, 263] = torch.tensor([2.0, 1.0, 0.5, 0.0])
+    found = postprocess(one_level(logits), [anchors], (800, 800))[0]
+    for label in (0, 263):
+        kept = found.scores[found.labels == label]
+        torch.testing.assert_close(kept, torch.tensor([2.0, 0.5, 0.0]).sigmoid())
+
+
+def test_many_suppressed_boxes_do_not_hide_poorer_ones() -> None:
+    logits = torch.full((50, 2), -9.0)
+    logits[:40, 0] = torch.linspace(5, 4, 40)  # all of one box
+    logits[40:, 1] = torch.linspace(3, 2, 10)
+    anchors = torch.cat((torch.tensor([[0.0, 0.0, 3.0, 3.0]]).expand(40, 4), separate_anchors(10)))
+    found = postprocess(one_level(logits), [anchors], (4, 4000), detections_per_image=5)[0]
+    expected = torch.tensor([5.0, *torch.linspace(3, 2, 10)[:4].tolist()]).sigmoid()
+    torch.testing.assert_close(found.scores, expected)
+    assert found.labels.tolist() == [0, 1, 1, 1, 1]
