@@ -1,13 +1,69 @@
 """The optimizer, in the form that is fastest on CPUs."""
 
+import functools
+import sys
+from typing import Any
+
 from torch import nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam, Optimizer
+
+from retinanet.engine.adam import OnePassAdam
+from retinanet.engine.lamb import Lamb
+from retinanet.engine.native_step import load_steps
+from retinanet.native_library import NativeLibraryError
 
 
-def adam(model: nn.Module, *, learning_rate: float) -> Adam:
-    """Adam over the parameters that train (MLPerf's choice: betas 0.9 and 0.999, no weight decay).
+def make_optimizer(
+    model: nn.Module,
+    *,
+    name: str,
+    learning_rate: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    fused: bool = True,
+) -> Optimizer:
+    """An optimizer over the parameters that train.
 
-    `fused=True` updates each parameter in one pass over its memory.
+    Args:
+        model: Its parameters keep their memory layout; the optimizer's state takes it over.
+        name: `adam`, `sgd` or `lamb`. Adam and LAMB have betas of 0.9 and 0.999.
+        learning_rate: Of the first step; the training loop sets each step's own.
+        momentum: SGD's.
+        weight_decay: For adam and sgd it joins the gradient (L2), as torch has it; for lamb it
+            joins the update (decoupled), and biases and norms have none.
+        fused: Few passes over memory: C++ of our own for adam and lamb, torch's for sgd. Without a
+            C++ compiler it is torch's for adam and plain PyTorch for lamb, which is said once on
+            stderr. False: plain PyTorch, tensor by tensor; the same numbers up to rounding.
     """
+    assert name in ("adam", "sgd", "lamb"), name
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return Adam(trainable, lr=learning_rate, fused=True)
+    form: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
+    if name == "sgd":
+        return SGD(
+            trainable, lr=learning_rate, momentum=momentum, weight_decay=weight_decay, **form
+        )
+    compiled = fused and native_steps_work()
+    if name == "lamb":
+        return Lamb(trainable, lr=learning_rate, weight_decay=weight_decay, fused=compiled)
+    if compiled:
+        return OnePassAdam(trainable, lr=learning_rate, weight_decay=weight_decay)
+    return Adam(trainable, lr=learning_rate, weight_decay=weight_decay, **form)
+
+
+@functools.cache
+def native_steps_work() -> bool:
+    """Whether the C++ steps can be had; the first call says so on stderr if not."""
+    try:
+        load_steps()
+    except NativeLibraryError as error:
+        reason = str(error).splitlines()[0]
+        print(
+            f"optimizer: PyTorch's own step instead of the compiled one: {reason}", file=sys.stderr
+        )
+        return False
+    return True
+
+
+def adam(model: nn.Module, *, learning_rate: float) -> Optimizer:
+    """MLPerf's Adam."""
+    return make_optimizer(model, name="adam", learning_rate=learning_rate)

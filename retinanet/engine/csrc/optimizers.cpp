@@ -1,0 +1,180 @@
+// Steps of LAMB (You et al. 2019, algorithm 2) and Adam (Kingma and Ba 2014, algorithm 1) over all
+// tensors in one call, float32.
+//
+// Both are bound by memory, so each value is fetched as seldom as can be: once by Adam, twice by
+// LAMB, which needs the norms of the whole tensor before it can change a weight. Threads share
+// chunks, not tensors. The sums are added in the order of the chunks, whichever thread made
+// them, so that the result does not depend on the number of threads.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kChunk = 16384;  // values that a thread takes at a time
+
+// Values for each thread between LAMB's two passes: the second one finds what the first one has
+// fetched, 12 bytes of weight and moments for each, in the cache.
+constexpr int64_t kCachedPerThread = 1 << 18;
+
+}  // namespace
+
+extern "C" {
+
+struct Tensor {  // the same as in native_step.py
+    float* weight;
+    const float* gradient;
+    float* exp_avg;
+    float* exp_avg_sq;
+    int64_t size;
+    float correction1;  // 1 - beta1^step
+    float correction2;  // 1 - beta2^step
+    float weight_decay;
+    int32_t use_trust_ratio;
+};
+
+struct Settings {  // the same as in native_step.py
+    float learning_rate;
+    float beta1;
+    float beta2;
+    float eps;
+};
+
+}  // extern "C"
+
+namespace {
+
+struct Chunk {
+    const Tensor* tensor;
+    int64_t begin, end;
+    double weight_squares = 0, update_squares = 0;
+};
+
+std::vector<Chunk> chunks_of(const Tensor* first, const Tensor* last) {
+    std::vector<Chunk> chunks;
+    for (const Tensor* tensor = first; tensor != last; ++tensor)
+        for (int64_t begin = 0; begin < tensor->size; begin += kChunk)
+            chunks.push_back({tensor, begin, std::min(begin + kChunk, tensor->size)});
+    return chunks;
+}
+
+inline float moved(float average, float value, float beta) {
+    return beta * average + (1 - beta) * value;
+}
+
+// The step that both take before anything scales it. The factors are 1 / correction.
+inline float direction(float exp_avg, float exp_avg_sq, float factor1, float factor2, float eps) {
+    return exp_avg * factor1 / (std::sqrt(exp_avg_sq * factor2) + eps);
+}
+
+void adam_chunk(const Chunk& chunk, const Settings& settings) {
+    const Tensor& tensor = *chunk.tensor;
+    const float beta1 = settings.beta1, beta2 = settings.beta2, eps = settings.eps;
+    const float factor1 = 1 / tensor.correction1, factor2 = 1 / tensor.correction2;
+    const float decay = tensor.weight_decay, rate = settings.learning_rate;
+    float* weight = tensor.weight;
+    float* exp_avg = tensor.exp_avg;
+    float* exp_avg_sq = tensor.exp_avg_sq;
+#pragma omp simd
+    for (int64_t i = chunk.begin; i < chunk.end; ++i) {
+        const float gradient = tensor.gradient[i] + decay * weight[i];
+        const float m = moved(exp_avg[i], gradient, beta1);
+        const float v = moved(exp_avg_sq[i], gradient * gradient, beta2);
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        weight[i] -= rate * direction(m, v, factor1, factor2, eps);
+    }
+}
+
+// LAMB's first pass: the moments, and the squares of the weight and of the update.
+void lamb_moments(Chunk& chunk, const Settings& settings) {
+    const Tensor& tensor = *chunk.tensor;
+    const float beta1 = settings.beta1, beta2 = settings.beta2, eps = settings.eps;
+    const float factor1 = 1 / tensor.correction1, factor2 = 1 / tensor.correction2;
+    const float decay = tensor.weight_decay;
+    const float* weight = tensor.weight;
+    const float* gradient = tensor.gradient;
+    float* exp_avg = tensor.exp_avg;
+    float* exp_avg_sq = tensor.exp_avg_sq;
+    float weight_squares = 0, update_squares = 0;
+#pragma omp simd reduction(+ : weight_squares, update_squares)
+    for (int64_t i = chunk.begin; i < chunk.end; ++i) {
+        const float m = moved(exp_avg[i], gradient[i], beta1);
+        const float v = moved(exp_avg_sq[i], gradient[i] * gradient[i], beta2);
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        const float update = direction(m, v, factor1, factor2, eps) + decay * weight[i];
+        weight_squares += weight[i] * weight[i];
+        update_squares += update * update;
+    }
+    chunk.weight_squares = weight_squares;
+    chunk.update_squares = update_squares;
+}
+
+// LAMB's second pass: the same update once more, now at its rate.
+void lamb_weights(const Chunk& chunk, const Settings& settings, float rate) {
+    const Tensor& tensor = *chunk.tensor;
+    const float eps = settings.eps, decay = tensor.weight_decay;
+    const float factor1 = 1 / tensor.correction1, factor2 = 1 / tensor.correction2;
+    float* weight = tensor.weight;
+    const float* exp_avg = tensor.exp_avg;
+    const float* exp_avg_sq = tensor.exp_avg_sq;
+#pragma omp simd
+    for (int64_t i = chunk.begin; i < chunk.end; ++i) {
+        const float update = direction(exp_avg[i], exp_avg_sq[i], factor1, factor2, eps);
+        weight[i] -= rate * (update + decay * weight[i]);
+    }
+}
+
+// Each tensor's learning rate times its trust ratio, which is 1 where a norm is zero.
+std::vector<float> lamb_rates(const Tensor* first, const Tensor* last,
+                              const std::vector<Chunk>& chunks, float learning_rate) {
+    std::vector<double> weight_squares(last - first), update_squares(last - first);
+    for (const Chunk& chunk : chunks) {
+        weight_squares[chunk.tensor - first] += chunk.weight_squares;
+        update_squares[chunk.tensor - first] += chunk.update_squares;
+    }
+    std::vector<float> rates(last - first, learning_rate);
+    for (int64_t i = 0; i < last - first; ++i)
+        if (first[i].use_trust_ratio && weight_squares[i] > 0 && update_squares[i] > 0)
+            rates[i] *= std::sqrt(weight_squares[i] / update_squares[i]);
+    return rates;
+}
+
+void lamb_group(const Tensor* first, const Tensor* last, const Settings& settings, int threads) {
+    std::vector<Chunk> chunks = chunks_of(first, last);
+    const int64_t count = chunks.size();
+    // Static schedules: a thread meets the chunks again that are in its own cache.
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < count; ++i) lamb_moments(chunks[i], settings);
+    const std::vector<float> rates = lamb_rates(first, last, chunks, settings.learning_rate);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < count; ++i)
+        lamb_weights(chunks[i], settings, rates[chunks[i].tensor - first]);
+}
+
+}  // namespace
+
+extern "C" {
+
+void adam_step(const Tensor* tensors, int64_t count, const Settings* settings, int threads) {
+    const std::vector<Chunk> chunks = chunks_of(tensors, tensors + count);
+    const int64_t chunk_count = chunks.size();
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < chunk_count; ++i) adam_chunk(chunks[i], *settings);
+}
+
+void lamb_step(const Tensor* tensors, int64_t count, const Settings* settings, int threads) {
+    const Tensor *first = tensors, *end = tensors + count;
+    while (first != end) {
+        const Tensor* last = first;
+        int64_t values = 0;
+        while (last != end && values < kCachedPerThread * threads) values += (last++)->size;
+        lamb_group(first, last, *settings, threads);
+        first = last;
+    }
+}
+
+}  // extern "C"

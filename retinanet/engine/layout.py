@@ -1,0 +1,33 @@
+"""Where a tensor's values lie in memory."""
+
+import torch
+from torch import Tensor
+
+
+def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor in the parameter's memory layout; itself if it is so already.
+
+    A fused optimizer walks through a parameter, its gradient and its state place by place in
+    memory: one in another layout would be taken for other weights', without an error.
+
+    Args:
+        parameter: Without gaps in memory, in any order of its dimensions.
+        tensor: Of the parameter's shape, or a single number, which has no layout.
+    """
+    if tensor.dim() == 0 or have_same_layout(parameter, tensor):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+
+
+def have_same_layout(one: Tensor, other: Tensor) -> bool:
+    """Whether equal places of two tensors of one shape are equally far into their memory."""
+    if one.stride() == other.stride():
+        return True
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    # Nobody walks along a dimension of size 1, and torch gives it any stride.
+    return all(size == 1 or first == second for size, first, second in strides)
+
+
+def is_one_block(tensor: Tensor) -> bool:
+    """Whether the values fill a piece of memory without gaps, as all weights of a model do."""
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
