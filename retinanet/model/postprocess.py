@@ -121,12 +121,14 @@ def _promising_anchors(best_logits: Tensor, *, score_threshold: float, limit: in
 
 
 def _logit_below(score: float) -> float:
-    """A logit whose score is safely below `score`, whatever float32 or BF16 make of the two."""
+    """A logit whose score is below `score`, if only just, in float32 too.
+
+    Rounding it to BF16 does no harm: no BF16 number above a number is below that number rounded.
+    """
     if score <= 0:
         return -math.inf
     score = min(score, 1.0) * (1 - 1e-6)
-    logit = math.log(score) - math.log1p(-score)
-    return logit - 0.01 * abs(logit) - 0.01
+    return math.log(score) - math.log1p(-score)
 
 
 def _best_unsuppressed(

@@ -71,7 +71,7 @@ def test_matches_are_torchvisions() -> None:
 
 
 def boxes_of_all_kinds(anchors: torch.Tensor, seed: int) -> torch.Tensor:
-    """Tiny to huge, long and thin, partly outside, and some that equal anchors or lie between."""
+    """Tiny to huge, long and thin, at the edges, and some that equal anchors or lie between."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.rand(30, 2, generator=generator).mul(7).exp()
     corners = torch.rand(30, 2, generator=generator) * torch.tensor([800.0, 600.0]) - 20
@@ -79,7 +79,13 @@ def boxes_of_all_kinds(anchors: torch.Tensor, seed: int) -> torch.Tensor:
     between = some[:4] + torch.tensor([8.0, 0.0, 8.0, 0.0])  # as near to two anchors
     thin = torch.tensor([[3.0, 3.0, 3.001, 600.0], [100.25, 100.0, 100.251, 100.001]])
     whole = torch.tensor([[0.0, 0.0, 800.0, 640.0]])
-    boxes = torch.cat((torch.cat((corners, corners + sizes), dim=1), some, between, thin, whole))
+    # Where only the largest anchors reach, and a few of float32's last digits beyond.
+    largest_square = anchors[-4, 2:].repeat(2)
+    corner = largest_square[None] + torch.tensor([-100.0, -100.0, 50.0, 50.0])
+    right = float(anchors[:, 2].max())
+    edge = torch.tensor([[right - 2**-12, 300.0, right + 2**-11, 310.0]])
+    random = torch.cat((corners, corners + sizes), dim=1)
+    boxes = torch.cat((random, some, between, thin, whole, corner, edge))
     return boxes[torch.randperm(len(boxes), generator=generator)]
 
 
