@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from profiling.bench.benchmark import BENCHMARKS, Benchmark
+from profiling.bench.benchmark import Benchmark
+from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.contestant import choose
 from profiling.bench.json_file import as_json
 from profiling.bench.measure import measure
@@ -30,7 +31,10 @@ examples:
   python -m profiling bench step                                # compare step by step, minutes
   python -m profiling bench step --contestants torch,ceiling    # less than one
   python -m profiling bench step --contestants torch --where    # the operators that cost most
-  python -m profiling bench step --contestants all --json step.json"""
+  python -m profiling bench step --contestants all --json step.json
+  python -m profiling bench loss
+  python -m profiling bench optimizer
+  python -m profiling bench evaluate"""
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,13 +66,9 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     parser.add_argument(
         "--contestants", metavar="A,B", help=f"who runs, or `all` (default: {chosen})"
     )
-    parser.add_argument(
-        "--rounds", type=positive, default=5, metavar="N", help="runs that count (default: 5)"
-    )
-    parser.add_argument(
-        "--warm-up", type=positive, default=3, metavar="N", help="runs before them (default: 3)"
-    )
     for name, kind, default, what in (
+        ("--rounds", positive, benchmark.rounds, "runs of each that count"),
+        ("--warm-up", positive, benchmark.warm_up, "runs of each before them"),
         ("--images", positive, STANDARD.images, "images in a batch"),
         ("--image-size", image_side, STANDARD.image_size, "their height and width in pixels"),
         ("--classes", positive, STANDARD.classes, "outputs of the head for every anchor"),

@@ -1,6 +1,5 @@
 """A number that a benchmark is made for, beside what is wanted of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from profiling.bench.results import Results
@@ -35,19 +34,18 @@ class Finding:
         return self.at_most is None or self.value <= self.at_most
 
 
-def speed_ups(results: Results, subject: str, *, wanted: Mapping[str, float]) -> list[Finding]:
-    """The subject against every other contestant; `wanted` is at least, by the other's name."""
-    findings = []
-    for other in results.names:
-        if other == subject:
-            continue
-        ratio = results.ratio(subject, other)
-        findings.append(
-            Finding(
-                what=f"{subject} against {other}",
-                value=ratio.median,
-                shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
-                at_least=wanted.get(other),
-            )
+def speed_up(
+    results: Results, name: str, other: str, *, at_least: float | None = None
+) -> list[Finding]:
+    """How many times as fast one contestant is as another; nothing where one did not run."""
+    if name not in results.names or other not in results.names:
+        return []
+    ratio = results.ratio(name, other)
+    return [
+        Finding(
+            what=f"{name} against {other}",
+            value=ratio.median,
+            shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+            at_least=at_least,
         )
-    return findings
+    ]

@@ -44,3 +44,9 @@ def make_weights(workload: Workload) -> dict[str, Tensor]:
         if name.endswith("bn3.weight"):
             value.fill_(0.2)  # else each of the 16 blocks doubles what goes through it
     return weights
+
+
+def feature_sizes(workload: Workload) -> list[tuple[int, int]]:
+    """(H, W) of P3 to P7: every level halves the one before, rounding up."""
+    sides = [-(-workload.image_size // stride) for stride in (8, 16, 32, 64, 128)]
+    return [(side, side) for side in sides]

@@ -1,0 +1,55 @@
+"""The focal loss in all its forms, against each other and against the memory's bandwidth."""
+
+from profiling.bench.benchmark import RECIPES, Benchmark
+from profiling.bench.contestant import Contestant
+from profiling.bench.finding import Finding, speed_up
+from profiling.bench.results import Results
+
+FORMS = {
+    "kernel": "ours: one C++ pass",
+    "paper": "the paper's: in place, explicit backward",
+    "paper_implicit": "the paper's, backward by autograd",
+    "reference": "torchvision's on one-hot targets",
+}
+BANDWIDTH = "bandwidth"
+
+
+def contestant(form: str, dtype: str) -> Contestant:
+    """A form on logits of a dtype; BF16 is what goes without saying."""
+    suffix = "" if dtype == "bfloat16" else f"-{dtype}"
+    return Contestant(
+        name=f"{form.replace('_', '-')}{suffix}",
+        about=f"{FORMS[form]}; {dtype} logits",
+        recipe=f"{RECIPES}.focal_loss",
+        options={"form": form, "dtype": dtype},
+    )
+
+
+def loss_findings(results: Results) -> list[Finding]:
+    """Our form against the others on the same logits."""
+    findings = speed_up(results, "kernel", "reference", at_least=12)
+    findings += speed_up(results, "kernel", "reference-system")
+    findings += speed_up(results, "kernel", "paper")
+    findings += speed_up(results, "kernel", "paper-implicit")
+    findings += speed_up(results, "kernel-float32", "reference-float32")
+    return findings
+
+
+LOSS = Benchmark(
+    name="loss",
+    about="the focal loss of a batch, forward and backward",
+    rounds=9,
+    warm_up=5,
+    findings=loss_findings,
+    contestants=(
+        *(contestant(form, "bfloat16") for form in FORMS),
+        *(contestant(form, "float32") for form in FORMS),
+        Contestant(
+            name="reference-system",
+            about="reference, but memory as the C library has it",
+            recipe=f"{RECIPES}.focal_loss",
+            allocator="system",
+            options={"form": "reference", "dtype": "bfloat16"},
+        ),
+    ),
+)
