@@ -2,6 +2,6 @@
 
 from retinanet.loss.box import l1_box_loss_sum
 from retinanet.loss.detection import detection_loss
-from retinanet.loss.focal import sigmoid_focal_loss_sum
+from retinanet.loss.focal import focal_loss
 
-__all__ = ["detection_loss", "l1_box_loss_sum", "sigmoid_focal_loss_sum"]
+__all__ = ["detection_loss", "focal_loss", "l1_box_loss_sum"]

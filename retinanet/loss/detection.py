@@ -6,38 +6,44 @@ import torch
 from torch import Tensor
 
 from retinanet.loss.box import l1_box_loss_sum
-from retinanet.loss.focal import sigmoid_focal_loss_sum
+from retinanet.loss.focal import focal_loss
 from retinanet.model.heads import HeadOutputs
 from retinanet.model.matching import assign_targets
 
 
 def detection_loss(
-    outputs: HeadOutputs, anchors: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]
+    outputs: HeadOutputs,
+    anchors: Sequence[Tensor],
+    targets: Sequence[Mapping[str, Tensor]],
+    *,
+    focal_form: str = "auto",
 ) -> dict[str, Tensor]:
     """The two losses of a batch of N images: float32 scalars `classification`, `bbox_regression`.
 
     `anchors`: for each level [A_l, 4] xyxy pixels. `targets`: for each image `boxes` float32
     [M, 4] xyxy pixels of the network's input and `labels` int64 [M] in 0 … K-1; M may be 0. Each
     loss is summed over an image, divided by its foreground anchors (at least 1), and averaged
-    over the batch, as torchvision's and MLPerf's RetinaNet do. Computed in float32, under
-    autocast too.
+    over the batch, as torchvision's and MLPerf's RetinaNet do. `focal_form`: see
+    `focal_loss`. Computed in float32, under autocast too.
     """
     assert len(targets) == len(outputs.cls_logits[0]), f"{len(targets)} targets"
     device_type = outputs.cls_logits[0].device.type
     with torch.autocast(device_type, enabled=False):
         assignment = assign_targets(anchors, targets)
-        classification = [
-            sigmoid_focal_loss_sum(logits, classes)
-            for logits, classes in zip(outputs.cls_logits, assignment.classes, strict=True)
-        ]
+        scale = assignment.num_foreground.clamp(min=1)
+        classification = focal_loss(
+            outputs.cls_logits,
+            assignment.classes,
+            image_weights=1 / (scale * len(targets)),
+            form=focal_form,
+        )
         bbox_regression = [
             l1_box_loss_sum(deltas, classes, boxes, anchors=level_anchors)
             for deltas, classes, boxes, level_anchors in zip(
                 outputs.bbox_regression, assignment.classes, assignment.boxes, anchors, strict=True
             )
         ]
-        scale = assignment.num_foreground.clamp(min=1)
         return {
-            "classification": (torch.stack(classification).sum(dim=0) / scale).mean(),
+            "classification": classification,
             "bbox_regression": (torch.stack(bbox_regression).sum(dim=0) / scale).mean(),
         }

@@ -1,77 +1,255 @@
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
-from retinanet.loss import sigmoid_focal_loss_sum
+from retinanet.loss import focal_loss
+from retinanet.loss.focal import FORMS
+from retinanet.native_library import find_compiler
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+every_form = pytest.mark.parametrize("form", FORMS)
 
 
-def test_values_worked_out_by_hand() -> None:
+def levels(*, num_classes: int = 37, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Logits of two images on three levels; the last is empty."""
+    torch.manual_seed(0)
+    sizes = (300, 41, 0)
+    return [(torch.randn(2, size, num_classes) * 4 - 2).to(dtype) for size in sizes]
+
+
+def random_classes(logits: list[Tensor]) -> list[Tensor]:
+    """Cut from one tensor, as they are in training: background, ignored and every label."""
+    sizes = [level.shape[1] for level in logits]
+    classes = torch.randint(-2, logits[0].shape[2], (2, sum(sizes)))
+    return list(classes.split(sizes, dim=1))
+
+
+def by_torchvision(
+    logits: list[Tensor], classes: list[Tensor], alpha: float, gamma: float
+) -> list[Tensor]:
+    """For each image the losses of the anchors that count, in float64, on all levels together."""
+    together, wanted = torch.cat(logits, dim=1).double(), torch.cat(classes, dim=1)
+    losses = []
+    for image_logits, image_classes in zip(together, wanted, strict=True):
+        counted = image_classes != -2
+        num_classes = image_logits.shape[1]
+        one_hot = torch.nn.functional.one_hot(image_classes.clamp(min=-1) + 1, num_classes + 1)
+        targets = one_hot[:, 1:].double()
+        loss = sigmoid_focal_loss(image_logits[counted], targets[counted], alpha, gamma)
+        losses.append(loss)
+    return losses
+
+
+def gradients(loss: Tensor, logits: list[Tensor]) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, logits)])
+
+
+@every_form
+def test_values_worked_out_by_hand(form: str) -> None:
     # Logit 0: p = 1/2, cross entropy ln 2, (1 - p_t)^2 = 1/4; alpha .25 for the class, .75 else.
     logits = torch.zeros(2, 2, 3)
     classes = torch.tensor([[1, -1], [-2, -1]])
     unit = math.log(2) / 4
     foreground, background = (0.25 + 2 * 0.75) * unit, 3 * 0.75 * unit
-    loss = sigmoid_focal_loss_sum(logits, classes)
-    torch.testing.assert_close(loss, torch.tensor([foreground + background, background]))
+    loss = focal_loss([logits], [classes], form=form)
+    torch.testing.assert_close(loss, torch.tensor(foreground + 2 * background))
+    (losses,) = focal_loss([logits], [classes], form=form, reduction="none")
+    torch.testing.assert_close(losses[0, 0], torch.tensor([0.75, 0.25, 0.75]) * unit)
+    assert losses[1, 0].eq(0).all()
 
 
-def test_equals_torchvisions_loss_on_one_hot_targets() -> None:
-    torch.manual_seed(0)
-    logits = (torch.randn(2, 50, 4) * 4).requires_grad_()
-    classes = torch.randint(-2, 4, (2, 50))
-    loss = sigmoid_focal_loss_sum(logits, classes, alpha=0.4, gamma=1.5)
-    counted = classes != -2
-    one_hot = torch.nn.functional.one_hot(classes.clamp(min=-1) + 1, 5)[..., 1:].float()
-    expected = torch.stack(
-        [
-            sigmoid_focal_loss(
-                logits[i][counted[i]], one_hot[i][counted[i]], 0.4, 1.5, reduction="sum"
-            )
-            for i in range(2)
-        ]
+@every_form
+@pytest.mark.parametrize("gamma", [0, 1, 2, 2.5])
+@pytest.mark.parametrize("alpha", [0.25, 0.4, 0, 1, -1])
+def test_loss_and_gradient_are_torchvisions(form: str, alpha: float, gamma: float) -> None:
+    logits = [level.requires_grad_() for level in levels()]
+    classes = random_classes(logits)
+    weights = torch.tensor([0.3, 2.0])
+    loss = focal_loss(logits, classes, alpha=alpha, gamma=gamma, image_weights=weights, form=form)
+    images = by_torchvision(logits, classes, alpha, gamma)
+    expected = 0.3 * images[0].sum() + 2.0 * images[1].sum()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        gradients(loss, logits), gradients(expected, logits), rtol=1e-5, atol=2e-6
     )
-    torch.testing.assert_close(loss, expected)
-    gradient = torch.autograd.grad(loss.sum(), logits)[0]
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), logits)[0])
 
 
-def test_ignored_anchors_contribute_nothing_even_when_not_finite() -> None:
-    logits = torch.tensor([[[math.nan], [math.inf], [1.0]]], requires_grad=True)
-    loss = sigmoid_focal_loss_sum(logits, torch.tensor([[-2, -2, -1]]))
-    loss.sum().backward()
-    assert loss.isfinite().all()
+@every_form
+def test_bf16_logits_are_computed_in_float32(form: str) -> None:
+    logits = [level.requires_grad_() for level in levels(dtype=torch.bfloat16)]
+    classes = random_classes(logits)
+    wide = [level.detach().double().requires_grad_() for level in logits]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = focal_loss(logits, classes, form=form)
+    expected = torch.cat(by_torchvision(wide, classes, 0.25, 2.0)).sum()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    gradient = gradients(loss, logits)
+    assert gradient.dtype == torch.bfloat16
+    # Rounded to BF16 once: 8 bits.
+    torch.testing.assert_close(
+        gradient.double(), gradients(expected, wide), rtol=2**-8 + 1e-5, atol=2e-6
+    )
+
+
+@every_form
+def test_reductions_agree(form: str) -> None:
+    logits = [level.requires_grad_() for level in levels()]
+    classes = random_classes(logits)
+    weights = torch.tensor([0.3, 2.0])
+    losses = focal_loss(logits, classes, image_weights=weights, form=form, reduction="none")
+    total = focal_loss(logits, classes, image_weights=weights, form=form, reduction="sum")
+    mean = focal_loss(logits, classes, image_weights=weights, form=form, reduction="mean")
+    assert [level.shape for level in losses] == [level.shape for level in logits]
+    added = torch.stack([level.double().sum() for level in losses]).sum()
+    counted = sum(int((level != -2).sum()) for level in classes) * 37
+    torch.testing.assert_close(total.double(), added, rtol=1e-6, atol=0)
+    torch.testing.assert_close(mean, total / counted)
+    # Any gradient from above, not only ones.
+    factors = [torch.randn_like(level) for level in losses]
+    weighed = sum((f * level).sum() for f, level in zip(factors, losses, strict=True))
+    torch.testing.assert_close(
+        gradients(torch.as_tensor(weighed), logits),
+        gradients(total, logits) * torch.cat([f.flatten() for f in factors]),
+    )
+
+
+@every_form
+def test_the_gradient_follows_what_the_loss_is_multiplied_by(form: str) -> None:
+    logits = [level.requires_grad_() for level in levels()]
+    classes = random_classes(logits)
+    once = gradients(focal_loss(logits, classes, form=form), logits)
+    thrice = gradients(focal_loss(logits, classes, form=form) * 3, logits)
+    torch.testing.assert_close(thrice, once * 3)
+
+
+@every_form
+def test_mean_without_ignored_anchors_is_torchvisions(form: str) -> None:
+    logits = levels()[:1]
+    classes = [torch.randint(-1, 37, (2, 300))]
+    loss = focal_loss(logits, classes, form=form, reduction="mean")
+    expected = torch.cat(by_torchvision(logits, classes, 0.25, 2.0)).mean()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+
+
+@every_form
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_ignored_anchors_contribute_nothing_even_when_not_finite(form: str, reduction: str) -> None:
+    logits = torch.tensor([[[math.nan], [math.inf], [-math.inf], [1.0]]], requires_grad=True)
+    classes = torch.tensor([[-2, -2, -2, -1]])
+    if reduction == "sum":
+        loss = focal_loss([logits], [classes], form=form)
+    else:
+        loss = focal_loss([logits], [classes], form=form, reduction="none")[0].sum()
+    loss.backward()
+    assert loss.isfinite()
     assert logits.grad is not None
-    assert logits.grad[0, :2].eq(0).all()
-    assert logits.grad[0, 2] > 0
+    assert logits.grad[0, :3].eq(0).all()
+    assert logits.grad[0, 3] > 0
 
 
-def test_nothing_to_learn_from_is_zero() -> None:
+@every_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("label", [-1, 0, 1])
+def test_a_logit_that_is_not_a_number_makes_the_loss_so(
+    form: str, dtype: torch.dtype, label: int
+) -> None:
+    logits = torch.zeros(1, 1, 2, dtype=dtype)
+    logits[0, 0, 0] = math.nan
+    assert focal_loss([logits], [torch.tensor([[label]])], form=form).isnan()
+
+
+@every_form
+def test_nothing_to_learn_from_is_zero(form: str) -> None:
     logits = torch.randn(2, 3, 4, requires_grad=True)
-    loss = sigmoid_focal_loss_sum(logits, torch.full((2, 3), -2))
-    assert loss.tolist() == [0.0, 0.0]
-    loss.sum().backward()
+    classes = [torch.full((2, 3), -2)]
+    assert focal_loss([logits], classes, form=form, reduction="mean").item() == 0.0
+    loss = focal_loss([logits], classes, form=form)
+    assert loss.item() == 0.0
+    loss.backward()
     assert logits.grad is not None
     assert logits.grad.eq(0).all()
 
 
-def test_confident_answers_cost_nothing_when_right_and_stay_finite_when_wrong() -> None:
-    logits = torch.tensor([[[200.0, -200.0]]])
-    assert sigmoid_focal_loss_sum(logits, torch.tensor([[0]])).tolist() == [0.0]
-    wrong = sigmoid_focal_loss_sum(logits, torch.tensor([[1]]))
-    torch.testing.assert_close(wrong, torch.tensor([200.0 * (0.25 + 0.75)]))
+@every_form
+def test_confident_answers_cost_nothing_when_right_and_stay_finite_when_wrong(form: str) -> None:
+    logits = torch.tensor([[[200.0, -200.0]]], requires_grad=True)
+    right = focal_loss([logits], [torch.tensor([[0]])], form=form)
+    assert right.item() < 1e-30
+    wrong = focal_loss([logits], [torch.tensor([[1]])], form=form)
+    torch.testing.assert_close(wrong, torch.tensor(200.0 * (0.25 + 0.75)))
+    torch.testing.assert_close(gradients(wrong, [logits]), torch.tensor([0.75, -0.25]))
 
 
-def test_bf16_logits_are_computed_in_float32() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(1, 40, 3).bfloat16()
-    classes = torch.randint(-2, 3, (1, 40))
-    loss = sigmoid_focal_loss_sum(logits, classes)
-    assert loss.dtype == torch.float32
-    assert torch.equal(loss, sigmoid_focal_loss_sum(logits.float(), classes))
+@every_form
+def test_any_strides_are_taken(form: str) -> None:
+    (dense, *_), (classes, *_) = levels(), random_classes(levels())
+    strided = torch.stack([dense, dense], dim=-1)[..., 0].requires_grad_()
+    assert not strided.is_contiguous()
+    maps = dense.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    dense.requires_grad_()
+    expected = focal_loss([dense], [classes], form=form)
+    for logits in (strided, maps):
+        loss = focal_loss([logits], [classes], form=form)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, logits)[0],
+            torch.autograd.grad(expected, dense, retain_graph=True)[0],
+        )
 
 
-def test_a_label_beyond_the_classes_is_not_taken_silently() -> None:
+@every_form
+def test_a_label_beyond_the_classes_is_not_taken_silently(form: str) -> None:
     with pytest.raises((IndexError, RuntimeError)):
-        sigmoid_focal_loss_sum(torch.zeros(1, 1, 3), torch.tensor([[3]]))
+        focal_loss([torch.zeros(1, 1, 3)], [torch.tensor([[3]])], form=form)
+
+
+def test_auto_is_the_kernel_where_there_is_a_compiler(capfd: pytest.CaptureFixture[str]) -> None:
+    assert find_compiler()
+    logits = levels()
+    classes = random_classes(logits)
+    assert torch.equal(focal_loss(logits, classes), focal_loss(logits, classes, form="kernel"))
+    assert capfd.readouterr().err == ""
+
+
+LOSSES_WITHOUT_COMPILER = """
+import torch
+from retinanet.errors import InputError
+from retinanet.loss import focal_loss
+logits, classes = torch.zeros(1, 2, 3), torch.tensor([[1, -1]])
+print(focal_loss([logits], [classes]).item())
+print(focal_loss([logits], [classes]).item())
+try:
+    focal_loss([logits], [classes], form="kernel")
+except InputError as error:
+    print(error)
+"""
+
+
+def test_without_a_compiler_auto_takes_another_form_and_says_so_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("CXX", None)
+    done = subprocess.run(
+        [sys.executable, "-c", LOSSES_WITHOUT_COMPILER],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second, message = done.stdout.splitlines()
+    assert float(first) == pytest.approx((0.25 + 5 * 0.75) * math.log(2) / 4)
+    assert second == first
+    assert "no C++ compiler" in message
+    (line,) = done.stderr.splitlines()
+    assert "no C++ compiler" in line
+    assert "paper" in line

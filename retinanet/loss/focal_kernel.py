@@ -1,0 +1,169 @@
+"""Our own form of the focal loss: one C++ pass over the logits gives loss and gradient.
+
+It reads each logit once, in its own dtype, computes in float32, and writes the gradient once. It is
+torch's operator `retinanet::focal_loss`, so that autograd and torch.compile know it; autocast
+leaves it alone.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retinanet.native_library import load_library
+
+SOURCE = Path(__file__).parent / "csrc" / "focal_loss.cpp"
+
+FUNCTIONS = {
+    torch.bfloat16: "focal_loss_bfloat16",
+    torch.float32: "focal_loss_float32",
+    torch.float64: "focal_loss_float64",
+}
+
+
+def kernel_form(
+    logits: Tensor,
+    classes: Tensor,
+    image_weights: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    reduce: bool,
+) -> Tensor:
+    """One level's loss by the C++ kernel; see `focal_loss` for the arguments.
+
+    The weights are taken as constants, and there is no second derivative.
+
+    Raises:
+        NativeLibraryError: The kernel cannot be compiled here.
+    """
+    with_gradient = torch.is_grad_enabled() and logits.requires_grad
+    loss, _ = focal_loss_operator(
+        logits,
+        classes,
+        image_weights,
+        alpha=alpha,
+        gamma=gamma,
+        reduce=reduce,
+        with_gradient=with_gradient,
+    )
+    return loss
+
+
+def run_kernel(
+    logits: Tensor,
+    classes: Tensor,
+    image_weights: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    reduce: bool,
+    with_gradient: bool,
+    instruction_set: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradient with respect to the logits in their dtype (empty if not wanted).
+
+    `instruction_set` is for comparing the kernel's variants with each other.
+    """
+    logits = dense_within_images(logits)
+    classes = dense_within_images(classes)
+    weights = image_weights.to(torch.float64).contiguous()
+    loss, gradient = allocate(logits, reduce=reduce, with_gradient=with_gradient)
+    total = ctypes.c_double()
+    sizes = (ctypes.c_long * 5)(*logits.shape, logits.stride(0), classes.stride(0))
+    function = getattr(
+        load_library(SOURCE, instruction_set=instruction_set), FUNCTIONS[logits.dtype]
+    )
+    labels_are_valid = function(
+        ctypes.c_void_p(logits.data_ptr()),
+        ctypes.c_void_p(classes.data_ptr()),
+        ctypes.c_void_p(weights.data_ptr()),
+        ctypes.c_void_p(gradient.data_ptr() if with_gradient else None),
+        ctypes.c_void_p(None if reduce else loss.data_ptr()),
+        ctypes.byref(total),
+        sizes,
+        ctypes.c_double(alpha),
+        ctypes.c_double(gamma),
+        torch.get_num_threads(),
+    )
+    if not labels_are_valid:
+        raise IndexError(f"label {int(classes.max())} with {logits.shape[2]} classes")
+    return (loss.fill_(total.value) if reduce else loss), gradient
+
+
+def dense_within_images(tensor: Tensor) -> Tensor:
+    """The tensor itself where each image's values lie one after the other, else a copy."""
+    return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
+
+
+def allocate(logits: Tensor, *, reduce: bool, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Memory for the loss, [] or [N, A, K], and for the gradient, [N, A, K] or nothing."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    loss = logits.new_empty(() if reduce else logits.shape, dtype=dtype)
+    return loss, logits.new_empty(logits.shape if with_gradient else (0,))
+
+
+@torch.library.custom_op("retinanet::focal_loss", mutates_args=(), device_types="cpu")
+def focal_loss_operator(
+    logits: Tensor,
+    classes: Tensor,
+    image_weights: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    reduce: bool,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """`run_kernel` as torch's operator; `with_gradient` must be true where autograd goes back."""
+    return run_kernel(
+        logits,
+        classes,
+        image_weights,
+        alpha=alpha,
+        gamma=gamma,
+        reduce=reduce,
+        with_gradient=with_gradient,
+    )
+
+
+@focal_loss_operator.register_fake
+def _shapes(
+    logits: Tensor,
+    classes: Tensor,
+    image_weights: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    reduce: bool,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    return allocate(logits, reduce=reduce, with_gradient=with_gradient)
+
+
+def _keep_gradient(
+    ctx: Any,
+    inputs: tuple[Tensor, ...],
+    keyword_only_inputs: dict[str, Any],
+    output: tuple[Tensor, Tensor],
+) -> None:
+    _, gradient = output
+    ctx.set_materialize_grads(False)  # else zeros of the gradient's size are made for nothing
+    ctx.mark_non_differentiable(gradient)
+    ctx.save_for_backward(gradient)
+
+
+def _scale_gradient(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+    (gradient,) = ctx.saved_tensors
+    if upstream is None:
+        return None, None, None
+    # The usual factor costs no pass over memory. (Tracing's tensors are of other types: no value.)
+    if type(upstream) is Tensor and upstream.dim() == 0 and upstream.item() == 1:
+        return gradient, None, None
+    return (gradient * upstream).to(gradient.dtype), None, None
+
+
+focal_loss_operator.register_autograd(
+    torch.autograd.function.once_differentiable(_scale_gradient), setup_context=_keep_gradient
+)
