@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 from data.sampler import EvaluationBatches, TrainingBatches
+from data.worker_signals import obey_parent, signals_blocked
 from retinanet.errors import InputError
 
 
@@ -16,13 +17,47 @@ class DetectionLoader(DataLoader[Sample]):
     torch raises a worker's exception again with the worker's traceback as its message.
     """
 
+    dataset: DetectionDataset
+    batch_sampler: "HeldBackBatches"
+
+    def start_workers(self) -> None:
+        """Start the loading processes now, which the first iteration would do otherwise.
+
+        They are copies of this process, and every page that it writes after copying costs a page
+        fault. So they are started while it is small, before training has filled its memory.
+        """
+        if self.num_workers:
+            self.batch_sampler.held_back = True
+            with signals_blocked():
+                super().__iter__()
+            self.batch_sampler.held_back = False
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """The batches of the sampler's position."""
         try:
-            yield from super().__iter__()
+            with signals_blocked():
+                stream = super().__iter__()
+            yield from stream
         except InputError as error:
             last_line = str(error).rstrip().rsplit("\n", maxsplit=1)[-1]
             raise InputError(last_line.split("InputError: ", maxsplit=1)[-1]) from error
+
+
+class HeldBackBatches(Sampler[list[SampleKey]]):
+    """A batch sampler that gives nothing while it is held back.
+
+    Workers read ahead as soon as they are started; what they read would wait in shared memory.
+    """
+
+    def __init__(self, batches: Sampler[list[SampleKey]]) -> None:
+        self.batches = batches
+        self.held_back = False
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        return iter(()) if self.held_back else iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
 
 
 def training_loader(
@@ -48,9 +83,10 @@ def _loader(
 ) -> DetectionLoader:
     return DetectionLoader(
         dataset,
-        batch_sampler=batches,
+        batch_sampler=HeldBackBatches(batches),
         collate_fn=collate,
         num_workers=workers,  # torch starts each worker with set_num_threads(1)
         persistent_workers=workers > 0,
+        worker_init_fn=obey_parent,
         generator=torch.Generator(),  # else every start would draw from the global generator
     )

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from data import ClassMap, DetectionDataset, find_split, read_annotations
+from data import ClassMap, DetectionDataset, evaluation_loader, find_split, read_annotations
 from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
@@ -44,11 +44,9 @@ def evaluate(
     model = found.build_model()
     result = evaluate_split(
         model,
-        dataset,
+        evaluation_loader(dataset, batch_size=batch_size),
         classes=dataset.class_map,
         forward=torch_forward(model, precision=found.model.precision),
-        batch_size=batch_size,
-        workers=0,
         console=console,
     )
     assert result is not None  # nothing asks it to stop

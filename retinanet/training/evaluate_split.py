@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from data import ClassMap, DetectionDataset, evaluation_loader
+from data import ClassMap, DetectionLoader
 from retinanet.engine.engines import Forward
 from retinanet.model import RetinaNet
 from retinanet.training.coco_metric import Evaluation, coco_metric
@@ -26,12 +26,10 @@ class SplitResult:
 
 def evaluate_split(
     model: RetinaNet,
-    dataset: DetectionDataset,
+    loader: DetectionLoader,
     *,
     classes: ClassMap,
     forward: Forward,
-    batch_size: int,
-    workers: int,
     console: Console,
     stop: StopRequest | None = None,
 ) -> SplitResult | None:
@@ -40,14 +38,13 @@ def evaluate_split(
     Returns:
         None if `stop` came true before the end.
     """
-    loader = evaluation_loader(dataset, batch_size=batch_size, workers=workers)
     found: list[ImageDetections] = []
     start = time.perf_counter()
-    with progress(console, "evaluation, images", total=len(dataset)) as advance:
+    with progress(console, "evaluation, images", total=len(loader.dataset)) as advance:
         for detections in detect(model, loader, classes=classes, forward=forward):
             if stop:
                 return None
             found.append(detections)
             advance(len(found), "")
-    evaluation = coco_metric(dataset.annotations, found)
+    evaluation = coco_metric(loader.dataset.annotations, found)
     return SplitResult(evaluation, found, seconds=time.perf_counter() - start)

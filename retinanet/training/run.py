@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from data import DetectionData, TrainingBatches, training_loader
+from data import DetectionData, TrainingBatches, evaluation_loader, training_loader
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.errors import InputError
@@ -56,12 +56,18 @@ class Run:
         self.sampler = TrainingBatches(
             len(data.train), batch_size=training.batch_size, seed=config.run.seed
         )
-        self.loader = training_loader(data.train, self.sampler, workers=config.data.workers)
+        workers = config.data.workers
+        self.loader = training_loader(data.train, self.sampler, workers=workers)
+        self.validation_loader = evaluation_loader(
+            data.validation, batch_size=config.evaluation.batch_size, workers=workers
+        )
         self.plan = plan_steps(config, batches_per_epoch=len(self.sampler))
         self.step = 0
         self.map_here: float | None = None
         """mAP of the weights as they are; None where they have not been evaluated."""
         self.best_map: float | None = None
+        for loader in (self.loader, self.validation_loader):
+            loader.start_workers()
 
     def prepare(self, engine: str) -> None:
         """Let an engine arrange model and optimizer, once a checkpoint is in them.
@@ -119,14 +125,11 @@ class Run:
 
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate and write a checkpoint, unless `stop` comes true before the evaluation's end."""
-        settings = self.config.evaluation
         result = evaluate_split(
             self.model,
-            self.data.validation,
+            self.validation_loader,
             classes=self.data.classes,
             forward=self.prepared.forward,
-            batch_size=settings.batch_size,
-            workers=self.config.data.workers,
             console=self.console,
             stop=stop,
         )
@@ -135,7 +138,12 @@ class Run:
         self.map_here = result.evaluation.map
         self.record.evaluation(result, step=self.step)
         self.save_checkpoint()  # before anything that might fail, such as drawing
-        self.record.pictures(result, self.data.validation, step=self.step, count=settings.pictures)
+        self.record.pictures(
+            result,
+            self.data.validation,
+            step=self.step,
+            count=self.config.evaluation.pictures,
+        )
 
     def rest_of_epoch(self) -> Iterator[StepResult]:
         """Train to the epoch's or the run's end; note every step, then yield."""

@@ -1,6 +1,10 @@
 """Real DataLoaders, with and without worker processes."""
 
 import json
+import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ from data.sampler import TrainingBatches
 from retinanet.errors import InputError
 
 NUM_IMAGES = 10
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def make(folder: Path, *, train: bool) -> DetectionDataset:
@@ -108,6 +113,80 @@ def test_workers_run_on_one_thread(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(before)
     assert [batch.image_ids for batch in batches] == [[1] * 5, [1] * 5]
+
+
+def processes() -> set[int]:
+    return {child.pid for child in multiprocessing.active_children() if child.pid}
+
+
+class ProcessDataset(DetectionDataset):
+    """Reports the id of the reading process in place of the image's id."""
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        return super().__getitem__(key)._replace(image_id=os.getpid())
+
+
+def test_workers_start_when_told_and_then_read_everything_in_each_pass(tmp_path: Path) -> None:
+    plain = make(tmp_path, train=False)
+    dataset = ProcessDataset(
+        plain.annotations, tmp_path, plain.class_map, image_size=32, train=False
+    )
+    loader = evaluation_loader(dataset, batch_size=4, workers=2)
+    others = processes()
+    loader.start_workers()
+    started = processes() - others
+    for _ in range(2):
+        batches = list(loader)
+        assert [len(batch.images) for batch in batches] == [4, 4, 2]
+        assert {pid for batch in batches for pid in batch.image_ids} == started
+    assert len(started) == 2
+
+
+def test_a_pass_that_was_not_finished_leaves_nothing_for_the_next(tmp_path: Path) -> None:
+    loader = evaluation_loader(make(tmp_path, train=False), batch_size=2, workers=1)
+    loader.start_workers()
+    next(iter(loader))
+    [first, *_] = list(loader)
+    assert first.image_ids == [100, 101]
+
+
+def test_starting_workers_is_nothing_where_there_are_none(tmp_path: Path) -> None:
+    loader = evaluation_loader(make(tmp_path, train=False), batch_size=5)
+    loader.start_workers()
+    assert [len(batch.images) for batch in loader] == [5, 5]
+
+
+def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
+    loader = evaluation_loader(make(tmp_path, train=False), batch_size=2, workers=2)
+    others = processes()
+    stream = iter(loader)
+    batches = [next(stream), next(stream)]  # one of each: both are ready
+    workers = processes() - others
+    for name in ("INT", "TERM"):
+        subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True)
+    batches += list(stream)
+    assert [len(batch.images) for batch in batches] == [2] * 5
+    assert len(workers) == 2
+
+
+LEAVES_WORKERS_BEHIND = """
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path("tests/data").resolve()))
+from test_loader import evaluation_loader, make
+loader = evaluation_loader(make(Path(sys.argv[1]), train=False), batch_size=2, workers=2)
+loader.start_workers()
+kept = sys.modules["kept"] = loader  # alive until the interpreter's end
+print("done", flush=True)
+"""
+
+
+def test_a_process_ends_though_its_workers_live(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVES_WORKERS_BEHIND, str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_loaders_know_their_length(tmp_path: Path) -> None:

@@ -115,11 +115,9 @@ def test_a_split_is_scored_and_shows_its_progress(
     console = Console(file=io.StringIO(), width=120)
     result = evaluate_split(
         model,
-        dataset,
+        evaluation_loader(dataset, batch_size=2),
         classes=dataset.class_map,
         forward=torch_forward(model, precision="bf16"),
-        batch_size=2,
-        workers=0,
         console=console,
     )
     assert result is not None and len(result.detections) == 3 and result.seconds > 0
@@ -135,11 +133,9 @@ def test_a_request_to_stop_ends_an_evaluation(model: RetinaNet, dataset: Detecti
         os.kill(os.getpid(), signal.SIGTERM)
         result = evaluate_split(
             model,
-            dataset,
+            evaluation_loader(dataset, batch_size=1),
             classes=dataset.class_map,
             forward=float32(model),
-            batch_size=1,
-            workers=0,
             console=Console(file=io.StringIO()),
             stop=stop,
         )

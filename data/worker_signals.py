@@ -1,0 +1,40 @@
+"""Signals in the processes that load images.
+
+Ctrl-C and a batch system's SIGTERM reach all processes of a run. The training process ends its step
+first, for which it needs its workers; then it ends them by a SIGTERM of its own.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes that are started meanwhile never hear SIGINT and SIGTERM, in any of their threads.
+
+    This process gets what has come meanwhile afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def obey_parent(worker: int) -> None:
+    """End this process, which was started under `signals_blocked`, when its parent asks for it.
+
+    Args:
+        worker: Its number, as a DataLoader's `worker_init_fn` gets it.
+    """
+    threading.Thread(target=end_when_parent_asks, name=f"signals of {worker}", daemon=True).start()
+
+
+def end_when_parent_asks() -> None:
+    """Wait for a SIGTERM that the parent has sent."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
