@@ -45,13 +45,15 @@ class NonFiniteLossError(ArithmeticError):
     """A loss was infinite or not a number; the weights are those of the step before."""
 
 
-def batch_losses(prepared: PreparedTraining, batch: Batch) -> dict[str, torch.Tensor]:
+def batch_losses(
+    prepared: PreparedTraining, batch: Batch, *, focal_form: str = "auto"
+) -> dict[str, torch.Tensor]:
     """Forward pass and losses of one batch: the model as its engine runs it, losses in float32."""
     images = normalize(batch.images)
     outputs = prepared.forward(images)
     height, width = images.shape[-2:]
     anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
-    return detection_loss(outputs, anchors, batch.targets)
+    return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
 
 
 def require_finite(losses: dict[str, torch.Tensor], *, step: int, image_ids: list[int]) -> None:
@@ -74,6 +76,7 @@ def train_one_epoch(
     learning_rate: Callable[[int], float],
     first_step: int,
     gradient_accumulation: int = 1,
+    focal_form: str = "auto",
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
 
@@ -86,6 +89,7 @@ def train_one_epoch(
         learning_rate: From the number of steps done to the next step's rate.
         first_step: Optimizer steps done before.
         gradient_accumulation: Batches averaged into one step.
+        focal_form: See `focal_loss`.
 
     Raises NonFiniteLossError before the weights are touched.
     """
@@ -101,7 +105,7 @@ def train_one_epoch(
         data_seconds = time.perf_counter() - start
         rate = learning_rate(step)
         step += 1
-        losses = accumulate_gradients(prepared, group, step=step)
+        losses = accumulate_gradients(prepared, group, step=step, focal_form=focal_form)
         update_weights(prepared.optimizer, learning_rate=rate)
         yield StepResult(
             step=step,
@@ -125,12 +129,12 @@ def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
 
 
 def accumulate_gradients(
-    prepared: PreparedTraining, group: list[Batch], *, step: int
+    prepared: PreparedTraining, group: list[Batch], *, step: int, focal_form: str = "auto"
 ) -> dict[str, float]:
     """Add the average gradient of the batches to the parameters; return the average losses."""
     totals: dict[str, float] = {}
     for batch in group:
-        losses = batch_losses(prepared, batch)
+        losses = batch_losses(prepared, batch, focal_form=focal_form)
         require_finite(losses, step=step, image_ids=batch.image_ids)
         (sum(losses.values(), torch.zeros(())) / len(group)).backward()
         for name, value in losses.items():

@@ -166,6 +166,7 @@ class Run:
                 learning_rate=lambda step: training.learning_rate * rate(step),
                 first_step=self.step,
                 gradient_accumulation=training.gradient_accumulation,
+                focal_form=self.config.engine.focal_loss,
             ):
                 self.step = result.step
                 self.map_here = None
