@@ -123,7 +123,7 @@ class EngineConfig:
     precision: Literal["bf16", "float32"] = "bf16"
     """BF16 autocast around the model (the loss stays in float32), or float32 throughout. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
-    """Form of the classification loss; auto is the kernel, or paper without a C++ compiler. [name]"""
+    """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
