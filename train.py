@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from launch.memory import keep_freed_memory
+from launch.memory import set_allocator
 from launch.ranks import refuse_several_ranks
 from retinanet.command_line import (
     parse_run_arguments,
@@ -33,7 +33,7 @@ def main() -> int:
         print_config(config)
         return FINISHED
     refuse_several_ranks(os.environ)
-    keep_freed_memory()
+    set_allocator(config.engine.allocator)
     return train(config, resume=arguments.resume, overwrite=arguments.overwrite)
 
 

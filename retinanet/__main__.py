@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from launch.memory import keep_freed_memory
+from launch.memory import set_allocator
 from retinanet.command_line import run_command
 
 
@@ -12,7 +12,7 @@ def main() -> int:
     """Read the command line and run the command that it names; returns the exit code."""
     arguments = vars(parse_arguments())
     command = arguments.pop("command")
-    keep_freed_memory()
+    set_allocator("tuned")
     # torch is loaded with the commands, after the memory policy is in force.
     if command == "evaluate":
         from retinanet.training.evaluate_command import evaluate

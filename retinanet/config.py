@@ -122,6 +122,8 @@ class EngineConfig:
     """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
     precision: Literal["bf16", "float32"] = "bf16"
     """BF16 autocast around the model (the loss stays in float32), or float32 throughout. [name]"""
+    allocator: Literal["tuned", "system", "tcmalloc", "jemalloc"] = "tuned"
+    """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
     """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
 
