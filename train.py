@@ -54,7 +54,7 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     from retinanet.training.run import Run
     from retinanet.training.run_data import open_run_data
     from retinanet.training.run_folder import claim_run_folder
-    from retinanet.training.start import build_model, starting_weights
+    from retinanet.training.start import build_model, build_optimizer, starting_weights
 
     engine = chosen_engine(config.engine.name)
     console = make_console()
@@ -67,7 +67,7 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
         data = open_run_data(config, scenes_folder=folder.scenes, console=console)
         weights = None if checkpoint else starting_weights(config.model)
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
-        optimizer = adam(model, learning_rate=config.training.learning_rate)
+        optimizer = build_optimizer(config.training, model, engine=engine)
         run = Run(config, folder, data=data, model=model, optimizer=optimizer, console=console)
         if checkpoint:
             resume_training(run, checkpoint)

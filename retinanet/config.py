@@ -10,8 +10,9 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -90,8 +91,14 @@ class TrainingConfig:
     """Images a rank takes through the model at once. [images]"""
     gradient_accumulation: Annotated[int, Field(ge=1)] = 1
     """Batches whose gradients are averaged into one optimizer step. [batches]"""
+    optimizer: Literal["adam", "sgd", "lamb"] = "adam"
+    """What makes steps of gradients. MLPerf: adam. [name]"""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """sgd's only, often 0.9: what a step keeps of the direction of the last one. [share]"""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Share of a weight that joins its gradient, or for lamb its update. MLPerf: 0. [share]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """Adam's step size after warm-up. [1/step]"""
+    """The optimizer's step size after warm-up. [1/step]"""
     warmup_epochs: Annotated[float, Field(ge=0)] = 1.0
     """Length of the linear warm-up, which advances every step. [epochs]"""
     warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
@@ -100,6 +107,16 @@ class TrainingConfig:
     """The learning rate after warm-up: as it is, or falling to zero at the last step. [name]"""
     target_map: Annotated[float, Field(gt=0, le=1)] | None = None
     """End when an evaluation reaches this mAP (IoU 0.50:0.95); MLPerf: 0.34. [mAP or null]"""
+
+    @field_validator("momentum")
+    @classmethod
+    def require_sgd(cls, momentum: float, others: ValidationInfo) -> float:
+        """Refuse a momentum that would be ignored."""
+        name = others.data.get("optimizer")
+        if momentum and name in ("adam", "lamb"):
+            advice = "only training.optimizer=sgd has one, and it is {name}"
+            raise PydanticCustomError("unused", advice, {"name": name})
+        return momentum
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -254,6 +254,7 @@ def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> 
         ("data.image_size=96", "image_size was 64, is now 96"),
         ("model.trainable_layers=4", "trainable_layers was 5, is now 4"),
         ("training.batch_size=4", "training.batch_size was 2, is now 4"),
+        ("training.optimizer=lamb", "training.optimizer was adam, is now lamb"),
         ("run.seed=5", "run.seed was 0, is now 5"),
         ("data.scenes.train=9", "data.scenes was {'train': 8, 'validation': 3}"),
     ],

@@ -62,8 +62,3 @@ def native_steps_work() -> bool:
         )
         return False
     return True
-
-
-def adam(model: nn.Module, *, learning_rate: float) -> Optimizer:
-    """MLPerf's Adam."""
-    return make_optimizer(model, name="adam", learning_rate=learning_rate)

@@ -3,20 +3,19 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from retinanet.engine.layout import laid_out_as
 from retinanet.errors import InputError
-from retinanet.model import RetinaNet
 
 
-def trainable_names(model: RetinaNet) -> list[str]:
+def trainable_names(model: nn.Module) -> list[str]:
     """Names of the parameters that train, in the optimizer's order."""
     return [name for name, value in model.named_parameters() if value.requires_grad]
 
 
-def optimizer_tensors(model: RetinaNet, optimizer: Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's state under the parameters' names: `backbone.fpn…weight/exp_avg`."""
     names = trainable_names(model)
     return {
@@ -27,7 +26,7 @@ def optimizer_tensors(model: RetinaNet, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def optimizer_state(
-    tensors: Mapping[str, Tensor], model: RetinaNet, *, file: Path
+    tensors: Mapping[str, Tensor], model: nn.Module, *, file: Path
 ) -> dict[int, dict[str, Tensor]]:
     """The inverse of `optimizer_tensors`: the slots of each parameter that trains, in their order.
 
@@ -44,20 +43,9 @@ def optimizer_state(
         if tensor.dim() and tensor.shape != parameters[name].shape:
             raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
         state[places[name]][slot] = laid_out_as(parameters[name], tensor)
-    # Adam would start anew, in silence, for a parameter that has none.
+    # An optimizer would start anew, in silence, for a parameter that has none.
     slots = {slot for own in state.values() for slot in own}
     for name, index in places.items():
         for slot in sorted(slots - state[index].keys()):
             raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")
     return state
-
-
-def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor in the parameter's memory layout.
-
-    A fused optimizer walks through a parameter and its state place by place in memory: a state in
-    another layout would be taken for other weights', without an error.
-    """
-    if tensor.dim() == 0:
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

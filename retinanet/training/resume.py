@@ -18,6 +18,8 @@ KEPT_FIELDS = (
     "model.num_classes",
     "training.batch_size",
     "training.gradient_accumulation",
+    "training.optimizer",
+    "training.momentum",
     "engine.precision",
 )
 """With another value of these a checkpoint would mean something else."""

@@ -1,11 +1,13 @@
-"""The model at a run's start."""
+"""The model and its optimizer at a run's start."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from retinanet.config import ModelConfig
+from retinanet.config import ModelConfig, TrainingConfig
+from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet, load_pretrained_backbone
 from retinanet.training.pretrained import read_backbone_weights, require_trainable_start
 
@@ -43,3 +45,15 @@ def build_model(
         source = f"model.pretrained_backbone: {settings.pretrained_backbone}"
         load_pretrained_backbone(model.backbone.body, weights, source=source)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def build_optimizer(settings: TrainingConfig, model: RetinaNet, *, engine: str) -> Optimizer:
+    """The optimizer of the parameters that train, for `engine` "torch" or "ipex"."""
+    return make_optimizer(
+        model,
+        name=settings.optimizer,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=engine != "ipex",  # it puts its own fused step into torch's plain optimizers
+    )

@@ -113,6 +113,16 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
     assert (config.run.name, config.run.root) == ("mine", Path("/x"))
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+def test_a_momentum_that_would_be_ignored_is_refused(optimizer: str) -> None:
+    words = ["training.momentum=0.9", f"training.optimizer={optimizer}"]
+    message = message_of(lambda: load_config("coco.yaml", words))
+    assert message.startswith("command line: training.momentum: ")
+    assert "training.optimizer=sgd" in message and optimizer in message
+    assert load_config("coco.yaml", [words[0], "training.optimizer=sgd"]).training.momentum == 0.9
+    assert load_config("coco.yaml", [words[1]]).training.optimizer == optimizer
+
+
 def test_null_takes_a_section_or_a_value_away() -> None:
     config = load_config("demo.yaml", ["data.scenes=null", "training.target_map=null"])
     assert config.data.scenes is None and config.training.target_map is None

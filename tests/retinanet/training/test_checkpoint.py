@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from data import ClassMap
-from retinanet.engine.optimizer import adam
+from retinanet.engine.optimizer import make_optimizer
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.training.checkpoint import (
@@ -50,7 +50,7 @@ def fresh(*, num_classes: int = 2, trainable_layers: int = 0) -> tuple[RetinaNet
     model = RetinaNet(num_classes=num_classes, norm="frozen", trainable_layers=trainable_layers)
     # As runs have it; the optimizer's state must come back in the same layout.
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model, adam(model, learning_rate=1e-4)
+    return model, make_optimizer(model, name="adam", learning_rate=1e-4)
 
 
 @pytest.fixture(scope="module")

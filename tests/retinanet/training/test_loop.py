@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 
 from data import Batch, normalize
 from retinanet.engine.engines import PreparedTraining, prepare_training
-from retinanet.engine.optimizer import adam
+from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.training.loop import (
     NonFiniteLossError,
@@ -199,7 +199,7 @@ def test_the_model_itself_runs_in_its_precision(
 def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_untouched(
     frozen_model: RetinaNet, planted: float, accumulation: int
 ) -> None:
-    optimizer = adam(frozen_model, learning_rate=1e-6)
+    optimizer = make_optimizer(frozen_model, name="adam", learning_rate=1e-6)
     good = [make_batch(seed=seed) for seed in range(accumulation)]
     train(frozen_model, good, optimizer=optimizer, rate=1e-6, accumulation=accumulation)
     bias = frozen_model.head.regression_head.bbox_reg.bias
@@ -267,7 +267,8 @@ def losses_of_a_tiny_run() -> list[tuple[float, float]]:
     model = RetinaNet(num_classes=3, norm="batch", trainable_layers=5)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batches = [make_batch(seed=seed, images=2) for seed in range(3)]
-    results = train(model, batches, optimizer=adam(model, learning_rate=1e-5), rate=1e-5)
+    optimizer = make_optimizer(model, name="adam", learning_rate=1e-5)
+    results = train(model, batches, optimizer=optimizer, rate=1e-5)
     return [
         (result.losses["classification"], result.losses["bbox_regression"]) for result in results
     ]
