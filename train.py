@@ -46,7 +46,6 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     # torch is loaded only here: the memory policy must be in force before, and a wrong
     # configuration is told at once.
     from retinanet.engine.engines import chosen_engine
-    from retinanet.engine.optimizer import adam
     from retinanet.training.checkpoint import read_checkpoint
     from retinanet.training.random_states import seed_everything
     from retinanet.training.report import make_console
