@@ -82,17 +82,21 @@ def usable_instruction_sets() -> list[str]:
     """What this processor can run, best first; tests compare them with each other."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ["generic"]
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ["x86-64"]
-    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
     usable = ["x86-64"]
     for name, needed in CPU_FLAGS_NEEDED.items():
-        if not flags >= needed:
+        if not cpu_flags() >= needed:
             break
         usable.insert(0, name)
     return usable
+
+
+def cpu_flags() -> set[str]:
+    """What the processor can do, in /proc/cpuinfo's names, such as `avx512_bf16`; Linux only."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
 def find_compiler() -> list[str]:

@@ -11,6 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
 from retinanet.engine.precision import autocast
+from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
 from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.model.heads import by_anchor
 
@@ -25,10 +26,20 @@ class FoldedForward:
     The model keeps its parameters, and may be trained, loaded into and saved in between.
     """
 
-    def __init__(self, model: RetinaNet, *, precision: str) -> None:
-        """`precision`: "bf16" or "float32", that of convolutions and activations."""
+    def __init__(self, model: RetinaNet, *, precision: str, convolutions: str = "auto") -> None:
+        """Look once at what the machine can do.
+
+        Args:
+            precision: "bf16" or "float32", that of convolutions and activations.
+            convolutions: "onednn", or "winograd" for the 3×3 ones of heads and pyramid in BF16, or
+                "auto"; see `choose_winograd`.
+
+        Raises:
+            InputError: `winograd` is asked for, and this machine cannot.
+        """
         self._model = model
         self._precision = precision
+        self._winograd = precision == "bf16" and choose_winograd(convolutions)
         self._frozen: dict[nn.Conv2d, _FrozenConvolution] = {}
 
     def __call__(self, images: Tensor) -> HeadOutputs:
@@ -76,14 +87,14 @@ class FoldedForward:
         fpn = self._model.backbone.fpn
         merged: list[Tensor] = []
         for features, block in zip(reversed(maps), reversed(fpn.inner_blocks), strict=True):
-            lateral = _plain([features], block[0])[0]
+            [lateral] = self._convolve([features], block[0])
             if merged:
                 lateral = lateral.add_(F.interpolate(merged[-1], size=lateral.shape[-2:]))
             merged.append(lateral)
         blocks = zip(reversed(merged), fpn.layer_blocks, strict=True)
-        levels = [_plain([features], block[0])[0] for features, block in blocks]
-        [p6] = _plain(levels[-1:], fpn.extra_blocks.p6)
-        [p7] = _plain([F.relu(p6)], fpn.extra_blocks.p7)
+        levels = [self._convolve([features], block[0])[0] for features, block in blocks]
+        [p6] = self._convolve(levels[-1:], fpn.extra_blocks.p6)
+        [p7] = self._convolve([F.relu(p6)], fpn.extra_blocks.p7)
         return [*levels, p6, p7]
 
     def _head(self, levels: list[Tensor]) -> HeadOutputs:
@@ -92,13 +103,29 @@ class FoldedForward:
         return HeadOutputs(
             cls_logits=[
                 by_anchor(maps, classes.num_classes)
-                for maps in _tower(levels, classes.conv, classes.cls_logits)
+                for maps in self._tower(levels, classes.conv, classes.cls_logits)
             ],
             bbox_regression=[
-                by_anchor(maps, 4) for maps in _tower(levels, boxes.conv, boxes.bbox_reg)
+                by_anchor(maps, 4) for maps in self._tower(levels, boxes.conv, boxes.bbox_reg)
             ],
             feature_sizes=[(level.shape[2], level.shape[3]) for level in levels],
         )
+
+    def _tower(self, levels: list[Tensor], hidden: nn.Sequential, last: nn.Conv2d) -> list[Tensor]:
+        for layer in hidden:
+            module = cast(nn.Conv2d, cast(nn.Sequential, layer)[0])
+            levels = self._convolve(levels, module, relu=True)
+        return self._convolve(levels, last)
+
+    def _convolve(
+        self, levels: Sequence[Tensor], module: nn.Conv2d, *, relu: bool = False
+    ) -> list[Tensor]:
+        assert module.bias is not None
+        geometry = geometry_of(module)
+        if self._winograd and suits_winograd(levels, module.weight, geometry):
+            return winograd_convolve(levels, module.weight, module.bias, relu=relu)
+        maps = convolve(levels, module.weight, module.bias, geometry=geometry)
+        return [F.relu_(level) for level in maps] if relu else maps
 
     def _frozen_weight(
         self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype
@@ -134,15 +161,3 @@ def constant_line(norm: Norm) -> tuple[Tensor, Tensor]:
 
 def _is_constant(norm: nn.Module) -> bool:
     return isinstance(norm, FrozenBatchNorm2d) or not norm.training
-
-
-def _plain(levels: Sequence[Tensor], module: nn.Conv2d) -> list[Tensor]:
-    assert module.bias is not None
-    return convolve(levels, module.weight, module.bias, geometry=geometry_of(module))
-
-
-def _tower(levels: list[Tensor], hidden: nn.Sequential, last: nn.Conv2d) -> list[Tensor]:
-    for layer in hidden:
-        module = cast(nn.Conv2d, cast(nn.Sequential, layer)[0])
-        levels = [F.relu_(maps) for maps in _plain(levels, module)]
-    return _plain(levels, last)

@@ -1,0 +1,509 @@
+// 3×3 convolutions of stride 1 and padding 1 in BF16, by Winograd's F(2×2, 3×3): 16 products for
+// four output pixels where the direct form takes 36.
+//
+// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015, section 4.1:
+//   Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A
+// for a 4×4 tile d of the input, a 3×3 kernel g and a 2×2 tile Y of the output. The products over
+// channels are 16 matrix products, one for each position of the 4×4 tile. Transforms and sums are
+// float32; their operands are rounded to BF16 once. Maps are channels_last: [N, H, W, C].
+//
+// Layouts. A "panel" is what the vector side of a matrix product reads in order: for each pair of
+// values along the sum, 32 columns of two BF16 values each.
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define WITH_BF16 __attribute__((target("avx512bf16,avx512bw,avx512vl,avx512dq")))
+
+using Bfloat16 = uint16_t;
+
+constexpr int POSITIONS = 16;
+constexpr int PANEL_COLUMNS = 32;
+constexpr int ROWS = 12;             // of a register tile
+constexpr int64_t TILES = 48;        // taken through all channels at once, a multiple of ROWS
+constexpr int64_t SUM_BLOCK = 256;   // input channels transformed at once
+constexpr int64_t NARROW = 64;       // output channels at once, where the sum has one block
+constexpr int64_t WIDE = 256;        // the same where it has several
+constexpr int64_t GRADIENT_TILES = 256;
+constexpr int64_t GRADIENT_ROWS = 8;   // of a register tile of the weight gradient
+constexpr int64_t GRADIENT_BLOCK = 256;  // output channels of a weight gradient at once
+
+struct Level {
+    const Bfloat16* input;
+    Bfloat16* output;  // or, for weight gradients, the output's gradient
+    // What ReLU made of the output, where the gradient is one: it counts where this is positive.
+    const Bfloat16* gate;
+    int64_t images, height, width;
+};
+
+struct Tile {
+    const Level* level;
+    int64_t image, y, x;  // of the output's upper left pixel
+};
+
+static int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+static int64_t count_tiles(const Level& level) {
+    return level.images * ((level.height + 1) / 2) * ((level.width + 1) / 2);
+}
+
+static Tile find_tile(const Level* levels, int64_t index) {
+    while (index >= count_tiles(*levels)) index -= count_tiles(*levels++);
+    const int64_t columns = (levels->width + 1) / 2, rows = (levels->height + 1) / 2;
+    return {levels, index / (rows * columns), index / columns % rows * 2, index % columns * 2};
+}
+
+static __mmask16 first_lanes(int64_t count) {
+    return count >= 16 ? 0xffff : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
+}
+
+WITH_BF16 static inline __m512 widened(__m256i values) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+
+// 16 values of a map [images, height, width, channels], zero outside of it and where the gate,
+// unless there is none, is not positive.
+WITH_BF16 static inline __m512 load(
+    const Bfloat16* map, const Bfloat16* gate, const Tile& tile, int64_t row, int64_t column, int64_t channels,
+    int64_t channel, __mmask16 lanes) {
+    const int64_t y = tile.y + row, x = tile.x + column, height = tile.level->height, width = tile.level->width;
+    if (y < 0 || y >= height || x < 0 || x >= width) return _mm512_setzero_ps();
+    const int64_t place = ((tile.image * height + y) * width + x) * channels + channel;
+    // BF16 is positive where the same bits are as an integer.
+    if (gate) lanes = _mm256_mask_cmpgt_epi16_mask(lanes, _mm256_maskz_loadu_epi16(lanes, gate + place), _mm256_setzero_si256());
+    return widened(_mm256_maskz_loadu_epi16(lanes, map + place));
+}
+
+WITH_BF16 static inline __m256i rounded(__m512 values) {
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
+}
+
+// Bᵀ d B of 16 channels: position (row, column) at 4 * row + column.
+WITH_BF16 static inline void transform_input(
+    const Tile& tile, const Bfloat16* gate, int64_t channels, int64_t channel, __mmask16 lanes, __m512* v) {
+    const Level& level = *tile.level;
+    __m512 d[POSITIONS];
+    for (int row = 0; row < 4; row++) {
+        for (int column = 0; column < 4; column++) {
+            d[4 * row + column] =
+                load(level.input, gate, tile, row - 1, column - 1, channels, channel, lanes);
+        }
+    }
+    for (int column = 0; column < 4; column++) {
+        const __m512 first = d[column], second = d[4 + column], third = d[8 + column];
+        v[column] = _mm512_sub_ps(first, third);
+        v[4 + column] = _mm512_add_ps(second, third);
+        v[8 + column] = _mm512_sub_ps(third, second);
+        v[12 + column] = _mm512_sub_ps(second, d[12 + column]);
+    }
+    for (int row = 0; row < 4; row++) {
+        const __m512 first = v[4 * row], second = v[4 * row + 1], third = v[4 * row + 2];
+        v[4 * row] = _mm512_sub_ps(first, third);
+        v[4 * row + 3] = _mm512_sub_ps(second, v[4 * row + 3]);
+        v[4 * row + 1] = _mm512_add_ps(second, third);
+        v[4 * row + 2] = _mm512_sub_ps(third, second);
+    }
+}
+
+// A dY Aᵀ of 16 channels.
+WITH_BF16 static inline void transform_gradient(
+    const Tile& tile, int64_t channels, int64_t channel, __mmask16 lanes, __m512* z) {
+    const Level& level = *tile.level;
+    __m512 d[4];
+    for (int row = 0; row < 2; row++) {
+        for (int column = 0; column < 2; column++) {
+            d[2 * row + column] = load(level.output, level.gate, tile, row, column, channels, channel, lanes);
+        }
+    }
+    const __m512 zero = _mm512_setzero_ps();
+    for (int row = 0; row < 4; row++) {
+        __m512 left, right;
+        if (row == 0) left = d[0], right = d[1];
+        else if (row == 1) left = _mm512_add_ps(d[0], d[2]), right = _mm512_add_ps(d[1], d[3]);
+        else if (row == 2) left = _mm512_sub_ps(d[0], d[2]), right = _mm512_sub_ps(d[1], d[3]);
+        else left = _mm512_sub_ps(zero, d[2]), right = _mm512_sub_ps(zero, d[3]);
+        z[4 * row] = left;
+        z[4 * row + 1] = _mm512_add_ps(left, right);
+        z[4 * row + 2] = _mm512_sub_ps(left, right);
+        z[4 * row + 3] = _mm512_sub_ps(zero, right);
+    }
+}
+
+// c[row, 0 … 32) (+)= sum over pairs of a's pair of the row · the panel's pair of each column.
+// Strides are in values. a_row and a_pair: from a row, and from a pair, to the next.
+template <int rows>
+WITH_BF16 static inline void multiply(
+    const Bfloat16* a, int64_t a_row, int64_t a_pair, const Bfloat16* panel, int64_t pairs, float* c,
+    int64_t c_row, bool accumulate) {
+    __m512 sums[rows][2];
+    for (int row = 0; row < rows; row++) {
+        for (int half = 0; half < 2; half++) {
+            sums[row][half] = accumulate ? _mm512_loadu_ps(c + row * c_row + 16 * half) : _mm512_setzero_ps();
+        }
+    }
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        const __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64));
+        const __m512bh right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64 + 32));
+        for (int row = 0; row < rows; row++) {
+            int32_t values;
+            std::memcpy(&values, a + row * a_row + pair * a_pair, sizeof values);
+            const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
+            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, left);
+            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, right);
+        }
+    }
+    for (int row = 0; row < rows; row++) {
+        for (int half = 0; half < 2; half++) {
+            _mm512_storeu_ps(c + row * c_row + 16 * half, sums[row][half]);
+        }
+    }
+}
+
+// Aᵀ M A of a tile, plus the bias, rounded: `sums` [16, TILES, width] from `channel` on.
+WITH_BF16 static void write_outputs(
+    const Tile& tile, const float* sums, int64_t width, int64_t channel, int64_t count, int64_t channels,
+    const float* bias, bool relu) {
+    const Level& level = *tile.level;
+    Bfloat16* image = level.output + tile.image * level.height * level.width * channels;
+    for (int64_t first = 0; first < count; first += 16) {
+        const __mmask16 lanes = first_lanes(count - first);
+        __m512 half[2][4];
+        for (int column = 0; column < 4; column++) {
+            __m512 m[4];
+            for (int row = 0; row < 4; row++) m[row] = _mm512_loadu_ps(sums + (4 * row + column) * TILES * width + first);
+            half[0][column] = _mm512_add_ps(_mm512_add_ps(m[0], m[1]), m[2]);
+            half[1][column] = _mm512_sub_ps(_mm512_sub_ps(m[1], m[2]), m[3]);
+        }
+        const __m512 shift = bias ? _mm512_maskz_loadu_ps(lanes, bias + channel + first) : _mm512_setzero_ps();
+        for (int row = 0; row < 2; row++) {
+            const __m512* m = half[row];
+            __m512 pixels[2] = {
+                _mm512_add_ps(_mm512_add_ps(m[0], m[1]), _mm512_add_ps(m[2], shift)),
+                _mm512_add_ps(_mm512_sub_ps(m[1], m[2]), _mm512_sub_ps(shift, m[3]))};
+            for (int column = 0; column < 2; column++) {
+                const int64_t y = tile.y + row, x = tile.x + column;
+                if (y >= level.height || x >= level.width) continue;
+                // The comparison keeps NaN, as torch's ReLU does.
+                const __mmask16 negative = relu ? _mm512_cmp_ps_mask(pixels[column], _mm512_setzero_ps(), _CMP_LT_OQ) : 0;
+                const __m512 kept = _mm512_mask_blend_ps(negative, pixels[column], _mm512_setzero_ps());
+                _mm256_mask_storeu_epi16(
+                    image + (y * level.width + x) * channels + channel + first, lanes, rounded(kept));
+            }
+        }
+    }
+}
+
+// Transformed tiles as rows [16, TILES, SUM_BLOCK]: channels `channel` … `channel + count` of `channels`.
+WITH_BF16 static void fill_rows(
+    const Level* levels, int64_t first_tile, int64_t tiles, int64_t channels, int64_t channel, int64_t count,
+    Bfloat16* rows) {
+    for (int64_t t = 0; t < rounded_up(tiles, ROWS); t++) {
+        const Tile tile = t < tiles ? find_tile(levels, first_tile + t) : Tile{};
+        for (int64_t first = 0; first < rounded_up(count, 2); first += 16) {
+            __m512 v[POSITIONS];
+            if (t < tiles) transform_input(tile, tile.level->gate, channels, channel + first, first_lanes(count - first), v);
+            else std::fill(v, v + POSITIONS, _mm512_setzero_ps());
+            for (int position = 0; position < POSITIONS; position++) {
+                Bfloat16* row = rows + (position * TILES + t) * SUM_BLOCK + first;
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), rounded(v[position]));
+            }
+        }
+    }
+}
+
+// One block of tiles through all channels.
+WITH_BF16 static void convolve_block(
+    const Level* levels, int64_t first_tile, int64_t tiles, int64_t inputs, int64_t outputs,
+    const Bfloat16* panels, const float* bias, bool relu, Bfloat16* rows, float* sums) {
+    const bool one_sum = inputs <= SUM_BLOCK;
+    const int64_t width = one_sum ? NARROW : WIDE;
+    const int64_t pairs = (inputs + 1) / 2;
+    const int64_t panels_a_position = rounded_up(outputs, PANEL_COLUMNS) / PANEL_COLUMNS;
+    if (one_sum) fill_rows(levels, first_tile, tiles, inputs, 0, inputs, rows);
+    for (int64_t output = 0; output < outputs; output += width) {
+        const int64_t count = std::min(width, outputs - output);
+        for (int64_t input = 0; input < inputs; input += SUM_BLOCK) {
+            const int64_t summed = std::min(SUM_BLOCK, inputs - input);
+            if (!one_sum) fill_rows(levels, first_tile, tiles, inputs, input, summed, rows);
+            for (int position = 0; position < POSITIONS; position++) {
+                for (int64_t column = 0; column < count; column += PANEL_COLUMNS) {
+                    const int64_t panel = position * panels_a_position + (output + column) / PANEL_COLUMNS;
+                    for (int64_t t = 0; t < tiles; t += ROWS) {
+                        multiply<ROWS>(
+                            rows + (position * TILES + t) * SUM_BLOCK, SUM_BLOCK, 2,
+                            panels + (panel * pairs + input / 2) * 64, (summed + 1) / 2,
+                            sums + (position * TILES + t) * width + column, width, input > 0);
+                    }
+                }
+            }
+        }
+        for (int64_t t = 0; t < tiles; t++) {
+            write_outputs(find_tile(levels, first_tile + t), sums + t * width, width, output, count, outputs, bias, relu);
+        }
+    }
+}
+
+// Transformed tiles as panels [16, channels / 32, pairs of tiles, 32, 2], for 32 channels.
+template <bool of_gradient>
+WITH_BF16 static void fill_panel(
+    const Level* levels, int64_t first_tile, int64_t tiles, int64_t channels, int64_t channel,
+    int64_t panels_a_position, int64_t panel, Bfloat16* panels) {
+    for (int64_t t = 0; t < tiles; t += 2) {
+        const Tile tile[2] = {
+            find_tile(levels, first_tile + t), t + 1 < tiles ? find_tile(levels, first_tile + t + 1) : Tile{}};
+        for (int half = 0; half < 2; half++) {
+            const __mmask16 lanes = first_lanes(channels - channel - 16 * half);
+            __m256i values[2][POSITIONS];
+            for (int which = 0; which < 2; which++) {
+                __m512 transformed[POSITIONS];
+                if (tile[which].level == nullptr || lanes == 0) std::fill(transformed, transformed + POSITIONS, _mm512_setzero_ps());
+                else if (of_gradient) transform_gradient(tile[which], channels, channel + 16 * half, lanes, transformed);
+                else transform_input(tile[which], nullptr, channels, channel + 16 * half, lanes, transformed);
+                for (int position = 0; position < POSITIONS; position++) values[which][position] = rounded(transformed[position]);
+            }
+            for (int position = 0; position < POSITIONS; position++) {
+                const __m512i low = _mm512_cvtepu16_epi32(values[0][position]);
+                const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(values[1][position]), 16);
+                Bfloat16* pair = panels + ((position * panels_a_position + panel) * (GRADIENT_TILES / 2) + t / 2) * 64;
+                _mm512_storeu_si512(pair + 32 * half, _mm512_or_si512(low, high));
+            }
+        }
+    }
+}
+
+// Gᵀ S G of 16 weights: the gradient of the 3×3 kernel; `sums` has `plane` values a position.
+WITH_BF16 static inline void write_kernel_gradient(
+    const float* sums, int64_t plane, float* gradient, int64_t inputs, __mmask16 lanes) {
+    const __m512 half = _mm512_set1_ps(0.5f);
+    __m512 rows[3][4];
+    for (int column = 0; column < 4; column++) {
+        __m512 s[4];
+        for (int row = 0; row < 4; row++) s[row] = _mm512_loadu_ps(sums + (4 * row + column) * plane);
+        const __m512 even = _mm512_mul_ps(half, _mm512_add_ps(s[1], s[2]));
+        rows[0][column] = _mm512_add_ps(s[0], even);
+        rows[1][column] = _mm512_mul_ps(half, _mm512_sub_ps(s[1], s[2]));
+        rows[2][column] = _mm512_add_ps(even, s[3]);
+    }
+    for (int row = 0; row < 3; row++) {
+        const __m512* s = rows[row];
+        const __m512 even = _mm512_mul_ps(half, _mm512_add_ps(s[1], s[2]));
+        _mm512_mask_storeu_ps(gradient + (3 * row) * inputs, lanes, _mm512_add_ps(s[0], even));
+        _mm512_mask_storeu_ps(gradient + (3 * row + 1) * inputs, lanes, _mm512_mul_ps(half, _mm512_sub_ps(s[1], s[2])));
+        _mm512_mask_storeu_ps(gradient + (3 * row + 2) * inputs, lanes, _mm512_add_ps(even, s[3]));
+    }
+}
+
+// G g Gᵀ of 16 weights, `inputs` apart from kernel place to kernel place. `turned`: of the kernel
+// turned by 180 degrees, which swaps the first and the last row and column.
+WITH_BF16 static inline void transform_kernel(
+    const float* kernel, int64_t inputs, __mmask16 lanes, bool turned, __m256i* u) {
+    const __m512 half = _mm512_set1_ps(0.5f);
+    __m512 rows[4][3];
+    for (int column = 0; column < 3; column++) {
+        __m512 g[3];
+        for (int row = 0; row < 3; row++) g[row] = _mm512_maskz_loadu_ps(lanes, kernel + (3 * row + column) * inputs);
+        const __m512 even = _mm512_add_ps(g[0], g[2]);
+        rows[0][column] = g[0];
+        rows[1][column] = _mm512_mul_ps(half, _mm512_add_ps(even, g[1]));
+        rows[2][column] = _mm512_mul_ps(half, _mm512_sub_ps(even, g[1]));
+        rows[3][column] = g[2];
+    }
+    for (int row = 0; row < 4; row++) {
+        const __m512* g = rows[row];
+        const __m512 even = _mm512_add_ps(g[0], g[2]);
+        const int to = 4 * (turned && (row == 0 || row == 3) ? 3 - row : row);
+        u[to + (turned ? 3 : 0)] = rounded(g[0]);
+        u[to + 1] = rounded(_mm512_mul_ps(half, _mm512_add_ps(even, g[1])));
+        u[to + 2] = rounded(_mm512_mul_ps(half, _mm512_sub_ps(even, g[1])));
+        u[to + (turned ? 0 : 3)] = rounded(g[2]);
+    }
+}
+
+// Panels of the forward pass: sums run over `inputs`, columns are outputs; for 32 outputs.
+WITH_BF16 static void pack_forward(
+    const float* weight, int64_t outputs, int64_t inputs, int64_t panel, int64_t panels_a_position, Bfloat16* panels) {
+    const int64_t pairs = (inputs + 1) / 2;
+    for (int64_t column = 0; column < PANEL_COLUMNS; column++) {
+        const int64_t output = panel * PANEL_COLUMNS + column;
+        for (int64_t input = 0; input < inputs; input += 16) {
+            __m256i u[POSITIONS];
+            const __mmask16 lanes = output < outputs ? first_lanes(inputs - input) : 0;
+            transform_kernel(weight + output * 9 * inputs + input, inputs, lanes, false, u);
+            for (int position = 0; position < POSITIONS; position++) {
+                alignas(32) int32_t both[8];
+                _mm256_store_si256(reinterpret_cast<__m256i*>(both), u[position]);
+                Bfloat16* to = panels + ((position * panels_a_position + panel) * pairs + input / 2) * 64 + 2 * column;
+                for (int pair = 0; pair < std::min<int64_t>(8, pairs - input / 2); pair++) {
+                    std::memcpy(to + pair * 64, both + pair, sizeof(int32_t));
+                }
+            }
+        }
+    }
+}
+
+// Panels of the backward pass: sums run over `outputs`, columns are inputs; for 32 inputs.
+WITH_BF16 static void pack_backward(
+    const float* weight, int64_t outputs, int64_t inputs, int64_t panel, int64_t panels_a_position, Bfloat16* panels) {
+    const int64_t pairs = (outputs + 1) / 2;
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        for (int half = 0; half < 2; half++) {
+            const int64_t input = panel * PANEL_COLUMNS + 16 * half;
+            __m256i u[2][POSITIONS];
+            for (int which = 0; which < 2; which++) {
+                const int64_t output = 2 * pair + which;
+                const __mmask16 lanes = output < outputs ? first_lanes(inputs - input) : 0;
+                transform_kernel(weight + output * 9 * inputs + input, inputs, lanes, true, u[which]);
+            }
+            for (int position = 0; position < POSITIONS; position++) {
+                const __m512i low = _mm512_cvtepu16_epi32(u[0][position]);
+                const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(u[1][position]), 16);
+                Bfloat16* to = panels + ((position * panels_a_position + panel) * pairs + pair) * 64 + 32 * half;
+                _mm512_storeu_si512(to, _mm512_or_si512(low, high));
+            }
+        }
+    }
+}
+
+extern "C" {
+
+// Values of BF16 that `winograd_pack` fills: sums run over `summed`, columns are `columns`.
+int64_t winograd_panel_values(int64_t summed, int64_t columns) {
+    return POSITIONS * rounded_up(columns, PANEL_COLUMNS) * ((summed + 1) / 2) * 2;
+}
+
+// Bytes of scratch memory a thread of `winograd_convolve` needs.
+int64_t winograd_thread_bytes() {
+    return POSITIONS * TILES * (SUM_BLOCK * int64_t{sizeof(Bfloat16)} + WIDE * int64_t{sizeof(float)});
+}
+
+// Bytes of scratch memory `winograd_weight_gradient` needs, for all threads together.
+int64_t winograd_gradient_bytes(int64_t inputs) {
+    const int64_t columns = rounded_up(inputs, PANEL_COLUMNS);
+    return POSITIONS * (GRADIENT_TILES * (columns + GRADIENT_BLOCK) * int64_t{sizeof(Bfloat16)} +
+                        GRADIENT_BLOCK * columns * int64_t{sizeof(float)});
+}
+
+// `weight` float32 [outputs, 3, 3, inputs] in memory, to the panels of the forward pass, or of the
+// backward pass to the input.
+WITH_BF16 void winograd_pack(
+    const float* weight, int64_t outputs, int64_t inputs, int32_t backward, Bfloat16* panels, int32_t threads) {
+    const int64_t count = rounded_up(backward ? inputs : outputs, PANEL_COLUMNS) / PANEL_COLUMNS;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t panel = 0; panel < count; panel++) {
+        if (backward) pack_backward(weight, outputs, inputs, panel, count, panels);
+        else pack_forward(weight, outputs, inputs, panel, count, panels);
+    }
+}
+
+// Each level's output from its input: [N, H, W, inputs] to [N, H, W, outputs].
+WITH_BF16 void winograd_convolve(
+    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* panels,
+    const float* bias, int32_t relu, char* scratch, int32_t threads) {
+    int64_t tiles = 0;
+    for (int64_t level = 0; level < level_count; level++) tiles += count_tiles(levels[level]);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t first = 0; first < tiles; first += TILES) {
+        char* own = scratch + winograd_thread_bytes() * omp_get_thread_num();
+        float* sums = reinterpret_cast<float*>(own);
+        Bfloat16* rows = reinterpret_cast<Bfloat16*>(sums + POSITIONS * TILES * WIDE);
+        convolve_block(
+            levels, first, std::min(TILES, tiles - first), inputs, outputs, panels, bias, relu != 0, rows, sums);
+    }
+}
+
+// The gradient of the weight, float32 [outputs, 3, 3, inputs] in memory; a level's `output` is the
+// gradient of what `winograd_convolve` wrote there.
+WITH_BF16 void winograd_weight_gradient(
+    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, float* gradient, char* scratch,
+    int32_t threads) {
+    int64_t tiles = 0;
+    for (int64_t level = 0; level < level_count; level++) tiles += count_tiles(levels[level]);
+    const int64_t columns = rounded_up(inputs, PANEL_COLUMNS);
+    const int64_t input_panels = columns / PANEL_COLUMNS, gradient_panels = GRADIENT_BLOCK / PANEL_COLUMNS;
+    const int64_t plane = GRADIENT_BLOCK * columns;
+    float* sums = reinterpret_cast<float*>(scratch);
+    Bfloat16* of_inputs = reinterpret_cast<Bfloat16*>(sums + POSITIONS * plane);
+    Bfloat16* of_gradients = of_inputs + POSITIONS * GRADIENT_TILES * columns;
+#pragma omp parallel num_threads(threads)
+    for (int64_t output = 0; output < outputs; output += GRADIENT_BLOCK) {
+        const int64_t count = std::min(GRADIENT_BLOCK, outputs - output);
+        const int64_t used_panels = rounded_up(count, PANEL_COLUMNS) / PANEL_COLUMNS;
+        for (int64_t first = 0; first < tiles; first += GRADIENT_TILES) {
+            const int64_t taken = std::min(GRADIENT_TILES, tiles - first);
+#pragma omp for schedule(dynamic)
+            for (int64_t panel = 0; panel < input_panels + used_panels; panel++) {
+                if (panel < input_panels) {
+                    fill_panel<false>(
+                        levels, first, taken, inputs, panel * PANEL_COLUMNS, input_panels, panel, of_inputs);
+                } else {
+                    const int64_t own = panel - input_panels;
+                    fill_panel<true>(
+                        levels, first, taken, outputs, output + own * PANEL_COLUMNS, gradient_panels, own, of_gradients);
+                }
+            }
+#pragma omp for collapse(2) schedule(dynamic)
+            for (int64_t position = 0; position < POSITIONS; position++) {
+                for (int64_t own = 0; own < used_panels; own++) {
+                    const Bfloat16* rows =
+                        of_gradients + (position * gradient_panels + own) * (GRADIENT_TILES / 2) * 64;
+                    for (int64_t panel = 0; panel < input_panels; panel++) {
+                        for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS) {
+                            multiply<GRADIENT_ROWS>(
+                                rows + 2 * row, 2, 64,
+                                of_inputs + (position * input_panels + panel) * (GRADIENT_TILES / 2) * 64,
+                                (taken + 1) / 2,
+                                sums + position * plane + (own * PANEL_COLUMNS + row) * columns + panel * PANEL_COLUMNS,
+                                columns, first > 0);
+                        }
+                    }
+                }
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t own = 0; own < count; own++) {
+            for (int64_t input = 0; input < inputs; input += 16) {
+                write_kernel_gradient(
+                    sums + own * columns + input, plane, gradient + (output + own) * 9 * inputs + input, inputs,
+                    first_lanes(inputs - input));
+            }
+        }
+    }
+}
+
+// The gradient of the bias, float32 [outputs]: `sums` is scratch of threads * outputs values.
+WITH_BF16 void winograd_bias_gradient(
+    const Level* levels, int64_t level_count, int64_t outputs, float* gradient, float* sums, int32_t threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        float* own = sums + omp_get_thread_num() * outputs;
+        std::fill(own, own + outputs, 0.0f);
+        for (int64_t index = 0; index < level_count; index++) {
+            const Level& level = levels[index];
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < level.images * level.height; row++) {
+                const Tile tile{&level, row / level.height, row % level.height, 0};
+                for (int64_t channel = 0; channel < outputs; channel += 16) {
+                    const __mmask16 lanes = first_lanes(outputs - channel);
+                    __m512 sum = _mm512_maskz_loadu_ps(lanes, own + channel);
+                    for (int64_t x = 0; x < level.width; x++) {
+                        sum = _mm512_add_ps(sum, load(level.output, level.gate, tile, 0, x, outputs, channel, lanes));
+                    }
+                    _mm512_mask_storeu_ps(own + channel, lanes, sum);
+                }
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t channel = 0; channel < outputs; channel++) {
+            gradient[channel] = 0.0f;
+            for (int32_t thread = 0; thread < threads; thread++) gradient[channel] += sums[thread * outputs + channel];
+        }
+    }
+}
+
+}  // extern "C"
+#endif
