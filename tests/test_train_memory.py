@@ -1,0 +1,43 @@
+"""Page faults of a real run, between whose steps images are loaded and evaluated."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+STEPS = 24
+STEPS_PER_EPOCH = 4
+
+
+def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: Path) -> None:
+    """Weights, gradients and Adam's averages alone are 140,000 pages that a step writes."""
+    words = [
+        f"data.scenes.train={3 * STEPS_PER_EPOCH}",
+        "data.scenes.validation=4",
+        "data.image_size=64",
+        "data.workers=2",
+        "data.images_without_boxes=train",
+        "training.batch_size=3",
+        f"training.max_steps={STEPS}",
+        f"training.epochs={STEPS // STEPS_PER_EPOCH}",
+        "evaluation.batch_size=4",
+        "evaluation.pictures=1",
+        f"run.root={tmp_path}",
+    ]
+    command = [sys.executable, "train.py", *words]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()
+    steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
+    faults = [one["page_faults"] for one in steps]
+    after_evaluations = faults[2 * STEPS_PER_EPOCH :: STEPS_PER_EPOCH]
+    assert faults[0] > 100_000  # the first step takes what the others use again
+    assert median(after_evaluations) < 5000, faults
+    assert median(faults) < 1000, faults
+    assert steps[-1]["resident_mb"] < 1.1 * steps[STEPS // 2]["resident_mb"]
+    assert "page faults in the median step" in done.stdout
+    shutil.rmtree(tmp_path / "demo" / "checkpoints")
