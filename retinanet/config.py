@@ -139,10 +139,12 @@ class EngineConfig:
     """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
     precision: Literal["bf16", "float32"] = "bf16"
     """BF16 autocast around the model (the loss stays in float32), or float32 throughout. [name]"""
-    allocator: Literal["tuned", "system", "tcmalloc", "jemalloc"] = "tuned"
-    """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""
+    convolutions: Literal["auto", "onednn", "winograd"] = "auto"
+    """3×3 ones of heads and pyramid in BF16; auto: winograd on AVX-512 BF16 without AMX. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
     """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
+    allocator: Literal["tuned", "system", "tcmalloc", "jemalloc"] = "tuned"
+    """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

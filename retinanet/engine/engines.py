@@ -41,26 +41,33 @@ def chosen_engine(name: str) -> str:
 
 
 def prepare_training(
-    model: RetinaNet, optimizer: Optimizer, *, engine: str, precision: str
+    model: RetinaNet,
+    optimizer: Optimizer,
+    *,
+    engine: str,
+    precision: str,
+    convolutions: str = "auto",
 ) -> PreparedTraining:
     """Arrange a model and its optimizer for training; weights and optimizer state are kept.
 
     A checkpoint is put into the originals before this: afterwards an engine may hold weights in
     pieces. `engine`: "torch" or "ipex", see `chosen_engine`. `precision`: "bf16" or "float32".
+    `convolutions`: of the torch engine, see `choose_winograd`.
 
     Raises:
-        InputError: IPEX is asked for and does not work here.
+        InputError: IPEX or Winograd's convolutions are asked for and do not work here.
     """
     if engine == "torch":
-        return PreparedTraining(model, optimizer, torch_forward(model, precision=precision))
+        forward = torch_forward(model, precision=precision, convolutions=convolutions)
+        return PreparedTraining(model, optimizer, forward)
     assert engine == "ipex", engine
     model, optimizer = prepare_with_ipex(model, optimizer, precision=precision)
     return PreparedTraining(model, optimizer, autocast_forward(model, precision=precision))
 
 
-def torch_forward(model: RetinaNet, *, precision: str) -> Forward:
+def torch_forward(model: RetinaNet, *, precision: str, convolutions: str = "auto") -> Forward:
     """The forward pass of the torch engine, for training and evaluation."""
-    return FoldedForward(model, precision=precision)
+    return FoldedForward(model, precision=precision, convolutions=convolutions)
 
 
 def autocast_forward(model: RetinaNet, *, precision: str) -> Forward:

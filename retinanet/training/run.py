@@ -77,7 +77,11 @@ class Run:
         """
         self.engine = engine
         self.prepared = prepare_training(
-            self.model, self.optimizer, engine=engine, precision=self.config.engine.precision
+            self.model,
+            self.optimizer,
+            engine=engine,
+            precision=self.config.engine.precision,
+            convolutions=self.config.engine.convolutions,
         )
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
 
