@@ -141,6 +141,27 @@ def test_a_whole_number_is_a_number() -> None:
     assert load_config("demo", ["training.warmup_epochs=2"]).training.warmup_epochs == 2.0
 
 
+def test_an_engine_given_as_one_word_is_its_name(tmp_path: Path) -> None:
+    file = written(tmp_path, "engine: ipex\n")
+    assert load_config(file).engine.name == "ipex"
+    assert load_config("demo", ["engine=ipex"]) == load_config("demo", ["engine.name=ipex"])
+    file = written(tmp_path, "engine: {precision: float32}\n")
+    changed = load_config(file, ["engine=torch"]).engine
+    assert (changed.name, changed.precision) == ("torch", "float32")
+    file = written(tmp_path, "engine: torch\n")
+    changed = load_config(file, ["engine.precision=float32"]).engine
+    assert (changed.name, changed.precision) == ("torch", "float32")
+
+
+@pytest.mark.parametrize("name", ["engine", "engine.name"])
+def test_an_engine_of_another_name_is_told_the_names(name: str, tmp_path: Path) -> None:
+    message = message_of(lambda: load_config("demo.yaml", [f"{name}=tensorflow"]))
+    assert message.startswith("command line: engine.name: ") and "'tensorflow'" in message
+    assert "'auto', 'torch' or 'ipex'" in message
+    file = written(tmp_path, "engine: tensorflow\n")
+    assert message_of(lambda: load_config(file)).startswith(f"{file}: engine.name: ")
+
+
 @pytest.mark.parametrize(
     ("pair", "meant"),
     [
