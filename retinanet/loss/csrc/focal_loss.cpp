@@ -117,7 +117,7 @@ inline void focal_curve(R x, R gamma, R& loss, R& slope) {
 }
 
 template <bool gamma_is_two, typename R>
-void focal_block(const R* x, R gamma, R* loss, R* slope, long count) {
+void focal_vectors(const R* x, R gamma, R* loss, R* slope, long count) {
     for (long begin = 0; begin < count; begin += kLanes) {
 #pragma omp simd
         for (long i = begin; i < begin + kLanes; ++i) {
@@ -125,6 +125,24 @@ void focal_block(const R* x, R gamma, R* loss, R* slope, long count) {
         }
     }
 }
+
+// f and f' of up to kBlock logits.
+template <typename T>
+struct Block {
+    alignas(64) Real<T> loss[kBlock], slope[kBlock];
+
+    Block(const T* logits, long count, Real<T> gamma) {
+        alignas(64) Real<T> x[kBlock];
+        const long padded = (count + kLanes - 1) / kLanes * kLanes;
+        for (long i = 0; i < count; ++i) x[i] = to_real(logits[i]);
+        for (long i = count; i < padded; ++i) x[i] = 0;
+        if (gamma == 2) {
+            focal_vectors<true>(x, gamma, loss, slope, padded);
+        } else {
+            focal_vectors<false>(x, gamma, loss, slope, padded);
+        }
+    }
+};
 
 // What a value of BF16 means for a background class.
 struct TableEntry {
@@ -147,31 +165,22 @@ struct Image {
 // Background classes first to last of the image's values; returns the sum of f.
 template <typename T>
 double background(const Image<T>& image, long first, long last) {
-    using R = Real<T>;
     double sum = 0;
     for (long begin = first; begin < last; begin += kBlock) {
-        alignas(64) R x[kBlock], loss[kBlock], slope[kBlock];
         const long count = std::min(kBlock, last - begin);
-        const long padded = (count + kLanes - 1) / kLanes * kLanes;
-        for (long i = 0; i < count; ++i) x[i] = to_real(image.logits[begin + i]);
-        for (long i = count; i < padded; ++i) x[i] = 0;
-        if (image.gamma == 2) {
-            focal_block<true>(x, image.gamma, loss, slope, padded);
-        } else {
-            focal_block<false>(x, image.gamma, loss, slope, padded);
-        }
-        R block_sum = 0;
+        const Block<T> block(image.logits + begin, count, image.gamma);
+        Real<T> block_sum = 0;
 #pragma omp simd reduction(+ : block_sum)
-        for (long i = 0; i < count; ++i) block_sum += loss[i];
+        for (long i = 0; i < count; ++i) block_sum += block.loss[i];
         sum += block_sum;
         if (image.gradient) {
             for (long i = 0; i < count; ++i) {
-                from_real(image.background_scale * slope[i], image.gradient[begin + i]);
+                from_real(image.background_scale * block.slope[i], image.gradient[begin + i]);
             }
         }
         if (image.losses) {
             for (long i = 0; i < count; ++i) {
-                image.losses[begin + i] = image.background_scale * loss[i];
+                image.losses[begin + i] = image.background_scale * block.loss[i];
             }
         }
     }
@@ -180,16 +189,17 @@ double background(const Image<T>& image, long first, long last) {
 
 // As above, from the table.
 template <bool with_gradient>
-double look_up(const Image<bfloat16>& image, long first, long last, const TableEntry* table) {
+double look_up(const bfloat16* logits, bfloat16* gradient, long count, const TableEntry* table) {
     double sum = 0;
-    long i = first;
+    long i = 0;
 #ifdef __SSE2__
-    const auto entry = [&](long index) {
-        return reinterpret_cast<const double*>(table + image.logits[index].bits);
+    const auto entry = [=](long index) {
+        return reinterpret_cast<const double*>(table + logits[index].bits);
     };
     __m128d sums = _mm_setzero_pd();
-    for (; i + kTableBlock <= last; i += kTableBlock) {
+    for (; i + kTableBlock <= count; i += kTableBlock) {
         __m128 partial = _mm_setzero_ps();
+#pragma GCC unroll 4
         for (long j = i; j < i + kTableBlock; j += 4) {
             // Two entries fill a register: loss, gradient, loss, gradient.
             const __m128 a = _mm_castpd_ps(_mm_loadh_pd(_mm_load_sd(entry(j)), entry(j + 1)));
@@ -198,7 +208,7 @@ double look_up(const Image<bfloat16>& image, long first, long last, const TableE
             if (with_gradient) {
                 const __m128 bits = _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1));
                 const __m128i wide = _mm_castps_si128(bits);
-                _mm_storel_epi64(reinterpret_cast<__m128i*>(image.gradient + j),
+                _mm_storel_epi64(reinterpret_cast<__m128i*>(gradient + j),
                                  _mm_packs_epi32(wide, wide));
             }
         }
@@ -207,31 +217,24 @@ double look_up(const Image<bfloat16>& image, long first, long last, const TableE
     }
     sum = _mm_cvtsd_f64(sums) + _mm_cvtsd_f64(_mm_unpackhi_pd(sums, sums));
 #endif
-    for (; i < last; ++i) {
-        const TableEntry& found = table[image.logits[i].bits];
+    for (; i < count; ++i) {
+        const TableEntry& found = table[logits[i].bits];
         sum += found.loss;
-        if (with_gradient) image.gradient[i].bits = uint16_t(found.gradient);
+        if (with_gradient) gradient[i].bits = uint16_t(found.gradient);
     }
     return sum;
 }
 
-void fill_table(TableEntry* table, long first, long last, Image<bfloat16> image) {
+void fill_table(TableEntry* table, long first, long last, const Image<bfloat16>& image) {
     bfloat16 values[kBlock], gradient[kBlock];
-    float losses[kBlock];
-    const float scale = image.background_scale;
     for (long begin = first; begin < last; begin += kBlock) {
         for (long i = 0; i < kBlock; ++i) values[i].bits = uint16_t(begin + i);
-        image.logits = values;
-        image.gradient = gradient;
-        image.losses = nullptr;
-        background(image, 0, kBlock);
-        image.gradient = nullptr;
-        image.losses = losses;
-        image.background_scale = 1;
-        background(image, 0, kBlock);
-        image.background_scale = scale;
+        const Block<bfloat16> block(values, kBlock, image.gamma);
         for (long i = 0; i < kBlock; ++i) {
-            table[begin + i] = {losses[i], int16_t(gradient[i].bits)};
+            from_real(image.background_scale * block.slope[i], gradient[i]);
+        }
+        for (long i = 0; i < kBlock; ++i) {
+            table[begin + i] = {block.loss[i], int16_t(gradient[i].bits)};
         }
     }
 }
@@ -242,8 +245,9 @@ double background(const Image<T>& image, long first, long last, const TableEntry
 }
 double background(const Image<bfloat16>& image, long first, long last, const TableEntry* table) {
     if (!table) return background(image, first, last);
-    return image.gradient ? look_up<true>(image, first, last, table)
-                          : look_up<false>(image, first, last, table);
+    const bfloat16* logits = image.logits + first;
+    if (!image.gradient) return look_up<false>(logits, nullptr, last - first, table);
+    return look_up<true>(logits, image.gradient + first, last - first, table);
 }
 
 // The class that a foreground anchor is; returns f(-x).
