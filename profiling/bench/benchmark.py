@@ -22,5 +22,8 @@ class Benchmark:
     """Counted runs of each contestant, unless told otherwise."""
     warm_up: int
     """Runs of each before them."""
+    settling: int = 0
+    """Runs at the start of every turn that are not counted: what another contestant gave back to
+    the kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
     uses_onednn: bool = False
     """Whether time inside oneDNN's primitives says something."""

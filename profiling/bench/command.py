@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from profiling.bench.availability import leave_out_missing
 from profiling.bench.benchmark import Benchmark
 from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.contestant import choose
@@ -100,7 +101,10 @@ def bench_command(
     Raises:
         InputError: A contestant is not known, or the file cannot be written.
     """
+    console = Console(stderr=True, highlight=False)
     chosen = choose(benchmark.contestants, contestants)
+    if contestants in (None, "all"):
+        chosen = leave_out_missing(chosen, console.print)
     if json_file is not None:
         require_free([json_file], overwrite=False, advice="give --json another file")
     workload = Workload(images=images, image_size=image_size, classes=classes)
@@ -112,7 +116,7 @@ def bench_command(
             rounds=rounds,
             warm_up=warm_up,
             where=where,
-            console=Console(stderr=True, highlight=False),
+            console=console,
         )
     except WorkerDiedError as error:
         print(f"error: {error}", file=sys.stderr)

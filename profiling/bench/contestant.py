@@ -18,6 +18,8 @@ class Contestant:
     allocator: str = "tuned"
     """The memory policy that its process sets before torch is loaded."""
     options: Mapping[str, str | bool] = field(default_factory=dict)
+    package: str | None = None
+    """Python package that it needs and that need not be installed."""
     by_default: bool = True
     """Whether it runs when no contestants are named."""
 

@@ -18,6 +18,7 @@ EVALUATE = Benchmark(
     about="an evaluation step of a batch, and its post-processing alone",
     rounds=9,
     warm_up=4,
+    settling=1,
     findings=evaluate_findings,
     contestants=(
         Contestant(

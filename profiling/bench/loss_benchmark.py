@@ -1,5 +1,7 @@
 """The focal loss in all its forms, against each other and against the memory's bandwidth."""
 
+from statistics import median
+
 from profiling.bench.benchmark import RECIPES, Benchmark
 from profiling.bench.contestant import Contestant
 from profiling.bench.finding import Finding, speed_up
@@ -12,6 +14,9 @@ FORMS = {
     "reference": "torchvision's on one-hot targets",
 }
 BANDWIDTH = "bandwidth"
+COPY = "copy"
+"""What the memory's bandwidth means here, as in the STREAM benchmark: reading in one place and
+writing in another, which is what a loss does with logits and gradients."""
 
 
 def contestant(form: str, dtype: str) -> Contestant:
@@ -32,6 +37,32 @@ def loss_findings(results: Results) -> list[Finding]:
     findings += speed_up(results, "kernel", "paper")
     findings += speed_up(results, "kernel", "paper-implicit")
     findings += speed_up(results, "kernel-float32", "reference-float32")
+    return findings + bandwidth_findings(results)
+
+
+def bandwidth_findings(results: Results) -> list[Finding]:
+    """How near the kernel comes to moving its bytes and doing nothing else."""
+    if BANDWIDTH not in results.names:
+        return []
+    rates = results.details(BANDWIDTH)
+    findings = [
+        Finding(what=f"memory bandwidth: {name}", value=rate, shown=f"{rate / 1e9:.1f} GB/s")
+        for name, rate in rates.items()
+    ]
+    for name in ("kernel", "kernel-float32"):
+        if name not in results.names:
+            continue
+        moved = results.facts[name]["least_bytes"]
+        rounds = zip(results.runs[name], results.runs[BANDWIDTH], strict=True)
+        share = median(moved / run.seconds / limit.details[COPY] for run, limit in rounds)
+        findings.append(
+            Finding(
+                what=f"{name}: bytes moved a second over those of a copy",
+                value=share,
+                shown=f"{share:.2f}",
+                at_least=0.5 if name == "kernel" else None,
+            )
+        )
     return findings
 
 
@@ -40,6 +71,7 @@ LOSS = Benchmark(
     about="the focal loss of a batch, forward and backward",
     rounds=9,
     warm_up=5,
+    settling=1,
     findings=loss_findings,
     contestants=(
         *(contestant(form, "bfloat16") for form in FORMS),
@@ -50,6 +82,11 @@ LOSS = Benchmark(
             recipe=f"{RECIPES}.focal_loss",
             allocator="system",
             options={"form": "reference", "dtype": "bfloat16"},
+        ),
+        Contestant(
+            name=BANDWIDTH,
+            about="what is possible: large copies in memory",
+            recipe=f"{RECIPES}.bandwidth",
         ),
     ),
 )

@@ -50,7 +50,9 @@ def measure(
         Crew(workload, warm_up=warm_up, say=console.print) as crew,
         progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
     ):
-        runs = take_turns(crew, contestants, rounds=rounds, advance=advance)
+        runs = take_turns(
+            crew, contestants, rounds=rounds, advance=advance, settling=benchmark.settling
+        )
         for contestant in contestants:
             # Last of all: what watches a run also slows it down.
             if benchmark.uses_onednn and contestant.name != CEILING:

@@ -32,6 +32,7 @@ OPTIMIZER = Benchmark(
     about="an optimizer's step over the detector's weights",
     rounds=15,
     warm_up=5,
+    settling=1,
     findings=optimizer_findings,
     contestants=[contestant(name, fused=fused) for name in NAMES for fused in (True, False)],
 )

@@ -48,14 +48,16 @@ STEP = Benchmark(
             name="ipex",
             about="the paper's path: our model through ipex.optimize",
             recipe=f"{RECIPES}.step_torch",
+            package="intel_extension_for_pytorch",
             # IPEX puts a fused step of its own in the place of torch's plain Adam.
-            options={"engine": "ipex", "folded": True, "fused_adam": False},
+            options={"engine": "ipex", "fused_adam": False},
         ),
         Contestant(
             name="torch",
             about="ours on stock PyTorch, as train.py runs it",
             recipe=f"{RECIPES}.step_torch",
         ),
+        without("onednn", "every convolution is oneDNN's", options={"convolutions": "onednn"}),
         without("system", "memory as the C library has it", allocator="system"),
         without("tcmalloc", "memory from tcmalloc", allocator="tcmalloc"),
         without("jemalloc", "memory from jemalloc", allocator="jemalloc"),

@@ -9,9 +9,16 @@ from retinanet.training.progress import Advance
 
 
 def take_turns(
-    crew: Crew, contestants: Sequence[Contestant], *, rounds: int, advance: Advance
+    crew: Crew,
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    advance: Advance,
+    settling: int = 0,
 ) -> dict[str, list[Run]]:
     """A run of every contestant in every round, after its warm-up; by name, in order of rounds.
+
+    `settling` runs come before it in every turn, and are not counted.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
@@ -24,7 +31,10 @@ def take_turns(
     runs: dict[str, list[Run]] = {contestant.name: [] for contestant in contestants}
     for _ in range(rounds):
         for contestant in contestants:
-            run = crew.worker(contestant).run()
+            worker = crew.worker(contestant)
+            for _ in range(settling):
+                worker.run()
+            run = worker.run()
             runs[contestant.name].append(run)
             done += 1
             advance(done, f"{contestant.name} {run.seconds:.3f} s")

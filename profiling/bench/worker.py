@@ -12,24 +12,25 @@ import sys
 import time
 from typing import Any
 
-from launch.memory import keep_freed_memory
+from launch.memory import set_allocator
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from profiling.bench.recipe import Prepared
 from profiling.bench.workload import Workload
+from retinanet.errors import InputError
 
 
 def main() -> None:
     """Prepare the contestant, then answer until there are no more questions."""
     specification = json.loads(sys.argv[1])
-    if specification["allocator"] != "system":
-        keep_freed_memory()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
 
     def answer(content: object) -> None:
         answers.write(json.dumps(content) + "\n")
 
     try:
+        # It may start this command again, so that the pipes must still be where they were.
+        set_allocator(specification["allocator"])
+        os.dup2(2, 1)  # what libraries print must not mix with the answers
         # Recipes load torch, which has to wait for the memory policy.
         recipe = importlib.import_module(specification["recipe"])
         prepared = recipe.prepare(Workload(**specification["workload"]), **specification["options"])
@@ -38,7 +39,8 @@ def main() -> None:
             answer(QUESTIONS[question.strip()](prepared))
     except Exception as error:  # told to the parent, which ends the benchmark with it
         first_line = str(error).strip().split("\n", maxsplit=1)[0]
-        answer({"error": f"{type(error).__name__}: {first_line}"})
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        answer({"error": kind + first_line})
         raise
 
 

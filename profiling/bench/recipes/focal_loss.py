@@ -6,7 +6,7 @@ from torch import Tensor
 from profiling.bench.recipe import Prepared
 from profiling.bench.recipes.synthetic import feature_sizes, make_batch
 from profiling.bench.workload import Workload
-from retinanet.loss.focal import focal_loss
+from retinanet.loss import focal_loss
 from retinanet.model import anchors_for, assign_targets
 
 FRESH_LOGIT = -4.6

@@ -1,0 +1,149 @@
+"""Every contestant's recipe, in this process and on tiny images."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from data import normalize
+from profiling.bench.benchmarks import BENCHMARKS
+from profiling.bench.contestant import Contestant
+from profiling.bench.evaluate_benchmark import EVALUATE
+from profiling.bench.loss_benchmark import LOSS, loss_findings
+from profiling.bench.onednn_seconds import onednn_seconds
+from profiling.bench.recipes import evaluation, focal_loss, optimizer_step, postprocessing
+from profiling.bench.recipes.detection_outputs import make_outputs
+from profiling.bench.recipes.synthetic import feature_sizes, make_batch
+from profiling.bench.results import Primitives, Results
+from profiling.bench.run import Run
+from profiling.bench.step_findings import step_findings
+from profiling.bench.workload import Workload
+from retinanet.model import RetinaNet
+
+TINY = Workload(images=2, image_size=64, classes=3)
+
+
+def run_of(seconds: float, **details: float) -> Run:
+    return Run(seconds=seconds, page_faults=7, rss_mb=1.0, peak_rss_mb=4.0, details=details)
+
+
+def results_of(**runs: list[Run]) -> Results:
+    named = {name.replace("_", "-"): group for name, group in runs.items()}
+    return Results(
+        workload=TINY,
+        contestants=[Contestant(name=name, about="", recipe="") for name in named],
+        runs=named,
+        facts={"ceiling": {"step_gflop": 100.0}, "kernel": {"least_bytes": 60.0}},
+        primitives={
+            "torch": Primitives(
+                seconds=2.0, by_kind={"convolution forward": 1.0, "matmul": 0.5, "reorder": 0.3}
+            )
+        },
+    )
+
+
+def test_names_are_given_once_and_every_benchmark_has_defaults() -> None:
+    for benchmark in BENCHMARKS:
+        names = [contestant.name for contestant in benchmark.contestants]
+        assert len(set(names)) == len(names)
+        assert any(contestant.by_default for contestant in benchmark.contestants)
+
+
+def test_the_batch_is_the_same_every_time_and_its_boxes_lie_inside() -> None:
+    one, other = make_batch(TINY), make_batch(TINY)
+    assert torch.equal(one.images, other.images) and one.images.dtype == torch.uint8
+    for target in one.targets:
+        boxes = target["boxes"]
+        assert (boxes[:, 2:] > boxes[:, :2]).all()
+        assert boxes.min() >= 0 and boxes.max() <= 64
+
+
+def test_levels_have_the_sizes_of_the_network() -> None:
+    workload = Workload(images=1, image_size=96, classes=1)
+    model = RetinaNet(num_classes=1).eval()
+    with torch.no_grad():
+        outputs = model(normalize(make_batch(workload).images))
+    assert feature_sizes(workload) == outputs.feature_sizes
+
+
+def test_all_forms_of_the_loss_agree_on_the_benchmarks_logits() -> None:
+    losses = {}
+    for contestant in LOSS.contestants:
+        if contestant.recipe.endswith("focal_loss"):
+            options: dict[str, Any] = dict(contestant.options)
+            losses[contestant.name] = focal_loss.prepare(TINY, **options).run()["loss"]
+    assert len(losses) == 9
+    assert losses == pytest.approx(dict.fromkeys(losses, losses["reference-float32"]), rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "lamb"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_every_optimizer_takes_steps(name: str, fused: bool) -> None:
+    prepared = optimizer_step.prepare(TINY, name=name, fused=fused)
+    prepared.run()
+    prepared.run()
+
+
+def test_both_post_processings_find_as_many_boxes() -> None:
+    counts = [postprocessing.prepare(TINY, whose=whose).run() for whose in ("ours", "torchvision")]
+    assert counts[0]["boxes"] > 100
+    # torchvision's boxes and scores are BF16 here.
+    assert counts[0]["boxes"] == pytest.approx(counts[1]["boxes"], rel=0.05)
+
+
+def test_outputs_are_background_but_for_the_objects() -> None:
+    outputs = make_outputs(Workload(images=1, image_size=128, classes=20))
+    shares = [float((level > -2.95).float().mean()) for level in outputs.cls_logits]
+    assert 0 < shares[0] < 0.02
+    assert float(outputs.cls_logits[0].float().mean()) == pytest.approx(-5, abs=0.1)
+
+
+def test_whole_evaluations_find_as_many_boxes() -> None:
+    counts = [evaluation.prepare(TINY, whose=whose).run() for whose in ("ours", "torchvision")]
+    assert counts[0]["boxes"] > 10
+    assert counts[0]["boxes"] == pytest.approx(counts[1]["boxes"], rel=0.1)
+
+
+def test_evaluation_compares_what_is_alike() -> None:
+    results = results_of(postprocess=[run_of(1.0)], torch=[run_of(2.0)], torchvision=[run_of(5.0)])
+    assert [(found.what, found.value) for found in EVALUATE.findings(results)] == [
+        ("torch against torchvision", 2.5)
+    ]
+
+
+def test_findings_of_a_step_by_hand() -> None:
+    limits = {"matrix product 4096³": 70.0, "large, forward": 80.0, "large, backward": 50.0}
+    results = results_of(
+        torch=[run_of(2.0), run_of(2.0)],
+        torchvision_tuned=[run_of(3.0), run_of(5.0)],
+        ceiling=[run_of(1.0, **limits), run_of(1.0, **limits)],
+    )
+    values = {finding.what: finding.value for finding in step_findings(results)}
+    assert values == {
+        "torch against torchvision-tuned": 2.0,
+        "best large convolution: large, forward": 80.0,
+        "matrix product 4096³": 70.0,
+        "torch: GFLOP/s of the step over those of the best large convolution": 50 / 80,
+        "torch: share of the step in oneDNN's convolutions and matrix products": 0.75,
+        "torch: page faults a step": 7,
+        "torch: peak memory against torchvision-tuned": 1.0,
+    }
+
+
+def test_the_loss_is_held_against_a_copy() -> None:
+    results = results_of(
+        kernel=[run_of(2.0)], bandwidth=[run_of(9.0, copy=40.0, **{"scale in place": 80.0})]
+    )
+    [share] = [finding for finding in loss_findings(results) if finding.at_least]
+    assert share.value == 60 / 2 / 40 and share.is_met
+
+
+def test_onednns_output_is_caught_and_standard_output_given_back(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    layer = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.randn(2, 16, 64, 64).to(memory_format=torch.channels_last)
+    seconds = onednn_seconds(lambda: layer(images))
+    print("after", flush=True)
+    assert sum(s for name, s in seconds.items() if name.startswith("convolution forward")) > 0
+    assert capfd.readouterr().out == "after\n"
