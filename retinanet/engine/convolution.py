@@ -110,6 +110,7 @@ def convolution_gradients(
     """
     wants_features, wants_weight, wants_bias = wants
     of_features = of_weight = of_bias = None
+    dtype = features.dtype
     if wants_features and len(weight) % 2 == 1:
         # oneDNN 3.7's BF16 kernel takes channels in pairs. Where the last is single, it multiplies
         # what follows the gradient in memory by zero: if that is NaN by chance, so is the result.
@@ -124,11 +125,15 @@ def convolution_gradients(
     if wants_weight and weight.shape[2:] == (1, 1) and geometry == POINTWISE:
         of_weight = (_by_pixel(gradient).t() @ _by_pixel(features))[:, :, None, None]
         wants_weight = False
+    if wants_weight and features.shape[3] == 1 and geometry.stride != (1, 1):
+        # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.
+        gradient, features, weight = gradient.float(), features.float(), weight.float()
     if wants_features or wants_weight or wants_bias:
         rest = _onednn_gradients(
             gradient, features, weight, geometry, wants=(wants_features, wants_weight, wants_bias)
         )
-        of_features = rest[0] if wants_features else of_features
+        if wants_features and rest[0] is not None:
+            of_features = rest[0].to(dtype)
         of_weight = rest[1] if wants_weight else of_weight
         of_bias = rest[2]
     return of_features, of_weight, of_bias
