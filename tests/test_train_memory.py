@@ -34,10 +34,10 @@ def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: P
     lines = (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()
     steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
     faults = [one["page_faults"] for one in steps]
-    after_evaluations = faults[2 * STEPS_PER_EPOCH :: STEPS_PER_EPOCH]
     assert faults[0] > 100_000  # the first step takes what the others use again
-    assert median(after_evaluations) < 5000, faults
-    assert median(faults) < 1000, faults
+    after_the_first_evaluation = faults[STEPS_PER_EPOCH:]
+    assert max(after_the_first_evaluation) < 30_000, faults
+    assert median(after_the_first_evaluation) < 2000, faults
     assert steps[-1]["resident_mb"] < 1.1 * steps[STEPS // 2]["resident_mb"]
     assert "page faults in the median step" in done.stdout
     shutil.rmtree(tmp_path / "demo" / "checkpoints")
