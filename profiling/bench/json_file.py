@@ -47,8 +47,11 @@ def contestant_json(results: Results, contestant: Contestant) -> dict[str, Any]:
     if gflops is not None:
         content["gflop_per_s"] = gflops
     if name in results.primitives:
-        content["onednn_share"] = results.primitives[name].computing_share
-        content["onednn_s"] = dict(results.primitives[name].by_kind)
+        primitives = results.primitives[name]
+        content["convolving_share"] = primitives.convolving_share
+        content["onednn_share"] = primitives.onednn_share
+        content["onednn_s"] = dict(primitives.by_kind)
+        content["winograd_s"] = primitives.winograd_seconds
     if name in results.operators:
         content["operators_s"] = dict(results.operators[name])
     return content

@@ -42,7 +42,7 @@ def contestants_table(results: Results) -> Table:
         "median s",
         "lowest–highest",
         "GFLOP/s",
-        "in oneDNN",
+        "convolving",
         "page faults",
         "peak MB",
     )
@@ -67,7 +67,7 @@ def contestant_row(results: Results, name: str) -> tuple[str, ...]:
         f"{results.seconds(name):.4g}",
         f"{min(seconds):.4g}–{max(seconds):.4g}",
         f"{gflops:,.0f}" if gflops else "",
-        f"{primitives.computing_share:.1%}" if primitives else "",
+        f"{primitives.convolving_share:.1%}" if primitives else "",
         f"{results.page_faults(name):,.0f}",
         f"{results.peak_mb(name):,.0f}",
     )
@@ -95,7 +95,9 @@ def where_table(name: str, results: Results, operators: Mapping[str, float]) -> 
     table.add_column("seconds", justify="right")
     table.add_column("of the run", justify="right")
     primitives = results.primitives.get(name)
-    by_kind = primitives.by_kind if primitives else {}
+    by_kind = dict(primitives.by_kind) if primitives else {}
+    if primitives and primitives.winograd_seconds:
+        by_kind["winograd (ours)"] = primitives.winograd_seconds
     for group in (by_kind, operators):
         for what, seconds in sorted(group.items(), key=lambda item: -item[1]):
             table.add_row(what, f"{seconds:.4f}", f"{seconds / results.seconds(name):.1%}")

@@ -12,16 +12,23 @@ from profiling.bench.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Primitives:
-    """One run as oneDNN's verbose output saw it."""
+    """One run as oneDNN's verbose output and torch's profiler saw it."""
 
     seconds: float
     """Of the whole run."""
     by_kind: Mapping[str, float]
     """Seconds in each kind of primitive."""
+    winograd_seconds: float = 0.0
+    """Seconds in our own convolutions."""
 
     @property
-    def computing_share(self) -> float:
-        """Share of the run inside convolutions and matrix products."""
+    def convolving_share(self) -> float:
+        """Share of the run inside convolutions and matrix products, oneDNN's and ours."""
+        return self.onednn_share + self.winograd_seconds / self.seconds
+
+    @property
+    def onednn_share(self) -> float:
+        """Share of the run inside oneDNN's convolutions and matrix products."""
         return sum(s for name, s in self.by_kind.items() if is_computing(name)) / self.seconds
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from profiling.bench.benchmark import RECIPES, Benchmark
 from profiling.bench.contestant import Contestant
-from profiling.bench.step_findings import CEILING, step_findings
+from profiling.bench.step_findings import CEILING, ONEDNN_ALONE, step_findings
 
 
 def without(
@@ -57,7 +57,12 @@ STEP = Benchmark(
             about="ours on stock PyTorch, as train.py runs it",
             recipe=f"{RECIPES}.step_torch",
         ),
-        without("onednn", "every convolution is oneDNN's", options={"convolutions": "onednn"}),
+        Contestant(
+            name=ONEDNN_ALONE,
+            about="torch, but every convolution is oneDNN's",
+            recipe=f"{RECIPES}.step_torch",
+            options={"convolutions": "onednn"},
+        ),
         without("system", "memory as the C library has it", allocator="system"),
         without("tcmalloc", "memory from tcmalloc", allocator="tcmalloc"),
         without("jemalloc", "memory from jemalloc", allocator="jemalloc"),

@@ -60,12 +60,15 @@ def run(prepared: Prepared) -> dict[str, Any]:
 
 
 def primitives(prepared: Prepared) -> dict[str, Any]:
-    """Seconds that one run spends inside each kind of oneDNN primitive, and in all."""
+    """Seconds of one run inside each kind of oneDNN primitive, in our convolutions, and in all."""
     from profiling.bench.onednn_seconds import onednn_seconds
+    from profiling.bench.operator_seconds import winograd_seconds
 
+    by_kind: dict[str, float] = {}
     start = time.perf_counter()
-    seconds = onednn_seconds(prepared.run)
-    return {"seconds": time.perf_counter() - start, "primitives": seconds}
+    winograd = winograd_seconds(lambda: by_kind.update(onednn_seconds(prepared.run)))
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "primitives": by_kind, "winograd": winograd}
 
 
 def operators(prepared: Prepared) -> dict[str, Any]:

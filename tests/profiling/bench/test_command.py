@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retinanet.engine.winograd import choose_winograd
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 TINY = ["--images=1", "--image-size=64", "--classes=3", "--rounds=2", "--warm-up=1"]
 
@@ -32,8 +34,11 @@ def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
         assert len(contestant["runs_s"]) == len(contestant["page_faults_of_runs"]) == 2
         assert min(contestant["runs_s"]) <= contestant["median_s"] <= max(contestant["runs_s"])
         assert contestant["peak_rss_mb"] >= contestant["rss_mb"] > 100
-        assert 0 < contestant["onednn_share"] < 1
+        assert 0 < contestant["onednn_share"] <= contestant["convolving_share"] < 1
         assert {"convolution backward_weights"} <= contestant["onednn_s"].keys()
+    uses_winograd = choose_winograd("auto")
+    assert (ours["convolving_share"] > ours["onednn_share"]) == uses_winograd
+    assert theirs["convolving_share"] == theirs["onednn_share"]
     assert (ours["allocator"], theirs["allocator"]) == ("tuned", "system")
     # The same weights, images and boxes, and as many steps on them.
     assert ours["details"]["loss"] == pytest.approx(theirs["details"]["loss"], rel=0.02)
