@@ -138,7 +138,7 @@ class EngineConfig:
     name: Literal["auto", "torch", "ipex"] = "auto"
     """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
     precision: Literal["bf16", "float32"] = "bf16"
-    """BF16 autocast around the model (the loss stays in float32), or float32 throughout. [name]"""
+    """Of the model's arithmetic; weights, loss and optimizer are float32 in both. [name]"""
     convolutions: Literal["auto", "onednn", "winograd"] = "auto"
     """3×3 ones of heads and pyramid in BF16; auto: winograd on AVX-512 BF16 without AMX. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
