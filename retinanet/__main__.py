@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from launch.memory import set_allocator
-from retinanet.command_line import run_command
+from retinanet.command_line import positive, run_command
 
 
 def main() -> int:
@@ -90,13 +90,6 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace files of an earlier prediction"
     )
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
-    return int(text)
 
 
 def probability(text: str) -> float:

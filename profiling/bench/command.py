@@ -17,6 +17,7 @@ from profiling.bench.measure import measure
 from profiling.bench.report import print_results
 from profiling.bench.worker_process import WorkerDiedError
 from profiling.bench.workload import STANDARD, Workload
+from retinanet.command_line import positive
 from retinanet.exit_codes import FINISHED
 from retinanet.training.output_files import require_free, write_whole
 
@@ -127,13 +128,6 @@ def bench_command(
         content = as_json(results, findings, benchmark=benchmark.name)
         write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
     return FINISHED
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
-    return int(text)
 
 
 def image_side(text: str) -> int:
