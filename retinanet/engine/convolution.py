@@ -112,15 +112,7 @@ def convolution_gradients(
     of_features = of_weight = of_bias = None
     dtype = features.dtype
     if wants_features and len(weight) % 2 == 1:
-        # oneDNN 3.7's BF16 kernel takes channels in pairs. Where the last is single, it multiplies
-        # what follows the gradient in memory by zero: if that is NaN by chance, so is the result.
-        of_features, _, _ = _onednn_gradients(
-            F.pad(gradient, (0, 0, 0, 0, 0, 1)),
-            features,
-            F.pad(weight, (0, 0, 0, 0, 0, 0, 0, 1)),
-            geometry,
-            wants=(True, False, False),
-        )
+        of_features = _features_gradient_of_odd(gradient, features, weight, geometry)
         wants_features = False
     if wants_weight and weight.shape[2:] == (1, 1) and geometry == POINTWISE:
         of_weight = (_by_pixel(gradient).t() @ _by_pixel(features))[:, :, None, None]
@@ -137,6 +129,19 @@ def convolution_gradients(
         of_weight = rest[1] if wants_weight else of_weight
         of_bias = rest[2]
     return of_features, of_weight, of_bias
+
+
+def _features_gradient_of_odd(
+    gradient: Tensor, features: Tensor, weight: Tensor, geometry: Geometry
+) -> Tensor | None:
+    """The features' gradient for an odd number of output channels.
+
+    oneDNN 3.7's BF16 kernel takes channels in pairs. Where the last is single, it multiplies what
+    follows the gradient in memory by zero: if that is NaN by chance, so is the result.
+    """
+    gradient, weight = F.pad(gradient, (0, 0, 0, 0, 0, 1)), F.pad(weight, (0, 0, 0, 0, 0, 0, 0, 1))
+    wants = (True, False, False)
+    return _onednn_gradients(gradient, features, weight, geometry, wants=wants)[0]
 
 
 def _onednn_gradients(

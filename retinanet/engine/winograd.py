@@ -6,22 +6,19 @@ float32, and the weight's gradient is never rounded: forward and backward lose a
 much to rounding as a direct BF16 convolution does (docs/experiments.md).
 """
 
-import ctypes
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from retinanet.engine import winograd_kernel
 from retinanet.engine.convolution import Geometry
 from retinanet.errors import InputError
-from retinanet.native_library import NativeLibraryError, cpu_flags, load_library
-
-SOURCE = Path(__file__).parent / "csrc" / "winograd.cpp"
+from retinanet.native_library import NativeLibraryError, cpu_flags
 
 SAME_3X3 = Geometry((1, 1), (1, 1), 1)
 
@@ -55,7 +52,7 @@ def _winograd_problem() -> str | None:
     if "avx512_bf16" not in cpu_flags():
         return "the processor has no AVX-512 BF16"
     try:
-        _library()
+        winograd_kernel.library()
     except NativeLibraryError as error:
         return str(error).splitlines()[0]
     return None
@@ -88,8 +85,8 @@ class _WinogradConvolution(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, bias: Tensor, relu: bool, *levels: Tensor
     ) -> tuple[Tensor, ...]:
-        maps = [_channels_last(level) for level in levels]
-        outputs = _convolved(maps, weight, bias=bias, relu=relu, backward=False)
+        maps = [winograd_kernel.channels_last(level) for level in levels]
+        outputs = winograd_kernel.outputs_of(maps, weight, bias, relu=relu)
         ctx.save_for_backward(weight, *maps, *(outputs if relu else []))
         ctx.level_count = len(levels)
         return tuple(outputs)
@@ -100,146 +97,13 @@ class _WinogradConvolution(torch.autograd.Function):
         weight, *saved = ctx.saved_tensors
         maps, gates = saved[: ctx.level_count], saved[ctx.level_count :]
         wants_weight, wants_bias, _, *wants_levels = ctx.needs_input_grad
-        given = [_channels_last(gradient) for gradient in gradients]
+        given = [winograd_kernel.channels_last(gradient) for gradient in gradients]
+        of_weight = of_bias = None
         of_levels: list[Tensor | None] = [None] * ctx.level_count
         if any(wants_levels):
-            of_levels = [*_convolved(given, weight, gates=gates, backward=True)]
-        of_weight = _weight_gradient(maps, given, weight, gates=gates) if wants_weight else None
-        of_bias = _bias_gradient(given, gates=gates) if wants_bias else None
+            of_levels = [*winograd_kernel.input_gradients(given, weight, gates)]
+        if wants_weight:
+            of_weight = winograd_kernel.weight_gradient(maps, given, gates)
+        if wants_bias:
+            of_bias = winograd_kernel.bias_gradient(given, gates)
         return of_weight, of_bias, None, *of_levels
-
-
-class _Level(ctypes.Structure):
-    """`Level` as winograd.cpp has it."""
-
-    _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
-        ("images", ctypes.c_int64),
-        ("height", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-    )
-
-
-def _convolved(
-    inputs: Sequence[Tensor],
-    weight: Tensor,
-    *,
-    backward: bool,
-    bias: Tensor | None = None,
-    relu: bool = False,
-    gates: Sequence[Tensor] = (),
-) -> list[Tensor]:
-    """Forward from the input, or backward from the output's gradient to the input's."""
-    library, threads = _library(), torch.get_num_threads()
-    weight = _channels_last(weight)
-    out_channels, in_channels = weight.shape[:2]
-    if backward:
-        summed, columns = out_channels, in_channels
-    else:
-        summed, columns = in_channels, out_channels
-    panels = torch.empty(library.winograd_panel_values(summed, columns), dtype=torch.bfloat16)
-    library.winograd_pack(
-        weight.data_ptr(), out_channels, in_channels, backward, panels.data_ptr(), threads
-    )
-    outputs = [
-        torch.empty(
-            (len(level), columns, *level.shape[2:]),
-            dtype=torch.bfloat16,
-            memory_format=torch.channels_last,
-        )
-        for level in inputs
-    ]
-    scratch = torch.empty(library.winograd_thread_bytes() * threads, dtype=torch.uint8)
-    library.winograd_convolve(
-        _level_records(inputs, outputs, gates),
-        len(inputs),
-        summed,
-        columns,
-        panels.data_ptr(),
-        bias.data_ptr() if bias is not None else None,
-        relu,
-        scratch.data_ptr(),
-        threads,
-    )
-    return outputs
-
-
-def _weight_gradient(
-    inputs: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    weight: Tensor,
-    *,
-    gates: Sequence[Tensor],
-) -> Tensor:
-    library = _library()
-    out_channels, in_channels = weight.shape[:2]
-    of_weight = torch.empty(weight.shape, dtype=torch.float32, memory_format=torch.channels_last)
-    scratch = torch.empty(library.winograd_gradient_bytes(in_channels), dtype=torch.uint8)
-    library.winograd_weight_gradient(
-        _level_records(inputs, gradients, gates),
-        len(inputs),
-        in_channels,
-        out_channels,
-        of_weight.data_ptr(),
-        scratch.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return of_weight
-
-
-def _bias_gradient(gradients: Sequence[Tensor], *, gates: Sequence[Tensor]) -> Tensor:
-    threads, out_channels = torch.get_num_threads(), gradients[0].shape[1]
-    of_bias = torch.empty(out_channels)
-    scratch = torch.empty(threads * out_channels)
-    _library().winograd_bias_gradient(
-        _level_records(gradients, gradients, gates),
-        len(gradients),
-        out_channels,
-        of_bias.data_ptr(),
-        scratch.data_ptr(),
-        threads,
-    )
-    return of_bias
-
-
-def _level_records(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor]
-) -> ctypes.Array[_Level]:
-    gate_places = [gate.data_ptr() for gate in gates] or [0] * len(inputs)
-    records = [
-        _Level(level.data_ptr(), output.data_ptr(), gate, len(level), *level.shape[2:])
-        for level, output, gate in zip(inputs, outputs, gate_places, strict=True)
-    ]
-    return (_Level * len(records))(*records)
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = load_library(SOURCE)
-    pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    for name, result, arguments in (
-        ("winograd_panel_values", size, [size, size]),
-        ("winograd_thread_bytes", size, []),
-        ("winograd_gradient_bytes", size, [size]),
-        ("winograd_pack", None, [pointer, size, size, flag, pointer, flag]),
-        (
-            "winograd_convolve",
-            None,
-            [pointer, size, size, size, pointer, pointer, flag, pointer, flag],
-        ),
-        (
-            "winograd_weight_gradient",
-            None,
-            [pointer, size, size, size, pointer, pointer, flag],
-        ),
-        ("winograd_bias_gradient", None, [pointer, size, size, pointer, pointer, flag]),
-    ):
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
