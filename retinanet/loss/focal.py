@@ -90,19 +90,18 @@ def focal_loss(
         image_weights = torch.ones(len(logits[0]), device=logits[0].device)
     if reduction == "mean":
         image_weights = image_weights / count_values(logits, classes)
-    with torch.autocast(logits[0].device.type, enabled=False):
-        losses = [
-            compute(
-                level_logits,
-                level_classes,
-                image_weights,
-                alpha=alpha,
-                gamma=gamma,
-                reduce=reduction != "none",
-            )
-            for level_logits, level_classes in zip(logits, classes, strict=True)
-        ]
-        return losses if reduction == "none" else torch.stack(losses).sum()
+    losses = [
+        compute(
+            level_logits,
+            level_classes,
+            image_weights,
+            alpha=alpha,
+            gamma=gamma,
+            reduce=reduction != "none",
+        )
+        for level_logits, level_classes in zip(logits, classes, strict=True)
+    ]
+    return losses if reduction == "none" else torch.stack(losses).sum()
 
 
 def count_values(logits: Sequence[Tensor], classes: Sequence[Tensor]) -> Tensor:

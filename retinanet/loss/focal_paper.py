@@ -10,10 +10,9 @@ the loss of one class at one anchor is
 For real x and y, log p = x - log(1 + e^x) and log(1 - p) = -log(1 + e^x), so that
 
     (2)  CE = log(1 + e^x) - x y
-         (1 - p_t)^2 = (p + y - 2 p y)^2 = p^2 + y (1 - 2 p) + (1 - 2 p)^2 y (y - 1)
-                       + ... every further term has the factor y (y - 1), too
+         (1 - p_t)^2 = (p + y (1 - 2 p))^2 = p^2 + y (1 - 2 p) + (1 - 2 p)^2 y (y - 1)
 
-and because y is 0 or 1, y (y - 1) = 0 goes. What is left, for any gamma, is
+and because y is 0 or 1, the term with y (y - 1) goes. What is left, for any gamma, is
 
     (3)  L = alpha_t m^gamma (log(1 + e^x) - x y),   m = 1 - p_t = p + y (1 - 2 p)
 

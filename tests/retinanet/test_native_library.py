@@ -12,6 +12,7 @@ import torch
 from retinanet.native_library import (
     NativeLibraryError,
     NoCompilerError,
+    link_with_loaded_openmp,
     load_library,
     mapped_files,
     usable_instruction_sets,
@@ -80,6 +81,7 @@ def test_the_instruction_sets_are_compiled_differently(source: Path, cache: Path
 
 def test_openmp_is_the_one_that_torch_has_loaded(source: Path) -> None:
     before = mapped_files("libgomp")
+    assert link_with_loaded_openmp() == [str(path) for path in before]
     library = load_library(source)
     assert library.threads_used(2) == 2
     assert mapped_files("libgomp") == before

@@ -104,7 +104,7 @@ inline void focal_curve(R x, R gamma, R& loss, R& slope) {
     const R larger = 1 / (1 + e), smaller = e * larger;
     const R p = x > 0 ? larger : smaller;
     const R one_minus_p = x > 0 ? smaller : larger;
-    const R softplus = (x < 0 ? 0 : x) + log_term;  // so that NaN stays NaN
+    const R softplus = (x > 0 ? x : 0) + log_term;
     R power;
     if (gamma_is_two) {
         power = p * p;

@@ -115,6 +115,7 @@ def test_without_gradients_none_is_computed() -> None:
         logits, classes, torch.ones(1), alpha=0.25, gamma=2.0, reduce=True, with_gradient=False
     )
     assert gradient.numel() == 0
+    assert not gradient.requires_grad
     with torch.no_grad():
         loss = focal_loss([logits], [classes], form="kernel")
     assert not loss.requires_grad
