@@ -162,14 +162,15 @@ def test_a_resumed_run_notes_every_step_and_evaluation_once(
     undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
 ) -> None:
     run = interrupted[0]
-    for kind, timing in (
-        ("step", ("images_per_second", "seconds", "data_seconds")),
+    memory = ("page_faults", "resident_mb", "peak_resident_mb")
+    for kind, machines in (
+        ("step", ("images_per_second", "seconds", "data_seconds", *memory)),
         ("evaluation", ("seconds",)),
     ):
         whole, pieces = (records_of(one, kind=kind) for one in (undisturbed, run))
         for record in (*whole, *pieces):
-            for name in timing:
-                assert record.pop(name) > 0 or name == "data_seconds"
+            for name in machines:
+                assert record.pop(name) > 0 or name in ("data_seconds", "page_faults")
         assert pieces == whole
     assert [record["step"] for record in records_of(run, kind="step")] == list(range(1, STEPS + 1))
     assert [record["step"] for record in records_of(run, kind="evaluation")] == [8, STEPS]

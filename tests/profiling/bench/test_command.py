@@ -92,10 +92,16 @@ def test_ctrl_c_leaves_no_worker() -> None:
 
 def start_bench() -> tuple[subprocess.Popen[str], int]:
     """A benchmark with one worker, and the worker's process id."""
-    command = [sys.executable, "-m", "profiling", "bench", "step", "--contestants=torch"]
+    # A suite that was started in the background hands down a SIGINT that is ignored.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "profiling"]
+    command += ["bench", "step", "--contestants=torch"]
     # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
+        command,
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (workers := children.read_text().split()):
