@@ -97,16 +97,10 @@ def weight_gradient(
     of_weight = torch.empty(
         (out_channels, in_channels, 3, 3), dtype=torch.float32, memory_format=torch.channels_last
     )
-    scratch = torch.empty(library().winograd_gradient_bytes(in_channels), dtype=torch.uint8)
-    library().winograd_weight_gradient(
-        _level_records(inputs, gradients, gates),
-        len(inputs),
-        in_channels,
-        out_channels,
-        of_weight.data_ptr(),
-        scratch.data_ptr(),
-        torch.get_num_threads(),
-    )
+    work = (_level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
+    threads = torch.get_num_threads()
+    scratch = torch.empty(library().winograd_gradient_bytes(*work, threads), dtype=torch.uint8)
+    library().winograd_weight_gradient(*work, of_weight.data_ptr(), scratch.data_ptr(), threads)
     return of_weight
 
 
@@ -154,7 +148,7 @@ def library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("winograd_panel_values", size, [size, size]),
         ("winograd_thread_bytes", size, []),
-        ("winograd_gradient_bytes", size, [size]),
+        ("winograd_gradient_bytes", size, [pointer, size, size, size, flag]),
         ("winograd_pack", None, [pointer, size, size, flag, pointer, flag]),
         (
             "winograd_convolve",

@@ -25,13 +25,13 @@ using Bfloat16 = uint16_t;
 constexpr int POSITIONS = 16;
 constexpr int PANEL_COLUMNS = 32;
 constexpr int ROWS = 12;             // of a register tile
-constexpr int64_t TILES = 48;        // taken through all channels at once, a multiple of ROWS
+constexpr int64_t TILES = 84;        // taken through all channels at once, a multiple of ROWS
 constexpr int64_t SUM_BLOCK = 256;   // input channels transformed at once
 constexpr int64_t NARROW = 64;       // output channels at once, where the sum has one block
 constexpr int64_t WIDE = 256;        // the same where it has several
-constexpr int64_t GRADIENT_TILES = 256;
-constexpr int64_t GRADIENT_ROWS = 8;   // of a register tile of the weight gradient
-constexpr int64_t GRADIENT_BLOCK = 256;  // output channels of a weight gradient at once
+constexpr int64_t GRADIENT_TILES = 256;  // taken through all channels of a weight gradient at once
+constexpr int64_t GRADIENT_ROWS = 8;     // of a register tile of the weight gradient
+constexpr int64_t GRADIENT_BLOCK = 512;  // output channels of a weight gradient at once, at most
 
 struct Level {
     const Bfloat16* input;
@@ -58,12 +58,26 @@ static Tile find_tile(const Level* levels, int64_t index) {
     return {levels, index / (rows * columns), index / columns % rows * 2, index % columns * 2};
 }
 
+// The tile that follows; after the last one it has no meaning.
+static Tile next_tile(Tile tile) {
+    if ((tile.x += 2) < tile.level->width) return tile;
+    tile.x = 0;
+    if ((tile.y += 2) < tile.level->height) return tile;
+    tile.y = 0;
+    if (++tile.image < tile.level->images) return tile;
+    return {tile.level + 1, 0, 0, 0};
+}
+
 static __mmask16 first_lanes(int64_t count) {
     return count >= 16 ? 0xffff : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
 }
 
 WITH_BF16 static inline __m512 widened(__m256i values) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+
+WITH_BF16 static inline __m256i rounded(__m512 values) {
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
 }
 
 // 16 values of a map [images, height, width, channels], zero outside of it and where the gate,
@@ -79,59 +93,46 @@ WITH_BF16 static inline __m512 load(
     return widened(_mm256_maskz_loadu_epi16(lanes, map + place));
 }
 
-WITH_BF16 static inline __m256i rounded(__m512 values) {
-    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
-}
+// Row `place` of Bᵀ d takes these two rows of d.
+constexpr int FIRST_ROW[] = {0, 1, 2, 1}, SECOND_ROW[] = {2, 2, 1, 3};
 
-// Bᵀ d B of 16 channels: position (row, column) at 4 * row + column.
-WITH_BF16 static inline void transform_input(
-    const Tile& tile, const Bfloat16* gate, int64_t channels, int64_t channel, __mmask16 lanes, __m512* v) {
-    const Level& level = *tile.level;
-    __m512 d[POSITIONS];
-    for (int row = 0; row < 4; row++) {
-        for (int column = 0; column < 4; column++) {
-            d[4 * row + column] =
-                load(level.input, gate, tile, row - 1, column - 1, channels, channel, lanes);
-        }
-    }
+WITH_BF16 static inline void load_input_row(
+    const Tile& tile, const Bfloat16* gate, int64_t row, int64_t channels, int64_t channel, __mmask16 lanes, __m512* d) {
     for (int column = 0; column < 4; column++) {
-        const __m512 first = d[column], second = d[4 + column], third = d[8 + column];
-        v[column] = _mm512_sub_ps(first, third);
-        v[4 + column] = _mm512_add_ps(second, third);
-        v[8 + column] = _mm512_sub_ps(third, second);
-        v[12 + column] = _mm512_sub_ps(second, d[12 + column]);
-    }
-    for (int row = 0; row < 4; row++) {
-        const __m512 first = v[4 * row], second = v[4 * row + 1], third = v[4 * row + 2];
-        v[4 * row] = _mm512_sub_ps(first, third);
-        v[4 * row + 3] = _mm512_sub_ps(second, v[4 * row + 3]);
-        v[4 * row + 1] = _mm512_add_ps(second, third);
-        v[4 * row + 2] = _mm512_sub_ps(third, second);
+        d[column] = load(tile.level->input, gate, tile, row - 1, column - 1, channels, channel, lanes);
     }
 }
 
-// A dY Aᵀ of 16 channels.
-WITH_BF16 static inline void transform_gradient(
+// Row `place` of Bᵀ d, times B, of 16 channels; of d [4][4] only the two rows that it takes are read.
+template <int place>
+WITH_BF16 static inline void transform_input_row(const __m512 (*d)[4], __m512* v) {
+    __m512 row[4];
+    for (int column = 0; column < 4; column++) {
+        const __m512 first = d[FIRST_ROW[place]][column], second = d[SECOND_ROW[place]][column];
+        row[column] = place == 1 ? _mm512_add_ps(first, second) : _mm512_sub_ps(first, second);
+    }
+    v[0] = _mm512_sub_ps(row[0], row[2]);
+    v[1] = _mm512_add_ps(row[1], row[2]);
+    v[2] = _mm512_sub_ps(row[2], row[1]);
+    v[3] = _mm512_sub_ps(row[1], row[3]);
+}
+
+// Row `place` of A dY, times Aᵀ, of 16 channels.
+template <int place>
+WITH_BF16 static inline void transform_gradient_row(
     const Tile& tile, int64_t channels, int64_t channel, __mmask16 lanes, __m512* z) {
     const Level& level = *tile.level;
-    __m512 d[4];
-    for (int row = 0; row < 2; row++) {
-        for (int column = 0; column < 2; column++) {
-            d[2 * row + column] = load(level.output, level.gate, tile, row, column, channels, channel, lanes);
-        }
-    }
     const __m512 zero = _mm512_setzero_ps();
-    for (int row = 0; row < 4; row++) {
-        __m512 left, right;
-        if (row == 0) left = d[0], right = d[1];
-        else if (row == 1) left = _mm512_add_ps(d[0], d[2]), right = _mm512_add_ps(d[1], d[3]);
-        else if (row == 2) left = _mm512_sub_ps(d[0], d[2]), right = _mm512_sub_ps(d[1], d[3]);
-        else left = _mm512_sub_ps(zero, d[2]), right = _mm512_sub_ps(zero, d[3]);
-        z[4 * row] = left;
-        z[4 * row + 1] = _mm512_add_ps(left, right);
-        z[4 * row + 2] = _mm512_sub_ps(left, right);
-        z[4 * row + 3] = _mm512_sub_ps(zero, right);
+    __m512 d[2];
+    for (int column = 0; column < 2; column++) {
+        const __m512 top = place == 3 ? zero : load(level.output, level.gate, tile, 0, column, channels, channel, lanes);
+        const __m512 bottom = place == 0 ? zero : load(level.output, level.gate, tile, 1, column, channels, channel, lanes);
+        d[column] = place == 1 ? _mm512_add_ps(top, bottom) : _mm512_sub_ps(top, bottom);
     }
+    z[0] = d[0];
+    z[1] = _mm512_add_ps(d[0], d[1]);
+    z[2] = _mm512_sub_ps(d[0], d[1]);
+    z[3] = _mm512_sub_ps(zero, d[1]);
 }
 
 // c[row, 0 … 32) (+)= sum over pairs of a's pair of the row · the panel's pair of each column.
@@ -206,8 +207,19 @@ WITH_BF16 static void fill_rows(
         const Tile tile = t < tiles ? find_tile(levels, first_tile + t) : Tile{};
         for (int64_t first = 0; first < rounded_up(count, 2); first += 16) {
             __m512 v[POSITIONS];
-            if (t < tiles) transform_input(tile, tile.level->gate, channels, channel + first, first_lanes(count - first), v);
-            else std::fill(v, v + POSITIONS, _mm512_setzero_ps());
+            const __mmask16 lanes = first_lanes(count - first);
+            if (t < tiles) {
+                __m512 d[4][4];
+                for (int row = 0; row < 4; row++) {
+                    load_input_row(tile, tile.level->gate, row, channels, channel + first, lanes, d[row]);
+                }
+                transform_input_row<0>(d, v);
+                transform_input_row<1>(d, v + 4);
+                transform_input_row<2>(d, v + 8);
+                transform_input_row<3>(d, v + 12);
+            } else {
+                std::fill(v, v + POSITIONS, _mm512_setzero_ps());
+            }
             for (int position = 0; position < POSITIONS; position++) {
                 Bfloat16* row = rows + (position * TILES + t) * SUM_BLOCK + first;
                 _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), rounded(v[position]));
@@ -248,42 +260,118 @@ WITH_BF16 static void convolve_block(
     }
 }
 
-// Transformed tiles as panels [16, channels / 32, pairs of tiles, 32, 2], for 32 channels.
-template <bool of_gradient>
-WITH_BF16 static void fill_panel(
-    const Level* levels, int64_t first_tile, int64_t tiles, int64_t channels, int64_t channel,
-    int64_t panels_a_position, int64_t panel, Bfloat16* panels) {
-    for (int64_t t = 0; t < tiles; t += 2) {
-        const Tile tile[2] = {
-            find_tile(levels, first_tile + t), t + 1 < tiles ? find_tile(levels, first_tile + t + 1) : Tile{}};
-        for (int half = 0; half < 2; half++) {
-            const __mmask16 lanes = first_lanes(channels - channel - 16 * half);
-            __m256i values[2][POSITIONS];
+// Values from one position's panels to the next one's. Not a power of two, or the 16 places that a
+// tile is written to would share one set of the cache.
+static int64_t position_values(int64_t panels) { return panels * GRADIENT_TILES * PANEL_COLUMNS + PANEL_COLUMNS * 2; }
+
+// The four positions of a row of transformed tiles, as panels [4, panels, pairs of tiles, 32, 2].
+template <bool of_gradient, int place>
+WITH_BF16 static void fill_panels(
+    const Tile* tiles, int64_t count, int64_t channels, int64_t first_channel, int64_t panel_count, Bfloat16* panels) {
+    const __m512i interleaved = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    for (int64_t group = 0; group < 2 * panel_count; group++) {
+        const int64_t channel = first_channel + 16 * group;
+        const __mmask16 lanes = first_lanes(channels - channel);
+        Bfloat16* panel = panels + group / 2 * GRADIENT_TILES * PANEL_COLUMNS + group % 2 * 32;
+        for (int64_t t = 0; t < count; t += 2) {
+            __m512 transformed[2][4];
             for (int which = 0; which < 2; which++) {
-                __m512 transformed[POSITIONS];
-                if (tile[which].level == nullptr || lanes == 0) std::fill(transformed, transformed + POSITIONS, _mm512_setzero_ps());
-                else if (of_gradient) transform_gradient(tile[which], channels, channel + 16 * half, lanes, transformed);
-                else transform_input(tile[which], nullptr, channels, channel + 16 * half, lanes, transformed);
-                for (int position = 0; position < POSITIONS; position++) values[which][position] = rounded(transformed[position]);
+                const Tile& tile = tiles[t + which];
+                if (t + which == count) {
+                    std::fill(transformed[which], transformed[which] + 4, _mm512_setzero_ps());
+                } else if (of_gradient) {
+                    transform_gradient_row<place>(tile, channels, channel, lanes, transformed[which]);
+                } else {
+                    __m512 d[4][4];
+                    for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) {
+                        load_input_row(tile, nullptr, row, channels, channel, lanes, d[row]);
+                    }
+                    transform_input_row<place>(d, transformed[which]);
+                }
             }
-            for (int position = 0; position < POSITIONS; position++) {
-                const __m512i low = _mm512_cvtepu16_epi32(values[0][position]);
-                const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(values[1][position]), 16);
-                Bfloat16* pair = panels + ((position * panels_a_position + panel) * (GRADIENT_TILES / 2) + t / 2) * 64;
-                _mm512_storeu_si512(pair + 32 * half, _mm512_or_si512(low, high));
+            for (int position = 0; position < 4; position++) {
+                const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(transformed[1][position], transformed[0][position]));
+                Bfloat16* pair = panel + position * position_values(panel_count) + t * PANEL_COLUMNS;
+                _mm512_storeu_si512(pair, _mm512_permutexvar_epi16(interleaved, both));
             }
         }
     }
 }
 
-// Gᵀ S G of 16 weights: the gradient of the 3×3 kernel; `sums` has `plane` values a position.
+// How the work of a weight gradient is shared. An item is a block of output channels, a row of four
+// positions and a part of the tiles; it shares nothing with the others, so that threads whose
+// caches are far apart do not wait for each other's.
+struct GradientPlan {
+    int64_t tiles, columns, blocks, block, parts, part_tiles, plane, thread_values;
+};
+
+static GradientPlan plan_gradient(
+    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int64_t threads) {
+    GradientPlan plan{};
+    for (int64_t level = 0; level < level_count; level++) plan.tiles += count_tiles(levels[level]);
+    plan.columns = rounded_up(inputs, PANEL_COLUMNS);
+    plan.blocks = (outputs + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK;
+    plan.block = rounded_up((outputs + plan.blocks - 1) / plan.blocks, PANEL_COLUMNS);
+    // Parts of the tiles cost memory, so: as few as keep all threads busy for most of the time.
+    for (plan.parts = 1; plan.parts * GRADIENT_TILES < plan.tiles; plan.parts++) {
+        const int64_t items = 4 * plan.blocks * plan.parts;
+        if (10 * items >= 9 * rounded_up(items, threads)) break;
+    }
+    plan.part_tiles = rounded_up((plan.tiles + plan.parts - 1) / plan.parts, 2);
+    plan.parts = (plan.tiles + plan.part_tiles - 1) / plan.part_tiles;  // each has some
+    plan.plane = plan.blocks * plan.block * plan.columns;
+    plan.thread_values = 4 * (position_values(plan.columns / PANEL_COLUMNS) + position_values(plan.block / PANEL_COLUMNS));
+    return plan;
+}
+
+// One item: `sums` [4 positions, a plane apart, block, columns] from tile `first_tile` to `end`.
+template <int place>
+WITH_BF16 static void sum_gradient(
+    const Level* levels, const GradientPlan& plan, int64_t first_tile, int64_t end, int64_t inputs,
+    int64_t outputs, int64_t output, Bfloat16* scratch, float* sums) {
+    const int64_t input_panels = plan.columns / PANEL_COLUMNS;
+    const int64_t gradient_panels = rounded_up(std::min(plan.block, outputs - output), PANEL_COLUMNS) / PANEL_COLUMNS;
+    Bfloat16* of_inputs = scratch;
+    Bfloat16* of_gradients = scratch + 4 * position_values(input_panels);
+    Tile tiles[GRADIENT_TILES];
+    for (int64_t first = first_tile; first < end; first += GRADIENT_TILES) {
+        const int64_t taken = std::min(GRADIENT_TILES, end - first);
+        tiles[0] = find_tile(levels, first);
+        for (int64_t t = 1; t < taken; t++) tiles[t] = next_tile(tiles[t - 1]);
+        fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs);
+        fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients);
+        for (int position = 0; position < 4; position++) {
+            for (int64_t own = 0; own < gradient_panels; own++) {
+                const Bfloat16* rows = of_gradients + position * position_values(gradient_panels) + own * GRADIENT_TILES * PANEL_COLUMNS;
+                for (int64_t panel = 0; panel < input_panels; panel++) {
+                    const Bfloat16* columns = of_inputs + position * position_values(input_panels) + panel * GRADIENT_TILES * PANEL_COLUMNS;
+                    for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS) {
+                        multiply<GRADIENT_ROWS>(
+                            rows + 2 * row, 2, 2 * PANEL_COLUMNS, columns, (taken + 1) / 2,
+                            sums + position * plan.plane + (own * PANEL_COLUMNS + row) * plan.columns + panel * PANEL_COLUMNS,
+                            plan.columns, first > first_tile);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Gᵀ S G of 16 weights: the gradient of the 3×3 kernel; `sums` is [parts, 16, plane].
 WITH_BF16 static inline void write_kernel_gradient(
-    const float* sums, int64_t plane, float* gradient, int64_t inputs, __mmask16 lanes) {
+    const float* sums, const GradientPlan& plan, float* gradient, int64_t inputs, __mmask16 lanes) {
     const __m512 half = _mm512_set1_ps(0.5f);
     __m512 rows[3][4];
     for (int column = 0; column < 4; column++) {
         __m512 s[4];
-        for (int row = 0; row < 4; row++) s[row] = _mm512_loadu_ps(sums + (4 * row + column) * plane);
+        for (int row = 0; row < 4; row++) {
+            const float* of_part = sums + (4 * row + column) * plan.plane;
+            s[row] = _mm512_loadu_ps(of_part);
+            for (int64_t part = 1; part < plan.parts; part++) {
+                s[row] = _mm512_add_ps(s[row], _mm512_loadu_ps(of_part += POSITIONS * plan.plane));
+            }
+        }
         const __m512 even = _mm512_mul_ps(half, _mm512_add_ps(s[1], s[2]));
         rows[0][column] = _mm512_add_ps(s[0], even);
         rows[1][column] = _mm512_mul_ps(half, _mm512_sub_ps(s[1], s[2]));
@@ -382,10 +470,10 @@ int64_t winograd_thread_bytes() {
 }
 
 // Bytes of scratch memory `winograd_weight_gradient` needs, for all threads together.
-int64_t winograd_gradient_bytes(int64_t inputs) {
-    const int64_t columns = rounded_up(inputs, PANEL_COLUMNS);
-    return POSITIONS * (GRADIENT_TILES * (columns + GRADIENT_BLOCK) * int64_t{sizeof(Bfloat16)} +
-                        GRADIENT_BLOCK * columns * int64_t{sizeof(float)});
+int64_t winograd_gradient_bytes(
+    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int32_t threads) {
+    const GradientPlan plan = plan_gradient(levels, level_count, inputs, outputs, threads);
+    return plan.parts * POSITIONS * plan.plane * int64_t{sizeof(float)} + threads * plan.thread_values * int64_t{sizeof(Bfloat16)};
 }
 
 // `weight` float32 [outputs, 3, 3, inputs] in memory, to the panels of the forward pass, or of the
@@ -406,13 +494,15 @@ WITH_BF16 void winograd_convolve(
     const float* bias, int32_t relu, char* scratch, int32_t threads) {
     int64_t tiles = 0;
     for (int64_t level = 0; level < level_count; level++) tiles += count_tiles(levels[level]);
+    // Small inputs in smaller blocks, so that every thread gets several.
+    const int64_t step = std::min(TILES, rounded_up((tiles + 4 * threads - 1) / (4 * threads), ROWS));
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t first = 0; first < tiles; first += TILES) {
+    for (int64_t first = 0; first < tiles; first += step) {
         char* own = scratch + winograd_thread_bytes() * omp_get_thread_num();
         float* sums = reinterpret_cast<float*>(own);
         Bfloat16* rows = reinterpret_cast<Bfloat16*>(sums + POSITIONS * TILES * WIDE);
         convolve_block(
-            levels, first, std::min(TILES, tiles - first), inputs, outputs, panels, bias, relu != 0, rows, sums);
+            levels, first, std::min(step, tiles - first), inputs, outputs, panels, bias, relu != 0, rows, sums);
     }
 }
 
@@ -421,54 +511,29 @@ WITH_BF16 void winograd_convolve(
 WITH_BF16 void winograd_weight_gradient(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, float* gradient, char* scratch,
     int32_t threads) {
-    int64_t tiles = 0;
-    for (int64_t level = 0; level < level_count; level++) tiles += count_tiles(levels[level]);
-    const int64_t columns = rounded_up(inputs, PANEL_COLUMNS);
-    const int64_t input_panels = columns / PANEL_COLUMNS, gradient_panels = GRADIENT_BLOCK / PANEL_COLUMNS;
-    const int64_t plane = GRADIENT_BLOCK * columns;
+    const GradientPlan plan = plan_gradient(levels, level_count, inputs, outputs, threads);
+    const decltype(&sum_gradient<0>) of_place[] = {sum_gradient<0>, sum_gradient<1>, sum_gradient<2>, sum_gradient<3>};
     float* sums = reinterpret_cast<float*>(scratch);
-    Bfloat16* of_inputs = reinterpret_cast<Bfloat16*>(sums + POSITIONS * plane);
-    Bfloat16* of_gradients = of_inputs + POSITIONS * GRADIENT_TILES * columns;
+    Bfloat16* panels = reinterpret_cast<Bfloat16*>(sums + plan.parts * POSITIONS * plan.plane);
 #pragma omp parallel num_threads(threads)
-    for (int64_t output = 0; output < outputs; output += GRADIENT_BLOCK) {
-        const int64_t count = std::min(GRADIENT_BLOCK, outputs - output);
-        const int64_t used_panels = rounded_up(count, PANEL_COLUMNS) / PANEL_COLUMNS;
-        for (int64_t first = 0; first < tiles; first += GRADIENT_TILES) {
-            const int64_t taken = std::min(GRADIENT_TILES, tiles - first);
-#pragma omp for schedule(dynamic)
-            for (int64_t panel = 0; panel < input_panels + used_panels; panel++) {
-                if (panel < input_panels) {
-                    fill_panel<false>(
-                        levels, first, taken, inputs, panel * PANEL_COLUMNS, input_panels, panel, of_inputs);
-                } else {
-                    const int64_t own = panel - input_panels;
-                    fill_panel<true>(
-                        levels, first, taken, outputs, output + own * PANEL_COLUMNS, gradient_panels, own, of_gradients);
-                }
-            }
-#pragma omp for collapse(2) schedule(dynamic)
-            for (int64_t position = 0; position < POSITIONS; position++) {
-                for (int64_t own = 0; own < used_panels; own++) {
-                    const Bfloat16* rows =
-                        of_gradients + (position * gradient_panels + own) * (GRADIENT_TILES / 2) * 64;
-                    for (int64_t panel = 0; panel < input_panels; panel++) {
-                        for (int64_t row = 0; row < PANEL_COLUMNS; row += GRADIENT_ROWS) {
-                            multiply<GRADIENT_ROWS>(
-                                rows + 2 * row, 2, 64,
-                                of_inputs + (position * input_panels + panel) * (GRADIENT_TILES / 2) * 64,
-                                (taken + 1) / 2,
-                                sums + position * plane + (own * PANEL_COLUMNS + row) * columns + panel * PANEL_COLUMNS,
-                                columns, first > 0);
-                        }
-                    }
+    {
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int64_t block = 0; block < plan.blocks; block++) {
+            for (int64_t part = 0; part < plan.parts; part++) {
+                for (int place = 0; place < 4; place++) {
+                    const int64_t first = part * plan.part_tiles, output = block * plan.block;
+                    of_place[place](
+                        levels, plan, first, std::min(plan.tiles, first + plan.part_tiles), inputs, outputs, output,
+                        panels + omp_get_thread_num() * plan.thread_values,
+                        sums + (part * POSITIONS + 4 * place) * plan.plane + output * plan.columns);
                 }
             }
         }
 #pragma omp for schedule(static)
-        for (int64_t own = 0; own < count; own++) {
+        for (int64_t output = 0; output < outputs; output++) {
             for (int64_t input = 0; input < inputs; input += 16) {
                 write_kernel_gradient(
-                    sums + own * columns + input, plane, gradient + (output + own) * 9 * inputs + input, inputs,
+                    sums + output * plan.columns + input, plan, gradient + output * 9 * inputs + input, inputs,
                     first_lanes(inputs - input));
             }
         }

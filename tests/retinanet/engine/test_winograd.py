@@ -101,6 +101,36 @@ def test_threads_and_repetition_change_nothing() -> None:
 
 
 @needs_bf16
+@pytest.mark.parametrize("out_channels", [16, 600])
+def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
+    """Then each takes a part of the pixels, and of many channels a block."""
+    sizes = [(41, 33), (20, 17), (9, 5)]
+    maps = levels_of(sizes, images=2, channels=40)
+    given = levels_of(sizes, images=2, channels=out_channels)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(7)
+        found, again = (
+            winograd_kernel.weight_gradient(
+                [winograd_kernel.channels_last(level) for level in maps],
+                [winograd_kernel.channels_last(level) for level in given],
+                [],
+            )
+            for _ in range(2)
+        )
+    finally:
+        torch.set_num_threads(threads)
+    shape = (out_channels, 40, 3, 3)
+    wanted = sum(
+        torch.nn.grad.conv2d_weight(level.double(), shape, gradient.double(), padding=1)
+        for level, gradient in zip(maps, given, strict=True)
+    )
+    assert isinstance(wanted, Tensor)
+    assert distance(found, wanted) < 2 * ROUNDING
+    assert torch.equal(found, again)
+
+
+@needs_bf16
 def test_nan_spreads_no_further_than_its_tiles() -> None:
     [level] = levels_of([(8, 8)], images=1, channels=16)
     level[0, 3, 0, 0] = float("nan")
