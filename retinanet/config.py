@@ -146,6 +146,16 @@ class EngineConfig:
     allocator: Literal["tuned", "system", "tcmalloc", "jemalloc"] = "tuned"
     """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""
 
+    @field_validator("convolutions")
+    @classmethod
+    def require_torch_and_bf16(cls, convolutions: str, others: ValidationInfo) -> str:
+        """Refuse convolutions that would be ignored."""
+        of_another = others.data.get("name") == "ipex" or others.data.get("precision") == "float32"
+        if convolutions == "winograd" and of_another:
+            advice = "only engine.name=torch with engine.precision=bf16 has them; take auto"
+            raise PydanticCustomError("unused", advice)
+        return convolutions
+
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Config:
@@ -157,6 +167,17 @@ class Config:
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
+
+    @field_validator("engine")
+    @classmethod
+    def require_right_gradients(cls, engine: EngineConfig, others: ValidationInfo) -> EngineConfig:
+        """Refuse sizes for which IPEX's BF16 gradients hold NaN (docs/experiments.md)."""
+        data = others.data.get("data")
+        wrong = engine.name == "ipex" and engine.precision == "bf16"
+        if wrong and isinstance(data, DataConfig) and data.image_size <= 64:
+            advice = "ipex in bf16 has NaN gradients at data.image_size=64 and below; take 96"
+            raise PydanticCustomError("wrong_gradients", advice)
+        return engine
 
 
 SCHEMA = TypeAdapter(Config)

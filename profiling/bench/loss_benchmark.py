@@ -20,13 +20,14 @@ writing in another, which is what a loss does with logits and gradients."""
 
 
 def contestant(form: str, dtype: str) -> Contestant:
-    """A form on logits of a dtype; BF16 is what goes without saying."""
+    """A form on logits of a dtype; BF16 is what goes without saying, and who runs by default."""
     suffix = "" if dtype == "bfloat16" else f"-{dtype}"
     return Contestant(
         name=f"{form.replace('_', '-')}{suffix}",
         about=f"{FORMS[form]}; {dtype} logits",
         recipe=f"{RECIPES}.focal_loss",
         options={"form": form, "dtype": dtype},
+        by_default=dtype == "bfloat16",
     )
 
 
@@ -82,6 +83,7 @@ LOSS = Benchmark(
             recipe=f"{RECIPES}.focal_loss",
             allocator="system",
             options={"form": "reference", "dtype": "bfloat16"},
+            by_default=False,
         ),
         Contestant(
             name=BANDWIDTH,

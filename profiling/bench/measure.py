@@ -45,8 +45,6 @@ def measure(
         WorkerDiedError: A worker ended by itself.
     """
     total = len(contestants) * (warm_up + rounds)
-    primitives = {}
-    operators = {}
     with (
         other_load() as others,
         Crew(workload, warm_up=warm_up, say=console.print) as crew,
@@ -55,13 +53,11 @@ def measure(
         runs = take_turns(
             crew, contestants, rounds=rounds, advance=advance, settling=benchmark.settling
         )
-        for contestant in contestants:
-            # Last of all: what watches a run also slows it down.
-            if benchmark.uses_onednn and contestant.name != CEILING:
-                primitives[contestant.name] = profiled(crew.worker(contestant))
-            if where:
-                answer = crew.worker(contestant).ask("operators")
-                operators[contestant.name] = answer["operators"]
+        # Last of all: what watches a run also slows it down.
+        convolving = [one for one in contestants if benchmark.uses_onednn and one.name != CEILING]
+        primitives = {one.name: profiled(crew.worker(one)) for one in convolving}
+        watched = contestants if where else []
+        operators = {one.name: crew.worker(one).ask("operators")["operators"] for one in watched}
     return Results(
         workload=workload,
         contestants=contestants,

@@ -123,6 +123,21 @@ def test_a_momentum_that_would_be_ignored_is_refused(optimizer: str) -> None:
     assert load_config("coco.yaml", [words[1]]).training.optimizer == optimizer
 
 
+@pytest.mark.parametrize("other", ["engine.name=ipex", "engine.precision=float32"])
+def test_convolutions_that_would_be_ignored_are_refused(other: str) -> None:
+    message = message_of(lambda: load_config("coco.yaml", ["engine.convolutions=winograd", other]))
+    assert message.startswith("command line: engine.convolutions: ")
+    assert "take auto" in message
+
+
+def test_ipex_in_bf16_is_refused_where_its_gradients_are_wrong() -> None:
+    words = ["engine.name=ipex", "data.image_size=64"]
+    message = message_of(lambda: load_config("coco.yaml", words))
+    assert "NaN gradients" in message and "take 96" in message
+    for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
+        assert load_config("coco.yaml", [*words, other]).engine.allocator == "tuned"
+
+
 def test_null_takes_a_section_or_a_value_away() -> None:
     config = load_config("demo.yaml", ["data.scenes=null", "training.target_map=null"])
     assert config.data.scenes is None and config.training.target_map is None

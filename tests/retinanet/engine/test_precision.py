@@ -1,0 +1,86 @@
+"""Training in BF16 beside training in float32."""
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data import Batch, resize_image
+from data.scenes import draw_scene
+from retinanet.engine.engines import prepare_training
+from retinanet.engine.optimizer import make_optimizer
+from retinanet.model import RetinaNet
+from retinanet.training.loop import train_one_epoch
+
+SIZE = 96
+STEPS = 30
+RATE = 5e-5
+
+
+def scene_batches() -> list[Batch]:
+    """Two drawn scenes each."""
+    random = Random(4)
+    return [
+        collate_scenes([draw_scene_with_objects(random) for _ in range(2)]) for _ in range(STEPS)
+    ]
+
+
+def draw_scene_with_objects(random: Random) -> tuple[Tensor, dict[str, Tensor]]:
+    while True:
+        picture, objects = draw_scene(random)
+        if objects:
+            break
+    pixels = resize_image(np.array(picture), SIZE)
+    scale = torch.tensor([SIZE / picture.width, SIZE / picture.height] * 2)
+    boxes = torch.tensor([box for _, box in objects]) * scale
+    labels = torch.tensor([kind for kind, _ in objects])
+    return pixels, {"boxes": boxes, "labels": labels}
+
+
+def collate_scenes(scenes: list[tuple[Tensor, dict[str, Tensor]]]) -> Batch:
+    images = torch.stack([pixels for pixels, _ in scenes])
+    return Batch(
+        images.contiguous(memory_format=torch.channels_last),
+        [target for _, target in scenes],
+        list(range(len(scenes))),
+        [(SIZE, SIZE)] * len(scenes),
+    )
+
+
+def losses_of_steps(*, precision: str, convolutions: str = "auto") -> list[float]:
+    """MLPerf's recipe: frozen norms, three trainable layers, Adam, a warm-up over all the steps."""
+    torch.manual_seed(0)
+    model = RetinaNet(num_classes=6, norm="frozen", trainable_layers=3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("bn3.weight"):
+            buffer.fill_(0.1)  # keeps random blocks from doubling what goes through them
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = make_optimizer(model, name="adam", learning_rate=RATE)
+    prepared = prepare_training(
+        model, optimizer, engine="torch", precision=precision, convolutions=convolutions
+    )
+    steps = train_one_epoch(
+        prepared,
+        scene_batches(),
+        learning_rate=lambda done: RATE * (done + 1) / STEPS,
+        first_step=0,
+    )
+    return [step.loss for step in steps]
+
+
+@pytest.fixture(scope="module")
+def float32_losses() -> list[float]:
+    return losses_of_steps(precision="float32")
+
+
+@pytest.mark.parametrize("convolutions", ["auto", "onednn"])
+def test_over_30_steps_the_bf16_loss_stays_within_1_percent_of_float32s(
+    convolutions: str, float32_losses: list[float]
+) -> None:
+    losses = losses_of_steps(precision="bf16", convolutions=convolutions)
+    assert len(losses) == STEPS
+    assert losses != float32_losses
+    assert losses == pytest.approx(float32_losses, rel=0.01)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.02, "too little was learned to tell"
