@@ -98,9 +98,9 @@ def where_table(name: str, results: Results, operators: Mapping[str, float]) -> 
     by_kind = dict(primitives.by_kind) if primitives else {}
     if primitives and primitives.winograd_seconds:
         by_kind["winograd (ours)"] = primitives.winograd_seconds
-    whole = primitives.seconds if primitives else results.seconds(name)
-    for group, whole in ((by_kind, whole), (operators, results.seconds(name))):
+    watched = primitives.seconds if primitives else results.seconds(name)
+    for group, run_seconds in ((by_kind, watched), (operators, results.seconds(name))):
         for what, seconds in sorted(group.items(), key=lambda item: -item[1]):
-            table.add_row(what, f"{seconds:.4f}", f"{seconds / whole:.1%}")
+            table.add_row(what, f"{seconds:.4f}", f"{seconds / run_seconds:.1%}")
         table.add_section()
     return table
