@@ -52,6 +52,12 @@ static int64_t count_tiles(const Level& level) {
     return level.images * ((level.height + 1) / 2) * ((level.width + 1) / 2);
 }
 
+static int64_t count_tiles(const Level* levels, int64_t level_count) {
+    int64_t tiles = 0;
+    for (int64_t level = 0; level < level_count; level++) tiles += count_tiles(levels[level]);
+    return tiles;
+}
+
 static Tile find_tile(const Level* levels, int64_t index) {
     while (index >= count_tiles(*levels)) index -= count_tiles(*levels++);
     const int64_t columns = (levels->width + 1) / 2, rows = (levels->height + 1) / 2;
@@ -260,8 +266,8 @@ WITH_BF16 static void convolve_block(
     }
 }
 
-// Values from one position's panels to the next one's. Not a power of two, or the 16 places that a
-// tile is written to would share one set of the cache.
+// Values from one position's panels to the next one's. Not a power of two, or the four places that
+// a tile is written to would share one set of the cache.
 static int64_t position_values(int64_t panels) { return panels * GRADIENT_TILES * PANEL_COLUMNS + PANEL_COLUMNS * 2; }
 
 // The four positions of a row of transformed tiles, as panels [4, panels, pairs of tiles, 32, 2].
@@ -309,7 +315,7 @@ struct GradientPlan {
 static GradientPlan plan_gradient(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int64_t threads) {
     GradientPlan plan{};
-    for (int64_t level = 0; level < level_count; level++) plan.tiles += count_tiles(levels[level]);
+    plan.tiles = count_tiles(levels, level_count);
     plan.columns = rounded_up(inputs, PANEL_COLUMNS);
     plan.blocks = (outputs + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK;
     plan.block = rounded_up((outputs + plan.blocks - 1) / plan.blocks, PANEL_COLUMNS);
@@ -492,8 +498,7 @@ WITH_BF16 void winograd_pack(
 WITH_BF16 void winograd_convolve(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* panels,
     const float* bias, int32_t relu, char* scratch, int32_t threads) {
-    int64_t tiles = 0;
-    for (int64_t level = 0; level < level_count; level++) tiles += count_tiles(levels[level]);
+    const int64_t tiles = count_tiles(levels, level_count);
     // Small inputs in smaller blocks, so that every thread gets several.
     const int64_t step = std::min(TILES, rounded_up((tiles + 4 * threads - 1) / (4 * threads), ROWS));
 #pragma omp parallel for schedule(dynamic) num_threads(threads)

@@ -97,11 +97,7 @@ def start_bench() -> tuple[subprocess.Popen[str], int]:
     command += ["bench", "step", "--contestants=torch"]
     # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
+        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, process_group=0
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (workers := children.read_text().split()):

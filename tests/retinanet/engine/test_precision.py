@@ -5,10 +5,10 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from data import Batch, resize_image
+from data import Batch, Sample, collate, resize_image
 from data.scenes import draw_scene
+from data.transforms import scale_boxes
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet
@@ -22,31 +22,22 @@ RATE = 5e-5
 def scene_batches() -> list[Batch]:
     """Two drawn scenes each."""
     random = Random(4)
-    return [
-        collate_scenes([draw_scene_with_objects(random) for _ in range(2)]) for _ in range(STEPS)
-    ]
+    return [collate([draw_sample(random) for _ in range(2)]) for _ in range(STEPS)]
 
 
-def draw_scene_with_objects(random: Random) -> tuple[Tensor, dict[str, Tensor]]:
+def draw_sample(random: Random) -> Sample:
+    """A drawn scene that has objects."""
     while True:
         picture, objects = draw_scene(random)
         if objects:
             break
-    pixels = resize_image(np.array(picture), SIZE)
-    scale = torch.tensor([SIZE / picture.width, SIZE / picture.height] * 2)
-    boxes = torch.tensor([box for _, box in objects]) * scale
-    labels = torch.tensor([kind for kind, _ in objects])
-    return pixels, {"boxes": boxes, "labels": labels}
-
-
-def collate_scenes(scenes: list[tuple[Tensor, dict[str, Tensor]]]) -> Batch:
-    images = torch.stack([pixels for pixels, _ in scenes])
-    return Batch(
-        images.contiguous(memory_format=torch.channels_last),
-        [target for _, target in scenes],
-        list(range(len(scenes))),
-        [(SIZE, SIZE)] * len(scenes),
-    )
+    original_size = (picture.height, picture.width)
+    boxes = torch.tensor([box for _, box in objects])
+    target = {
+        "boxes": scale_boxes(boxes, original_size=original_size, size=SIZE),
+        "labels": torch.tensor([kind for kind, _ in objects]),
+    }
+    return Sample(resize_image(np.array(picture), SIZE), target, 0, original_size)
 
 
 def losses_of_steps(*, precision: str, convolutions: str = "auto") -> list[float]:
