@@ -46,9 +46,9 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
     # torch is loaded only here: the memory policy must be in force before, and a wrong
     # configuration is told at once.
     from retinanet.engine.engines import chosen_engine
+    from retinanet.progress import make_console
     from retinanet.training.checkpoint import read_checkpoint
     from retinanet.training.random_states import seed_everything
-    from retinanet.training.report import make_console
     from retinanet.training.resume import require_same_settings, resume_training
     from retinanet.training.run import Run
     from retinanet.training.run_data import open_run_data

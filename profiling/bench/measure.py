@@ -13,7 +13,7 @@ from profiling.bench.step_findings import CEILING
 from profiling.bench.turns import take_turns
 from profiling.bench.worker_process import Worker
 from profiling.bench.workload import Workload
-from retinanet.training.progress import progress
+from retinanet.progress import progress
 
 PROFILED_RUNS = 3
 PROFILED_SECONDS = 10.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from profiling.bench.contestant import Contestant
 from profiling.bench.crew import Crew
 from profiling.bench.run import Run
-from retinanet.training.progress import Advance
+from retinanet.progress import Advance
 
 
 def take_turns(

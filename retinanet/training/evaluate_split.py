@@ -8,9 +8,9 @@ from rich.console import Console
 from data import ClassMap, DetectionLoader
 from retinanet.engine.engines import Forward
 from retinanet.model import RetinaNet
+from retinanet.progress import progress
 from retinanet.training.coco_metric import Evaluation, coco_metric
 from retinanet.training.evaluate import ImageDetections, detect
-from retinanet.training.progress import progress
 from retinanet.training.signals import StopRequest
 
 

@@ -22,12 +22,6 @@ SUMMARY_COLUMNS = (
 CLASSES_SHOWN = 5
 
 
-def make_console() -> Console:
-    """A console as wide as the terminal; a pipe gets room for whole lines, and no colours."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=120, highlight=False)
-
-
 def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) -> None:
     """The metric by size of object, then the best and the worst classes."""
     table = Table(title=title, title_justify="left")

@@ -12,12 +12,12 @@ from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
+from retinanet.progress import progress
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
 from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.plan import StepPlan
-from retinanet.training.progress import progress
 from retinanet.training.report import describe_run
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord

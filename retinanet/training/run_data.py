@@ -7,7 +7,7 @@ from rich.console import Console
 from data import DetectionData, find_split, make_scenes, open_data
 from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.errors import InputError
-from retinanet.training.progress import progress
+from retinanet.progress import progress
 
 
 def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:

@@ -20,6 +20,12 @@ Advance = Callable[[int, str], None]
 """Called as `advance(done, note)`: how much is done in all, and what to say of it."""
 
 
+def make_console() -> Console:
+    """A console as wide as the terminal; a pipe gets room for whole lines, and no colours."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=120, highlight=False)
+
+
 @contextmanager
 def progress(console: Console, title: str, *, total: int, start: int = 0) -> Iterator[Advance]:
     """Show how far a piece of work has come while the context lasts.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-import retinanet.training.progress
-from retinanet.training.progress import clock, progress
+import retinanet.progress
+from retinanet.progress import clock, progress
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     replaced = Clock()
-    monkeypatch.setattr(retinanet.training.progress, "time", replaced)
+    monkeypatch.setattr(retinanet.progress, "time", replaced)
     yield replaced
 
 

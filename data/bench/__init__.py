@@ -1,0 +1,1 @@
+"""Timing the reading of images."""

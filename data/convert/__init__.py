@@ -1,0 +1,1 @@
+"""From annotations in any known format to the index."""

@@ -1,0 +1,1 @@
+"""Getting data sets from where they are published."""

@@ -1,0 +1,1 @@
+"""Checking a data set before a run depends on it."""

@@ -1,0 +1,12 @@
+"""Not made yet."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m data verify`."""
+
+
+def run() -> int:
+    """Run the command; returns the exit code."""
+    raise NotImplementedError
