@@ -3,7 +3,7 @@
 from data.annotations import Annotations, read_annotations
 from data.classes import ClassMap
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
-from data.decoding import decode_image
+from data.decoding import decode_image, describe_decoder, resolve_decoder
 from data.loader import DetectionLoader, evaluation_loader, training_loader
 from data.opening import DetectionData, class_map_of, open_data
 from data.sampler import EvaluationBatches, TrainingBatches, training_keys
@@ -26,6 +26,7 @@ __all__ = [
     "class_map_of",
     "collate",
     "decode_image",
+    "describe_decoder",
     "evaluation_loader",
     "find_split",
     "make_scenes",
@@ -33,6 +34,7 @@ __all__ = [
     "open_data",
     "read_annotations",
     "resize_image",
+    "resolve_decoder",
     "training_keys",
     "training_loader",
 ]

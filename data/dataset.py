@@ -66,6 +66,7 @@ class DetectionDataset(Dataset[Sample]):
         image_size: int,
         train: bool,
         skip_images_without_boxes: bool = False,
+        decoder: str = "pillow",
     ) -> None:
         class_map.labels_of(annotations.category_ids)
         first = image_folder / annotations.file_names[0]
@@ -81,6 +82,7 @@ class DetectionDataset(Dataset[Sample]):
         self.class_map = class_map
         self.image_size = image_size
         self.train = train
+        self.decoder = decoder
 
     def __len__(self) -> int:
         """The number of images that are not skipped."""
@@ -91,7 +93,7 @@ class DetectionDataset(Dataset[Sample]):
         annotations = self.annotations
         row = int(self.rows[key.index])
         path = self.image_folder / annotations.file_names[row]
-        pixels = decode_image(path)
+        pixels = decode_image(path, decoder=self.decoder)
         original_size = (int(annotations.heights[row]), int(annotations.widths[row]))
         _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
         image = resize_image(pixels, self.image_size)

@@ -26,6 +26,7 @@ def open_data(
     class_indices: str,
     num_classes: int | None,
     skip_images_without_boxes: bool,
+    decoder: str = "pillow",
 ) -> DetectionData:
     """Read both splits' annotations and settle the classes from the training split's.
 
@@ -36,6 +37,7 @@ def open_data(
         class_indices: `contiguous` or `category_id`.
         num_classes: Outputs of the model; None takes what the categories need.
         skip_images_without_boxes: Whether training leaves them out.
+        decoder: Of images, as `resolve_decoder` gives it.
 
     Raises:
         InputError: Annotations are not COCO's, or the categories differ or do not fit.
@@ -48,7 +50,7 @@ def open_data(
     )
     categories = validation_annotations.category_ids, validation_annotations.category_names
     classes.check_categories(*categories, file=validation.annotations)
-    dataset = partial(DetectionDataset, class_map=classes, image_size=image_size)
+    dataset = partial(DetectionDataset, class_map=classes, image_size=image_size, decoder=decoder)
     return DetectionData(
         train=dataset(
             train_annotations,

@@ -61,6 +61,8 @@ class DataConfig:
     """Class numbers of the model: the JSON's categories in order, or its category ids. [name]"""
     images_without_boxes: Literal["skip", "train"] = "skip"
     """Leave them out of training, as torchvision does, or train on them as MLPerf does. [name]"""
+    decoder: Literal["auto", "pillow", "accimage", "torchvision", "simplejpeg"] = "auto"
+    """What decodes JPEGs; auto: the fastest that is installed. Pillow does the rest. [name]"""
     workers: Annotated[int, Field(ge=0)] = 0
     """Processes that load images; 0 loads in the training process. [processes]"""
 

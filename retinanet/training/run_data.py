@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data import DetectionData, find_split, make_scenes, open_data
+from data import DetectionData, find_split, make_scenes, open_data, resolve_decoder
 from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.errors import InputError
 from retinanet.progress import progress
@@ -19,9 +19,11 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         console: Shows the progress of drawing.
 
     Raises:
-        InputError: Fields contradict each other, or files are missing or not what they should be.
+        InputError: Fields contradict each other, the decoder is not installed, or files are
+            missing or not what they should be.
     """
     settings = config.data
+    decoder = resolve_decoder(settings.decoder)
     root = settings.root
     if settings.scenes is not None:
         require_no_files(settings)
@@ -44,6 +46,7 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         class_indices=settings.class_indices,
         num_classes=config.model.num_classes,
         skip_images_without_boxes=settings.images_without_boxes == "skip",
+        decoder=decoder,
     )
 
 

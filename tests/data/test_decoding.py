@@ -223,4 +223,4 @@ def test_an_image_of_absurd_size_is_refused(
 ) -> None:
     path = save(Image.fromarray(GREY), tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
-    assert failure(path).startswith("damaged image")
+    assert failure(path).startswith("too large")
