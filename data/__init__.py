@@ -1,9 +1,11 @@
 """Reading: annotations, classes, image files, transforms, and the order in which they are read."""
 
-from data.annotations import Annotations, read_annotations
+from data.annotations import Annotations
 from data.classes import ClassMap
+from data.coco_json import read_annotations
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 from data.decoding import decode_image, describe_decoder, resolve_decoder
+from data.index_cache import open_annotations
 from data.loader import DetectionLoader, evaluation_loader, training_loader
 from data.opening import DetectionData, class_map_of, open_data
 from data.sampler import EvaluationBatches, TrainingBatches, training_keys
@@ -31,6 +33,7 @@ __all__ = [
     "find_split",
     "make_scenes",
     "normalize",
+    "open_annotations",
     "open_data",
     "read_annotations",
     "resize_image",

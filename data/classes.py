@@ -1,5 +1,6 @@
 """The model's class indices and the JSON's category ids: which is which."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class ClassMap:
     names: tuple[str, ...]
 
     @classmethod
-    def contiguous(cls, ids: NDArray[np.int64], names: tuple[str, ...]) -> "ClassMap":
+    def contiguous(cls, ids: NDArray[np.int64], names: Sequence[str]) -> "ClassMap":
         """Labels 0, 1, 2, … in the order of the JSON's categories (MLPerf's OpenImages)."""
         return cls(tuple(ids.tolist()), tuple(names))
 
@@ -32,7 +33,7 @@ class ClassMap:
     def by_category_id(
         cls,
         ids: NDArray[np.int64],
-        names: tuple[str, ...],
+        names: Sequence[str],
         num_classes: int,
         *,
         source: str = "annotations",
@@ -83,7 +84,7 @@ class ClassMap:
         return self.names[label]
 
     def check_categories(
-        self, category_ids: NDArray[np.int64], category_names: tuple[str, ...], *, file: Path
+        self, category_ids: NDArray[np.int64], category_names: Sequence[str], *, file: Path
     ) -> None:
         """Raise InputError, naming the first that differs, unless `file` has these categories.
 

@@ -27,6 +27,8 @@ class JsonTable:
     file: Path
     name: str
     entries: list[Any]
+    first: int = 0
+    """How many entries of the list came before these."""
 
     def values(self, field: str, *, default: object = REQUIRED) -> list[Any]:
         """The field of every entry, unchecked; `default` where an entry lacks it."""
@@ -122,8 +124,8 @@ class JsonTable:
         return array.reshape(-1, 4)
 
     def fail(self, index: int, field: str | None, problem: str) -> NoReturn:
-        """Raise InputError about one entry, or one of its fields."""
-        place = f"{self.name}[{index}]" + (f".{field}" if field else "")
+        """Raise InputError about one of these entries, or one of its fields."""
+        place = f"{self.name}[{self.first + index}]" + (f".{field}" if field else "")
         raise InputError(f"{self.file}: {place}: {problem}")
 
     def _refuse_first(

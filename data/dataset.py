@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -74,9 +73,13 @@ class DetectionDataset(Dataset[Sample]):
             raise InputError(
                 f"{first}: no such image file; check the folder of images and file_name"
             )
-        self.rows = np.arange(len(annotations))
-        if skip_images_without_boxes:
-            self.rows = _images_with_boxes(annotations)
+        self.rows = (
+            annotations.images_with_objects()
+            if skip_images_without_boxes
+            else np.arange(len(annotations), dtype=np.int32)
+        )
+        if not len(self.rows):
+            raise InputError("annotations: no image has a box; there is nothing to train on")
         self.annotations = annotations
         self.image_folder = image_folder
         self.class_map = class_map
@@ -111,15 +114,6 @@ class DetectionDataset(Dataset[Sample]):
         boxes = scale_boxes(boxes, original_size=original_size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
         return boxes[keep].to(torch.float32), torch.from_numpy(labels)[keep]
-
-
-def _images_with_boxes(annotations: Annotations) -> NDArray[np.int64]:
-    """Rows of the images that have a box of a single object."""
-    image_of_box = np.repeat(np.arange(len(annotations)), np.diff(annotations.box_offsets))
-    rows = np.unique(image_of_box[~annotations.box_is_crowd])
-    if not len(rows):
-        raise InputError("annotations: no image has a box; there is nothing to train on")
-    return rows
 
 
 def collate(samples: list[Sample]) -> Batch:

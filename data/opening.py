@@ -3,9 +3,12 @@
 from functools import partial
 from typing import NamedTuple
 
-from data.annotations import Annotations, read_annotations
+from rich.console import Console
+
+from data.annotations import Annotations
 from data.classes import ClassMap
 from data.dataset import DetectionDataset
+from data.index_cache import open_annotations
 from data.sources import Split
 from retinanet.errors import InputError
 
@@ -27,8 +30,9 @@ def open_data(
     num_classes: int | None,
     skip_images_without_boxes: bool,
     decoder: str = "pillow",
+    console: Console | None = None,
 ) -> DetectionData:
-    """Read both splits' annotations and settle the classes from the training split's.
+    """Open both splits' annotations and settle the classes from the training split's.
 
     Args:
         train: Where the training split lies.
@@ -38,12 +42,13 @@ def open_data(
         num_classes: Outputs of the model; None takes what the categories need.
         skip_images_without_boxes: Whether training leaves them out.
         decoder: Of images, as `resolve_decoder` gives it.
+        console: Where to show the progress of making an index, which annotations need once.
 
     Raises:
         InputError: Annotations are not COCO's, or the categories differ or do not fit.
     """
-    train_annotations = read_annotations(train.annotations)
-    validation_annotations = read_annotations(validation.annotations)
+    train_annotations = open_annotations(train.annotations, console=console)
+    validation_annotations = open_annotations(validation.annotations, console=console)
     source = str(train.annotations)
     classes = class_map_of(
         train_annotations, source=source, class_indices=class_indices, num_classes=num_classes

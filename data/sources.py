@@ -9,7 +9,7 @@ SplitName = Literal["train", "validation"]
 
 
 class Split(NamedTuple):
-    """One split of a data set: its COCO-format JSON and its folder of images."""
+    """One split of a data set: its COCO-format JSON, or an index, and its folder of images."""
 
     annotations: Path
     images: Path
@@ -38,8 +38,15 @@ def find_split(
         raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
     tree = _detect(root, split, need_json=annotations is None, need_images=images is None)
     found = Split(annotations or tree.annotations, images or tree.images)
-    _check_exists(found.annotations, field=f"data.{split}_annotations", is_folder=False)
-    _check_exists(found.images, field=f"data.{split}_images", is_folder=True)
+    if not found.annotations.exists():
+        raise InputError(
+            f"data.{split}_annotations: {found.annotations} does not exist; expected a file in "
+            "COCO's JSON format, or an index"
+        )
+    if not found.images.is_dir():
+        raise InputError(
+            f"data.{split}_images: {found.images} does not exist; expected a folder of images"
+        )
     return found
 
 
@@ -61,9 +68,3 @@ def _detect(root: Path | None, split: SplitName, *, need_json: bool, need_images
         f"data.root: {root} holds no {split} split; looked for {looked_for}; "
         f"give one of them, or set {' and '.join(missing)}"
     )
-
-
-def _check_exists(path: Path, *, field: str, is_folder: bool) -> None:
-    if not (path.is_dir() if is_folder else path.is_file()):
-        kind = "folder of images" if is_folder else "file in COCO's JSON format"
-        raise InputError(f"{field}: {path} does not exist; expected a {kind}")

@@ -48,11 +48,11 @@ class DataConfig:
     root: Path | None = None
     """Folder with COCO's own tree or MLPerf's OpenImages tree. [path or null]"""
     train_annotations: Path | None = None
-    """COCO-format JSON to train on, where `root` does not fit. [path or null]"""
+    """COCO-format JSON, or index, to train on, where `root` does not fit. [path or null]"""
     train_images: Path | None = None
     """Folder of the training images. [path or null]"""
     validation_annotations: Path | None = None
-    """COCO-format JSON to evaluate on. [path or null]"""
+    """COCO-format JSON, or index, to evaluate on. [path or null]"""
     validation_images: Path | None = None
     """Folder of the validation images. [path or null]"""
     image_size: Annotated[int, Field(ge=64, multiple_of=32)] = 800

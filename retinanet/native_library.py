@@ -6,7 +6,6 @@ of threads. The number of threads is handed to the function, as `torch.get_num_t
 """
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -14,11 +13,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from retinanet.cache_folder import first_writable, one_process_at_a_time, private_cache_folders
 
 CPU_FLAGS_NEEDED = {
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
@@ -68,10 +67,10 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
     key = [source.read_text(encoding="utf-8"), describe_compiler(compiler)]
     digest = hashlib.sha256("\0".join(key + compile_flags + link_flags).encode()).hexdigest()
     name = f"{source.stem}-{instruction_set}-{digest[:16]}.so"
-    for folder in cache_folders():
+    for folder in private_cache_folders():
         if (folder / name).exists():
             return open_library(folder / name)
-    library = writable_cache_folder() / name
+    library = library_folder() / name
     with one_process_at_a_time(library.with_suffix(".lock")):
         if not library.exists():
             compile_to(library, [*compiler, *compile_flags], source, link_flags)
@@ -145,48 +144,16 @@ def mapped_files(prefix: str) -> set[Path]:
     return {path for path in paths if path.name.startswith(prefix)}
 
 
-def cache_folders() -> list[Path]:
-    """Where libraries are kept: the user's cache, else a folder among the temporary files."""
-    temporary = Path(tempfile.gettempdir()) / f"retinanet-cpu-{os.getuid()}"
-    folders = [temporary] if is_our_own(temporary) or not temporary.exists() else []
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # no home
-        return folders
-    return [cache / "retinanet-cpu", *folders]
-
-
-def is_our_own(folder: Path) -> bool:
-    """Whether nobody else can have put code there."""
-    if not folder.is_dir() or folder.is_symlink():
-        return False
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def writable_cache_folder() -> Path:
-    """The first folder that takes a file.
+def library_folder() -> Path:
+    """The first of the cache's folders that takes a file.
 
     Raises:
         NativeLibraryError: There is none.
     """
-    reasons = []
-    for folder in cache_folders():
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError as error:
-            reasons.append(f"{folder}: {error.strerror}")
-    raise NativeLibraryError(f"no folder for compiled code ({'; '.join(reasons)})")
-
-
-@contextmanager
-def one_process_at_a_time(lock: Path) -> Iterator[None]:
-    """Hold a lock between processes; the kernel lets go of it when a process dies."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    try:
+        return first_writable(private_cache_folders(), mode=0o700)
+    except OSError as error:
+        raise NativeLibraryError(f"no folder for compiled code ({error})") from error
 
 
 def compile_to(library: Path, compiler: list[str], source: Path, link_flags: list[str]) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from data import ClassMap, DetectionDataset, evaluation_loader, find_split, read_annotations
+from data import ClassMap, DetectionDataset, evaluation_loader, find_split, open_annotations
 from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
@@ -79,7 +79,7 @@ def validation_split(
         annotations=annotations or settings.validation_annotations,
         images=images or settings.validation_images,
     )
-    content = read_annotations(split.annotations)
+    content = open_annotations(split.annotations)
     classes = ClassMap.from_json(checkpoint.model.classes)
     classes.check_categories(content.category_ids, content.category_names, file=split.annotations)
     return DetectionDataset(

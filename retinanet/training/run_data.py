@@ -16,7 +16,7 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
     Args:
         config: Its section `data`, `model.num_classes`, and `run.seed` for drawing.
         scenes_folder: Where drawn scenes go.
-        console: Shows the progress of drawing.
+        console: Shows the progress of drawing, and of making indexes.
 
     Raises:
         InputError: Fields contradict each other, the decoder is not installed, or files are
@@ -46,6 +46,7 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         class_indices=settings.class_indices,
         num_classes=config.model.num_classes,
         skip_images_without_boxes=settings.images_without_boxes == "skip",
+        console=console,
         decoder=decoder,
     )
 

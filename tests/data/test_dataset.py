@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from data.annotations import read_annotations
 from data.classes import ClassMap
+from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey, collate
 from retinanet.errors import InputError
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from data.annotations import read_annotations
 from data.classes import ClassMap
+from data.coco_json import read_annotations
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey
 from data.loader import evaluation_loader, training_loader
 from data.sampler import TrainingBatches

@@ -10,7 +10,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from data.annotations import Annotations, read_annotations
+from data.annotations import Annotations
+from data.coco_json import read_annotations
 from retinanet.training.coco_metric import SUMMARY_NAMES, coco_metric
 from retinanet.training.evaluate import ImageDetections
 

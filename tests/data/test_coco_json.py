@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.annotations import Annotations, read_annotations
+from data.annotations import Annotations
+from data.coco_json import read_annotations
 from retinanet.errors import InputError
 
 
@@ -47,7 +48,7 @@ def test_columns_keep_the_json_order_and_group_boxes_by_image(tmp_path: Path) ->
     assert len(a) == 3
     assert a.category_ids.tolist() == [90, 7] and a.category_names == ("toothbrush", "train")
     assert a.image_ids.tolist() == [30, 10, 20]
-    assert a.file_names == ("c.jpg", "a/a.jpg", "b.jpg")
+    assert list(a.file_names) == ["c.jpg", "a/a.jpg", "b.jpg"]
     assert a.widths.tolist() == [40, 64, 50] and a.heights.tolist() == [20, 48, 50]
     assert a.box_offsets.tolist() == [0, 1, 1, 3]
     assert a.boxes.tolist() == [[0.5, 1.5, 10.5, 6.5], [1, 2, 4, 6], [5, 6, 12.25, 14]]
@@ -107,7 +108,7 @@ def test_a_byte_order_mark_is_read(tmp_path: Path) -> None:
         ("", "line 1, column 1: not JSON"),
         ("[" * 100_000, "not JSON that can be read"),
         ("[1, 2]", "not COCO's format"),
-        ({"images": [{}], "annotations": []}, "categories: missing, so this is not COCO's"),
+        ({"images": [], "annotations": []}, "categories: missing, so this is not COCO's"),
         ({"annotations": [], "categories": []}, "images: missing"),
         (small() | {"images": {}}, "images: expected a list, found {}"),
         (small() | {"images": []}, "images: empty"),

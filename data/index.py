@@ -1,0 +1,146 @@
+"""Annotations as files that are mapped into memory, not read.
+
+An index is a folder with one `.npy` file for each column of `data.annotations.Annotations` and a
+description. Opening it takes no longer for ten million boxes than for ten, and every process of a
+host sees the same pages of the kernel's cache.
+"""
+
+import json
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.annotations import Annotations
+from data.text_column import TextColumn
+from retinanet.errors import InputError
+
+FORMAT = 1
+"""Another number for every change of the files, so that no index is read as what it is not."""
+DESCRIPTION = "index.json"
+TEXTS = ("category_names", "file_names")
+
+
+def is_index(folder: Path) -> bool:
+    """Whether this is an index's folder."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> None:
+    """Write an index; the folder appears whole or not at all.
+
+    Args:
+        folder: Where; must not exist, or be an empty folder.
+        annotations: What goes in.
+        made_from: For people: which file it was.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        whole = Path(temporary, "index")
+        whole.mkdir()
+        for name, array in arrays_of(annotations).items():
+            np.save(whole / f"{name}.npy", array, allow_pickle=False)
+        counts = {
+            "categories": len(annotations.category_ids),
+            "images": len(annotations),
+            "boxes": len(annotations.boxes),
+        }
+        description = {"format": FORMAT, "made_from": made_from, **counts}
+        (whole / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        whole.rename(folder)
+
+
+def open_index(folder: Path) -> Annotations:
+    """Map an index into memory.
+
+    Raises:
+        InputError: One line: the folder is no index, of another format, or damaged.
+    """
+    description = read_description(folder)
+    try:
+        columns: dict[str, Any] = {}
+        for field in fields(Annotations):
+            columns[field.name] = (
+                read_texts(folder, field.name)
+                if field.name in TEXTS
+                else map_array(folder, field.name)
+            )
+        annotations = Annotations(**columns)
+        check_lengths(annotations, description)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{folder}: a damaged index ({error}); remove the folder, and convert again"
+        ) from error
+    return annotations
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What the index says of itself: `format`, `made_from`, `categories`, `images`, `boxes`.
+
+    Raises:
+        InputError: It is no index, or of another format.
+    """
+    try:
+        description = json.loads((folder / DESCRIPTION).read_bytes())
+        number = description["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: not an index: {DESCRIPTION} is missing or damaged") from error
+    if number != FORMAT:
+        raise InputError(
+            f"{folder}: an index of format {number}, this program reads {FORMAT}; remove the "
+            "folder, and convert again"
+        )
+    return dict(description)
+
+
+def arrays_of(annotations: Annotations) -> dict[str, NDArray[Any]]:
+    """The files of an index: a column each, and two for texts."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for field in fields(Annotations):
+        column = getattr(annotations, field.name)
+        if field.name in TEXTS:
+            texts = column if isinstance(column, TextColumn) else TextColumn.of(column)
+            arrays[field.name] = texts.content
+            arrays[f"{field.name}_starts"] = texts.starts
+        else:
+            arrays[field.name] = column
+    return arrays
+
+
+def map_array(folder: Path, name: str) -> NDArray[Any]:
+    """One file, as an array whose pages are the kernel's."""
+    path = folder / f"{name}.npy"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        # The kernel maps no file of zero length; the header says that nothing is missing.
+        array = np.load(path, allow_pickle=False)
+        if array.size:
+            raise ValueError(f"{path.name}: {error}") from error
+    # As a plain array: each access to a np.memmap would make another Python object of its class.
+    return array.view(np.ndarray)
+
+
+def read_texts(folder: Path, name: str) -> TextColumn:
+    """A column of texts."""
+    return TextColumn(map_array(folder, name), map_array(folder, f"{name}_starts"))
+
+
+def check_lengths(annotations: Annotations, description: dict[str, Any]) -> None:
+    """Refuse columns that do not belong together."""
+    for field in fields(Annotations):
+        of_boxes = field.name == "boxes" or field.name.startswith("box_")
+        kind = "boxes" if of_boxes else "images"
+        kind = "categories" if field.name.startswith("category_") else kind
+        wanted = description[kind]
+        if field.name == "box_offsets":
+            wanted = description["images"] + 1
+        found = len(getattr(annotations, field.name))
+        if found != wanted:
+            raise ValueError(f"{field.name} has {found} rows in place of {wanted}")
