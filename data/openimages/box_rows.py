@@ -47,16 +47,17 @@ def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Itera
     with open_csv(path) as file:
         header = file.readline().rstrip("\r\n").split(",")
         positions_of(columns, header=header, file=path)
-        first = 2
+        first, is_empty = 2, True
         while texts := file.readlines(CHARACTERS_AT_ONCE):
             read = len(texts)
             while texts and not texts[-1].strip():
                 texts.pop()  # blank lines at the end
             if texts:
+                is_empty = False
                 yield Lines(path, header, first, texts)
             first += read
             advance(file.buffer.tell(), "")
-        if first == 2:
+        if is_empty:
             refuse_empty(path)
 
 
