@@ -1,0 +1,102 @@
+"""The folder that a data set is downloaded to: whose it is, what is in it, whether it fits."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from data.download.receiving import PART_SUFFIX
+from retinanet.errors import InputError
+
+LOCK_FILE = ".download.lock"
+MISSING_LIST = "missing.txt"
+
+
+@contextmanager
+def one_download(folder: Path) -> Iterator[None]:
+    """Make the folder if need be, and keep other downloads out of it while the context lasts.
+
+    The lock ends with the process, however it ends; its empty file stays.
+    Raises InputError if the folder cannot be written, or another download is at work in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InputError(
+            f"--out: {folder}: {error.strerror}; name a folder that can be written"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"--out: {folder}: another download is at work here; wait for it or end it"
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"--out: {folder}: its file system has no locks ({error.strerror}); "
+                "download to another one, and move the folder afterwards"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def tidy(folder: Path) -> set[str]:
+    """Names of the files in a folder, which is made if need be; parts of images are removed.
+
+    Reads the names only: a file has its name because it was checked when it came.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with os.scandir(folder) as entries:
+        names = {entry.name for entry in entries}
+    for name in [name for name in names if name.endswith(PART_SUFFIX)]:
+        (folder / name).unlink()
+        names.remove(name)
+    return names
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that has its name only when it is complete."""
+    part = path.with_name(path.name + PART_SUFFIX)
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
+    """List what could not be had: a line `file, tab, reason` each. No file if there is nothing."""
+    path = folder / MISSING_LIST
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    lines = [f"{name}\t{reason}\n" for name, reason in failed.items()]
+    write_atomically(path, "".join(lines).encode())
+
+
+def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:
+    """Refuse what cannot fit, and say so if it will be close.
+
+    Args:
+        folder: Where images go.
+        images: How many are still to come.
+        bytes_each: How large one is on average; a mirror's may be smaller.
+        console: Where the warning goes.
+
+    Raises:
+        InputError: Less than half of the space that is needed is free.
+    """
+    free, needed = shutil.disk_usage(folder).free, images * bytes_each
+    if needed <= free:
+        return
+    text = (
+        f"{folder}: {images} images take about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+        "free; free some, name another --out, or get fewer with --limit"
+    )
+    if free < needed / 2:
+        raise InputError(f"--out: {text}")
+    console.print(f"warning: {text}", soft_wrap=True)
