@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from data.decoding.jpeg_decoders import JPEG_DECODERS
+from data.decoding.jpeg_decoders import JPEG_DECODERS, JPEG_ERRORS
 from data.decoding.pillow_decoder import to_rgb
 from retinanet.errors import InputError
 
@@ -17,9 +17,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """What data sets hold. Pillow knows dozens more, some of which call other programs."""
 
 MAX_PIXELS = 178_956_970
-"""512 MiB of RGB, where Pillow too draws the line; the largest cameras have 150 million pixels."""
+"""512 MiB of RGB, where Pillow draws its line too; the largest cameras have 150 million pixels."""
 
-DECODING_ERRORS = (
+DAMAGE = (
     OSError,
     SyntaxError,  # Pillow's word for a broken PNG
     ValueError,
@@ -37,20 +37,22 @@ def decode_image(
     colour profile, and of an animation the first frame is taken: what `PIL.Image.convert("RGB")`
     does, except for 16-bit grey, which that clips to white.
 
-    `decoder` is `pillow`, or what `resolve_decoder` gave: it takes RGB and grey JPEGs, and Pillow
-    takes the rest and whatever the decoder finds fault with, so that the same files are refused
-    in the same words with every decoder.
+    `decoder` is what `resolve_decoder` gave. One other than `pillow` takes RGB and grey JPEGs;
+    Pillow takes the rest and whatever the decoder finds fault with. So every decoder gives the
+    same pixels, and the same files are refused in the same words.
 
     `apply_exif_orientation` turns a photo as its camera was held. Training leaves it off, since
     annotations count pixels as they are stored (so does the MLPerf reference).
 
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
-    more than `MAX_PIXELS`; the last before any pixel is decoded.
+    more than `MAX_PIXELS`; the last before a pixel is decoded.
     """
     try:
-        # Pillow warns of broken EXIF and of sizes below our limit, once for each file.
+        # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
         with warnings.catch_warnings(action="ignore"):
-            return _decode(path, decoder=decoder, apply_exif_orientation=apply_exif_orientation)
+            return _decode(
+                path.read_bytes(), decoder=decoder, apply_exif_orientation=apply_exif_orientation
+            )
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file; check the folder of images") from error
     except Image.UnidentifiedImageError as error:
@@ -59,26 +61,33 @@ def decode_image(
         ) from error
     except Image.DecompressionBombError as error:
         raise InputError(f"{path}: too large: {_one_line(error)}; shrink or remove it") from error
-    except DECODING_ERRORS as error:
-        reason = _one_line(error)
-        raise InputError(f"{path}: damaged image: {reason}; replace or remove it") from error
+    except DAMAGE as error:
+        raise InputError(
+            f"{path}: damaged image: {_one_line(error)}; replace or remove it"
+        ) from error
 
 
-def _decode(path: Path, *, decoder: str, apply_exif_orientation: bool) -> NDArray[np.uint8]:
-    content = path.read_bytes()
-    # Opening reads the header only, in 0.03 ms: format, size and mode, whoever decodes.
+def _decode(content: bytes, *, decoder: str, apply_exif_orientation: bool) -> NDArray[np.uint8]:
+    # Opening reads format, mode and size from the header (0.03 ms), whoever then decodes.
     with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-        if image.width * image.height > MAX_PIXELS:
+        if image.width * image.height > MAX_PIXELS:  # Pillow has its own limit, which one may lift
             found = f"{image.width}×{image.height} pixels"
-            raise Image.DecompressionBombError(f"{found} exceed the limit of {MAX_PIXELS}")
+            raise Image.DecompressionBombError(f"{found} exceed the limit of {MAX_PIXELS} pixels")
         if apply_exif_orientation:
             return to_rgb(ImageOps.exif_transpose(image))
-        if decoder != "pillow" and image.mode in ("RGB", "L") and image.format in ("JPEG", "MPO"):
-            try:
-                return JPEG_DECODERS[decoder](content)
-            except (ValueError, RuntimeError, OSError):
-                pass  # Pillow knows better, or says what is wrong
-        return to_rgb(image)
+        is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
+        pixels = _decode_jpeg(content, decoder) if is_plain_jpeg else None
+        return to_rgb(image) if pixels is None else pixels
+
+
+def _decode_jpeg(content: bytes, decoder: str) -> NDArray[np.uint8] | None:
+    """What Pillow need not decode; None where it must, if only to say what is wrong."""
+    if decoder == "pillow":
+        return None
+    try:
+        return JPEG_DECODERS[decoder](content)
+    except JPEG_ERRORS:
+        return None
 
 
 def _one_line(error: Exception) -> str:
