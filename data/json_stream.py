@@ -118,8 +118,9 @@ class Window:
             self.peek()
             try:
                 value, end = self.decode(self.text, self.position)
-                # A number at the window's end may go on behind it.
-                if end < len(self.text) or self.at_end:
+                # A number near the window's end may go on behind it: 1.5 of "1.5e" and "3".
+                may_go_on = isinstance(value, int | float) and not isinstance(value, bool)
+                if self.at_end or not (may_go_on and end > len(self.text) - NEAR_THE_END):
                     self.position = end
                     return value
             except json.JSONDecodeError as error:
