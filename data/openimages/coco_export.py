@@ -18,7 +18,7 @@ from rich.console import Console
 
 from data.openimages.boxes import read_boxes
 from data.openimages.class_lists import resolve_classes
-from data.openimages.coco_writer import Content, write_json
+from data.openimages.coco_writer import arrange, write_json
 from data.openimages.image_files import SUFFIX, list_images, read_sizes
 from data.openimages.image_ids import image_id_texts, read_image_ids
 from retinanet.errors import InputError
@@ -67,8 +67,9 @@ def write_coco_json(
         console: Where to show progress.
 
     Raises:
-        InputError: `out` exists or cannot be written, a CSV is not what it should be (file, line and column are named),
-            images are missing or cannot be read, or nothing would be written.
+        InputError: `out` exists or cannot be written, a CSV is not what it should be (file, line
+            and column are named), images are missing or cannot be read, or there is nothing to
+            write.
     """
     _make_room(out, overwrite=overwrite)
     class_list = resolve_classes(classes, class_descriptions)
@@ -83,14 +84,14 @@ def write_coco_json(
     there = _images_in(images, wanted, skip_missing_images=skip_missing_images)
     with progress(console, "reading sizes of images", total=len(there)) as advance:
         sizes = read_sizes(images, there, advance=advance)
-    content = Content(class_list.names, there, sizes, boxes)
-    with progress(console, f"writing {out.name}, boxes", total=len(boxes)) as advance:
-        written = write_json(out, content, source=boxes_csv.name, advance=advance)
+    content = arrange(boxes, class_names=class_list.names, image_ids=there, sizes=sizes)
+    with progress(console, f"writing {out.name}, boxes", total=len(content.rows)) as advance:
+        write_json(out, content, source=boxes_csv.name, advance=advance)
     return Summary(
         classes=len(class_list.names),
         images=len(there),
         images_left_out=len(wanted) - len(there),
-        boxes=written,
+        boxes=len(content.rows),
     )
 
 

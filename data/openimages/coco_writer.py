@@ -27,7 +27,7 @@ GROUP = 1 << FLAGS.index("IsGroupOf")
 
 
 class Content(NamedTuple):
-    """What is to be written."""
+    """What is to be written: I images with some of B boxes."""
 
     class_names: tuple[str, ...]
     """The position is the category id"""
@@ -36,14 +36,35 @@ class Content(NamedTuple):
     sizes: NDArray[np.int32]
     """[I, 2] width and height in pixels"""
     boxes: Boxes
-    """Those of other images are left out"""
+    """[B]"""
+    image_of_box: NDArray[np.int32]
+    """[B] a position in `image_ids`"""
+    rows: NDArray[np.int64]
+    """The boxes of these images, image by image, as the CSV has them within each"""
 
 
-def write_json(out: Path, content: Content, *, source: str, advance: Advance) -> int:
-    """Write a COCO-format JSON; returns the number of boxes in it.
+def arrange(
+    boxes: Boxes,
+    *,
+    class_names: tuple[str, ...],
+    image_ids: NDArray[np.uint64],
+    sizes: NDArray[np.int32],
+) -> Content:
+    """Group the boxes by image. `image_ids` [I], at least one, are sorted; boxes of others are
+    left out. `sizes` [I, 2] are width and height in pixels.
+    """
+    image_of_box = np.searchsorted(image_ids, boxes.image_ids).astype(np.int32)
+    image_of_box[image_of_box == len(image_ids)] = 0
+    rows = np.flatnonzero(image_ids[image_of_box] == boxes.image_ids)
+    rows = rows[np.argsort(image_of_box[rows], kind="stable")]
+    return Content(class_names, image_ids, sizes, boxes, image_of_box, rows)
 
-    The text grows at `out` + `.part`, which gets its name when all is written. `advance` gets the
-    number of boxes. Raises InputError if `out` cannot be written.
+
+def write_json(out: Path, content: Content, *, source: str, advance: Advance) -> None:
+    """Write a COCO-format JSON.
+
+    The text grows at `out` + `.part`, which gets its name when all is written.
+    Raises InputError if `out` cannot be written.
 
     Args:
         out: The file, in a folder that is there.
@@ -54,27 +75,24 @@ def write_json(out: Path, content: Content, *, source: str, advance: Advance) ->
     part = out.with_name(f"{out.name}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
-            written = _write(file, content, source=source, advance=advance)
+            _write(file, content, source=source, advance=advance)
         part.replace(out)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}") from error
     finally:
         with suppress(OSError):
             part.unlink()  # what was interrupted cannot be gone on with
-    return written
 
 
-def _write(file: TextIO, content: Content, *, source: str, advance: Advance) -> int:
-    image_of_box, rows = _boxes_by_image(content)
+def _write(file: TextIO, content: Content, *, source: str, advance: Advance) -> None:
     head = json.dumps({"info": _info(content, source), "licenses": []})
     file.write(f'{head.removesuffix("}")}, "categories": [')
     _write_entries(file, [_categories(content.class_names)])
     file.write('], "images": [')
     _write_entries(file, _images(content))
     file.write('], "annotations": [')
-    _write_entries(file, _annotations(content, image_of_box, rows, advance=advance))
+    _write_entries(file, _annotations(content, advance=advance))
     file.write("]}\n")
-    return len(rows)
 
 
 def _write_entries(file: TextIO, blocks: Iterable[list[dict[str, Any]]]) -> None:
@@ -121,22 +139,11 @@ def _images(content: Content) -> Iterator[list[dict[str, Any]]]:
         ]
 
 
-def _boxes_by_image(content: Content) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The image of every box, a position in `image_ids`; the rows to write, image by image."""
-    ids = content.boxes.image_ids
-    image_of_box = np.searchsorted(content.image_ids, ids).astype(np.int32)
-    image_of_box[image_of_box == len(content.image_ids)] = 0
-    rows = np.flatnonzero(content.image_ids[image_of_box] == ids)
-    return image_of_box, rows[np.argsort(image_of_box[rows], kind="stable")]
-
-
-def _annotations(
-    content: Content, image_of_box: NDArray[np.int32], rows: NDArray[np.int64], *, advance: Advance
-) -> Iterator[list[dict[str, Any]]]:
-    boxes = content.boxes
+def _annotations(content: Content, *, advance: Advance) -> Iterator[list[dict[str, Any]]]:
+    boxes, rows = content.boxes, content.rows
     for start in range(0, len(rows), ENTRIES_AT_ONCE):
         block = rows[start : start + ENTRIES_AT_ONCE]
-        images = image_of_box[block]
+        images = content.image_of_box[block]
         corners, sizes = boxes.corners[block], content.sizes[images]
         # FiftyOne's arithmetic, to the last bit: the difference first, then times the side.
         bboxes = np.concatenate(
