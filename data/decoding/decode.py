@@ -1,9 +1,10 @@
 """An image file to an RGB array: what is opened, how large it may be, and how it is refused."""
 
-import io
 import struct
 import warnings
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +50,8 @@ def decode_image(
     """
     try:
         # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
-        with warnings.catch_warnings(action="ignore"):
-            return _decode(
-                path.read_bytes(), decoder=decoder, apply_exif_orientation=apply_exif_orientation
-            )
+        with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
+            return _decode(file, decoder=decoder, apply_exif_orientation=apply_exif_orientation)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file; check the folder of images") from error
     except Image.UnidentifiedImageError as error:
@@ -67,28 +66,21 @@ def decode_image(
         ) from error
 
 
-def _decode(content: bytes, *, decoder: str, apply_exif_orientation: bool) -> NDArray[np.uint8]:
+def _decode(file: BinaryIO, *, decoder: str, apply_exif_orientation: bool) -> NDArray[np.uint8]:
     # Opening reads format, mode and size from the header (0.03 ms), whoever then decodes.
-    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+    with Image.open(file, formats=FORMATS) as image:
         if image.width * image.height > MAX_PIXELS:  # Pillow has its own limit, which one may lift
             found = f"{image.width}×{image.height} pixels"
             raise Image.DecompressionBombError(f"{found} exceed the limit of {MAX_PIXELS} pixels")
         if apply_exif_orientation:
             return to_rgb(ImageOps.exif_transpose(image))
         is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
-        pixels = _decode_jpeg(content, decoder) if is_plain_jpeg else None
-        return to_rgb(image) if pixels is None else pixels
-
-
-def _decode_jpeg(content: bytes, decoder: str) -> NDArray[np.uint8] | None:
-    """What Pillow need not decode; None where it must, if only to say what is wrong."""
-    if decoder == "pillow":
-        return None
-    try:
-        return JPEG_DECODERS[decoder](content)
-    except JPEG_ERRORS:
-        return None
+        if is_plain_jpeg and decoder != "pillow":
+            file.seek(0)
+            with suppress(*JPEG_ERRORS):  # Pillow will say what is wrong, if it finds so too
+                return JPEG_DECODERS[decoder](file.read())
+        return to_rgb(image)
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()).rstrip(".")
