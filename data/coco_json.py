@@ -1,7 +1,6 @@
 """COCO-format JSON, read and checked once, a part at a time."""
 
 import gc
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from data.annotations import Annotations
 from data.columns import JsonTable, shown
+from data.growing import GrowingArray, GrowingTexts
 from data.json_stream import Advance, stream_lists
 from data.text_column import TextColumn
 from retinanet.errors import InputError
@@ -70,19 +70,21 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
 def read_columns(path: Path, *, advance: Advance) -> dict[str, Columns]:
     """The columns of each list, as they stand in the file."""
     readers = {"categories": category_columns, "images": image_columns, "annotations": box_columns}
-    parts: dict[str, dict[str, list[Any]]] = {name: defaultdict(list) for name in readers}
+    growing: dict[str, dict[str, GrowingArray | GrowingTexts]] = {name: {} for name in readers}
     lengths = dict.fromkeys(readers, 0)
     for name, entries in stream_lists(path, readers, advance=advance):
         table = JsonTable(path, name, entries, first=lengths[name])
         lengths[name] += len(entries)
-        for field, column in readers[name](table).items():
-            parts[name][field].append(column)
+        for field, part in readers[name](table).items():
+            is_text = isinstance(part, TextColumn)
+            column = growing[name].setdefault(field, GrowingTexts() if is_text else GrowingArray())
+            column.extend(part)
     for name in ("images", "categories"):
         if not lengths[name]:
             raise InputError(f"{path}: {name}: empty; a data set needs at least one")
     return {
-        name: {field: join(columns) for field, columns in fields.items()}
-        for name, fields in parts.items()
+        name: {field: column.finish() for field, column in columns.items()}
+        for name, columns in growing.items()
     }
 
 
@@ -116,13 +118,6 @@ def box_columns(table: JsonTable) -> Columns:
         "area": table.numbers("area", default=xywh[:, 2] * xywh[:, 3]),
         "id": table.integers("id") if has_ids else np.full(len(image_ids), NO_ID),
     }
-
-
-def join(parts: list[Any]) -> Any:
-    """The parts of a column as one; empties the list, so that they are not there twice for long."""
-    joined = TextColumn.joined(parts) if isinstance(parts[0], TextColumn) else np.concatenate(parts)
-    parts.clear()
-    return joined
 
 
 def given_or_counted(ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:

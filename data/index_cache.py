@@ -20,12 +20,11 @@ from data.index import FORMAT, is_index, open_index, write_index
 from data.json_stream import Advance
 from retinanet.cache_folder import first_writable, one_process_at_a_time, user_cache
 from retinanet.errors import InputError
-from retinanet.progress import make_console, progress
+from retinanet.progress import make_console, progress_in_bytes
 
 CURRENT = "current.json"
 """Beside the indexes made of a file: which one is its content's, and how the file looked then."""
 LOCK = ".lock"
-MEGABYTE = 1_000_000
 
 
 class FoundIndex(NamedTuple):
@@ -141,20 +140,19 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
         InputError: The file is not COCO's, or changed meanwhile.
         OSError: It cannot be written.
     """
-    total = max(1, 2 * stamp.size // MEGABYTE)
-    with progress(console, f"indexing {path.name} (MB, twice)", total=total) as advance:
-        content = digest(path, advance=lambda done: advance(done // MEGABYTE, "identifying it"))
+    with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
+        content = digest(path, advance=lambda done: advance(done, "identifying it"))
         folder = home / f"{content[:16]}-format{FORMAT}"
         found = usable_index(folder)
         if found is None:
             annotations = read_annotations(
-                path, advance=lambda done: advance((stamp.size + done) // MEGABYTE, "reading it")
+                path, advance=lambda done: advance(stamp.size + done, "reading it")
             )
             shutil.rmtree(folder, ignore_errors=True)
             write_index(folder, annotations, made_from=str(path.resolve()))
             del annotations
             found = FoundIndex(open_index(folder), folder, was_made=True)
-        advance(total, "")
+        advance(2 * stamp.size, "")
     if stamp_of(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
     write_current(home, folder=folder, stamp=stamp)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from retinanet.errors import InputError
 
 SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 
 class Split(NamedTuple):

@@ -27,15 +27,6 @@ class TextColumn(Sequence[str]):
         np.cumsum([len(text) for text in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
 
-    @classmethod
-    def joined(cls, parts: Sequence["TextColumn"]) -> "TextColumn":
-        """Several columns, one after the other."""
-        lengths = [np.diff(part.starts) for part in parts]
-        starts = np.concatenate([np.zeros(1, dtype=np.int64), *lengths])
-        content = [part.content for part in parts]
-        joined = np.concatenate(content) if content else np.zeros(0, dtype=np.uint8)
-        return cls(joined, np.cumsum(starts, out=starts))
-
     def __len__(self) -> int:
         return len(self.starts) - 1
 

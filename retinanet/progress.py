@@ -16,6 +16,9 @@ from rich.progress import (
 SECONDS_BETWEEN_LINES = 15.0
 """A log file wants a line now and then, not ten a second."""
 
+MEGABYTE = 1_000_000
+SHOWN_FROM = 20 * MEGABYTE
+
 Advance = Callable[[int, str], None]
 """Called as `advance(done, note)`: how much is done in all, and what to say of it."""
 
@@ -43,6 +46,19 @@ def progress(console: Console, title: str, *, total: int, start: int = 0) -> Ite
     with show as display:
         task = display.add_task(title, total=total, completed=start, note="")
         yield lambda done, note: display.update(task, completed=done, note=note)
+
+
+@contextmanager
+def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[Advance]:
+    """`progress` of reading or writing, told in bytes and shown in megabytes.
+
+    Less than a second's worth of it is not shown.
+    """
+    if total < SHOWN_FROM:
+        yield lambda done, note: None
+        return
+    with progress(console, f"{title} [MB]", total=total // MEGABYTE) as advance:
+        yield lambda done, note: advance(done // MEGABYTE, note)
 
 
 def bar(console: Console, title: str, *, total: int, start: int) -> Progress:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from data import ClassMap
+from data.classes import ClassMap
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.training.optimizer_state import optimizer_state

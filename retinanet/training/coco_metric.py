@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from data import Annotations
+from data.annotations import Annotations
 from retinanet.training.evaluate import ImageDetections
 
 SUMMARY_NAMES = (

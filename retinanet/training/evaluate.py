@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data import Batch, ClassMap, normalize
+from data.classes import ClassMap
+from data.dataset import Batch
+from data.transforms import normalize
 from retinanet.engine.engines import Forward
 from retinanet.model import Detections, RetinaNet, postprocess, resize_boxes
 

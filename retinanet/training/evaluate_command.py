@@ -4,7 +4,11 @@ import json
 import math
 from pathlib import Path
 
-from data import ClassMap, DetectionDataset, evaluation_loader, find_split, open_annotations
+from data.classes import ClassMap
+from data.dataset import DetectionDataset
+from data.index_cache import open_annotations
+from data.loader import evaluation_loader
+from data.sources import find_split
 from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from data import ClassMap, DetectionLoader
+from data.classes import ClassMap
+from data.loader import DetectionLoader
 from retinanet.engine.engines import Forward
 from retinanet.model import RetinaNet
 from retinanet.progress import progress

@@ -8,7 +8,8 @@ from itertools import islice
 import torch
 from torch.optim import Optimizer
 
-from data import Batch, normalize
+from data.dataset import Batch
+from data.transforms import normalize
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from retinanet.engine.engines import PreparedTraining
 from retinanet.loss import detection_loss

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.utils import draw_bounding_boxes
 
-from data import Annotations
+from data.annotations import Annotations
 from retinanet.training.evaluate import ImageDetections
 
 Pixels = NDArray[np.uint8]

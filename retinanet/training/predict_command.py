@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import ClassMap, decode_image, resize_image
+from data.classes import ClassMap
+from data.decoding import decode_image
+from data.transforms import resize_image
 from retinanet.engine.engines import Forward, torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED

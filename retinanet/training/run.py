@@ -7,7 +7,9 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from data import DetectionData, TrainingBatches, evaluation_loader, training_loader
+from data.loader import evaluation_loader, training_loader
+from data.opening import DetectionData
+from data.sampler import TrainingBatches
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.errors import InputError

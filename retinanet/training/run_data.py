@@ -4,7 +4,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data import DetectionData, find_split, make_scenes, open_data, resolve_decoder
+from data.decoding import resolve_decoder
+from data.opening import DetectionData, open_data
+from data.scenes import make_scenes
+from data.sources import find_split
 from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.errors import InputError
 from retinanet.progress import progress

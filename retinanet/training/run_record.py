@@ -8,7 +8,7 @@ from statistics import median
 
 from rich.console import Console
 
-from data import DetectionDataset
+from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
 from retinanet.command_line import installed
 from retinanet.training.coco_metric import found_boxes

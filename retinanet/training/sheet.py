@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from data import Annotations, decode_image
+from data.annotations import Annotations
+from data.decoding import decode_image
 from retinanet.training.evaluate import ImageDetections
 from retinanet.training.pictures import Pixels, category_names, draw_detections, draw_truth
 

@@ -6,6 +6,7 @@ import pytest
 
 from data.annotations import Annotations
 from data.coco_json import read_annotations
+from data.growing import GrowingTexts
 from data.index import open_index, write_index
 from data.text_column import TextColumn
 from retinanet.errors import InputError
@@ -103,7 +104,10 @@ def test_texts_of_any_script_and_length(tmp_path: Path) -> None:
     column = TextColumn.of(texts)
     assert list(column) == texts and len(column) == len(texts)
     assert column[-1] == texts[-1] and column[1:3] == texts[1:3]
-    assert list(TextColumn.joined([column, TextColumn.of([]), column])) == texts + texts
     assert list(TextColumn.of([])) == []
+    growing = GrowingTexts()
+    for part in ([], texts, [], texts):
+        growing.extend(TextColumn.of(part))
+    assert list(growing.finish()) == texts + texts
     with pytest.raises(IndexError):
         column[len(texts)]

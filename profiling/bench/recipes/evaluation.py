@@ -2,7 +2,7 @@
 
 import torch
 
-from data import normalize
+from data.transforms import normalize
 from profiling.bench.recipe import Prepared
 from profiling.bench.recipes.detection_outputs import make_detecting_weights
 from profiling.bench.recipes.synthetic import make_batch

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data import Batch
+from data.dataset import Batch
 from profiling.bench.workload import Workload
 from retinanet.model import RetinaNet
 

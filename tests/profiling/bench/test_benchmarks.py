@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from data import normalize
+from data.transforms import normalize
 from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.contestant import Contestant
 from profiling.bench.evaluate_benchmark import EVALUATE

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from data import Batch
+from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining, prepare_training
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from data import Batch, Sample, collate, resize_image
+from data.dataset import Batch, Sample, collate
 from data.scenes import draw_scene
-from data.transforms import scale_boxes
+from data.transforms import resize_image, scale_boxes
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet

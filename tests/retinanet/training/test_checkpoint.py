@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from data import ClassMap
+from data.classes import ClassMap
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet

@@ -7,7 +7,10 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from data import ClassMap, DetectionDataset, evaluation_loader, read_annotations
+from data.classes import ClassMap
+from data.coco_json import read_annotations
+from data.dataset import DetectionDataset
+from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
 from retinanet.model import RetinaNet
 from retinanet.training.evaluate import ImageDetections, detect, detect_batch

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from data import Batch, normalize
+from data.dataset import Batch
+from data.transforms import normalize
 from retinanet.engine.engines import PreparedTraining, prepare_training
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import HeadOutputs, RetinaNet

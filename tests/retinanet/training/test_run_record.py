@@ -9,7 +9,9 @@ from PIL import Image
 from pycocotools.coco import COCO
 from rich.console import Console
 
-from data import ClassMap, DetectionDataset, read_annotations
+from data.classes import ClassMap
+from data.coco_json import read_annotations
+from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
 from retinanet.training.coco_metric import coco_metric
 from retinanet.training.evaluate import ImageDetections
