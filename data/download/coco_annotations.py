@@ -136,6 +136,7 @@ def _id_of(name: str, id_of_name: dict[str, Any]) -> int:
 
 def _plain(name: str, path: Path) -> str:
     """The name, if it is one inside a folder of images."""
-    if name != Path(name).name or name.startswith(".") or name.endswith(PART_SUFFIX):
+    is_plain = name == Path(name).name and not name.startswith(".") and "\0" not in name
+    if not name or not is_plain or name.endswith(PART_SUFFIX):
         raise InputError(f"{path}: file_name {name!r} is no plain name of an image file")
     return name

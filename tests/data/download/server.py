@@ -1,0 +1,278 @@
+"""A real HTTP server on 127.0.0.1 that serves files, and on request misbehaves while it does."""
+
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+HTML = b"<!DOCTYPE html><html><body>Sign in to use this network</body></html>"
+SILENCE = 0.6
+"""Longer than the timeout of the clients in these tests. [s]"""
+
+
+class Asked(NamedTuple):
+    """A request that was served."""
+
+    path: str
+    range: str
+    if_range: str
+
+
+class Server:
+    """Files by path, what goes wrong with each, and what was asked for."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.faults: dict[str, list[str]] = defaultdict(list)
+        """Names of methods of `Handler` that serve the path's next requests, one after the other"""
+        self.fallback: Callable[[str], str] = lambda path: "serve"
+        """What serves the requests after those"""
+        self.tag = "1"
+        self.asked: list[Asked] = []
+        self.heads = 0
+        self.served: Counter[str] = Counter()
+        self.at_once = 0
+        self.most_at_once = 0
+        self.lock = threading.Lock()
+        self.url = ""
+
+    def misbehave(self, faults: tuple[str, ...], *, most: int, seed: int) -> None:
+        """Up to `most` faults for every file."""
+        chance = random.Random(seed)
+        for path in sorted(self.files):
+            self.faults[path] = chance.choices(faults, k=chance.randint(0, most))
+
+    def asked_for(self, path: str) -> list[Asked]:
+        return [asked for asked in self.asked if asked.path == path]
+
+
+@contextmanager
+def serving(files: dict[str, bytes]) -> Iterator[Server]:
+    """A server at `server.url` while the context lasts."""
+    server = Server(files)
+
+    class BoundHandler(Handler):
+        state = server
+
+    http = QuietServer(("127.0.0.1", 0), BoundHandler)
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+class QuietServer(ThreadingHTTPServer):
+    """One that says nothing of clients that go away."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves one request well, or as the fault says."""
+
+    protocol_version = "HTTP/1.1"
+    state: Server
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+    def do_HEAD(self) -> None:
+        self.state.heads += 1
+        self.answer(200, b"")
+
+    def do_GET(self) -> None:
+        asked = Asked(
+            self.path, self.headers.get("Range", ""), self.headers.get("If-Range", "").strip()
+        )
+        with self.state.lock:
+            self.state.asked.append(asked)
+            self.state.at_once += 1
+            self.state.most_at_once = max(self.state.most_at_once, self.state.at_once)
+            faults = self.state.faults[self.path]
+            fault = faults.pop(0) if faults else self.state.fallback(self.path)
+        try:
+            if self.path in self.state.files:
+                getattr(self, fault)(self.state.files[self.path])
+            else:
+                self.answer(404, b"no such file")
+        except ConnectionError:
+            pass  # the client was killed
+        finally:
+            with self.state.lock:
+                self.state.at_once -= 1
+                self.state.served[self.path] += 1
+
+    def answer(self, status: int, body: bytes, *, length: int | None = None, **more: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.send_header("ETag", f'"{self.state.tag}"')
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def hang_up(self) -> None:
+        self.wfile.flush()
+        self.close_connection = True
+
+    # What a good server does
+
+    def serve(self, body: bytes) -> None:
+        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(found[1]) if found else 0
+        if not found or self.headers["If-Range"] != f'"{self.state.tag}"':
+            self.answer(200, body)
+        elif start >= len(body):
+            self.answer(416, b"", Content_Range=f"bytes */{len(body)}")
+        else:
+            last = len(body) - 1
+            self.answer(206, body[start:], Content_Range=f"bytes {start}-{last}/{len(body)}")
+
+    def slow(self, body: bytes) -> None:
+        """In four pieces, at most a fifth of a second."""
+        self.answer(200, b"", length=len(body))
+        step = -(-len(body) // 4)
+        for start in range(0, len(body), step):
+            time.sleep(0.05)
+            self.wfile.write(body[start : start + step])
+            self.wfile.flush()
+
+    def chunked(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+
+    # What a bad one does
+
+    def error_500(self, body: bytes) -> None:
+        self.answer(500, b"oops")
+
+    def error_503(self, body: bytes) -> None:
+        self.answer(503, b"busy", Retry_After="0")
+
+    def error_429(self, body: bytes) -> None:
+        self.answer(429, b"too many", Retry_After="Wed, 21 Oct 2015 07:28:00 GMT")
+
+    def wait_a_second(self, body: bytes) -> None:
+        self.answer(503, b"busy", Retry_After="1")
+
+    def unauthorized(self, body: bytes) -> None:
+        self.answer(401, b"who are you")
+
+    def no_answer(self, body: bytes) -> None:
+        self.hang_up()
+
+    def silent(self, body: bytes) -> None:
+        self.answer(200, body[:10], length=len(body))
+        self.wfile.flush()
+        time.sleep(SILENCE)
+        self.hang_up()
+
+    def cut_off(self, body: bytes) -> None:
+        """Half of what is asked for, then nothing."""
+        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(found[1]) if found else 0
+        rest = body[start:]
+        if start:
+            place = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            self.answer(206, rest[: len(rest) // 2], length=len(rest), Content_Range=place)
+        else:
+            self.answer(200, rest[: len(rest) // 2], length=len(rest))
+        self.hang_up()
+
+    def cut_off_whole(self, body: bytes) -> None:
+        """The same, by a server that knows no ranges."""
+        self.answer(200, body[: len(body) // 2], length=len(body))
+        self.hang_up()
+
+    def chunked_cut_off(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%b" % (len(body), body[: len(body) // 2]))
+        self.hang_up()
+
+    def length_too_long(self, body: bytes) -> None:
+        self.answer(200, body, length=len(body) + 10)
+        self.hang_up()
+
+    def length_too_short(self, body: bytes) -> None:
+        self.answer(200, body, length=len(body) - 7)
+
+    def no_length(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2])
+        self.hang_up()
+
+    def html(self, body: bytes) -> None:
+        self.answer(200, HTML, Content_Type="image/jpeg")
+
+    def garbage(self, body: bytes) -> None:
+        self.answer(200, random.Random(0).randbytes(len(body)), Content_Type="image/jpeg")
+
+    def truncated(self, body: bytes) -> None:
+        self.answer(200, body[: len(body) * 3 // 4])
+
+    def without_its_end(self, body: bytes) -> None:
+        self.answer(200, body[:-2])
+
+    def empty(self, body: bytes) -> None:
+        self.answer(200, b"")
+
+    def compressed(self, body: bytes) -> None:
+        self.answer(200, body, Content_Encoding="gzip")
+
+    def whole_for_a_part(self, body: bytes) -> None:
+        self.answer(200, body)
+
+    def another_range(self, body: bytes) -> None:
+        start = len(body) // 3
+        place = f"bytes {start}-{len(body) - 1}/{len(body)}"
+        self.answer(206, body[start:], Content_Range=place)
+
+    def nonsense_range(self, body: bytes) -> None:
+        self.answer(206, body, Content_Range="all of it")
+
+    def nothing_left(self, body: bytes) -> None:
+        self.answer(416, b"", Content_Range="bytes */1")
+
+
+FAULTS = (
+    "slow",
+    "error_500",
+    "error_503",
+    "error_429",
+    "no_answer",
+    "cut_off",
+    "chunked_cut_off",
+    "length_too_long",
+    "length_too_short",
+    "no_length",
+    "html",
+    "garbage",
+    "truncated",
+    "empty",
+    "compressed",
+    "another_range",
+    "nonsense_range",
+)
+IMAGE_FAULTS = (*FAULTS, "chunked", "silent", "without_its_end")
+FILE_FAULTS = (*FAULTS, "cut_off_whole", "whole_for_a_part", "nothing_left")

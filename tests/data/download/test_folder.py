@@ -1,0 +1,70 @@
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from data.download.folder import (
+    MISSING_LIST,
+    check_space,
+    one_download,
+    tidy,
+    write_missing_list,
+)
+from retinanet.errors import InputError
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_a_second_download_into_a_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    with (
+        one_download(folder),
+        pytest.raises(InputError, match="another download is at work here"),
+        one_download(folder),
+    ):
+        pass
+    with one_download(folder):
+        pass
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("precious")
+    for path in (tmp_path / "a", tmp_path / "a" / "b"):
+        with pytest.raises(InputError, match=f"--out: {path}: "), one_download(path):
+            pass
+    assert (tmp_path / "a").read_text() == "precious"
+
+
+def test_parts_of_images_are_removed_and_the_rest_is_named(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.jpg.part", "c.jpg"):
+        (tmp_path / name).touch()
+    assert tidy(tmp_path) == {"a.jpg", "c.jpg"}
+    assert not (tmp_path / "b.jpg.part").exists()
+    assert tidy(tmp_path / "new") == set() and (tmp_path / "new").is_dir()
+
+
+def test_what_is_missing_is_listed_until_nothing_is(tmp_path: Path) -> None:
+    write_missing_list(tmp_path, {"train2017/a.jpg": "404 Not Found", "train2017/b.jpg": "late"})
+    text = (tmp_path / MISSING_LIST).read_text()
+    assert text == "train2017/a.jpg\t404 Not Found\ntrain2017/b.jpg\tlate\n"
+    write_missing_list(tmp_path, {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("free", "outcome"), [(1000, "fits"), (999, "close"), (500, "close"), (499, "no")]
+)
+def test_what_cannot_fit_is_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, outcome: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, free))
+    console = Console(record=True, width=200)
+    if outcome == "no":
+        with pytest.raises(InputError, match="100 images take about"):
+            check_space(tmp_path, images=100, bytes_each=10, console=console)
+    else:
+        check_space(tmp_path, images=100, bytes_each=10, console=console)
+    text = console.export_text()
+    assert text.startswith("warning: ") == (outcome == "close") and text.count("\n") <= 1
