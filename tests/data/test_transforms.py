@@ -115,3 +115,16 @@ def test_normalize_agrees_with_torchvision_and_keeps_the_layout() -> None:
     assert result.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("cached_floats", [1, 1000, 1 << 18])
+@pytest.mark.parametrize("shape", [(2, 3, 33, 57), (1, 3, 32, 32), (0, 3, 32, 32)])
+def test_normalized_values_do_not_depend_on_the_layout(
+    shape: tuple[int, int, int, int], cached_floats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.transforms.CACHED_FLOATS", cached_floats)
+    planes = torch.randint(0, 256, shape, dtype=torch.uint8)
+    pixels = planes.contiguous(memory_format=torch.channels_last)
+    assert normalize(planes).stride() == planes.stride()
+    assert normalize(pixels).stride() == pixels.stride()
+    assert torch.equal(normalize(pixels), normalize(planes))
