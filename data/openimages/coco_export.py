@@ -9,6 +9,7 @@ Fields, order and arithmetic are theirs.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,8 +112,9 @@ def _make_room(out: Path, *, overwrite: bool) -> None:
 def _progress_in_megabytes(console: Console, file: Path) -> Iterator[Advance]:
     """An `advance` that takes bytes of a file."""
     total = file.stat().st_size if file.is_file() else 0  # what is missing is refused when opened
-    with progress(console, f"reading {file.name}, MB", total=total // MEGABYTE) as advance:
-        yield lambda done, note: advance(done // MEGABYTE, note)
+    title = f"reading {file.name}, MB"
+    with progress(console, title, total=ceil(total / MEGABYTE)) as advance:
+        yield lambda done, note: advance(ceil(done / MEGABYTE), note)
 
 
 def _images_in(
