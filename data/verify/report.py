@@ -1,0 +1,125 @@
+"""What a person reads: a table of findings for each split, counts of classes, and what to do."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from data.verify.findings import Finding
+from data.verify.image_files import processes_for
+from data.verify.kinds import Severity
+from data.verify.split_check import CheckedSplit, Contents
+from retinanet.progress import clock
+
+CLASSES_SHOWN = 5
+LONGEST_EXAMPLE = 160
+STYLES = {Severity.STOPS: "bold red", Severity.MENDED: "yellow", Severity.NOTE: "dim"}
+
+
+def print_split(console: Console, checked: CheckedSplit) -> None:
+    """One split: its size, its findings and its classes."""
+    console.print()
+    say(console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}")
+    if checked.contents is not None:
+        say(console, totals(checked.contents))
+        say(console, time_taken(checked, checked.contents))
+    findings = checked.findings.in_order()
+    if findings:
+        print_findings(console, findings)
+    else:
+        say(console, "nothing found")
+    if checked.contents is not None:
+        print_classes(console, checked.contents)
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """The table; without lines where it goes into a pipe."""
+    on_terminal = console.is_terminal
+    table = Table(box=box.HEAVY_HEAD if on_terminal else None, pad_edge=on_terminal)
+    table.add_column("finding", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("severity", max_width=14)
+    table.add_column("first example", overflow="fold")
+    for finding in findings:
+        table.add_row(
+            finding.name,
+            f"{finding.count:,}",
+            Text(finding.severity, style=STYLES[finding.severity]),
+            Text(example(finding)),
+        )
+    console.print(table)
+
+
+def example(finding: Finding) -> str:
+    """The first place of a finding."""
+    place = finding.places[0]
+    file = f" ({place.file})" if place.file and place.file != place.found else ""
+    text = printable(f"{place.entry}: {place.found}{file}")
+    return text if len(text) <= LONGEST_EXAMPLE else f"{text[: LONGEST_EXAMPLE - 3]}..."
+
+
+def totals(contents: Contents) -> str:
+    """How much there is."""
+    entries = contents.entries
+    return (
+        f"{len(entries.image_ids):,} images, {len(entries.boxes):,} boxes "
+        f"({int(entries.box_is_crowd.sum()):,} of crowds), {len(entries.category_ids):,} classes"
+    )
+
+
+def time_taken(checked: CheckedSplit, contents: Contents) -> str:
+    """How long it took, and how many images were looked at."""
+    annotations = f"annotations checked in {clock(checked.seconds_of_annotations)}"
+    images, seconds = checked.images_checked, checked.seconds_of_images
+    if not images:
+        return f"{annotations}; NO IMAGE WAS CHECKED"
+    which = "all" if checked.checked_all_images else f"ONLY {images:,} OF"
+    return (
+        f"{annotations}, {which} {len(contents.entries.image_ids):,} images decoded in "
+        f"{clock(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
+        f"{processes_for(images)} processes)"
+    )
+
+
+def print_classes(console: Console, contents: Contents) -> None:
+    """The classes with most and with fewest boxes, and those without any."""
+    names, boxes = contents.entries.category_names, contents.classes.boxes
+    ranked = np.argsort(-boxes, kind="stable")
+    used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
+    empty = [printable(names[row]) for row in np.flatnonzero(boxes == 0).tolist()]
+    if len(used) <= 2 * CLASSES_SHOWN:
+        say(console, f"boxes by class: {', '.join(used) or 'none'}")
+    else:
+        say(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}")
+        say(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}")
+    if empty:
+        more = f" and {len(empty) - CLASSES_SHOWN} more" if len(empty) > CLASSES_SHOWN else ""
+        say(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{more}")
+
+
+def conclusion(checked: Sequence[CheckedSplit]) -> str:
+    """Whether training would start and go on."""
+    stopping = [
+        f"{one.count:,} {one.name} ({split.name})"
+        for split in checked
+        for one in split.findings.stopping()
+    ]
+    if stopping:
+        return f"training would stop: {', '.join(stopping)}"
+    if all(split.checked_all_images for split in checked):
+        return "nothing stops training"
+    return "nothing was found that stops training, but not all images were checked"
+
+
+def say(console: Console, text: str) -> None:
+    """A line as it is, however long."""
+    console.print(Text(printable(text)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """A text from a file as any terminal can show it."""
+    shown = "".join(letter if letter.isprintable() else "�" for letter in text)
+    return shown.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,171 @@
+"""From a configuration to a verdict: both splits, and what to do next."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from data.decoding import resolve_decoder
+from data.sources import Split, SplitName, find_split
+from data.verify.category_checks import check_categories_agree
+from data.verify.clean import index_folder, obstacle, require_no_index, write_clean_index
+from data.verify.json_report import as_json
+from data.verify.report import conclusion, print_split, say
+from data.verify.split_check import CheckedSplit, check_annotations, check_images
+from data.verify.unused_files import check_unused_files
+from retinanet.command_line import installed
+from retinanet.config import Config
+from retinanet.config_file import load_config
+from retinanet.exit_codes import FINISHED
+from retinanet.progress import make_console
+from retinanet.training.output_files import require_free, write_whole
+from retinanet.training.run_data import require_no_files
+from retinanet.training.run_folder import RunFolder
+
+STOPS_TRAINING = 1
+"""The exit status when something would stop training."""
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
+
+
+class Request(NamedTuple):
+    """What was asked for."""
+
+    config: str
+    overrides: Sequence[str]
+    splits: Sequence[SplitName]
+    images: bool
+    sample: int | None
+    json_file: Path | None
+    clean_folder: Path | None
+
+    def command(self, program: str, *more: str) -> str:
+        """A command with the same configuration, to be typed."""
+        arguments = ["--config", self.config, *self.overrides, *more]
+        return f"{installed('python')} {program} {shlex.join(arguments)}"
+
+
+def verify(request: Request) -> int:
+    """Check what a configuration names; returns the exit code.
+
+    Raises:
+        InputError: The configuration is wrong, a file is missing, or an output exists.
+    """
+    config = load_config(request.config, request.overrides)
+    console = make_console()
+    if request.json_file is not None:
+        require_free([request.json_file], overwrite=False, advice="give --json another file")
+    if request.clean_folder is not None:
+        require_no_index(request.clean_folder, request.splits)
+    root = config.data.root
+    if config.data.scenes is not None:
+        require_no_files(config.data)
+        root = RunFolder(config.run.root / config.run.name).scenes
+        if not root.is_dir():
+            say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
+            return FINISHED
+    decoder = resolve_decoder(config.data.decoder)
+    splits = {name: split_of(config, name, root) for name in SPLITS if name in request.splits}
+    checked = check(request, config, splits, decoder=decoder, console=console)
+    for one in checked:
+        print_split(console, one)
+    if request.json_file is not None:
+        write_whole(request.json_file, json.dumps(as_json(checked, decoder=decoder), indent=1))
+    console.print()
+    say(console, conclusion(checked))
+    advise(request, checked, console)
+    return STOPS_TRAINING if any(one.findings.stopping() for one in checked) else FINISHED
+
+
+def split_of(config: Config, name: SplitName, root: Path | None) -> Split:
+    """Where a split lies."""
+    settings = config.data
+    given = {
+        "train": (settings.train_annotations, settings.train_images),
+        "validation": (settings.validation_annotations, settings.validation_images),
+    }
+    annotations, images = given[name]
+    return find_split(root, name, annotations=annotations, images=images)
+
+
+def check(
+    request: Request,
+    config: Config,
+    splits: dict[SplitName, Split],
+    *,
+    decoder: str,
+    console: Console,
+) -> list[CheckedSplit]:
+    """All checks: of annotations first, which take less time, then of images."""
+    checked = [
+        check_annotations(name, split, config, console=console) for name, split in splits.items()
+    ]
+    contents = [one.contents for one in checked if one.contents is not None]
+    whole = not any(one.entries.unreadable_categories for one in contents)
+    if whole and len(contents) == len(SPLITS):
+        check_categories_agree(contents[0].entries, contents[1].entries, checked[1].findings)
+    if request.images:
+        for one in checked:
+            check_images(one, decoder=decoder, sample=request.sample, may_skip=0, console=console)
+        # One split's files may lie in the other's folder.
+        if request.sample is None and len(checked) == len(SPLITS):
+            find_unused(checked)
+    return checked
+
+
+def find_unused(checked: Sequence[CheckedSplit]) -> None:
+    """Find files without annotations, in every folder whose splits' annotations can be read.
+
+    A folder that both splits share is the first one's.
+    """
+    sharing: dict[Path, list[CheckedSplit]] = {}
+    for one in checked:
+        sharing.setdefault(one.split.images.resolve(), []).append(one)
+    for folder, sharers in sharing.items():
+        contents = [one.contents for one in sharers if one.contents is not None]
+        if len(contents) == len(sharers):
+            names = chain.from_iterable(one.entries.file_names for one in contents)
+            check_unused_files(folder, names, sharers[0].findings)
+
+
+def advise(request: Request, checked: Sequence[CheckedSplit], console: Console) -> None:
+    """Write the clean indexes where they are wanted, and say what to do next."""
+    obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
+    if request.clean_folder is not None and obstacles:
+        say(console, f"no clean index was written: {obstacles[0]}")
+    elif request.clean_folder is not None:
+        write_clean(request, request.clean_folder, checked, console)
+    elif not any(one.findings.stopping() for one in checked):
+        say(console, f"next: {request.command('train.py')}")
+    elif obstacles:
+        say(console, f"next: mend it; an index without it cannot be made: {obstacles[0]}")
+    else:
+        command = request.command("-m data verify", "--write-clean", "clean")
+        say(console, f"next: mend it, or leave it out: {command}")
+
+
+def write_clean(
+    request: Request, folder: Path, checked: Sequence[CheckedSplit], console: Console
+) -> None:
+    """Write the clean indexes, say what remains, and how to train on them."""
+    fields = []
+    say(console, "written, without what is bad:")
+    for one in checked:
+        annotations = write_clean_index(folder, one)
+        assert one.contents is not None
+        entries, path = one.contents.entries, index_folder(folder, one.name)
+        say(
+            console,
+            f"  {path}: {len(annotations):,} of {len(entries.image_ids):,} images and "
+            f"{len(annotations.boxes):,} of {len(entries.boxes):,} boxes remain",
+        )
+        fields += [
+            f"data.{one.name}_annotations={path}",
+            f"data.{one.name}_images={one.split.images}",
+        ]
+    if not all(one.checked_all_images for one in checked):
+        say(console, "images were not all checked: bad ones may still be in it")
+    say(console, f"next: {request.command('train.py', *fields)}")
