@@ -41,14 +41,14 @@ class Sizes(NamedTuple):
 
 
 def list_images(folder: Path) -> NDArray[np.uint64]:
-    """The ids of the files `<ImageID>.jpg` in a folder, sorted; other files are no matter.
+    """The ids of the files `<ImageID>.jpg` in a folder, in no order; other files are no matter.
 
     Raises InputError for a folder that cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
             stems = (entry.name.removesuffix(SUFFIX) for entry in entries if is_image(entry.name))
-            return np.sort(np.fromiter((int(stem, 16) for stem in stems), dtype=np.uint64))
+            return np.fromiter((int(stem, 16) for stem in stems), dtype=np.uint64)
     except OSError as error:
         raise InputError(f"{folder}: folder of images cannot be read: {error.strerror}") from error
 

@@ -108,6 +108,7 @@ def test_image_ids_with_a_box_of_the_chosen_classes(tmp_path: Path, classes: Cla
     ("change", "expected"),
     [
         ({"label": "/m/catt"}, "LabelName: expected a label of the class descriptions, found"),
+        ({"label": "/m/011k07x"}, "LabelName: expected a label of the class descriptions, found"),
         ({"label": "/m/ü"}, "LabelName: expected a label of the class descriptions, found '/m/ü'"),
         ({"label": ""}, "LabelName: expected a label of the class descriptions, found ''"),
         ({"x_min": "left"}, "XMin: expected a fraction from 0 to 1, found 'left'"),

@@ -195,7 +195,12 @@ def test_missing_images_are_refused_or_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "labels" / "openimages-mlperf.json").exists()
     summary = export(tmp_path, TRICKY, ["Cat"], photos=[3], skip_missing_images=True)
     assert summary == Summary(classes=1, images=1, images_left_out=1, boxes=2)
-    assert [box["image_id"] for box in written(tmp_path)["annotations"]] == [1, 1]
+    assert [box["bbox"][0] for box in written(tmp_path)["annotations"]] == [0.1 * 43, 0.0]
+
+
+def test_the_last_image_is_left_out_as_any_other(tmp_path: Path) -> None:
+    export(tmp_path, TRICKY, ["Cat"], photos=[1], skip_missing_images=True)
+    assert [box["bbox"][0] for box in written(tmp_path)["annotations"]] == [0.6 * 41]
 
 
 def test_no_image_at_all_is_refused_even_if_missing_ones_are_left_out(tmp_path: Path) -> None:
