@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 
 from data.download.coco import download_coco
-from data.download.failures import FetchError
+from data.download.failures import FetchError, MissingFileError
 from data.download.fetching import Patience
 from data.download.folder import MISSING_LIST, one_download, write_missing_list
 from data.download.images import Manners
@@ -77,6 +77,10 @@ def run(
     try:
         with sigterm_interrupts(), one_download(out):
             return download(dataset, request)
+    except MissingFileError as error:
+        hint = "; --help says what a mirror holds" if mirror else "; call again later"
+        print(f"error: {error}{hint}", file=sys.stderr)
+        return INCOMPLETE
     except FetchError as error:
         print(f"error: {error}; go on with: {this_command()}", file=sys.stderr)
         return INCOMPLETE

@@ -62,6 +62,7 @@ class MegabyteBar:
                     start=megabytes,
                 )
             )
+            return
         done = megabytes if rest else megabytes_of(total)
         self._advance(done, self._rate.note(size))
 

@@ -23,6 +23,8 @@ def one_download(folder: Path) -> Iterator[None]:
     The lock ends with the process, however it ends; its empty file stays.
     Raises InputError if the folder cannot be written, or another download is at work in it.
     """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out: {folder}: is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -154,7 +154,7 @@ def test_a_table_that_is_not_there_ends_the_command(
         assert download(server, "openimages", tmp_path) == 1
     error = capsys.readouterr().err
     assert "/class-descriptions-boxable.csv: 404 Not Found" in error and error.count("\n") == 1
-    assert "go on with: " in error
+    assert error.endswith("; --help says what a mirror holds\n")
 
 
 def test_an_unknown_class_is_refused_before_any_image_is_asked_for(tmp_path: Path) -> None:

@@ -94,9 +94,3 @@ def test_a_server_that_is_not_there_is_named_once(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match="cannot be reached: Connection refused") as caught:
         check_reachable(f"{server.url}/none", timeout=1)
     assert str(caught.value).startswith(server.url) and "\n" not in str(caught.value)
-
-
-def test_a_name_that_does_not_exist_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable, "PAUSES", (0.0,))
-    with pytest.raises(InputError, match=r"^https://no-such-host\.invalid cannot be reached: "):
-        check_reachable("https://no-such-host.invalid/a.jpg", timeout=1)
