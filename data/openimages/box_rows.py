@@ -24,7 +24,7 @@ SLACK = 0.01
 """How far outside the image a corner may lie: rounding stays below, pixels are far above."""
 
 CHARACTERS_AT_ONCE = 4_000_000
-"""Its lines and numbers take ten times as much memory; larger chunks are no faster."""
+"""Larger chunks are no faster, and take more memory."""
 
 NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
 
