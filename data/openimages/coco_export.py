@@ -52,7 +52,7 @@ def write_coco_json(
 ) -> Summary:
     """Write the boxes of the chosen classes, and the images that have one, as COCO-format JSON.
 
-    Takes 2 GB of memory for the training split's 14.6 million boxes. Nothing is at `out` until
+    Takes 1.6 GB of memory for 14.6 million boxes, the training split's. Nothing is at `out` until
     all is written.
 
     Args:
