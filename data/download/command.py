@@ -107,11 +107,19 @@ def download(dataset: str, request: Request) -> int:
             file=sys.stderr,
         )
         return INCOMPLETE
-    python, root = installed("python"), shlex.quote(str(request.out))
     print(f"complete: {request.out}\nnext:")
-    print(f"  {python} -m data verify {root}")
-    print(f"  {python} train.py --config {CONFIGS[dataset]} data.root={root}")
+    for command in next_commands(dataset, request):
+        print(f"  {command}")
     return FINISHED
+
+
+def next_commands(dataset: str, request: Request) -> list[str]:
+    """What to do with the data set: check it, and train on it if both splits are there."""
+    data = f"--config {CONFIGS[dataset]} data.root={shlex.quote(str(request.out))}"
+    verify = f"{installed('python')} -m data verify {data}"
+    if len(request.splits) == 1:
+        return [f"{verify} --split {request.splits[0]}"]
+    return [verify, f"{installed('python')} train.py {data}"]
 
 
 def this_command() -> str:

@@ -63,8 +63,11 @@ def test_what_arrives_is_what_training_looks_for(
         annotations = read_annotations(found.annotations)
         assert len(annotations) == count
         assert all((found.images / name).is_file() for name in annotations.file_names)
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[-1].endswith(f"train.py --config {dataset}.yaml data.root={tmp_path}")
+    lines = capsys.readouterr().out.splitlines()
+    arguments = f"--config {dataset}.yaml data.root={tmp_path}"
+    assert lines[-4:-2] == [f"complete: {tmp_path}", "next:"]
+    assert lines[-2].endswith(f"-m data verify {arguments}")
+    assert lines[-1].endswith(f"train.py {arguments}")
 
 
 @pytest.mark.parametrize(("dataset", "files"), [("coco", COCO), ("openimages", OPENIMAGES)])
