@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from launch.cores import reserve_cores
 from launch.memory import set_allocator
 from launch.ranks import refuse_several_ranks
 from retinanet.command_line import (
@@ -19,6 +20,7 @@ from retinanet.command_line import (
 )
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
+from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, LOSS_NOT_FINITE, STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:
@@ -34,17 +36,23 @@ def main() -> int:
         return FINISHED
     refuse_several_ranks(os.environ)
     set_allocator(config.engine.allocator)
-    return train(config, resume=arguments.resume, overwrite=arguments.overwrite)
+    loading_cores = reserve_cores(config.data.reserve_cores, field="data.reserve_cores")
+    return train(
+        config,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+        loading_cores=loading_cores,
+    )
 
 
-def train(config: Config, *, resume: bool, overwrite: bool) -> int:
-    """One run, from its inputs to its last words.
+def train(config: Config, *, resume: bool, overwrite: bool, loading_cores: tuple[int, ...]) -> int:
+    """One run, from its inputs to its last words; images are loaded on `loading_cores`, if any.
 
     Raises:
         InputError: Something the user gave does not fit; nothing was written.
     """
-    # torch is loaded only here: the memory policy must be in force before, and a wrong
-    # configuration is told at once.
+    # torch is loaded only here: the memory policy and the cores must be settled before, and a
+    # wrong configuration is told at once.
     from retinanet.engine.engines import chosen_engine
     from retinanet.progress import make_console
     from retinanet.training.checkpoint import read_checkpoint
@@ -67,7 +75,15 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
         weights = None if checkpoint else starting_weights(config.model)
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
         optimizer = build_optimizer(config.training, model, engine=engine)
-        run = Run(config, folder, data=data, model=model, optimizer=optimizer, console=console)
+        run = Run(
+            config,
+            folder,
+            data=data,
+            model=model,
+            optimizer=optimizer,
+            console=console,
+            loading_cores=loading_cores,
+        )
         if checkpoint:
             resume_training(run, checkpoint)
         run.prepare(engine)
@@ -77,25 +93,34 @@ def train(config: Config, *, resume: bool, overwrite: bool) -> int:
 
 
 def steps_and_evaluations(run: "Run") -> int:
-    """Train epoch by epoch, evaluate in between; end at the target, the last step, or a signal."""
+    """Train epoch by epoch, evaluate in between; end at the target, the last step, or a signal.
+
+    Raises:
+        InputError: An image cannot be read; what was trained until then is in a checkpoint.
+    """
     from retinanet.training.loop import NonFiniteLossError
     from retinanet.training.signals import StopRequest
 
     with StopRequest() as stop:
         while True:
-            if run.evaluation_is_due():
-                run.evaluate(stop)
-            if stop:
-                run.save_checkpoint()
-                print(f"{stop.name}: checkpoint written; go on with: {resuming_command()}")
-                return STOPPED_BY_SIGNAL
-            if run.is_finished():
-                run.finish()
-                return FINISHED
             try:
+                if run.evaluation_is_due():
+                    run.evaluate(stop)
+                if stop:
+                    run.save_checkpoint()
+                    print(f"{stop.name}: checkpoint written; go on with: {resuming_command()}")
+                    return STOPPED_BY_SIGNAL
+                if run.is_finished():
+                    run.finish()
+                    return FINISHED
                 for _ in run.rest_of_epoch():
                     if stop:
                         break
+            except InputError as error:
+                if run.step == 0:
+                    raise
+                run.save_checkpoint()
+                raise InputError(f"{error}; then go on with: {resuming_command()}") from error
             except NonFiniteLossError as error:
                 print(f"error: {error}", file=sys.stderr)
                 return LOSS_NOT_FINITE

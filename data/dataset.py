@@ -33,6 +33,8 @@ class Sample(NamedTuple):
     """the JSON's id"""
     original_size: tuple[int, int]
     """(height, width) in pixels: the JSON's, which original-size boxes refer to"""
+    bad_images: tuple[str, ...] = ()
+    """images that could not be read and in whose place this sample stands, a line each"""
 
 
 class Batch(NamedTuple):
@@ -43,6 +45,12 @@ class Batch(NamedTuple):
     targets: list[dict[str, Tensor]]
     image_ids: list[int]
     original_sizes: list[tuple[int, int]]
+    bad_images: tuple[str, ...] = ()
+    """images that could not be read, a line each"""
+
+
+REPLACEMENTS_TRIED = 10
+"""So many unreadable images in a row mean that the folder of images is not what it should be."""
 
 
 class DetectionDataset(Dataset[Sample]):
@@ -52,8 +60,11 @@ class DetectionDataset(Dataset[Sample]):
     trains on them). Images that are left without boxes stay as background, or are skipped with
     `skip_images_without_boxes`; `rows` says which images remain, and keys count among them.
 
-    Raises InputError if a category has no class, or the first image is not in the folder; on
-    reading, if an image is damaged or is not of the shape that its annotations say.
+    An image that is missing, damaged or not of the shape that its annotations say is an InputError
+    on reading. With `replace_bad_images` another one stands in for it in training, chosen by the
+    key's seed, and a black one in evaluation, where nothing is found; the sample says so.
+
+    Raises InputError if a category has no class, or the first image is not in the folder.
     """
 
     def __init__(
@@ -66,10 +77,11 @@ class DetectionDataset(Dataset[Sample]):
         train: bool,
         skip_images_without_boxes: bool = False,
         decoder: str = "pillow",
+        replace_bad_images: bool = False,
     ) -> None:
         class_map.labels_of(annotations.category_ids)
         first = image_folder / annotations.file_names[0]
-        if not first.is_file():
+        if not (first.is_file() or replace_bad_images):
             raise InputError(
                 f"{first}: no such image file; check the folder of images and file_name"
             )
@@ -86,34 +98,78 @@ class DetectionDataset(Dataset[Sample]):
         self.image_size = image_size
         self.train = train
         self.decoder = decoder
+        self.replace_bad_images = replace_bad_images
 
     def __len__(self) -> int:
         """The number of images that are not skipped."""
         return len(self.rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        """The sample of a key; in training mirrored with p = 0.5 by the key's seed."""
-        annotations = self.annotations
+        """The sample of a key, or what stands in for it."""
+        if not self.replace_bad_images:
+            return self.read(key)
+        try:
+            return self.read(key)
+        except InputError as error:
+            return self._replacement(key, str(error))
+
+    def read(self, key: SampleKey) -> Sample:
+        """The sample of a key; in training mirrored with p = 0.5 by the key's seed.
+
+        Raises:
+            InputError: The image cannot be read, or is not of the shape that is annotated.
+        """
         row = int(self.rows[key.index])
-        path = self.image_folder / annotations.file_names[row]
+        path = self.image_folder / self.annotations.file_names[row]
         pixels = decode_image(path, decoder=self.decoder)
-        original_size = (int(annotations.heights[row]), int(annotations.widths[row]))
+        original_size = self._original_size(row)
         _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
         image = resize_image(pixels, self.image_size)
-        boxes, labels = self._targets(row, original_size)
+        target = self._target(row)
         if self.train and np.random.default_rng(key.seed).random() < 0.5:
-            image, boxes = flip(image, boxes)
-        target = {"boxes": boxes, "labels": labels}
-        return Sample(image, target, int(annotations.image_ids[row]), original_size)
+            image, target["boxes"] = flip(image, target["boxes"])
+        return Sample(image, target, int(self.annotations.image_ids[row]), original_size)
 
-    def _targets(self, index: int, original_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        rows = self.annotations.boxes_of(index)
+    def _replacement(self, key: SampleKey, problem: str) -> Sample:
+        """Another sample in training, a black one in evaluation, with what was wrong."""
+        problems = [problem]
+        if not self.train:
+            row = int(self.rows[key.index])
+            black = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
+            return Sample(
+                black.permute(2, 0, 1),
+                self._target(row),
+                int(self.annotations.image_ids[row]),
+                self._original_size(row),
+                bad_images=tuple(problems),
+            )
+        others = np.random.default_rng([key.seed, 1]).integers(len(self), size=REPLACEMENTS_TRIED)
+        for index in others.tolist():
+            try:
+                return self.read(key._replace(index=index))._replace(bad_images=tuple(problems))
+            except InputError as error:
+                problems.append(str(error))
+        raise InputError(
+            f"{problems[-1]}; and so were {REPLACEMENTS_TRIED} before it: check the folder of "
+            "images, or run `python -m data verify`"
+        )
+
+    def _original_size(self, row: int) -> tuple[int, int]:
+        return int(self.annotations.heights[row]), int(self.annotations.widths[row])
+
+    def _target(self, row: int) -> dict[str, Tensor]:
+        """Boxes on the square and labels, of single objects with an area."""
+        rows = self.annotations.boxes_of(row)
         single = ~self.annotations.box_is_crowd[rows]
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
         labels = self.class_map.labels_of(self.annotations.box_category_ids[rows][single])
-        boxes = scale_boxes(boxes, original_size=original_size, size=self.image_size)
+        size = self._original_size(row)
+        boxes = scale_boxes(boxes, original_size=size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
-        return boxes[keep].to(torch.float32), torch.from_numpy(labels)[keep]
+        return {
+            "boxes": boxes[keep].to(torch.float32),
+            "labels": torch.from_numpy(labels)[keep],
+        }
 
 
 def collate(samples: list[Sample]) -> Batch:
@@ -127,6 +183,7 @@ def collate(samples: list[Sample]) -> Batch:
         [sample.target for sample in samples],
         [sample.image_id for sample in samples],
         [sample.original_size for sample in samples],
+        tuple(problem for sample in samples for problem in sample.bad_images),
     )
 
 

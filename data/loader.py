@@ -1,6 +1,8 @@
 """DataLoaders over a DetectionDataset."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -19,6 +21,8 @@ class DetectionLoader(DataLoader[Sample]):
 
     dataset: DetectionDataset
     batch_sampler: "HeldBackBatches"
+    in_this_process = False
+    """Whether to load without the loading processes, though they are there."""
 
     def start_workers(self) -> None:
         """Start the loading processes now, which the first iteration would do otherwise.
@@ -34,6 +38,10 @@ class DetectionLoader(DataLoader[Sample]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """The batches of the sampler's position."""
+        if self.in_this_process:
+            for keys in self.batch_sampler:
+                yield collate([self.dataset[key] for key in keys])
+            return
         try:
             with signals_blocked():
                 stream = super().__iter__()
@@ -61,25 +69,48 @@ class HeldBackBatches(Sampler[list[SampleKey]]):
 
 
 def training_loader(
-    dataset: DetectionDataset, batches: TrainingBatches, *, workers: int = 0
+    dataset: DetectionDataset,
+    batches: TrainingBatches,
+    *,
+    workers: int = 0,
+    cores: Collection[int] = (),
 ) -> DetectionLoader:
     """Batches in the sampler's order: `batches.set_position(epoch, step)`, then iterate.
 
-    `workers` processes decode ahead (0: in this process) and live until the loader is dropped.
-    Each runs torch on one thread, so that they do not contend with the training's.
+    Args:
+        dataset: What the sampler's keys are of.
+        batches: The order.
+        workers: Processes that decode ahead (0: this one), until the loader is dropped. Each runs
+            torch on one thread, so that they do not contend with the training's.
+        cores: The processors' numbers that they run on, as `os.sched_setaffinity` takes them; none
+            given: where this process may run.
     """
-    return _loader(dataset, batches, workers=workers)
+    return _loader(dataset, batches, workers=workers, cores=cores)
 
 
 def evaluation_loader(
-    dataset: DetectionDataset, *, batch_size: int, workers: int = 0
+    dataset: DetectionDataset,
+    *,
+    batch_size: int,
+    workers: int = 0,
+    cores: Collection[int] = (),
+    rank: int = 0,
+    ranks: int = 1,
 ) -> DetectionLoader:
-    """Each image once, in the JSON's order; the last batch may be smaller. `workers`: as above."""
-    return _loader(dataset, EvaluationBatches(len(dataset), batch_size=batch_size), workers=workers)
+    """Each image once over all ranks, in the JSON's order; the last batch may be smaller.
+
+    `workers` and `cores` as above; a rank may get a batch less than another, or none.
+    """
+    batches = EvaluationBatches(len(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
+    return _loader(dataset, batches, workers=workers, cores=cores)
 
 
 def _loader(
-    dataset: DetectionDataset, batches: Sampler[list[SampleKey]], *, workers: int
+    dataset: DetectionDataset,
+    batches: Sampler[list[SampleKey]],
+    *,
+    workers: int,
+    cores: Collection[int],
 ) -> DetectionLoader:
     return DetectionLoader(
         dataset,
@@ -87,6 +118,13 @@ def _loader(
         collate_fn=collate,
         num_workers=workers,  # torch starts each worker with set_num_threads(1)
         persistent_workers=workers > 0,
-        worker_init_fn=obey_parent,
+        worker_init_fn=partial(begin_worker, cores=cores),
         generator=torch.Generator(),  # else every start would draw from the global generator
     )
+
+
+def begin_worker(worker: int, *, cores: Collection[int]) -> None:
+    """What a loading process does first."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    obey_parent(worker)

@@ -30,6 +30,7 @@ def open_data(
     num_classes: int | None,
     skip_images_without_boxes: bool,
     decoder: str = "pillow",
+    replace_bad_images: bool = False,
     console: Console | None = None,
 ) -> DetectionData:
     """Open both splits' annotations and settle the classes from the training split's.
@@ -42,6 +43,7 @@ def open_data(
         num_classes: Outputs of the model; None takes what the categories need.
         skip_images_without_boxes: Whether training leaves them out.
         decoder: Of images, as `resolve_decoder` gives it.
+        replace_bad_images: Whether another image stands in for one that cannot be read.
         console: Where to show the progress of making an index, which annotations need once.
 
     Raises:
@@ -55,7 +57,13 @@ def open_data(
     )
     categories = validation_annotations.category_ids, validation_annotations.category_names
     classes.check_categories(*categories, file=validation.annotations)
-    dataset = partial(DetectionDataset, class_map=classes, image_size=image_size, decoder=decoder)
+    dataset = partial(
+        DetectionDataset,
+        class_map=classes,
+        image_size=image_size,
+        decoder=decoder,
+        replace_bad_images=replace_bad_images,
+    )
     return DetectionData(
         train=dataset(
             train_annotations,

@@ -83,19 +83,22 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 
 
 class EvaluationBatches(Sampler[list[SampleKey]]):
-    """Batch sampler of each image once, in the JSON's order; the last batch may be smaller."""
+    """Batch sampler of each image once, in the JSON's order; the last batch may be smaller.
 
-    def __init__(self, num_images: int, *, batch_size: int) -> None:
-        assert num_images > 0 and batch_size > 0
-        self.num_images = num_images
+    Ranks take whole runs of images, as equal as can be, and nothing is padded: each image is in
+    one batch of one rank. A rank may get an image less than another, or none.
+    """
+
+    def __init__(self, num_images: int, *, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
+        assert num_images > 0 and batch_size > 0 and 0 <= rank < ranks
+        self.images = range(num_images * rank // ranks, num_images * (rank + 1) // ranks)
         self.batch_size = batch_size
 
     def __len__(self) -> int:
         """Batches in all."""
-        return (self.num_images + self.batch_size - 1) // self.batch_size
+        return (len(self.images) + self.batch_size - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         """The batches; their keys' seeds are unused."""
-        for start in range(0, self.num_images, self.batch_size):
-            stop = min(start + self.batch_size, self.num_images)
-            yield [SampleKey(index, 0) for index in range(start, stop)]
+        for start in range(0, len(self.images), self.batch_size):
+            yield [SampleKey(index, 0) for index in self.images[start : start + self.batch_size]]

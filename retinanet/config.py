@@ -63,8 +63,14 @@ class DataConfig:
     """Leave them out of training, as torchvision does, or train on them as MLPerf does. [name]"""
     decoder: Literal["auto", "pillow", "accimage", "torchvision", "simplejpeg"] = "auto"
     """What decodes JPEGs; auto: the fastest that is installed. Pillow does the rest. [name]"""
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Processes that load images; 0 loads in the training process. [processes]"""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """An image that cannot be read: end the run, or let another stand in for it. [name]"""
+    bad_image_limit: Annotated[int, Field(ge=1)] = 100
+    """With on_bad_image=skip the run ends after so many all the same. [images]"""
+    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
+    reserve_cores: Annotated[int, Field(ge=0)] = 0
+    """Cores that only load images; the training has the others. [cores]"""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

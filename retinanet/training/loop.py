@@ -35,6 +35,8 @@ class StepResult:
     """Memory in RAM after the step. [10⁶ bytes]"""
     peak_resident_mb: float
     """The most so far, evaluations included. [10⁶ bytes]"""
+    bad_images: tuple[str, ...] = ()
+    """Images that could not be read and that others stood in for, a line each."""
 
     @property
     def loss(self) -> float:
@@ -118,6 +120,7 @@ def train_one_epoch(
             page_faults=page_faults() - faults,
             resident_mb=resident_mb(),
             peak_resident_mb=peak_resident_mb(),
+            bad_images=tuple(problem for batch in group for problem in batch.bad_images),
         )
 
 

@@ -63,6 +63,10 @@ class MetricsLog:
             if not math.isnan(value):
                 self._tensorboard.add_scalar(f"evaluation/{name}", value, step)
 
+    def bad_image(self, problem: str, *, step: int) -> None:
+        """An image that could not be read."""
+        self._write({"kind": "bad_image", "step": step, "problem": problem})
+
     def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
         """A picture [H, W, 3] for TensorBoard."""
         self._tensorboard.add_image(name, pixels, step, dataformats="HWC")

@@ -18,6 +18,7 @@ from retinanet.progress import progress
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
 from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
+from retinanet.training.loading import BadImages, LoadingWatch, loading_processes
 from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.plan import StepPlan
 from retinanet.training.report import describe_run
@@ -39,6 +40,7 @@ class Run:
         model: RetinaNet,
         optimizer: Optimizer,
         console: Console,
+        loading_cores: tuple[int, ...] = (),
     ) -> None:
         training = config.training
         self.config = config
@@ -58,11 +60,19 @@ class Run:
         self.sampler = TrainingBatches(
             len(data.train), batch_size=training.batch_size, seed=config.run.seed
         )
-        workers = config.data.workers
-        self.loader = training_loader(data.train, self.sampler, workers=workers)
-        self.validation_loader = evaluation_loader(
-            data.validation, batch_size=config.evaluation.batch_size, workers=workers
+        workers = loading_processes(config.data.workers, reserved_cores=len(loading_cores))
+        self.loader = training_loader(
+            data.train, self.sampler, workers=workers, cores=loading_cores
         )
+        self.validation_loader = evaluation_loader(
+            data.validation,
+            batch_size=config.evaluation.batch_size,
+            workers=workers,
+            cores=loading_cores,
+        )
+        is_open = config.data.workers == "auto" and not loading_cores
+        self.loading = LoadingWatch(is_open)
+        self.bad_images = BadImages(config.data.bad_image_limit)
         self.plan = plan_steps(config, batches_per_epoch=len(self.sampler))
         self.step = 0
         self.map_here: float | None = None
@@ -70,6 +80,7 @@ class Run:
         self.best_map: float | None = None
         for loader in (self.loader, self.validation_loader):
             loader.start_workers()
+            loader.in_this_process = is_open
 
     def prepare(self, engine: str) -> None:
         """Let an engine arrange model and optimizer, once a checkpoint is in them.
@@ -138,6 +149,9 @@ class Run:
             forward=self.prepared.forward,
             console=self.console,
             stop=stop,
+            note_bad_images=partial(
+                self.note_bad_images, instead="it is evaluated as an image without detections"
+            ),
         )
         if result is None:
             return
@@ -153,8 +167,7 @@ class Run:
 
     def rest_of_epoch(self) -> Iterator[StepResult]:
         """Train to the epoch's or the run's end; note every step, then yield."""
-        epoch, batch = self.plan.position(self.step)
-        self.sampler.set_position(epoch, batch)
+        epoch, _ = self.plan.position(self.step)
         training = self.config.training
         rate = partial(
             learning_rate_factor,
@@ -165,21 +178,45 @@ class Run:
         )
         title = f"epoch {epoch + 1}/{training.epochs}, steps"
         total = self.plan.total_steps
+        last = min(total, (epoch + 1) * self.plan.steps_per_epoch)
         with progress(self.console, title, total=total, start=self.step) as advance:
-            for result in train_one_epoch(
-                self.prepared,
-                self.loader,
-                learning_rate=lambda step: training.learning_rate * rate(step),
-                first_step=self.step,
-                gradient_accumulation=training.gradient_accumulation,
-                focal_form=self.config.engine.focal_loss,
-            ):
-                self.step = result.step
-                self.map_here = None
-                advance(self.step, self.record.step(result))
-                yield result
-                if self.step >= total:
-                    return
+            while self.step < last:
+                self.sampler.set_position(*self.plan.position(self.step))
+                for result in train_one_epoch(
+                    self.prepared,
+                    self.loader,
+                    learning_rate=lambda step: training.learning_rate * rate(step),
+                    first_step=self.step,
+                    gradient_accumulation=training.gradient_accumulation,
+                    focal_form=self.config.engine.focal_loss,
+                ):
+                    self.step = result.step
+                    self.map_here = None
+                    advance(self.step, self.record.step(result))
+                    self.note_bad_images(result.bad_images)
+                    yield result
+                    if self.step >= total or self.loading_moved_out(result):
+                        break
+
+    def loading_moved_out(self, result: StepResult) -> bool:
+        """Whether the epoch must go on from another loading process, as its steps have shown."""
+        reason = self.loading.step(result)
+        if reason:
+            self.console.print(reason)
+            self.loader.in_this_process = self.validation_loader.in_this_process = False
+        return reason is not None
+
+    def note_bad_images(
+        self, problems: tuple[str, ...], *, instead: str = "another image stands in for it"
+    ) -> None:
+        """Tell of images that could not be read, each once.
+
+        Raises:
+            InputError: There are too many.
+        """
+        for problem in self.bad_images.note(problems):
+            self.console.print(f"{problem}; {instead}", soft_wrap=True)
+            self.record.bad_image(problem, step=self.step)
 
     def save_checkpoint(self) -> None:
         """Write the weights and all that resuming needs; `best` follows the highest mAP."""

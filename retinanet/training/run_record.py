@@ -55,6 +55,10 @@ class RunRecord:
         loss = sum(recent.loss for recent in self._recent) / len(self._recent)
         return f"{images / seconds:.2f} images/s  loss {loss:.4f}"
 
+    def bad_image(self, problem: str, *, step: int) -> None:
+        """Note an image that could not be read."""
+        self._metrics.bad_image(problem, step=step)
+
     def evaluation(self, result: SplitResult, *, step: int) -> None:
         """Note an evaluation: table, metrics and detections."""
         epoch = step / self._steps_per_epoch

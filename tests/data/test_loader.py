@@ -193,3 +193,35 @@ def test_loaders_know_their_length(tmp_path: Path) -> None:
     batches = TrainingBatches(NUM_IMAGES, batch_size=3, seed=0)
     assert len(training_loader(make(tmp_path, train=True), batches)) == 3
     assert len(evaluation_loader(make(tmp_path, train=False), batch_size=3)) == 4
+
+
+def test_workers_run_on_the_cores_that_are_kept_for_them(tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    dataset = make(tmp_path, train=False)
+    loader = evaluation_loader(dataset, batch_size=5, workers=2, cores=[core])
+    loader.start_workers()
+    children = multiprocessing.active_children()
+    assert len(list(loader)) == 2
+    assert len(children) == 2
+    for child in children:
+        assert child.pid is not None
+        assert os.sched_getaffinity(child.pid) == {core}
+
+
+def test_loading_moves_between_this_process_and_another_without_a_difference(
+    tmp_path: Path,
+) -> None:
+    dataset = make(tmp_path, train=True)
+    batches = TrainingBatches(NUM_IMAGES, batch_size=2, seed=4)
+    expected = list(training_loader(dataset, batches))
+    loader = training_loader(dataset, batches, workers=1)
+    loader.start_workers()
+    read: list[Batch] = []
+    for in_this_process in (True, False, True, False):
+        loader.in_this_process = in_this_process
+        batches.set_position(0, len(read))
+        for batch in loader:
+            read.append(batch)
+            if len(read) in (1, 3, 4):
+                break
+    assert_same(read, expected)

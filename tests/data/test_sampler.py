@@ -78,3 +78,14 @@ def test_evaluation_sees_each_image_exactly_once(num_images: int, sizes: list[in
     read = list(batches)
     assert [len(batch) for batch in read] == sizes and len(batches) == len(sizes)
     assert indices(read) == list(range(num_images))
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (24781, 8), (2, 4), (16, 4)])
+def test_ranks_evaluate_each_image_once_and_none_is_padded(num_images: int, ranks: int) -> None:
+    parts = [
+        EvaluationBatches(num_images, batch_size=4, rank=rank, ranks=ranks) for rank in range(ranks)
+    ]
+    read = [indices(list(part)) for part in parts]
+    assert list(itertools.chain(*read)) == list(range(num_images))
+    assert max(map(len, read)) - min(map(len, read)) <= 1
+    assert [len(part) for part in parts] == [len(list(part)) for part in parts]

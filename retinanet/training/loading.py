@@ -1,0 +1,76 @@
+"""Where images are loaded, and what becomes of those that cannot be read."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retinanet.errors import InputError
+from retinanet.training.loop import StepResult
+
+LARGEST_SHARE = 0.01
+"""Of a step. What loading in the training process may take of it before it moves out."""
+FIRST_STEPS = 3
+"""Steps that are longer than others, since kernels are built and memory is filled."""
+STEPS_MEASURED = 8
+
+
+def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
+    """How many to start: as told, or one for each reserved core, or one that may be needed."""
+    return max(1, reserved_cores) if workers == "auto" else workers
+
+
+@dataclass
+class LoadingWatch:
+    """With `data.workers=auto`: moves loading out of the training process if it costs too much.
+
+    A process of its own takes the same time of a core that training would have. Where loading is
+    waiting for a disk or a network, or the training leaves a core idle, it is gained. Nothing is
+    lost (docs/experiments.md), but neither is anything won below `LARGEST_SHARE`.
+    """
+
+    is_open: bool
+    """Whether there is something to decide."""
+    seen: list[StepResult] = field(default_factory=list)
+
+    def step(self, result: StepResult) -> str | None:
+        """Note a step. Returns, once at most, why loading should move, in words for a person."""
+        if not self.is_open:
+            return None
+        self.seen.append(result)
+        if len(self.seen) < FIRST_STEPS + STEPS_MEASURED:
+            return None
+        self.is_open = False
+        measured = self.seen[FIRST_STEPS:]
+        waited = sum(one.data_seconds for one in measured)
+        share = waited / sum(one.seconds for one in measured)
+        self.seen.clear()
+        if share <= LARGEST_SHARE:
+            return None
+        text = f"loading took {share:.1%} of the steps: from now on a process of its own does it"
+        needed = math.ceil(share / (1 - share))
+        if needed > 1:
+            text += f", and {needed} could keep up (data.workers={needed})"
+        return text
+
+
+@dataclass
+class BadImages:
+    """The images of a run that could not be read, up to a limit. Each counts once."""
+
+    limit: int
+    seen: set[str] = field(default_factory=set)
+
+    def note(self, problems: tuple[str, ...]) -> list[str]:
+        """Take a step's; returns those that are new.
+
+        Raises:
+            InputError: They are more than the limit.
+        """
+        new = [problem for problem in dict.fromkeys(problems) if problem not in self.seen]
+        self.seen.update(new)
+        if len(self.seen) > self.limit:
+            raise InputError(
+                f"{new[-1]}; more than data.bad_image_limit={self.limit} images could not be read: "
+                "run `python -m data verify`, which finds all of them"
+            )
+        return new
