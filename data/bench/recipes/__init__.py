@@ -1,0 +1,1 @@
+"""What a contestant's process does with every photo; see profiling.bench.recipe."""
