@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 HTML = b"<!DOCTYPE html><html><body>Sign in to use this network</body></html>"
-SILENCE = 0.6
+SILENCE = 0.9
 """Longer than the timeout of the clients in these tests. [s]"""
 
 

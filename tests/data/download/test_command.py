@@ -23,7 +23,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation")
 def download(server: Server, dataset: str, out: Path, *options: str) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    quick = ["--pause", "0.001", "--timeout", "0.3", "--workers", "8", "--attempts", "6"]
+    quick = ["--pause", "0.001", "--timeout", "0.6", "--workers", "8", "--attempts", "6"]
     words = [dataset, "--out", str(out), "--mirror", server.url, *quick, *options]
     return run(**vars(parser.parse_args(words)))
 

@@ -37,7 +37,7 @@ def server(http: Server) -> Server:
 @pytest.fixture
 def connection() -> Iterator[Connection]:
     with requests.Session() as session:
-        yield Connection(session, 0.3, threading.Event())
+        yield Connection(session, 0.6, threading.Event())
 
 
 def is_long(path: Path) -> None:

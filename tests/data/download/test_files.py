@@ -17,7 +17,7 @@ from data.download.images import Manners
 from data.download.rate import Rate
 from tests.data.download.server import Server, serving
 
-MANNERS = Manners(timeout=0.3, patience=Patience(attempts=3, first_pause=0.001))
+MANNERS = Manners(timeout=0.6, patience=Patience(attempts=3, first_pause=0.001))
 
 
 def archive() -> bytes:

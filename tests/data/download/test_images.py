@@ -14,7 +14,7 @@ from tests.data.download.datasets import jpeg
 from tests.data.download.server import Server, serving
 
 BODY = jpeg(0)
-QUICK = Manners(workers=4, timeout=0.3, patience=Patience(attempts=3, first_pause=0.001))
+QUICK = Manners(workers=4, timeout=0.6, patience=Patience(attempts=3, first_pause=0.001))
 
 
 def url(server: Server, name: str) -> str:
