@@ -31,19 +31,15 @@ def check_categories_agree(train: Entries, validation: Entries, findings: Findin
 
     Their order is free: see `data.classes.ClassMap.check_categories`.
     """
-    expected = named_categories(train)
+    pairs = zip(train.category_ids.tolist(), train.category_names, strict=True)
+    expected = dict(pairs)
     for row, category_id in enumerate(validation.category_ids.tolist()):
-        name, known = validation.category_names[row], expected.get(category_id, UNNAMED)
+        name, known = validation.category_names[row], expected.get(category_id)
         if name != known:
-            trained = "unknown" if known == UNNAMED else repr(known)
+            trained = "unknown" if known in (None, UNNAMED) else repr(known)
             what = f"{category_id} is {name!r} here, {trained} in the training split"
             findings.add("categories_differ", validation.category_place(row, "", what))
     for category_id in sorted(expected.keys() - set(validation.category_ids.tolist())):
-        what = f"{category_id} ({expected[category_id]!r}) is missing here"
-        findings.add("categories_differ", Place("categories", what))
-
-
-def named_categories(entries: Entries) -> dict[int, str]:
-    """Id and name of all categories."""
-    pairs = zip(entries.category_ids.tolist(), entries.category_names, strict=True)
-    return {category_id: name for category_id, name in pairs if name != UNNAMED}
+        if expected[category_id] != UNNAMED:
+            what = f"{category_id} ({expected[category_id]!r}) is missing here"
+            findings.add("categories_differ", Place("categories", what))

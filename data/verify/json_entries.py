@@ -48,6 +48,8 @@ class ListColumns:
 
     def __init__(self) -> None:
         self.length = 0
+        """Entries in the file so far"""
+        self.readable = 0
         self.columns: dict[str, GrowingArray | GrowingTexts] = {}
         self.unreadable_ids: set[int] = set()
         """Ids of entries that are wrong otherwise"""
@@ -56,6 +58,7 @@ class ListColumns:
 
     def extend(self, columns: dict[str, Any]) -> None:
         """Put a part's columns behind."""
+        self.readable += len(columns["place"])
         for field, part in columns.items():
             is_text = isinstance(part, TextColumn)
             column = self.columns.setdefault(field, GrowingTexts() if is_text else GrowingArray())
@@ -90,7 +93,7 @@ def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries
     for name in ("categories", "images"):
         if not lists[name].length:
             findings.add(f"no_{name}", Place(name, "[]"))
-        if not lists[name].columns:
+        if not lists[name].readable:
             return None
     return joined(path, lists, findings)
 
@@ -165,7 +168,7 @@ def joined(path: Path, lists: dict[str, ListColumns], findings: Findings) -> Ent
         box_ids=boxes["id"],
         box_places=boxes["place"],
         unreadable_category_ids=frozenset(lists["categories"].unreadable_ids),
-        unreadable_categories=lists["categories"].length - len(categories["id"]),
+        unreadable_categories=lists["categories"].length - lists["categories"].readable,
     )
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from data.verify.findings import Finding
@@ -36,21 +35,27 @@ def print_split(console: Console, checked: CheckedSplit) -> None:
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """The table; without lines where it goes into a pipe."""
-    on_terminal = console.is_terminal
-    table = Table(box=box.HEAVY_HEAD if on_terminal else None, pad_edge=on_terminal)
-    table.add_column("finding", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
+    """A table on a terminal, aligned lines in a pipe."""
+    if not console.is_terminal:
+        print_plain_findings(console, findings)
+        return
+    table = Table(Column("finding", no_wrap=True), Column("count", justify="right", no_wrap=True))
     table.add_column("severity", max_width=14)
     table.add_column("first example", overflow="fold")
-    for finding in findings:
-        table.add_row(
-            finding.name,
-            f"{finding.count:,}",
-            Text(finding.severity, style=STYLES[finding.severity]),
-            Text(example(finding)),
-        )
+    for one in findings:
+        severity = Text(one.severity, style=STYLES[one.severity])
+        table.add_row(one.name, f"{one.count:,}", severity, Text(example(one)))
     console.print(table)
+
+
+def print_plain_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """A line each, however long."""
+    names = max(len(one.name) for one in findings)
+    counts = max(len(f"{one.count:,}") for one in findings)
+    severities = max(len(one.severity) for one in findings)
+    for one in findings:
+        columns = f"{one.name:<{names}}  {one.count:>{counts},}  {one.severity:<{severities}}"
+        say(console, f"{columns}  {example(one)}")
 
 
 def example(finding: Finding) -> str:
@@ -72,16 +77,21 @@ def totals(contents: Contents) -> str:
 
 def time_taken(checked: CheckedSplit, contents: Contents) -> str:
     """How long it took, and how many images were looked at."""
-    annotations = f"annotations checked in {clock(checked.seconds_of_annotations)}"
+    annotations = f"annotations checked in {duration(checked.seconds_of_annotations)}"
     images, seconds = checked.images_checked, checked.seconds_of_images
     if not images:
         return f"{annotations}; NO IMAGE WAS CHECKED"
     which = "all" if checked.checked_all_images else f"ONLY {images:,} OF"
     return (
         f"{annotations}, {which} {len(contents.entries.image_ids):,} images decoded in "
-        f"{clock(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
-        f"{processes_for(images)} processes)"
+        f"{duration(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
+        f"{processes_for(images)} {'processes' if processes_for(images) > 1 else 'process'})"
     )
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or from a minute on h:mm:ss."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def print_classes(console: Console, contents: Contents) -> None:

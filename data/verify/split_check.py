@@ -1,6 +1,7 @@
 """All checks of one split."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from data.verify.json_entries import read_entries
 from data.verify.pool import process_pool
 from retinanet.config import Config
 from retinanet.errors import InputError
-from retinanet.progress import progress
+from retinanet.progress import Advance, progress
 
 MEGABYTE = 1_000_000
 
@@ -87,9 +88,9 @@ def check_annotations(
 def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries | None:
     """The columns of a JSON file, as far as it can be read, or of an index."""
     if not path.is_dir():
-        total = max(1, path.stat().st_size // MEGABYTE)
-        with progress(console, f"reading {path.name}, MB", total=total) as advance:
-            return read_entries(path, findings, advance=lambda done: advance(done // MEGABYTE, ""))
+        size = path.stat().st_size
+        with progress(console, f"reading {path.name}, MB", total=megabytes(size)) as advance:
+            return read_entries(path, findings, advance=in_megabytes(advance))
     try:
         entries = entries_of_index(path, find_or_make_index(path).annotations)
     except InputError as error:
@@ -100,6 +101,24 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
         findings.add("no_images", Place("images", "[]"))
         return None
     return entries
+
+
+def megabytes(size: int) -> int:
+    """Bytes in MB of 10⁶, rounded up so that the last one counts too."""
+    return -(-size // MEGABYTE)
+
+
+def in_megabytes(advance: Advance) -> Callable[[int], None]:
+    """An `advance` that takes bytes; the file's end is read twice, and told once."""
+    told = 0
+
+    def advance_to(done: int) -> None:
+        nonlocal told
+        if megabytes(done) > told:
+            told = megabytes(done)
+            advance(told, "")
+
+    return advance_to
 
 
 def check_images(

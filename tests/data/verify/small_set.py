@@ -1,0 +1,104 @@
+"""A small data set for tests of `python -m data verify`, and ways to run it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from ruamel.yaml import YAML
+
+from data.dataset import SampleKey
+from data.opening import open_data
+from data.sources import Split
+from data.verify.command import run
+
+WIDTH, HEIGHT, IMAGES = 64, 48, 6
+IMAGE_SIZE = 64
+Content = dict[str, Any]
+
+
+def small_content() -> Content:
+    """Six images with two boxes each, three categories."""
+    return {
+        "images": [
+            {"id": 10 + n, "file_name": f"{n}.jpg", "width": WIDTH, "height": HEIGHT}
+            for n in range(IMAGES)
+        ],
+        "annotations": [
+            {
+                "id": 100 + n,
+                "image_id": 10 + n % IMAGES,
+                "category_id": (3, 5, 9)[n % 3],
+                "bbox": [2 + n, 3, 20, 10],
+                "iscrowd": 0,
+            }
+            for n in range(2 * IMAGES)
+        ],
+        "categories": [{"id": i, "name": f"kind {i}"} for i in (3, 5, 9)],
+    }
+
+
+def write_split(folder: Path, content: object) -> Split:
+    """Write annotations and the six images."""
+    (folder / "images").mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for n in range(IMAGES):
+        pixels = random.integers(0, 256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{n}.jpg")
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "labels.json").write_text(text, encoding="utf-8")
+    return Split(folder / "labels.json", folder / "images")
+
+
+def write_config(folder: Path, train: Split, validation: Split, **data: object) -> Path:
+    """A configuration that names the two splits."""
+    settings = {
+        "train_annotations": str(train.annotations),
+        "train_images": str(train.images),
+        "validation_annotations": str(validation.annotations),
+        "validation_images": str(validation.images),
+        "image_size": IMAGE_SIZE,
+        **data,
+    }
+    path = folder / "small.yaml"
+    with path.open("w", encoding="utf-8") as file:
+        YAML().dump({"data": settings}, file)
+    return path
+
+
+def verify(config: Path, *overrides: str, **options: Any) -> tuple[int, Content]:
+    """The exit code of the command, and what it wrote as JSON."""
+    file = options.pop("json_file", config.with_suffix(".json"))
+    file.unlink(missing_ok=True)
+    arguments = {"split": None, "no_images": False, "sample": None, "clean_folder": None}
+    code = run(
+        config=str(config), overrides=list(overrides), json_file=file, **(arguments | options)
+    )
+    return code, json.loads(file.read_text(encoding="utf-8"))
+
+
+def counts(report: Content, split: str = "train") -> dict[str, int]:
+    """How many findings there are of each kind, by name."""
+    return {one["name"]: one["count"] for one in report["splits"][split]["findings"]}
+
+
+def entries(report: Content, name: str, split: str = "train") -> list[str]:
+    """The places of a finding."""
+    findings = report["splits"][split]["findings"]
+    return [place["entry"] for one in findings if one["name"] == name for place in one["places"]]
+
+
+def train_on(train: Split, validation: Split, **options: Any) -> int:
+    """Read all samples of both splits as a run does; returns how many boxes they have."""
+    settings: dict[str, Any] = {
+        "class_indices": "contiguous",
+        "num_classes": None,
+        "skip_images_without_boxes": True,
+    }
+    opened = open_data(train, validation, image_size=IMAGE_SIZE, **(settings | options))
+    return sum(
+        len(dataset[SampleKey(index, 0)].target["labels"])
+        for dataset in (opened.train, opened.validation)
+        for index in range(len(dataset))
+    )

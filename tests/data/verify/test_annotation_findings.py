@@ -1,0 +1,276 @@
+"""Every mistake that annotations can have is found, and is said to stop training if it does."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.verify.kinds import KINDS
+from retinanet.errors import InputError
+from tests.data.verify.small_set import (
+    IMAGES,
+    Content,
+    counts,
+    entries,
+    small_content,
+    train_on,
+    verify,
+    write_config,
+    write_split,
+)
+
+DELETE = object()
+INFINITE, NAN = float("inf"), float("nan")
+
+
+def put(name: str, index: int, field: str | None, value: object) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        if field is None:
+            content[name][index] = value
+        elif value is DELETE:
+            del content[name][index][field]
+        else:
+            content[name][index][field] = value
+
+    return change
+
+
+def without_boxes_of(*ids: int) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        content["annotations"] = [
+            entry for entry in content["annotations"] if entry["image_id"] not in ids
+        ]
+
+    return change
+
+
+def crowds_of(*ids: int) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        for entry in content["annotations"]:
+            entry["iscrowd"] = int(entry["image_id"] in ids)
+
+    return change
+
+
+STOPPING = [
+    ("entry_not_object", put("images", 1, None, 5), "images[1]"),
+    ("entry_not_object", put("annotations", 2, None, ["id"]), "annotations[2]"),
+    ("entry_not_object", put("categories", 2, None, None), "categories[2]"),
+    ("field_missing", put("images", 1, "id", DELETE), "images[1].id"),
+    ("field_missing", put("images", 2, "file_name", DELETE), "images[2].file_name"),
+    ("field_missing", put("images", 2, "width", DELETE), "images[2].width"),
+    ("field_missing", put("annotations", 3, "bbox", DELETE), "annotations[3].bbox"),
+    ("field_missing", put("annotations", 3, "image_id", DELETE), "annotations[3].image_id"),
+    ("field_missing", put("annotations", 3, "category_id", DELETE), "annotations[3].category_id"),
+    ("field_missing", put("categories", 1, "name", DELETE), "categories[1].name"),
+    ("annotation_id_missing", put("annotations", 3, "id", DELETE), "annotations[3].id"),
+    ("id_invalid", put("images", 1, "id", "0a3f"), "images[1].id"),
+    ("id_invalid", put("images", 1, "id", True), "images[1].id"),
+    ("id_invalid", put("images", 1, "id", 2**70), "images[1].id"),
+    ("id_invalid", put("annotations", 1, "id", None), "annotations[1].id"),
+    ("id_invalid", put("annotations", 1, "image_id", "11"), "annotations[1].image_id"),
+    ("id_invalid", put("annotations", 1, "category_id", 3.0), "annotations[1].category_id"),
+    ("id_invalid", put("categories", 1, "id", 5.0), "categories[1].id"),
+    ("image_id_duplicate", put("images", 4, "id", 11), "images[4].id"),
+    ("category_id_duplicate", put("categories", 2, "id", 3), "categories[2].id"),
+    ("annotation_id_duplicate", put("annotations", 2, "id", 109), "annotations[9].id"),
+    ("category_name_invalid", put("categories", 1, "name", ""), "categories[1].name"),
+    ("category_name_invalid", put("categories", 1, "name", 7), "categories[1].name"),
+    ("file_name_invalid", put("images", 0, "file_name", ""), "images[0].file_name"),
+    ("file_name_invalid", put("images", 0, "file_name", 3), "images[0].file_name"),
+    ("file_name_leaves_folder", put("images", 0, "file_name", "../0.jpg"), "images[0].file_name"),
+    ("file_name_leaves_folder", put("images", 0, "file_name", "/etc/x"), "images[0].file_name"),
+    ("file_name_leaves_folder", put("images", 0, "file_name", "a/../../b"), "images[0].file_name"),
+    ("image_size_invalid", put("images", 0, "width", 0), "images[0].width"),
+    ("image_size_invalid", put("images", 0, "height", 48.0), "images[0].height"),
+    ("image_size_invalid", put("images", 0, "height", 2**31), "images[0].height"),
+    ("image_id_unknown", put("annotations", 1, "image_id", 99), "annotations[1].image_id"),
+    ("category_id_unknown", put("annotations", 1, "category_id", 4), "annotations[1].category_id"),
+    ("box_not_four_numbers", put("annotations", 1, "bbox", [1, 2, 3]), "annotations[1].bbox"),
+    ("box_not_four_numbers", put("annotations", 1, "bbox", "1234"), "annotations[1].bbox"),
+    ("box_not_four_numbers", put("annotations", 1, "bbox", None), "annotations[1].bbox"),
+    ("box_not_four_numbers", put("annotations", 1, "bbox", [1, 2, "3", 4]), "annotations[1].bbox"),
+    ("box_not_four_numbers", put("annotations", 1, "bbox", [1, 2, True, 4]), "annotations[1].bbox"),
+    ("box_not_finite", put("annotations", 1, "bbox", [1, NAN, 3, 4]), "annotations[1].bbox"),
+    ("box_not_finite", put("annotations", 1, "bbox", [1, 2, INFINITE, 4]), "annotations[1].bbox"),
+    ("box_not_finite", put("annotations", 1, "bbox", [1, 2, 10**400, 4]), "annotations[1].bbox"),
+    ("box_negative_side", put("annotations", 1, "bbox", [9, 9, -3, 4]), "annotations[1].bbox"),
+    ("area_invalid", put("annotations", 1, "area", "9"), "annotations[1].area"),
+    ("area_invalid", put("annotations", 1, "area", -1), "annotations[1].area"),
+    ("area_invalid", put("annotations", 1, "area", NAN), "annotations[1].area"),
+    ("crowd_flag_invalid", put("annotations", 1, "iscrowd", 2), "annotations[1].iscrowd"),
+    ("crowd_flag_invalid", put("annotations", 1, "IsGroupOf", "0"), "annotations[1].IsGroupOf"),
+    (
+        "crowd_flag_invalid",
+        put("annotations", 1, "attributes", {"IsGroupOf": None}),
+        "annotations[1].attributes.IsGroupOf",
+    ),
+    ("nothing_to_train_on", crowds_of(*range(10, 10 + IMAGES)), "annotations"),
+    ("no_images", lambda content: content.update(images=[]), "images"),
+    ("no_categories", lambda content: content.update(categories=[]), "categories"),
+    ("annotations_unreadable", lambda content: content.pop("images"), "labels.json"),
+    ("annotations_unreadable", lambda content: content.update(images={}), "labels.json"),
+]
+
+HARMLESS: list[tuple[str, Callable[[Content], None], str]] = [
+    ("box_zero_size", put("annotations", 1, "bbox", [5, 5, 0, 4]), "annotations[1].bbox"),
+    ("box_outside", put("annotations", 1, "bbox", [64, 5, 9, 4]), "annotations[1].bbox"),
+    ("box_outside", put("annotations", 1, "bbox", [-9, 5, 9, 4]), "annotations[1].bbox"),
+    ("box_vanishes", put("annotations", 1, "bbox", [5, 5, 1e-4, 4]), "annotations[1].bbox"),
+    ("box_vanishes", put("annotations", 1, "bbox", [-9, 5, 9.0001, 4]), "annotations[1].bbox"),
+    ("box_partly_outside", put("annotations", 1, "bbox", [60, 5, 9, 4]), "annotations[1].bbox"),
+    ("box_partly_outside", put("annotations", 1, "bbox", [5, -1.1, 9, 4]), "annotations[1].bbox"),
+    ("image_without_boxes", without_boxes_of(12), "images[2]"),
+    ("image_with_crowds_only", crowds_of(12), "images[2]"),
+    ("file_name_duplicate", put("images", 3, "file_name", "1.jpg"), "images[3].file_name"),
+]
+
+
+def write_sets(folder: Path, content: object) -> tuple[Path, Any, Any]:
+    train = write_split(folder / "train", content)
+    validation = write_split(folder / "validation", small_content())
+    return write_config(folder, train, validation), train, validation
+
+
+def test_a_clean_set_has_no_findings(tmp_path: Path) -> None:
+    config, train, validation = write_sets(tmp_path, small_content())
+    code, report = verify(config)
+    assert code == 0 and counts(report) == counts(report, "validation") == {}
+    assert not report["stops_training"]
+    assert report["splits"]["train"]["images_checked"] == IMAGES
+    assert train_on(train, validation) == 4 * IMAGES
+
+
+@pytest.mark.parametrize(("kind", "change", "place"), STOPPING)
+def test_what_stops_training_is_found(
+    tmp_path: Path, kind: str, change: Callable[[Content], None], place: str
+) -> None:
+    content = small_content()
+    change(content)
+    config, train, validation = write_sets(tmp_path, content)
+    code, report = verify(config, no_images=True)
+    assert code == 1 and report["stops_training"]
+    assert counts(report)[kind] == 1 and entries(report, kind) == [place]
+    with pytest.raises(InputError):
+        train_on(train, validation)
+
+
+@pytest.mark.parametrize(("kind", "change", "place"), HARMLESS)
+def test_what_training_leaves_out_is_found_and_does_not_stop_it(
+    tmp_path: Path, kind: str, change: Callable[[Content], None], place: str
+) -> None:
+    content = small_content()
+    change(content)
+    config, train, validation = write_sets(tmp_path, content)
+    code, report = verify(config, no_images=True)
+    assert code == 0 and not report["stops_training"]
+    assert counts(report) == {kind: 1} and entries(report, kind) == [place]
+    assert train_on(train, validation) > 0
+
+
+@pytest.mark.parametrize(
+    ("bbox", "kept"),
+    [([5, 5, 0, 4], 0), ([64, 5, 9, 4], 0), ([5, 5, 1e-4, 4], 0), ([60, 5, 9, 4], 1)],
+)
+def test_boxes_that_are_said_to_be_left_out_are_no_targets(
+    tmp_path: Path, bbox: list[float], kept: int
+) -> None:
+    content = small_content()
+    content["annotations"][1]["bbox"] = bbox
+    _, train, validation = write_sets(tmp_path, content)
+    assert train_on(train, validation) == 4 * IMAGES - 1 + kept
+
+
+def test_the_tables_hold_every_kind_that_annotations_alone_show() -> None:
+    elsewhere = {
+        name for name in KINDS if name.startswith(("image_", "categor", "class_", "file_"))
+    }
+    tested = {kind for kind, _, _ in STOPPING + HARMLESS}
+    assert KINDS.keys() - elsewhere <= tested
+
+
+def test_mistakes_of_an_entry_do_not_make_others_look_wrong(tmp_path: Path) -> None:
+    """Boxes of an image, or a category, that cannot be read are not boxes of an unknown one."""
+    content = small_content()
+    content["images"][2]["width"] = -5
+    content["categories"][1]["name"] = 7
+    content["annotations"][3]["bbox"] = content["annotations"][9]["bbox"] = [1, 2, 3, NAN]
+    config, _, _ = write_sets(tmp_path, content)
+    _, report = verify(config, no_images=True)
+    assert counts(report) == {
+        "image_size_invalid": 1,
+        "category_name_invalid": 1,
+        "box_not_finite": 2,
+    }
+    assert counts(report, "validation") == {}
+
+
+def test_all_mistakes_of_one_entry_are_told(tmp_path: Path) -> None:
+    content = small_content()
+    content["annotations"][4].update(bbox=[1], area=-1, iscrowd="no", image_id=1.5)
+    config, _, _ = write_sets(tmp_path, content)
+    _, report = verify(config, no_images=True)
+    assert counts(report) == {
+        "id_invalid": 1,
+        "box_not_four_numbers": 1,
+        "area_invalid": 1,
+        "crowd_flag_invalid": 1,
+    }
+
+
+def test_a_file_that_breaks_off_keeps_what_was_found_before(tmp_path: Path) -> None:
+    content = small_content()
+    content["images"][1]["width"] = 0
+    text = json.dumps(content)
+    config, _, _ = write_sets(tmp_path, text[: text.index('"annotations"') + 40])
+    code, report = verify(config)
+    assert code == 1 and counts(report) == {"annotations_unreadable": 1, "image_size_invalid": 1}
+    assert report["splits"]["train"]["images"] is None
+    assert counts(report, "validation") == {}
+
+
+def test_mistakes_far_apart_in_a_long_list_are_found_at_their_places(tmp_path: Path) -> None:
+    """Longer than what is read at once: parts with and without a mistake."""
+    content = small_content()
+    boxes = [dict(content["annotations"][0], id=n) for n in range(35_000)]
+    wrong = [3, 9_999, 10_000, 34_999]
+    for place in wrong:
+        boxes[place]["bbox"] = [1, 2, 3, -4]
+    boxes[20_001]["bbox"] = [1, 2, 0, 4]
+    config, _, _ = write_sets(tmp_path, content | {"annotations": boxes})
+    _, report = verify(config, no_images=True)
+    assert entries(report, "box_negative_side") == [f"annotations[{n}].bbox" for n in wrong]
+    assert entries(report, "box_zero_size") == ["annotations[20001].bbox"]
+    assert report["splits"]["train"]["boxes"] == 35_000 - len(wrong)
+
+
+def test_places_are_bounded_and_the_count_is_not(tmp_path: Path) -> None:
+    content = small_content()
+    boxes = [dict(content["annotations"][0], id=n, bbox=[1, 2, 3, -4]) for n in range(1_500)]
+    config, _, _ = write_sets(tmp_path, content | {"annotations": boxes})
+    _, report = verify(config, no_images=True)
+    [finding] = [
+        one for one in report["splits"]["train"]["findings"] if one["name"] == "box_negative_side"
+    ]
+    assert finding["count"] == 1_500 and len(finding["places"]) == 1_000
+    assert finding["places_left_out"] == 500
+
+
+def test_boxes_may_all_be_without_an_id(tmp_path: Path) -> None:
+    content = small_content()
+    for entry in content["annotations"]:
+        del entry["id"]
+    config, _, _ = write_sets(tmp_path, content)
+    code, report = verify(config, no_images=True)
+    assert code == 0 and counts(report) == {}
+
+
+def test_images_without_boxes_are_only_noted_where_they_are_trained_on(tmp_path: Path) -> None:
+    content = small_content()
+    without_boxes_of(12)(content)
+    config, _, _ = write_sets(tmp_path, content)
+    for setting, severity in (("skip", "mended"), ("train", "note")):
+        _, report = verify(config, f"data.images_without_boxes={setting}", no_images=True)
+        assert [one["severity"] for one in report["splits"]["train"]["findings"]] == [severity]

@@ -1,0 +1,198 @@
+"""`--write-clean`: what remains is what training can use, and training takes it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.coco_json import read_annotations
+from data.index import open_index
+from data.sources import Split
+from retinanet.errors import InputError
+from tests.data.verify.small_set import (
+    IMAGES,
+    Content,
+    counts,
+    small_content,
+    train_on,
+    verify,
+    write_config,
+    write_split,
+)
+
+
+def cleaned(config: Path, folder: Path, *overrides: str) -> list[str]:
+    """The fields that `--write-clean` says to train with."""
+    return [
+        *overrides,
+        *(
+            f"data.{name}_annotations={folder / name}.index"
+            for name in ("train", "validation")
+            if (folder / f"{name}.index").exists()
+        ),
+    ]
+
+
+def spoiled_content() -> Content:
+    """Image 10 and 16's boxes are fine; everything else has something."""
+    content = small_content()
+    boxes = content["annotations"]
+    boxes[1]["bbox"] = [1, float("nan"), 3, 4]  # image 11 keeps its second box, annotation 7
+    boxes[2]["bbox"] = boxes[8]["bbox"] = [5, 5, 0, 4]  # image 12 loses all of its boxes
+    boxes[3]["category_id"] = 77  # image 13 keeps annotation 9
+    boxes[5]["image_id"] = 99  # image 15 keeps annotation 11
+    boxes.append(dict(boxes[0], id=200, bbox=[500, 5, 9, 4]))
+    boxes.append(dict(boxes[0]))  # annotation 0 again
+    boxes.append(dict(boxes[0], id=201, bbox=[60, 5, 9, 4]))  # clipped by training, so it stays
+    content["images"].append(dict(content["images"][0], id=17, file_name="../0.jpg"))
+    content["images"].append(dict(content["images"][0]))  # image 10 again
+    return content
+
+
+def test_the_clean_index_is_verified_without_stopping_and_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_split(tmp_path / "train", spoiled_content())
+    validation = write_split(tmp_path / "validation", small_content())
+    (train.images / "4.jpg").write_bytes(b"no image")
+    (validation.images / "0.jpg").unlink()
+    config = write_config(tmp_path, train, validation)
+    folder = tmp_path / "clean"
+    code, _ = verify(config, clean_folder=folder)
+    assert code == 1
+    printed = capsys.readouterr().out
+    # Of 6 (with 2 that are no good): image 12 lost its boxes, image 14 is damaged.
+    assert f"{folder}/train.index: 4 of 7 images and 6 of 14 boxes remain" in printed
+    assert f"{folder}/validation.index: 5 of 6 images and 10 of 12 boxes remain" in printed
+    fields = [word for word in printed.splitlines()[-1].split() if word.startswith("data.")]
+    assert fields == [
+        f"data.train_annotations={folder}/train.index",
+        f"data.train_images={train.images}",
+        f"data.validation_annotations={folder}/validation.index",
+        f"data.validation_images={validation.images}",
+    ]
+    code, report = verify(config, *fields)
+    assert code == 0 and not report["stops_training"]
+    assert counts(report) == {"box_partly_outside": 1, "file_unused": 2}
+    clean = open_index(folder / "train.index")
+    assert clean.image_ids.tolist() == [10, 11, 13, 15]
+    assert list(clean.file_names) == ["0.jpg", "1.jpg", "3.jpg", "5.jpg"]
+    assert clean.box_ids.tolist() == [100, 106, 201, 107, 109, 111]
+    assert clean.box_offsets.tolist() == [0, 3, 4, 5, 6]
+    splits = (
+        Split(folder / "train.index", train.images),
+        Split(folder / "validation.index", validation.images),
+    )
+    assert train_on(*splits) == 6 + 10
+
+
+def test_the_clean_index_of_a_good_set_is_the_set(tmp_path: Path) -> None:
+    train = write_split(tmp_path / "train", small_content())
+    validation = write_split(tmp_path / "validation", small_content())
+    config = write_config(tmp_path, train, validation)
+    code, _ = verify(config, clean_folder=tmp_path / "clean")
+    assert code == 0
+    assert_equal(tmp_path / "clean" / "train.index", train.annotations)
+    assert_equal(tmp_path / "clean" / "validation.index", validation.annotations)
+
+
+def assert_equal(index: Path, labels: Path) -> None:
+    clean, read = vars(open_index(index)), vars(read_annotations(labels))
+    for name, column in read.items():
+        if isinstance(column, np.ndarray):
+            assert column.tolist() == clean[name].tolist() and column.dtype == clean[name].dtype
+        else:
+            assert list(column) == list(clean[name])
+
+
+def test_an_index_can_be_cleaned_again(tmp_path: Path) -> None:
+    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
+    config = write_config(tmp_path, *splits)
+    verify(config, clean_folder=tmp_path / "first")
+    (splits[0].images / "2.jpg").unlink()
+    first = f"data.train_annotations={tmp_path}/first/train.index"
+    code, report = verify(config, first, clean_folder=tmp_path / "second")
+    assert code == 1 and counts(report) == {"image_missing": 1}
+    clean = open_index(tmp_path / "second" / "train.index")
+    assert clean.image_ids.tolist() == [10, 11, 13, 14, 15] and len(clean.boxes) == 10
+
+
+def test_images_without_boxes_stay(tmp_path: Path) -> None:
+    """They are no mistake; whether they are trained on is the configuration's matter."""
+    content = small_content()
+    content["annotations"] = [e for e in content["annotations"] if e["image_id"] != 12]
+    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
+    verify(write_config(tmp_path, *splits), clean_folder=tmp_path / "clean")
+    assert len(open_index(tmp_path / "clean" / "train.index")) == IMAGES
+
+
+def test_different_images_of_one_id_both_go(tmp_path: Path) -> None:
+    content = small_content()
+    content["images"][4]["id"] = 11
+    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
+    verify(write_config(tmp_path, *splits), clean_folder=tmp_path / "clean")
+    clean = open_index(tmp_path / "clean" / "train.index")
+    assert clean.image_ids.tolist() == [10, 12, 13, 15]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"categories": [{"id": 3, "name": "kind 3"}] * 3}, "mistakes in categories"),
+        ({"categories": [{"id": 3, "name": ""}]}, "the annotations cannot be read"),
+        ({"categories": [{"id": 3, "name": "kind 3"}, {"id": 5}]}, "mistakes in categories"),
+        ({"images": [{"id": 3}]}, "the annotations cannot be read"),
+    ],
+)
+def test_what_leaving_out_cannot_mend_is_told_and_nothing_is_written(
+    tmp_path: Path, change: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = [
+        write_split(tmp_path / "train", small_content()),
+        write_split(tmp_path / "validation", small_content() | change),
+    ]
+    config = write_config(tmp_path, *splits)
+    code, _ = verify(config, clean_folder=tmp_path / "clean")
+    assert code == 1 and not (tmp_path / "clean").exists()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("no clean index was written: validation: ") and reason in last
+
+
+def test_nothing_is_cleaned_away_as_a_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
+    for n in range(IMAGES):
+        (splits[0].images / f"{n}.jpg").unlink()
+    config = write_config(tmp_path, *splits)
+    code, _ = verify(config, clean_folder=tmp_path / "clean")
+    assert code == 1 and not (tmp_path / "clean").exists()
+    assert "no clean index was written: train: no image would remain" in capsys.readouterr().out
+
+
+def test_an_index_is_not_replaced(tmp_path: Path) -> None:
+    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
+    config = write_config(tmp_path, *splits)
+    (tmp_path / "clean" / "validation.index").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"validation\.index: exists; give --write-clean another"):
+        verify(config, clean_folder=tmp_path / "clean")
+    assert not (tmp_path / "clean" / "train.index").exists()
+    code, _ = verify(config, clean_folder=tmp_path / "clean", split="train")
+    assert code == 0 and len(open_index(tmp_path / "clean" / "train.index")) == IMAGES
+
+
+def test_a_sample_cannot_be_cleaned(tmp_path: Path) -> None:
+    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
+    config = write_config(tmp_path, *splits)
+    with pytest.raises(InputError, match="--write-clean: not with --sample"):
+        verify(config, clean_folder=tmp_path / "clean", sample=2)
+
+
+def test_without_a_look_at_images_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
+    config = write_config(tmp_path, *splits)
+    verify(config, clean_folder=tmp_path / "clean", no_images=True)
+    assert "images were not all checked" in capsys.readouterr().out

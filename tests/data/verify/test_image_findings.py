@@ -1,0 +1,224 @@
+"""Every way in which an image file can be wrong is found; it stops training if verify says so."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.decoding import installed_decoders
+from data.sources import Split
+from data.verify.image_files import is_resized_copy
+from data.verify.kinds import KINDS
+from retinanet.errors import InputError
+from tests.data.verify.small_set import (
+    HEIGHT,
+    IMAGES,
+    WIDTH,
+    counts,
+    entries,
+    small_content,
+    train_on,
+    verify,
+    write_config,
+    write_split,
+)
+
+
+def cut_in_half(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def cut_at_the_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def fill_with_noise(path: Path) -> None:
+    path.write_bytes(np.random.default_rng(0).bytes(2000))
+
+
+def fill_with_text(path: Path) -> None:
+    path.write_text("<html>404 Not Found</html>")
+
+
+def declare_too_many_pixels(path: Path) -> None:
+    """A small PNG whose header says that it is 60,000 pixels wide and high."""
+    to_png(path)
+    content = bytearray(path.read_bytes())
+    struct.pack_into(">II", content, 16, 60_000, 60_000)
+    struct.pack_into(">I", content, 29, zlib.crc32(content[12:29]))
+    path.write_bytes(content)
+
+
+def turn(path: Path) -> None:
+    with Image.open(path) as image:
+        image.rotate(90, expand=True).save(path)
+
+
+def shrink(path: Path) -> None:
+    with Image.open(path) as image:
+        image.resize((WIDTH // 2, HEIGHT // 2)).save(path)
+
+
+def to_png(path: Path) -> None:
+    with Image.open(path) as image:
+        image.save(path, format="PNG")
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+STOPPING: list[tuple[str, Callable[[Path], None]]] = [
+    ("image_missing", Path.unlink),
+    ("image_damaged", cut_in_half),
+    ("image_damaged", cut_at_the_end),
+    ("image_damaged", replace_by_folder),
+    ("image_other_format", empty),
+    ("image_other_format", fill_with_noise),
+    ("image_other_format", fill_with_text),
+    ("image_too_large", declare_too_many_pixels),
+    ("image_other_shape", turn),
+]
+
+
+def write_sets(folder: Path, **data: object) -> Path:
+    train = write_split(folder / "train", small_content())
+    validation = write_split(folder / "validation", small_content())
+    return write_config(folder, train, validation, **data)
+
+
+def trained(folder: Path, **options: object) -> int:
+    train, validation = (
+        Split(folder / name / "labels.json", folder / name / "images")
+        for name in ("train", "validation")
+    )
+    return train_on(train, validation, **options)
+
+
+@pytest.mark.parametrize("decoder", installed_decoders())
+@pytest.mark.parametrize(("kind", "spoil"), STOPPING)
+def test_a_file_that_stops_training_is_found(
+    tmp_path: Path, kind: str, spoil: Callable[[Path], None], decoder: str
+) -> None:
+    config = write_sets(tmp_path, decoder=decoder)
+    spoil(tmp_path / "validation" / "images" / "4.jpg")
+    code, report = verify(config)
+    assert code == 1 and counts(report) == {} and counts(report, "validation") == {kind: 1}
+    assert entries(report, kind, "validation") == ["images[4]"]
+    with pytest.raises(InputError):
+        trained(tmp_path, decoder=decoder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [(to_png, {}), (shrink, {"image_resized": 1})],
+)
+def test_a_file_that_training_takes_stops_nothing(
+    tmp_path: Path, spoil: Callable[[Path], None], expected: dict[str, int]
+) -> None:
+    config = write_sets(tmp_path)
+    spoil(tmp_path / "train" / "images" / "4.jpg")
+    code, report = verify(config)
+    assert code == 0 and counts(report) == expected
+    assert trained(tmp_path) == 4 * IMAGES
+
+
+def test_every_kind_of_image_is_tested() -> None:
+    of_files = {"image_missing", "image_resized"} | {
+        name for name in KINDS if name.startswith(("image_d", "image_o", "image_t"))
+    }
+    assert of_files == {kind for kind, _ in STOPPING} | {"image_resized"} >= {"image_other_shape"}
+
+
+def test_an_image_that_training_does_not_read_stops_nothing(tmp_path: Path) -> None:
+    """Of the training split without boxes; the same in the validation split is read."""
+    content = small_content()
+    boxes = [entry for entry in content["annotations"] if entry["image_id"] != 12]
+    content["annotations"] = boxes
+    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
+    config = write_config(tmp_path, *splits)
+    cut_in_half(tmp_path / "train" / "images" / "2.jpg")
+    code, report = verify(config)
+    assert code == 0 and counts(report) == {"image_damaged": 1, "image_without_boxes": 1}
+    assert trained(tmp_path) == 2 * len(boxes)
+    code, _ = verify(config, "data.images_without_boxes=train")
+    assert code == 1
+    with pytest.raises(InputError):
+        trained(tmp_path, skip_images_without_boxes=False)
+
+
+def test_opening_a_split_asks_for_its_first_file_even_if_it_is_not_read(tmp_path: Path) -> None:
+    content = small_content()
+    content["annotations"] = [e for e in content["annotations"] if e["image_id"] != 10]
+    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
+    config = write_config(tmp_path, *splits)
+    (tmp_path / "train" / "images" / "0.jpg").unlink()
+    code, report = verify(config)
+    assert code == 1 and counts(report)["image_missing"] == 1
+    with pytest.raises(InputError):
+        trained(tmp_path)
+
+
+@pytest.mark.parametrize("size", [(24, 32), (47, 64), (48, 65), (49, 66), (50, 64), (64, 48)])
+def test_shapes_are_told_apart_as_training_does(tmp_path: Path, size: tuple[int, int]) -> None:
+    write_sets(tmp_path)
+    height, width = size
+    pixels = np.zeros((height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "train" / "images" / "3.jpg")
+    if is_resized_copy(size, (HEIGHT, WIDTH)):
+        assert trained(tmp_path) == 4 * IMAGES
+    else:
+        with pytest.raises(InputError, match="the image is"):
+            trained(tmp_path)
+
+
+def test_files_that_no_annotation_names_are_noted(tmp_path: Path) -> None:
+    config = write_sets(tmp_path)
+    folder = tmp_path / "train" / "images"
+    (folder / "more").mkdir()
+    for name in ("spare.JPG", "more/spare.png", "notes.txt"):
+        (folder / name).write_text("not looked into")
+    code, report = verify(config)
+    assert code == 0 and counts(report) == {"file_unused": 2}
+    assert entries(report, "file_unused") == ["spare.JPG", "more/spare.png"]
+
+
+def test_splits_that_share_a_folder_use_each_others_files(tmp_path: Path) -> None:
+    parts = []
+    for name, is_mine in (("train", lambda i: i <= 12), ("validation", lambda i: i > 12)):
+        content = small_content()
+        content["images"] = [one for one in content["images"] if is_mine(one["id"])]
+        content["annotations"] = [e for e in content["annotations"] if is_mine(e["image_id"])]
+        parts.append(write_split(tmp_path / name, content))
+    train, validation = parts
+    (train.images / "spare.jpg").touch()
+    config = write_config(tmp_path, train, Split(validation.annotations, train.images))
+    code, report = verify(config)
+    assert code == 0 and counts(report) == {"file_unused": 1}
+    assert counts(report, "validation") == {}
+    _, report = verify(config, split="train")
+    assert counts(report) == {}
+
+
+def test_a_sample_is_told_from_all_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_sets(tmp_path)
+    code, report = verify(config, sample=2)
+    assert code == 0 and report["splits"]["train"]["images_checked"] == 2
+    printed = capsys.readouterr().out
+    assert "ONLY 2 OF 6 images decoded" in printed
+    assert "not all images were checked" in printed
+    code, report = verify(config, no_images=True)
+    assert code == 0 and report["splits"]["train"]["images_checked"] == 0
+    assert "NO IMAGE WAS CHECKED" in capsys.readouterr().out
