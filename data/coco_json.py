@@ -69,7 +69,7 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
 
 def read_columns(path: Path, *, advance: Advance) -> dict[str, Columns]:
     """The columns of each list, as they stand in the file."""
-    readers = {"categories": category_columns, "images": image_columns, "annotations": box_columns}
+    readers = {"images": image_columns, "annotations": box_columns, "categories": category_columns}
     growing: dict[str, dict[str, GrowingArray | GrowingTexts]] = {name: {} for name in readers}
     lengths = dict.fromkeys(readers, 0)
     for name, entries in stream_lists(path, readers, advance=advance):

@@ -72,6 +72,9 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
         home = first_writable(homes)
         with one_process_at_a_time(home / LOCK, waiting=lambda: say_waiting(console, path)):
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
+    except InputError:
+        remove_if_bare(home)
+        raise
     except OSError as error:
         console.print(f"no index of {path} can be written ({error}): this process reads it itself")
         return FoundIndex(read_annotations(path), None, was_made=False)
@@ -189,6 +192,12 @@ def remove_others(home: Path, *, keep: str) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
+
+
+def remove_if_bare(home: Path) -> None:
+    """Leave no folder behind for a file that no index can be made of."""
+    if [entry.name for entry in home.iterdir()] == [LOCK]:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def say_waiting(console: Console, path: Path) -> None:

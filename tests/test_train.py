@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from data.index_cache import open_annotations
 from retinanet.command_line import run_command
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import read_checkpoint
@@ -334,7 +335,7 @@ def dataset(tmp_path: Path) -> Path:
         (folder / split).mkdir()
         Image.new("RGB", (64, 64)).save(folder / split / "a.png")
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-    (folder / "other.json").write_text('{"shapes": []}')
+    (folder / "annotations" / "other.json").write_text('{"shapes": []}')
     return folder
 
 
@@ -347,8 +348,8 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
         (["data.root={folder}/none"], ["data.root: {folder}/none", "is not a folder"]),
         (["data.root=null"], ["data.root: not set", "data.train_annotations"]),
         (
-            ["data.train_annotations={folder}/other.json"],
-            ["{folder}/other.json: images: missing", "not COCO's format"],
+            ["data.train_annotations={folder}/annotations/other.json"],
+            ["other.json: images: missing", "not COCO's format"],
         ),
         (["data.train_images={folder}/none"], ["data.train_images: {folder}/none"]),
         (
@@ -381,6 +382,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     given = [word.format(folder=dataset) for word in words]
     roots = [] if any(word.startswith("data.root=") for word in given) else [f"data.root={dataset}"]
+    for annotations in dataset.glob("annotations/instances_*.json"):
+        open_annotations(annotations)  # makes the index, which a next start will use
     before = snapshot(tmp_path)
     outcome = train("--config", "coco.yaml", *roots, *given, f"run.root={tmp_path / 'runs'}")
     assert outcome.code == 2

@@ -51,6 +51,7 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         skip_images_without_boxes=settings.images_without_boxes == "skip",
         console=console,
         decoder=decoder,
+        replace_bad_images=settings.on_bad_image == "skip",
     )
 
 

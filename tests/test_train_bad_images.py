@@ -1,0 +1,122 @@
+"""The real command line on a data set with images that cannot be read."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.data.coco_files import write_json
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NUM_IMAGES = 8
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """COCO's tree of 8 pictures, all of which are for training and two for validation."""
+    folder = tmp_path / "coco"
+    for split, count in (("train2017", NUM_IMAGES), ("val2017", 2)):
+        (folder / split).mkdir(parents=True)
+        names = [f"{index}.png" for index in range(count)]
+        for index, name in enumerate(names):
+            Image.new("RGB", (64, 64), (30 * index, 80, 120)).save(folder / split / name)
+        content = {
+            "images": [
+                {"id": index, "file_name": name, "width": 64, "height": 64}
+                for index, name in enumerate(names)
+            ],
+            "annotations": [
+                {"id": index, "image_id": index, "category_id": 1, "bbox": [9, 9, 30, 30]}
+                for index in range(count)
+            ],
+            "categories": [{"id": 1, "name": "one"}],
+        }
+        (folder / "annotations").mkdir(exist_ok=True)
+        write_json(folder / "annotations" / f"instances_{split}.json", content)
+    return folder
+
+
+def train(dataset: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(sys.executable, "train.py", "--config", "coco.yaml", f"data.root={dataset}"),
+        *(f"run.root={dataset.parent / 'runs'}", "run.name=bad", "data.image_size=64"),
+        *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
+        *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
+        *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *words),
+    ]
+    return subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def records(dataset: Path, kind: str) -> list[dict[str, object]]:
+    lines = (dataset.parent / "runs/bad/metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+@pytest.fixture
+def clean_up(dataset: Path) -> object:
+    yield
+    shutil.rmtree(dataset.parent / "runs", ignore_errors=True)  # a checkpoint has 400 MB
+
+
+@pytest.mark.usefixtures("clean_up")
+def test_bad_images_are_replaced_named_once_and_noted(dataset: Path) -> None:
+    bad = dataset / "train2017" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:80])
+    (dataset / "val2017" / "1.png").unlink()
+    done = train(dataset, "data.on_bad_image=skip")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{bad}: damaged image") == 1
+    assert "another image stands in for it" in done.stdout
+    assert "1.png: no such image file" in done.stdout
+    assert "evaluated as an image without detections" in done.stdout
+    assert len(records(dataset, "bad_image")) == 2
+    assert len(records(dataset, "step")) == 8
+
+
+@pytest.mark.usefixtures("clean_up")
+def test_a_bad_image_stops_the_run_with_a_checkpoint_that_goes_on(dataset: Path) -> None:
+    bad = dataset / "val2017" / "1.png"
+    content = bad.read_bytes()
+    bad.write_bytes(content[:80])
+    done = train(dataset)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {bad}: damaged image") and line.endswith("--resume")
+    assert len(records(dataset, "step")) == 8
+    bad.write_bytes(content)
+    done = train(dataset, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert len(records(dataset, "step")) == 8
+    assert len(records(dataset, "evaluation")) == 1
+
+
+@pytest.mark.usefixtures("clean_up")
+def test_more_bad_images_than_allowed_end_the_run(dataset: Path) -> None:
+    for index in range(0, NUM_IMAGES, 2):
+        (dataset / "train2017" / f"{index}.png").write_bytes(b"no image")
+    done = train(dataset, "data.on_bad_image=skip", "data.bad_image_limit=2")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "more than data.bad_image_limit=2 images could not be read" in line
+    assert "python -m data verify" in line
+
+
+@pytest.mark.usefixtures("clean_up")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none to reserve")
+def test_a_reserved_core_loads_while_the_others_train(dataset: Path) -> None:
+    done = train(dataset, "data.reserve_cores=1")
+    assert done.returncode == 0, done.stderr
+    assert len(records(dataset, "step")) == 8
