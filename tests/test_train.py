@@ -95,8 +95,12 @@ def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
     return [record for record in records if record["kind"] == kind]
 
 
-def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
-    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
+def snapshot(folder: Path) -> dict[Path, tuple[int, int] | None]:
+    """Files with size and time of change, and folders."""
+    return {
+        path: None if path.is_dir() else (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.fixture(scope="module")
