@@ -21,6 +21,7 @@ import argparse
 from pathlib import Path
 
 from data.sources import SplitName
+from data.verify.verification import Request, verify
 from retinanet.command_line import positive
 from retinanet.errors import InputError
 
@@ -82,9 +83,6 @@ def run(
         raise InputError(
             "--write-clean: not with --sample, which leaves most images unchecked; leave one out"
         )
-    # What checks images loads torch, which `--help` can do without.
-    from data.verify.verification import Request, verify  # noqa: PLC0415
-
     splits: tuple[SplitName, ...] = ("train", "validation") if split is None else (split,)
     return verify(
         Request(

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-import torch
-
 from data.worker_signals import signals_blocked
 from retinanet.errors import InputError
 
@@ -45,7 +43,7 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 def begin() -> None:
     """Work on one thread, and end when the parent has ended, even if that was killed."""
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that a decoder loads now
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -23,8 +23,6 @@ from retinanet.config_file import load_config
 from retinanet.exit_codes import FINISHED
 from retinanet.progress import make_console
 from retinanet.training.output_files import require_free, write_whole
-from retinanet.training.run_data import require_no_files
-from retinanet.training.run_folder import RunFolder
 
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""
@@ -62,8 +60,7 @@ def verify(request: Request) -> int:
         require_no_index(request.clean_folder, request.splits)
     root = config.data.root
     if config.data.scenes is not None:
-        require_no_files(config.data)
-        root = RunFolder(config.run.root / config.run.name).scenes
+        root = scenes_of(config)
         if not root.is_dir():
             say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
             return FINISHED
@@ -78,6 +75,20 @@ def verify(request: Request) -> int:
     say(console, conclusion(checked))
     advise(request, checked, console)
     return STOPS_TRAINING if any(one.findings.stopping() for one in checked) else FINISHED
+
+
+def scenes_of(config: Config) -> Path:
+    """Where a run draws its scenes.
+
+    Raises:
+        InputError: Files are given beside them.
+    """
+    # These load torch, 400 MB and seconds that checking a data set does without.
+    from retinanet.training.run_data import require_no_files  # noqa: PLC0415
+    from retinanet.training.run_folder import RunFolder  # noqa: PLC0415
+
+    require_no_files(config.data)
+    return RunFolder(config.run.root / config.run.name).scenes
 
 
 def split_of(config: Config, name: SplitName, root: Path | None) -> Split:

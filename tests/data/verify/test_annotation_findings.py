@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from data import transforms
+from data.verify import box_checks
 from data.verify.kinds import KINDS
 from retinanet.errors import InputError
 from tests.data.verify.small_set import (
@@ -181,6 +183,10 @@ def test_boxes_that_are_said_to_be_left_out_are_no_targets(
     content["annotations"][1]["bbox"] = bbox
     _, train, validation = write_sets(tmp_path, content)
     assert train_on(train, validation) == 4 * IMAGES - 1 + kept
+
+
+def test_a_box_vanishes_where_training_says_so() -> None:
+    assert box_checks.MINIMUM_SIDE == transforms.MINIMUM_SIDE
 
 
 def test_the_tables_hold_every_kind_that_annotations_alone_show() -> None:

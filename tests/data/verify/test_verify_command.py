@@ -81,6 +81,21 @@ def test_bad_input_is_one_line_and_exit_status_2(arguments: list[str], message: 
     assert message in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
+def test_it_does_without_torch(tmp_path: Path) -> None:
+    """Torch takes 400 MB of memory and seconds to load."""
+    program = (
+        "import sys\nfrom data.__main__ import main\ncode = main()\n"
+        "sys.exit(9 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "verify", "--config", str(two_splits(tmp_path))],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+
+
 def test_a_json_file_that_exists_is_kept(tmp_path: Path) -> None:
     config = two_splits(tmp_path)
     file = tmp_path / "found.json"
