@@ -1,12 +1,13 @@
 # make demo    train on drawn scenes, evaluate, draw pictures: minutes on two cores
 # make test    the test suite
 # make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
+# make simd    put Pillow-SIMD in Pillow's place: see requirements-simd.txt before; make pillow: back
 # make lint    ruff, format, types
 # Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there.
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test ipex lint setup clean
+.PHONY: demo test ipex simd pillow lint setup clean
 
 demo: setup
 	.venv/bin/python train.py --config demo.yaml --overwrite
@@ -17,6 +18,12 @@ test: ipex
 
 ipex:
 	@./setup.sh ipex
+
+simd:
+	@./setup.sh simd
+
+pillow:
+	@./setup.sh pillow
 
 lint: setup
 	.venv/bin/pre-commit run --all-files --show-diff-on-failure

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt; `./setup.sh ipex` adds those of
-# requirements-ipex.txt. `make demo` and `make test` call this; a second call finds everything in
+# requirements-ipex.txt; `./setup.sh simd` puts Pillow-SIMD in Pillow's place, and `./setup.sh
+# pillow` puts Pillow back. `make demo` and `make test` call this; a second call finds everything in
 # place and returns at once. Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
@@ -62,6 +63,73 @@ install_ipex() {
     "${install[@]}" -r requirements-ipex.txt && check_pins
 }
 
+# Both packages are the module PIL: pip would let one write over the other, and over a half of it.
+# So whatever is there goes first, and a marker says so until a whole one is in its place.
+remove_pillow() {
+    local site=.venv/lib/python3.11/site-packages
+    touch .venv/.setup-pillow-changing
+    rm -f .venv/.setup-simd-finished
+    rm -rf "$site"/PIL "$site"/pillow.libs "$site"/[Pp]illow-*.dist-info "$site"/pillow_simd-*.dist-info
+}
+
+put_pillow() {
+    remove_pillow
+    "${install[@]}" --ignore-installed "$(grep -oE '^pillow==[^ ]+' requirements.txt)" || return
+    check_pins || return
+    rm .venv/.setup-pillow-changing
+}
+
+has_pillow_simd() {
+    compgen -G '.venv/lib/python3.11/site-packages/pillow_simd-*.dist-info' >/dev/null
+}
+
+require_headers() {
+    local include missing='' pair
+    command -v cc >/dev/null || fail "Pillow-SIMD has to be compiled, and there is no C compiler (Debian and Ubuntu: apt-get install gcc)"
+    include=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    for pair in Python.h:python3.11-dev zlib.h:zlib1g-dev jpeglib.h:libjpeg-dev webp/decode.h:libwebp-dev tiffio.h:libtiff-dev; do
+        printf '#include <stdio.h>\n#include <%s>\n' "${pair%:*}" |
+            cc -I"$include" -E - >/dev/null 2>&1 || missing="$missing ${pair#*:}"
+    done
+    [ -z "$missing" ] || fail "Pillow-SIMD has to be compiled, and headers are missing (Debian and Ubuntu: apt-get install$missing)"
+}
+
+# Other packages ask for `pillow`. An empty package of that name tells pip that it is there.
+make_stand_in() { # VERSION FOLDER
+    rm -rf "$2"
+    mkdir -p "$2"
+    cat >"$2/pyproject.toml" <<END
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "pillow"
+version = "$1+simd"
+description = "Empty: pillow-simd is in pillow's place"
+
+[tool.setuptools]
+packages = []
+END
+}
+
+put_pillow_simd() {
+    local pinned wheels=.venv/simd/wheels version compiler=cc
+    pinned=$(grep -oE '^pillow-simd==[^ ]+' requirements-simd.txt)
+    version=${pinned#*==}
+    if grep -q avx2 /proc/cpuinfo; then compiler='cc -mavx2'; fi
+    make_stand_in "${version%.post*}" .venv/simd/pillow
+    # Compiled before Pillow goes. Without the cache: a wheel in it may lack formats, or SIMD.
+    CC=$compiler .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
+        --no-binary pillow-simd -C webp=enable -C tiff=enable -w "$wheels" "$pinned" || return
+    .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
+        --no-cache-dir -w "$wheels" .venv/simd/pillow || return
+    remove_pillow
+    "${install[@]}" --ignore-installed --no-index "$wheels"/*.whl || return
+    check_pins || return
+    rm -r .venv/simd .venv/.setup-pillow-changing
+}
+
 is_finished() { # MARKER WANTED
     [ -e ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
 }
@@ -71,17 +139,38 @@ fail_installing() {
 }
 
 case "$*" in
-'' | ipex) ;;
-*) fail "unknown argument $*; known is: ipex" ;;
+'' | ipex | simd | pillow) ;;
+*) fail "unknown argument $*; known are: ipex, simd, pillow" ;;
 esac
 
 wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"
 if ! is_finished .setup-finished "$wanted"; then
     echo "setup: making .venv: $(grep -cE '==' requirements.txt) packages, up to 7 GB on disk, a few minutes"
     make_environment
+    if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then
+        echo "setup: Pillow comes back in place of Pillow-SIMD, since requirements.txt is not what it was"
+        remove_pillow
+    fi
     install_packages || fail_installing
-    rm -f .venv/.setup-started
+    rm -f .venv/.setup-started .venv/.setup-pillow-changing
     printf '%s\n' "$wanted" >.venv/.setup-finished
+fi
+
+if [ "$*" = simd ]; then
+    wanted_simd="$wanted $(sha256sum <requirements-simd.txt)"
+    if ! is_finished .setup-simd-finished "$wanted_simd"; then
+        require_headers
+        echo "setup: putting Pillow-SIMD in Pillow's place; it lags behind Pillow's security fixes"
+        put_pillow_simd || fail_installing
+        printf '%s\n' "$wanted_simd" >.venv/.setup-simd-finished
+    fi
+elif [ "$*" = pillow ] || [ -e .venv/.setup-pillow-changing ]; then
+    if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then
+        echo "setup: putting Pillow back in its place"
+        put_pillow || fail_installing
+    fi
+elif has_pillow_simd; then
+    echo "setup: Pillow-SIMD is in Pillow's place; \`make pillow\` puts Pillow back"
 fi
 
 if [ "$*" = ipex ]; then
