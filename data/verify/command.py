@@ -19,6 +19,7 @@ Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or n
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from data.sources import SplitName
 from data.verify.verification import Request, verify
@@ -66,6 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write DIR/train.index and DIR/validation.index without the bad entries",
     )
+    allow_overrides_between_options(parser)
+
+
+def allow_overrides_between_options(parser: argparse.ArgumentParser) -> None:
+    """Take `section.field=value` wherever it stands, as train.py does.
+
+    argparse takes positional arguments from one place only, and its way out, intermixed parsing, is
+    not for commands below another.
+    """
+    parse = parser.parse_known_args
+
+    def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = parse(*arguments)
+        found.overrides += [word for word in rest if not word.startswith("-")]
+        return found, [word for word in rest if word.startswith("-")]
+
+    parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
 
 
 def run(

@@ -14,6 +14,7 @@ from data.verify.split_check import CheckedSplit, Contents
 from retinanet.progress import clock
 
 CLASSES_SHOWN = 5
+KINDS_SHOWN = 4
 LONGEST_EXAMPLE = 160
 STYLES = {Severity.STOPS: "bold red", Severity.MENDED: "yellow", Severity.NOTE: "dim"}
 
@@ -23,8 +24,8 @@ def print_split(console: Console, checked: CheckedSplit) -> None:
     console.print()
     say(console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}")
     if checked.contents is not None:
-        say(console, totals(checked.contents))
-        say(console, time_taken(checked, checked.contents))
+        say(console, totals(checked.contents), wrap=True)
+        say(console, time_taken(checked, checked.contents), wrap=True)
     findings = checked.findings.in_order()
     if findings:
         print_findings(console, findings)
@@ -62,7 +63,7 @@ def example(finding: Finding) -> str:
     """The first place of a finding."""
     place = finding.places[0]
     file = f" ({place.file})" if place.file and place.file != place.found else ""
-    text = printable(f"{place.entry}: {place.found}{file}")
+    text = printable(f"{place.entry}{file}: {place.found}")
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[: LONGEST_EXAMPLE - 3]}..."
 
 
@@ -101,13 +102,13 @@ def print_classes(console: Console, contents: Contents) -> None:
     used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
     empty = [printable(names[row]) for row in np.flatnonzero(boxes == 0).tolist()]
     if len(used) <= 2 * CLASSES_SHOWN:
-        say(console, f"boxes by class: {', '.join(used) or 'none'}")
+        say(console, f"boxes by class: {', '.join(used) or 'none'}", wrap=True)
     else:
-        say(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}")
-        say(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}")
+        say(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}", wrap=True)
+        say(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}", wrap=True)
     if empty:
         more = f" and {len(empty) - CLASSES_SHOWN} more" if len(empty) > CLASSES_SHOWN else ""
-        say(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{more}")
+        say(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{more}", wrap=True)
 
 
 def conclusion(checked: Sequence[CheckedSplit]) -> str:
@@ -118,15 +119,17 @@ def conclusion(checked: Sequence[CheckedSplit]) -> str:
         for one in split.findings.stopping()
     ]
     if stopping:
-        return f"training would stop: {', '.join(stopping)}"
+        more = len(stopping) - KINDS_SHOWN
+        rest = f" and {more} more kinds" if more > 0 else ""
+        return f"training would stop: {', '.join(stopping[:KINDS_SHOWN])}{rest}"
     if all(split.checked_all_images for split in checked):
         return "nothing stops training"
     return "nothing was found that stops training, but not all images were checked"
 
 
-def say(console: Console, text: str) -> None:
-    """A line as it is, however long."""
-    console.print(Text(printable(text)), soft_wrap=True)
+def say(console: Console, text: str, *, wrap: bool = False) -> None:
+    """A line as it is, however long; with `wrap` a terminal gets it word by word."""
+    console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
 
 
 def printable(text: str) -> str:

@@ -72,7 +72,7 @@ def verify(request: Request) -> int:
     if request.json_file is not None:
         write_whole(request.json_file, json.dumps(as_json(checked, decoder=decoder), indent=1))
     console.print()
-    say(console, conclusion(checked))
+    say(console, conclusion(checked), wrap=True)
     advise(request, checked, console)
     return STOPS_TRAINING if any(one.findings.stopping() for one in checked) else FINISHED
 
@@ -146,16 +146,19 @@ def advise(request: Request, checked: Sequence[CheckedSplit], console: Console) 
     """Write the clean indexes where they are wanted, and say what to do next."""
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
     if request.clean_folder is not None and obstacles:
-        say(console, f"no clean index was written: {obstacles[0]}")
+        say(console, f"no clean index was written: {obstacles[0]}", wrap=True)
     elif request.clean_folder is not None:
         write_clean(request, request.clean_folder, checked, console)
     elif not any(one.findings.stopping() for one in checked):
-        say(console, f"next: {request.command('train.py')}")
+        say(console, f"next:\n  {request.command('train.py')}")
     elif obstacles:
-        say(console, f"next: mend it; an index without it cannot be made: {obstacles[0]}")
+        say(
+            console, f"next: mend it; an index without it cannot be made: {obstacles[0]}", wrap=True
+        )
     else:
         command = request.command("-m data verify", "--write-clean", "clean")
-        say(console, f"next: mend it, or leave it out: {command}")
+        say(console, "next: mend it, or train on an index without it, which this makes:")
+        say(console, f"  {command}")
 
 
 def write_clean(
@@ -178,5 +181,5 @@ def write_clean(
             f"data.{one.name}_images={one.split.images}",
         ]
     if not all(one.checked_all_images for one in checked):
-        say(console, "images were not all checked: bad ones may still be in it")
-    say(console, f"next: {request.command('train.py', *fields)}")
+        say(console, "images were not all checked: bad ones may still be in it", wrap=True)
+    say(console, f"next:\n  {request.command('train.py', *fields)}")

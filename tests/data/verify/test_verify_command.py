@@ -51,7 +51,7 @@ def test_a_pipe_gets_plain_lines_and_the_exit_status_tells(tmp_path: Path) -> No
     done = type_command("--config", str(config))
     assert done.returncode == 1 and done.stderr == ""
     assert "\x1b" not in done.stdout and "┃" not in done.stdout
-    assert "image_missing  1  stops training  images[3]: no such image file" in done.stdout
+    assert "image_missing  1  stops training  images[3] (3.jpg): no such image file" in done.stdout
     assert "training would stop: 1 image_missing (train)\n" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(f"--config {config} --write-clean clean")
 
@@ -60,8 +60,17 @@ def test_a_good_set_ends_with_the_command_that_trains(tmp_path: Path) -> None:
     config = two_splits(tmp_path)
     done = type_command("--config", str(config), "training.epochs=1")
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-2] == "nothing stops training"
+    assert done.stdout.splitlines()[-3:-1] == ["nothing stops training", "next:"]
     assert done.stdout.splitlines()[-1].endswith(f"train.py --config {config} training.epochs=1")
+
+
+def test_overrides_may_stand_between_options(tmp_path: Path) -> None:
+    config = str(two_splits(tmp_path))
+    overrides = [f"data.root={tmp_path}", "training.epochs=1", "run.name=other"]
+    done = type_command(overrides[0], "--config", config, overrides[1], "--no-images", overrides[2])
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith(" ".join(overrides))
+    done = type_command("--config", config, "--no-image", "--nothing", "training.epochs=1")
+    assert done.returncode == 2 and "unrecognized arguments: --nothing" in done.stderr
 
 
 @pytest.mark.parametrize(
