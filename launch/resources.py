@@ -28,6 +28,16 @@ def peak_resident_mb() -> float:
     return memory_status("VmHWM")
 
 
+def private_mb() -> float:
+    """Memory in RAM that this process shares with no other now. [10⁶ bytes]
+
+    Pages of a mapped file count as long as nobody else has them mapped.
+    """
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
+    return sum(kilobytes) * KIB / 1e6
+
+
 def memory_status(name: str) -> float:
     """A size from Linux's `/proc/self/status`. [10⁶ bytes]"""
     for line in (

@@ -79,10 +79,14 @@ def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
     """A line at the first call, at the last, and every `SECONDS_BETWEEN_LINES` between."""
     began = time.monotonic()
     last_shown = -SECONDS_BETWEEN_LINES
+    is_over = False
 
     def advance(done: int, note: str) -> None:
-        nonlocal last_shown
+        nonlocal last_shown, is_over
         now = time.monotonic() - began
+        if is_over:
+            return
+        is_over = done >= total
         if done < total and now - last_shown < SECONDS_BETWEEN_LINES:
             return
         last_shown = now

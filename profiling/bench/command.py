@@ -12,14 +12,17 @@ from profiling.bench.availability import leave_out_missing
 from profiling.bench.benchmark import Benchmark
 from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.contestant import choose
+from profiling.bench.findings_output import require_free_json
+from profiling.bench.index_benchmark import add_index_benchmark
 from profiling.bench.json_file import as_json
 from profiling.bench.measure import measure
 from profiling.bench.report import print_results
+from profiling.bench.waiting_benchmark import add_waiting_benchmark
 from profiling.bench.worker_process import WorkerDiedError
 from profiling.bench.workload import STANDARD, Workload
 from retinanet.command_line import positive
 from retinanet.exit_codes import FINISHED
-from retinanet.training.output_files import require_free, write_whole
+from retinanet.training.output_files import write_whole
 
 WORKER_DIED = 1
 
@@ -36,7 +39,9 @@ examples:
   python -m profiling bench step --contestants all --json step.json
   python -m profiling bench loss
   python -m profiling bench optimizer
-  python -m profiling bench evaluate"""
+  python -m profiling bench evaluate
+  python -m profiling bench index                               # annotations, minutes
+  python -m profiling bench waiting --config coco.yaml data.root=/data/coco"""
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -60,6 +65,8 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         )
         add_options(parser, benchmark)
         parser.set_defaults(run=functools.partial(bench_command, benchmark))
+    add_index_benchmark(kinds)
+    add_waiting_benchmark(kinds)
 
 
 def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
@@ -106,8 +113,7 @@ def bench_command(
     chosen = choose(benchmark.contestants, contestants)
     if contestants in (None, "all"):
         chosen = leave_out_missing(chosen, console.print)
-    if json_file is not None:
-        require_free([json_file], overwrite=False, advice="give --json another file")
+    require_free_json(json_file)
     workload = Workload(images=images, image_size=image_size, classes=classes)
     try:
         results = measure(

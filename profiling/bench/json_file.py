@@ -21,11 +21,16 @@ def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) ->
         "contestants": {one.name: contestant_json(results, one) for one in results.contestants},
         "ratios": {name: ratio.median for name, ratio in ratios.items()},
         "ratio_ranges": {name: [ratio.lowest, ratio.highest] for name, ratio in ratios.items()},
-        "findings": [
-            {"what": one.what, "value": one.value, "target": one.target, "met": one.is_met}
-            for one in findings
-        ],
+        "findings": findings_json(findings),
     }
+
+
+def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """What was found, beside what is wanted."""
+    return [
+        {"what": one.what, "value": one.value, "target": one.target, "met": one.is_met}
+        for one in findings
+    ]
 
 
 def contestant_json(results: Results, contestant: Contestant) -> dict[str, Any]:

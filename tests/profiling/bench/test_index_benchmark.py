@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from data.coco_json import read_annotations
+from profiling.__main__ import main
+from profiling.bench.generated_annotations import write_annotations
+from retinanet.command_line import run_command
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["profiling", "bench", *words])
+    return run_command(main)
+
+
+def test_generated_annotations_are_as_many_as_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "labels.json"
+    seen: list[int] = []
+    write_annotations(path, images=300, boxes=1000, advance=lambda done, note: seen.append(done))
+    assert len(json.loads(path.read_bytes())["annotations"]) == 1000
+    annotations = read_annotations(path)
+    assert len(annotations) == 300 and len(annotations.boxes) == 1000
+    assert 10 < annotations.box_is_crowd.sum() < 100
+    assert len(set(annotations.file_names)) == 300 and seen[-1] == 300
+
+
+def test_the_index_benchmark_writes_its_numbers_and_clears_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--images", "50", "--boxes", "200", "--ranks", "2", "--folder", str(tmp_path)]
+    numbers = tmp_path / "numbers.json"
+    assert run(monkeypatch, "index", *words, "--json", str(numbers)) == 0
+    content = json.loads(numbers.read_text())
+    values = {finding["what"]: finding["value"] for finding in content["findings"]}
+    assert 0 < values["opening, slowest of 2 ranks"] < 60
+    assert 10 < values["converting, memory at the most"] < 2000
+    assert "converting, seconds" in capfd.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
+
+
+def test_a_file_of_numbers_is_not_written_over(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "numbers.json").write_text("mine")
+    for benchmark in ("index", "waiting"):
+        assert run(monkeypatch, benchmark, "--json", str(tmp_path / "numbers.json")) == 2
+        assert "numbers.json: exists; give --json another file" in capfd.readouterr().err
+    assert (tmp_path / "numbers.json").read_text() == "mine"
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--images", "1", "--boxes", str(10**15), "--folder", str(tmp_path)]
+    assert run(monkeypatch, "index", *words) == 2
+    assert "GB needed; name another place by --folder" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
