@@ -2,8 +2,9 @@
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from retinanet.versions import installed_versions
 
 PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
 
@@ -16,12 +17,7 @@ def environment() -> dict[str, str | int]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found | installed_versions(PACKAGES)
 
 
 def _cpu_model() -> str:

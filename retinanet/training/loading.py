@@ -4,6 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from data.decoding import describe_decoder
+from data.loader import evaluation_loader, training_loader
+from data.opening import DetectionData
+from data.sampler import TrainingBatches
 from retinanet.errors import InputError
 from retinanet.training.loop import StepResult
 
@@ -12,6 +16,53 @@ LARGEST_SHARE = 0.01
 FIRST_STEPS = 3
 """Steps that are longer than others, since kernels are built and memory is filled."""
 STEPS_MEASURED = 8
+
+
+class Loading:
+    """Both splits' batches, the processes that load them, and what was wrong with images."""
+
+    def __init__(
+        self,
+        data: DetectionData,
+        *,
+        batch_size: int,
+        evaluation_batch_size: int,
+        seed: int,
+        workers: int | Literal["auto"],
+        cores: tuple[int, ...],
+        bad_image_limit: int,
+    ) -> None:
+        self.batches = TrainingBatches(len(data.train), batch_size=batch_size, seed=seed)
+        self.bad_images = BadImages(bad_image_limit)
+        self.decoder = data.train.decoder
+        self.workers = loading_processes(workers, reserved_cores=len(cores))
+        self.watch = LoadingWatch(is_open=workers == "auto" and not cores)
+        self.train = training_loader(data.train, self.batches, workers=self.workers, cores=cores)
+        self.validation = evaluation_loader(
+            data.validation, batch_size=evaluation_batch_size, workers=self.workers, cores=cores
+        )
+        for loader in (self.train, self.validation):
+            loader.start_workers()
+            loader.in_this_process = self.watch.is_open
+
+    def describe(self) -> str:
+        """Who decodes, and where, for a person."""
+        where = "in the training process"
+        if self.watch.is_open:
+            where += ", unless that costs too much of a step"
+        elif self.workers:
+            where = f"in {self.workers} {'process' if self.workers == 1 else 'processes'} beside it"
+        return f"{describe_decoder(self.decoder)}, {where}"
+
+    def move_out_if_needed(self, result: StepResult) -> str | None:
+        """Note a step. Returns, once at most, why loading now goes on in a process of its own.
+
+        The iteration that the step was of then has to begin again from the next step on.
+        """
+        reason = self.watch.step(result)
+        if reason:
+            self.train.in_this_process = self.validation.in_this_process = False
+        return reason
 
 
 def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:

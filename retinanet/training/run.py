@@ -7,9 +7,7 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from data.loader import evaluation_loader, training_loader
 from data.opening import DetectionData
-from data.sampler import TrainingBatches
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.errors import InputError
@@ -18,7 +16,7 @@ from retinanet.progress import progress
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
 from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
-from retinanet.training.loading import BadImages, LoadingWatch, loading_processes
+from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.plan import StepPlan
 from retinanet.training.report import describe_run
@@ -57,30 +55,20 @@ class Run:
             precision=config.engine.precision,
             classes=data.classes.to_json(),
         )
-        self.sampler = TrainingBatches(
-            len(data.train), batch_size=training.batch_size, seed=config.run.seed
-        )
-        workers = loading_processes(config.data.workers, reserved_cores=len(loading_cores))
-        self.loader = training_loader(
-            data.train, self.sampler, workers=workers, cores=loading_cores
-        )
-        self.validation_loader = evaluation_loader(
-            data.validation,
-            batch_size=config.evaluation.batch_size,
-            workers=workers,
+        self.loading = Loading(
+            data,
+            batch_size=training.batch_size,
+            evaluation_batch_size=config.evaluation.batch_size,
+            seed=config.run.seed,
+            workers=config.data.workers,
             cores=loading_cores,
+            bad_image_limit=config.data.bad_image_limit,
         )
-        is_open = config.data.workers == "auto" and not loading_cores
-        self.loading = LoadingWatch(is_open)
-        self.bad_images = BadImages(config.data.bad_image_limit)
-        self.plan = plan_steps(config, batches_per_epoch=len(self.sampler))
+        self.plan = plan_steps(config, batches_per_epoch=len(self.loading.batches))
         self.step = 0
         self.map_here: float | None = None
         """mAP of the weights as they are; None where they have not been evaluated."""
         self.best_map: float | None = None
-        for loader in (self.loader, self.validation_loader):
-            loader.start_workers()
-            loader.in_this_process = is_open
 
     def prepare(self, engine: str) -> None:
         """Let an engine arrange model and optimizer, once a checkpoint is in them.
@@ -116,6 +104,7 @@ class Run:
             "data": f"{len(self.data.train)} training images{skipped}, "
             f"{len(self.data.validation)} for validation, "
             f"{self.description.num_classes} class indices",
+            "images": self.loading.describe(),
             "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million parameters that train, "
             f"{self.description.norm} norms",
             "steps": f"{self.plan.total_steps} of {training.batch_size} × "
@@ -144,7 +133,7 @@ class Run:
         """Evaluate and write a checkpoint, unless `stop` comes true before the evaluation's end."""
         result = evaluate_split(
             self.model,
-            self.validation_loader,
+            self.loading.validation,
             classes=self.data.classes,
             forward=self.prepared.forward,
             console=self.console,
@@ -181,10 +170,10 @@ class Run:
         last = min(total, (epoch + 1) * self.plan.steps_per_epoch)
         with progress(self.console, title, total=total, start=self.step) as advance:
             while self.step < last:
-                self.sampler.set_position(*self.plan.position(self.step))
+                self.loading.batches.set_position(*self.plan.position(self.step))
                 for result in train_one_epoch(
                     self.prepared,
-                    self.loader,
+                    self.loading.train,
                     learning_rate=lambda step: training.learning_rate * rate(step),
                     first_step=self.step,
                     gradient_accumulation=training.gradient_accumulation,
@@ -199,11 +188,10 @@ class Run:
                         break
 
     def loading_moved_out(self, result: StepResult) -> bool:
-        """Whether the epoch must go on from another loading process, as its steps have shown."""
-        reason = self.loading.step(result)
+        """Whether the epoch must go on from a loading process, as its steps have shown."""
+        reason = self.loading.move_out_if_needed(result)
         if reason:
             self.console.print(reason)
-            self.loader.in_this_process = self.validation_loader.in_this_process = False
         return reason is not None
 
     def note_bad_images(
@@ -214,7 +202,7 @@ class Run:
         Raises:
             InputError: There are too many.
         """
-        for problem in self.bad_images.note(problems):
+        for problem in self.loading.bad_images.note(problems):
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
             self.record.bad_image(problem, step=self.step)
 

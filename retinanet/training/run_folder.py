@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,12 +16,21 @@ import torch
 from ruamel.yaml import YAML
 
 from retinanet.errors import InputError
+from retinanet.versions import installed_versions
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures")
 LOCK = ".lock"
 
-PACKAGES = ("torch", "torchvision", "numpy", "pillow", "pycocotools", "safetensors")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "simplejpeg",
+    "pycocotools",
+    "safetensors",
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ def environment_of(command: list[str]) -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": installed_versions(PACKAGES),
     }
 
 
