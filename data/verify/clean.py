@@ -1,5 +1,6 @@
 """An index of what is good in a split."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,18 @@ def require_no_index(folder: Path, splits: Sequence[str]) -> None:
         path = index_folder(folder, split)
         if path.exists():
             raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
+    require_writable(folder)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a path below which nothing can be written, before hours of work.
+
+    Raises:
+        InputError: Names the folder that is in the way.
+    """
+    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise InputError(f"{existing}: is no folder that can be written to; name another")
 
 
 def obstacle(checked: CheckedSplit) -> str | None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,8 @@ from data.verify.class_counts import ClassCounts, count_classes
 from data.verify.entries import Entries, Good, entries_of_index
 from data.verify.findings import Findings, Place
 from data.verify.id_checks import check_ids
-from data.verify.image_checks import add_file_faults
 from data.verify.image_entry_checks import check_image_entries
-from data.verify.image_files import check_files, processes_for
+from data.verify.image_files import FileFault, check_files, processes_for
 from data.verify.json_entries import read_entries
 from data.verify.pool import process_pool
 from retinanet.config import Config
@@ -49,6 +48,7 @@ class CheckedSplit:
     findings: Findings
     contents: Contents | None
     """None where the annotations cannot be read"""
+    file_faults: list[FileFault] = field(default_factory=list)
     images_checked: int = 0
     seconds_of_images: float = 0.0
     seconds_of_annotations: float = 0.0
@@ -126,10 +126,9 @@ def check_images(
     *,
     decoder: str,
     sample: int | None,
-    may_skip: int,
     console: Console,
 ) -> None:
-    """Decode a split's images, or `sample` of them, as training does, and add what is found."""
+    """Decode a split's images, or `sample` of them, as training does."""
     contents = checked.contents
     if contents is None:
         return
@@ -140,7 +139,7 @@ def check_images(
         process_pool(processes_for(len(rows))) as pool,
         progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
     ):
-        faults = check_files(
+        checked.file_faults = check_files(
             pool,
             checked.split.images,
             contents.entries,
@@ -150,14 +149,6 @@ def check_images(
         )
     checked.images_checked = len(rows)
     checked.seconds_of_images = time.monotonic() - began
-    add_file_faults(
-        faults,
-        contents.entries,
-        checked.findings,
-        contents.good,
-        is_read=contents.is_read,
-        may_skip=may_skip,
-    )
 
 
 def rows_to_check(images: int, sample: int | None) -> NDArray[np.int64]:

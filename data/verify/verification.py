@@ -12,7 +12,14 @@ from rich.console import Console
 from data.decoding import resolve_decoder
 from data.sources import Split, SplitName, find_split
 from data.verify.category_checks import check_categories_agree
-from data.verify.clean import index_folder, obstacle, require_no_index, write_clean_index
+from data.verify.clean import (
+    index_folder,
+    obstacle,
+    require_no_index,
+    require_writable,
+    write_clean_index,
+)
+from data.verify.image_checks import add_image_findings
 from data.verify.json_report import as_json
 from data.verify.report import conclusion, print_split, say
 from data.verify.split_check import CheckedSplit, check_annotations, check_images
@@ -56,6 +63,7 @@ def verify(request: Request) -> int:
     console = make_console()
     if request.json_file is not None:
         require_free([request.json_file], overwrite=False, advice="give --json another file")
+        require_writable(request.json_file.absolute().parent)
     if request.clean_folder is not None:
         require_no_index(request.clean_folder, request.splits)
     root = config.data.root
@@ -120,7 +128,8 @@ def check(
         check_categories_agree(contents[0].entries, contents[1].entries, checked[1].findings)
     if request.images:
         for one in checked:
-            check_images(one, decoder=decoder, sample=request.sample, may_skip=0, console=console)
+            check_images(one, decoder=decoder, sample=request.sample, console=console)
+        add_image_findings(checked, config.data)
         # One split's files may lie in the other's folder.
         if request.sample is None and len(checked) == len(SPLITS):
             find_unused(checked)
@@ -150,15 +159,13 @@ def advise(request: Request, checked: Sequence[CheckedSplit], console: Console) 
     elif request.clean_folder is not None:
         write_clean(request, request.clean_folder, checked, console)
     elif not any(one.findings.stopping() for one in checked):
-        say(console, f"next:\n  {request.command('train.py')}")
+        say_next(console, "next:", request.command("train.py"))
     elif obstacles:
-        say(
-            console, f"next: mend it; an index without it cannot be made: {obstacles[0]}", wrap=True
-        )
+        reason = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
+        say(console, reason, wrap=True)
     else:
         command = request.command("-m data verify", "--write-clean", "clean")
-        say(console, "next: mend it, or train on an index without it, which this makes:")
-        say(console, f"  {command}")
+        say_next(console, "next: mend it, or make an index without it to train on:", command)
 
 
 def write_clean(
@@ -182,4 +189,10 @@ def write_clean(
         ]
     if not all(one.checked_all_images for one in checked):
         say(console, "images were not all checked: bad ones may still be in it", wrap=True)
-    say(console, f"next:\n  {request.command('train.py', *fields)}")
+    say_next(console, "next:", request.command("train.py", *fields))
+
+
+def say_next(console: Console, why: str, command: str) -> None:
+    """A command to type, on a line of its own."""
+    say(console, why)
+    say(console, f"  {command}")

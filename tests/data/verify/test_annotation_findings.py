@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data import transforms
+from data.coco_json import read_annotations
+from data.index import write_index
 from data.verify import box_checks
 from data.verify.kinds import KINDS
 from retinanet.errors import InputError
@@ -197,6 +200,53 @@ def test_the_tables_hold_every_kind_that_annotations_alone_show() -> None:
     assert KINDS.keys() - elsewhere <= tested
 
 
+def test_an_index_is_checked_by_its_columns(tmp_path: Path) -> None:
+    """Of another program's making: what this one writes has none of these."""
+    _, train, validation = write_sets(tmp_path, small_content())
+    read = read_annotations(train.annotations)
+    boxes, categories, ids = read.boxes.copy(), read.box_category_ids.copy(), read.box_ids.copy()
+    boxes[1, 2] = NAN
+    boxes[2, 2] = boxes[2, 0] - 3
+    boxes[3, 3] = boxes[3, 1]
+    boxes[4] += 1000
+    categories[5] = 77
+    ids[6] = ids[7]
+    folder = tmp_path / "made.index"
+    spoiled = replace(read, boxes=boxes, box_category_ids=categories, box_ids=ids)
+    write_index(folder, spoiled, made_from="a test")
+    config = write_config(tmp_path, train._replace(annotations=folder), validation)
+    code, report = verify(config, no_images=True, clean_folder=tmp_path / "clean")
+    assert code == 1
+    assert {one["name"]: one["places"][0]["entry"] for one in findings_of(report)} == {
+        "box_not_finite": "boxes[1]",
+        "box_negative_side": "boxes[2]",
+        "box_zero_size": "boxes[3]",
+        "box_outside": "boxes[4]",
+        "category_id_unknown": "boxes[5].category_id",
+        "annotation_id_duplicate": "boxes[7].id",
+    }
+    config = write_config(
+        tmp_path, train._replace(annotations=tmp_path / "clean" / "train.index"), validation
+    )
+    code, report = verify(config, no_images=True)
+    assert code == 0 and report["splits"]["train"]["boxes"] == 2 * IMAGES - 6
+
+
+def test_a_damaged_index_is_told(tmp_path: Path) -> None:
+    _, train, validation = write_sets(tmp_path, small_content())
+    folder = tmp_path / "made.index"
+    write_index(folder, read_annotations(train.annotations), made_from="a test")
+    (folder / "boxes.npy").unlink()
+    config = write_config(tmp_path, train._replace(annotations=folder), validation)
+    code, report = verify(config)
+    assert code == 1 and counts(report) == {"annotations_unreadable": 1}
+
+
+def findings_of(report: Content) -> list[Content]:
+    findings: list[Content] = report["splits"]["train"]["findings"]
+    return findings
+
+
 def test_mistakes_of_an_entry_do_not_make_others_look_wrong(tmp_path: Path) -> None:
     """Boxes of an image, or a category, that cannot be read are not boxes of an unknown one."""
     content = small_content()
@@ -257,9 +307,7 @@ def test_places_are_bounded_and_the_count_is_not(tmp_path: Path) -> None:
     boxes = [dict(content["annotations"][0], id=n, bbox=[1, 2, 3, -4]) for n in range(1_500)]
     config, _, _ = write_sets(tmp_path, content | {"annotations": boxes})
     _, report = verify(config, no_images=True)
-    [finding] = [
-        one for one in report["splits"]["train"]["findings"] if one["name"] == "box_negative_side"
-    ]
+    [finding] = [one for one in findings_of(report) if one["name"] == "box_negative_side"]
     assert finding["count"] == 1_500 and len(finding["places"]) == 1_000
     assert finding["places_left_out"] == 500
 

@@ -34,18 +34,20 @@ THREE = [{"id": i, "name": f"kind {i}"} for i in (3, 5, 9)]
 def test_categories_that_do_not_fit_the_model(
     tmp_path: Path, class_indices: str, num_classes: int | None, misfits: int
 ) -> None:
-    splits = [write_split(tmp_path / name, small_content()) for name in ("train", "validation")]
-    config = write_config(tmp_path, *splits, class_indices=class_indices)
+    train, validation = (
+        write_split(tmp_path / name, small_content()) for name in ("train", "validation")
+    )
+    config = write_config(tmp_path, train, validation, class_indices=class_indices)
     outputs = "null" if num_classes is None else str(num_classes)
     code, report = verify(config, f"model.num_classes={outputs}", no_images=True)
-    options = {"class_indices": class_indices, "num_classes": num_classes}
+    options: dict[str, Any] = {"class_indices": class_indices, "num_classes": num_classes}
     if misfits:
         assert code == 1 and counts(report) == {"categories_do_not_fit": misfits}
         with pytest.raises(InputError):
-            train_on(*splits, **options)
+            train_on(train, validation, **options)
     else:
         assert code == 0 and counts(report) == {}
-        assert train_on(*splits, **options) == 24
+        assert train_on(train, validation, **options) == 24
 
 
 @pytest.mark.parametrize(

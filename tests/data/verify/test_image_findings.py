@@ -3,17 +3,22 @@
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from data.dataset import SampleKey
 from data.decoding import installed_decoders
+from data.opening import open_data
 from data.sources import Split
 from data.verify.image_files import is_resized_copy
 from data.verify.kinds import KINDS
 from retinanet.errors import InputError
+from retinanet.training.loading import BadImages
 from tests.data.verify.small_set import (
     HEIGHT,
     IMAGES,
@@ -97,12 +102,16 @@ def write_sets(folder: Path, **data: object) -> Path:
     return write_config(folder, train, validation, **data)
 
 
-def trained(folder: Path, **options: object) -> int:
+def splits_of(folder: Path) -> tuple[Split, Split]:
     train, validation = (
         Split(folder / name / "labels.json", folder / name / "images")
         for name in ("train", "validation")
     )
-    return train_on(train, validation, **options)
+    return train, validation
+
+
+def trained(folder: Path, **options: Any) -> int:
+    return train_on(*splits_of(folder), **options)
 
 
 @pytest.mark.parametrize("decoder", installed_decoders())
@@ -222,3 +231,50 @@ def test_a_sample_is_told_from_all_images(
     code, report = verify(config, no_images=True)
     assert code == 0 and report["splits"]["train"]["images_checked"] == 0
     assert "NO IMAGE WAS CHECKED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "code"), [(3, 0), (2, 1)])
+def test_with_on_bad_image_skip_they_stop_nothing_up_to_the_limit(
+    tmp_path: Path, limit: int, code: int
+) -> None:
+    """The limit is for both splits together, as a run counts them."""
+    config = write_sets(tmp_path, on_bad_image="skip", bad_image_limit=limit)
+    (tmp_path / "train" / "images" / "0.jpg").unlink()
+    turn(tmp_path / "train" / "images" / "2.jpg")
+    cut_in_half(tmp_path / "validation" / "images" / "5.jpg")
+    found, report = verify(config)
+    assert found == code
+    severities = {
+        (name, one["name"]): one["severity"]
+        for name, split in report["splits"].items()
+        for one in split["findings"]
+    }
+    assert severities == dict.fromkeys(
+        [
+            ("train", "image_missing"),
+            ("train", "image_other_shape"),
+            ("validation", "image_damaged"),
+        ],
+        "stops" if code else "mended",
+    )
+    opened = open_data(
+        *splits_of(tmp_path),
+        image_size=64,
+        class_indices="contiguous",
+        num_classes=None,
+        skip_images_without_boxes=True,
+        replace_bad_images=True,
+    )
+    run = BadImages(limit)
+    with pytest.raises(InputError) if code else nullcontext():
+        for dataset in (opened.train, opened.validation):
+            for index in range(len(dataset)):
+                run.note(dataset[SampleKey(index, index)].bad_images)
+
+
+def test_with_on_bad_image_skip_something_must_be_left_to_train_on(tmp_path: Path) -> None:
+    config = write_sets(tmp_path, on_bad_image="skip", bad_image_limit=100)
+    for n in range(IMAGES):
+        cut_in_half(tmp_path / "train" / "images" / f"{n}.jpg")
+    code, _ = verify(config)
+    assert code == 1

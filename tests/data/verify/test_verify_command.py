@@ -114,6 +114,16 @@ def test_a_json_file_that_exists_is_kept(tmp_path: Path) -> None:
     assert file.read_text() == "kept"
 
 
+@pytest.mark.parametrize("option", ["--json", "--write-clean"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, option: str
+) -> None:
+    config = two_splits(tmp_path)
+    done = type_command("--config", str(config), option, f"{config}/below/name")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"error: {config}: is no folder that can be written to; name another\n"
+
+
 def test_file_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     content = small_content()
     content["images"][2]["file_name"] = "\x1b[2J\ud800[red]x[/red].jpg"
