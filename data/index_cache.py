@@ -72,7 +72,7 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
         home = first_writable(homes)
         with one_process_at_a_time(home / LOCK, waiting=lambda: say_waiting(console, path)):
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         remove_if_bare(home)
         raise
     except OSError as error:
