@@ -294,12 +294,46 @@ def test_mistakes_far_apart_in_a_long_list_are_found_at_their_places(tmp_path: P
     wrong = [3, 9_999, 10_000, 34_999]
     for place in wrong:
         boxes[place]["bbox"] = [1, 2, 3, -4]
-    boxes[20_001]["bbox"] = [1, 2, 0, 4]
+    without_size = [20_001, 34_500]  # the second among mistakes
+    for place in without_size:
+        boxes[place]["bbox"] = [1, 2, 0, 4]
     config, _, _ = write_sets(tmp_path, content | {"annotations": boxes})
     _, report = verify(config, no_images=True)
     assert entries(report, "box_negative_side") == [f"annotations[{n}].bbox" for n in wrong]
-    assert entries(report, "box_zero_size") == ["annotations[20001].bbox"]
+    assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in without_size]
     assert report["splits"]["train"]["boxes"] == 35_000 - len(wrong)
+
+
+def test_boxes_are_checked_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box_checks, "BOXES_AT_ONCE", 5)
+    content = small_content()
+    for place in (1, 7, 11):
+        content["annotations"][place]["bbox"] = [1, 2, 0, 4]
+    config, _, _ = write_sets(tmp_path, content)
+    _, report = verify(config, no_images=True)
+    assert entries(report, "box_zero_size") == [f"annotations[{n}].bbox" for n in (1, 7, 11)]
+
+
+def test_the_first_place_is_the_first_in_the_file(tmp_path: Path) -> None:
+    """Boxes without an id are read apart from the others of a part."""
+    content = small_content()
+    del content["annotations"][3]["id"]
+    for place in (3, 7):
+        content["annotations"][place]["bbox"] = [1, 2, 0, 4]
+    config, _, _ = write_sets(tmp_path, content)
+    _, report = verify(config, no_images=True)
+    assert entries(report, "box_zero_size") == ["annotations[3].bbox", "annotations[7].bbox"]
+
+
+@pytest.mark.parametrize("bbox", [[0, 0, 64, 48], [-1, -1, 66, 50], [63.9, 47.9, 0.1, 0.1]])
+def test_boxes_up_to_the_border_and_a_rounded_pixel_beyond_are_fine(
+    tmp_path: Path, bbox: list[float]
+) -> None:
+    content = small_content()
+    content["annotations"][1]["bbox"] = bbox
+    config, _, _ = write_sets(tmp_path, content)
+    _, report = verify(config, no_images=True)
+    assert counts(report) == {}
 
 
 def test_places_are_bounded_and_the_count_is_not(tmp_path: Path) -> None:

@@ -127,6 +127,19 @@ def test_images_without_boxes_stay(tmp_path: Path) -> None:
     assert len(open_index(tmp_path / "clean" / "train.index")) == IMAGES
 
 
+def test_an_image_goes_with_its_last_box(tmp_path: Path) -> None:
+    """Else it would teach that nothing is in it: also if the box could not even be read."""
+    content = small_content()
+    content["annotations"][2]["bbox"] = [1, 2, 0, 4]
+    content["annotations"][8]["bbox"] = "none"
+    for place in (3, 9):
+        content["annotations"][place]["bbox"] = [1, 2, 3, float("nan")]
+    splits = [write_split(tmp_path / name, content) for name in ("train", "validation")]
+    verify(write_config(tmp_path, *splits), clean_folder=tmp_path / "clean")
+    clean = open_index(tmp_path / "clean" / "train.index")
+    assert clean.image_ids.tolist() == [10, 11, 14, 15]
+
+
 def test_different_images_of_one_id_both_go(tmp_path: Path) -> None:
     content = small_content()
     content["images"][4]["id"] = 11

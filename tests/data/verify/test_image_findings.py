@@ -191,6 +191,21 @@ def test_shapes_are_told_apart_as_training_does(tmp_path: Path, size: tuple[int,
             trained(tmp_path)
 
 
+def test_faults_are_told_in_the_order_of_images_whichever_process_finds_them(
+    tmp_path: Path,
+) -> None:
+    content = small_content()
+    content["images"] = [
+        dict(content["images"][0], id=n, file_name=f"{n % IMAGES if n < 16 else n}.jpg")
+        for n in range(400)
+    ]
+    content["annotations"] = []
+    split = write_split(tmp_path / "train", content)
+    config = write_config(tmp_path, split, split, images_without_boxes="train")
+    _, report = verify(config)
+    assert entries(report, "image_missing") == [f"images[{n}]" for n in range(16, 400)]
+
+
 def test_files_that_no_annotation_names_are_noted(tmp_path: Path) -> None:
     config = write_sets(tmp_path)
     folder = tmp_path / "train" / "images"
