@@ -9,16 +9,15 @@ RECIPES = "data.bench.recipes"
 MLPERF = "mlperf"
 
 
-def contestants(
-    decoders: Sequence[str], *, photos: Path, batch_size: int, workers: int
+def contestants_of_a_core(
+    decoders: Sequence[str], *, photos: Path, batch_size: int
 ) -> list[Contestant]:
-    """All that take part, in the order of the table.
+    """Those that run on one core, in the order of the table.
 
     Args:
         decoders: Those that work here, the fastest first.
         photos: The file that lists them.
         batch_size: Images joined into one batch.
-        workers: Loaders with 1 to so many processes take part too.
     """
     listed = {"photos": str(photos)}
     batched = {**listed, "batch_size": str(batch_size)}
@@ -42,13 +41,18 @@ def contestants(
         recipe=f"{RECIPES}.mlperf",
         options=batched,
     )
-    loaders = [
+    return [*alone, mlperf]
+
+
+def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Contestant]:
+    """Loaders with 1 to `workers` processes, on all cores."""
+    options = {"photos": str(photos), "batch_size": str(batch_size), "decoder": decoder}
+    return [
         Contestant(
             name=f"loader-{count}",
-            about=f"{count} worker processes on all cores, not normalized",
+            about="batches from worker processes, not normalized",
             recipe=f"{RECIPES}.loader",
-            options={**batched, "decoder": decoders[0], "workers": str(count)},
+            options={**options, "workers": str(count)},
         )
         for count in range(1, workers + 1)
     ]
-    return [*alone, mlperf, *loaders]

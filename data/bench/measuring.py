@@ -1,17 +1,19 @@
 """A benchmark of photos from start to end."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from data.bench.contestants import contestants
+from data.bench.contestants import contestants_of_a_core, loaders
 from data.bench.photos import write_list
 from data.bench.report import find
 from data.bench.source import Source
 from data.decoding import DECODERS, describe_decoder
 from data.decoding.decoders import fault_of
 from profiling.bench.benchmark import Benchmark
+from profiling.bench.contestant import Contestant
 from profiling.bench.measure import measure
 from profiling.bench.results import Results
 from profiling.bench.workload import Workload
@@ -66,18 +68,38 @@ def measure_photos(
     """
     photos = scratch / "photos.json"
     write_list(source.photos, photos)
+    workload = Workload(images=len(source.photos), image_size=source.image_size)
+    on_a_core = contestants_of_a_core(decoders, photos=photos, batch_size=batch_size)
+    results = take_turns(on_a_core, workload, rounds=rounds, console=console)
+    if not workers:
+        return results
+    # Apart: the time of their processes would be taken for other work on the machine.
+    on_all_cores = loaders(decoders[0], photos=photos, batch_size=batch_size, workers=workers)
+    others = take_turns(on_all_cores, workload, rounds=rounds, console=console)
+    return replace(
+        results,
+        contestants=[*on_a_core, *on_all_cores],
+        runs={**results.runs, **others.runs},
+        facts={**results.facts, **others.facts},
+    )
+
+
+def take_turns(
+    contestants: Sequence[Contestant], workload: Workload, *, rounds: int, console: Console
+) -> Results:
+    """Let contestants do the workload in turn, each in its own process."""
     benchmark = Benchmark(
         name="data",
         about="files to batches",
-        contestants=contestants(decoders, photos=photos, batch_size=batch_size, workers=workers),
+        contestants=contestants,
         findings=find,
         rounds=rounds,
         warm_up=WARM_UP,
     )
     return measure(
         benchmark,
-        benchmark.contestants,
-        Workload(images=len(source.photos), image_size=source.image_size),
+        contestants,
+        workload,
         rounds=rounds,
         warm_up=WARM_UP,
         where=False,

@@ -158,7 +158,7 @@ def test_a_truncated_jpeg_is_refused_in_the_same_words(
 def test_a_thumbnail_does_not_hide_that_a_jpeg_is_truncated(tmp_path: Path) -> None:
     """Its end of image lies in the file, before the picture's own start."""
     exif = Image.Exif()
-    exif[0x010E] = jpeg(picture(8, 8)).decode("latin-1")
+    exif[0x010E] = "a title"
     content = jpeg(exif=exif.tobytes() + jpeg(picture(8, 8)))
     assert content.count(b"\xff\xd9") == 2
     path = written(tmp_path, content[:-40])
@@ -216,6 +216,10 @@ def test_accimages_planes_become_pixels_and_its_grey_is_refused(
     pixels = JPEG_DECODERS["accimage"](content)
     assert pixels.flags.writeable and pixels.flags.c_contiguous
     assert pixels.tolist() == by_pillow(content)
+    exif = Image.Exif()
+    exif[0x010E] = "a title"
+    with_thumbnail = jpeg(exif=exif.tobytes() + jpeg(picture(8, 8)))
+    assert JPEG_DECODERS["accimage"](with_thumbnail).tolist() == by_pillow(content)
     assert AccimageStandIn(content[:-200]).height == 61
     with pytest.raises(ValueError, match="no end"):
         JPEG_DECODERS["accimage"](content[:-200])
