@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from data.sources import SplitName
-from data.verify.verification import Request, verify
+from data.verify.request import Request
+from data.verify.verification import verify
 from retinanet.command_line import positive
 from retinanet.errors import InputError
 
@@ -53,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how_many.add_argument(
         "--sample", type=positive, metavar="N", help="decode only N images of each split"
     )
+    add_output_arguments(parser)
+    allow_overrides_between_options(parser)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is written, and where."""
     parser.add_argument(
         "--json",
         dest="json_file",
@@ -67,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write DIR/train.index and DIR/validation.index without the bad entries",
     )
-    allow_overrides_between_options(parser)
 
 
 def allow_overrides_between_options(parser: argparse.ArgumentParser) -> None:

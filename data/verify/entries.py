@@ -54,6 +54,8 @@ class Entries:
     unreadable_category_ids: frozenset[int]
     """Of entries that say their id, and are wrong otherwise"""
     unreadable_categories: int
+    unreadable_images: int
+    unreadable_boxes: int
 
     def image_place(self, row: int, field: str, found: str) -> Place:
         """The place of an image's entry."""
@@ -96,6 +98,8 @@ def entries_of_index(folder: Path, annotations: Annotations) -> Entries:
         box_places=np.arange(boxes, dtype=np.int32),
         unreadable_category_ids=frozenset(),
         unreadable_categories=0,
+        unreadable_images=0,
+        unreadable_boxes=0,
     )
 
 

@@ -19,12 +19,11 @@ from data.coco_json import (
     no_garbage_collection,
 )
 from data.columns import JsonTable, shown
-from data.growing import GrowingArray, GrowingTexts
 from data.json_stream import Advance, stream_lists
-from data.text_column import TextColumn
 from data.verify.entries import Entries
 from data.verify.entry_faults import Fault, box_faults, category_faults, image_faults, is_id
 from data.verify.findings import Findings, Place
+from data.verify.list_columns import ListColumns
 from data.verify.positions import positions_in
 from retinanet.errors import InputError
 
@@ -41,33 +40,6 @@ FORMATS = {
     "images": Format(image_columns, image_faults),
     "annotations": Format(box_columns, box_faults),
 }
-
-
-class ListColumns:
-    """One list's columns while they are read."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        """Entries in the file so far"""
-        self.readable = 0
-        self.columns: dict[str, GrowingArray | GrowingTexts] = {}
-        self.unreadable_ids: set[int] = set()
-        """Ids of entries that are wrong otherwise"""
-        self.unreadable_image_ids: set[int] = set()
-        """What such entries name as their image"""
-
-    def extend(self, columns: dict[str, Any]) -> None:
-        """Put a part's columns behind."""
-        self.readable += len(columns["place"])
-        for field, part in columns.items():
-            is_text = isinstance(part, TextColumn)
-            column = self.columns.setdefault(field, GrowingTexts() if is_text else GrowingArray())
-            column.extend(part)
-
-    def finish(self) -> dict[str, Any]:
-        """The columns, which are let go of here."""
-        columns, self.columns = self.columns, {}
-        return {field: column.finish() for field, column in columns.items()}
 
 
 def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries | None:
@@ -137,15 +109,7 @@ def joined(path: Path, lists: dict[str, ListColumns], findings: Findings) -> Ent
     boxes = in_order_of_place(lists["annotations"].finish() or no_boxes())
     check_missing_ids(boxes, findings)
     image_of_box = positions_in(images["id"], boxes["image_id"])
-    known = as_array(lists["images"].unreadable_ids)
-    unknown = np.flatnonzero((image_of_box < 0) & ~np.isin(boxes["image_id"], known))
-    findings.add_rows(
-        "image_id_unknown",
-        unknown,
-        lambda row: Place(
-            f"annotations[{boxes['place'][row]}].image_id", str(boxes["image_id"][row])
-        ),
-    )
+    check_unknown_images(boxes, image_of_box, lists["images"].unreadable_ids, findings)
     return Entries(
         path=path,
         box_list="annotations",
@@ -168,7 +132,26 @@ def joined(path: Path, lists: dict[str, ListColumns], findings: Findings) -> Ent
         box_ids=boxes["id"],
         box_places=boxes["place"],
         unreadable_category_ids=frozenset(lists["categories"].unreadable_ids),
-        unreadable_categories=lists["categories"].length - lists["categories"].readable,
+        unreadable_categories=lists["categories"].unreadable,
+        unreadable_images=lists["images"].unreadable,
+        unreadable_boxes=lists["annotations"].unreadable,
+    )
+
+
+def check_unknown_images(
+    boxes: dict[str, Any],
+    image_of_box: NDArray[np.int32],
+    unreadable_ids: set[int],
+    findings: Findings,
+) -> None:
+    """Find boxes of images that are not listed; one that is listed wrongly is told itself."""
+    unlisted = (image_of_box < 0) & ~np.isin(boxes["image_id"], as_array(unreadable_ids))
+    findings.add_rows(
+        "image_id_unknown",
+        np.flatnonzero(unlisted),
+        lambda row: Place(
+            f"annotations[{boxes['place'][row]}].image_id", str(boxes["image_id"][row])
+        ),
     )
 
 

@@ -70,9 +70,16 @@ def example(finding: Finding) -> str:
 def totals(contents: Contents) -> str:
     """How much there is."""
     entries = contents.entries
+    unreadable = ""
+    if entries.unreadable_images or entries.unreadable_boxes:
+        unreadable = (
+            f"; {entries.unreadable_images:,} images and {entries.unreadable_boxes:,} boxes more "
+            "cannot be read"
+        )
     return (
         f"{len(entries.image_ids):,} images, {len(entries.boxes):,} boxes "
         f"({int(entries.box_is_crowd.sum()):,} of crowds), {len(entries.category_ids):,} classes"
+        f"{unreadable}"
     )
 
 

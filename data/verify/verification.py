@@ -1,30 +1,26 @@
 """From a configuration to a verdict: both splits, and what to do next."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
 from data.decoding import resolve_decoder
 from data.sources import Split, SplitName, find_split
+from data.verify.advice import advise
 from data.verify.category_checks import check_categories_agree
 from data.verify.clean import (
-    index_folder,
-    obstacle,
     require_no_index,
     require_writable,
-    write_clean_index,
 )
 from data.verify.image_checks import add_image_findings
 from data.verify.json_report import as_json
 from data.verify.report import conclusion, print_split, say
+from data.verify.request import Request
 from data.verify.split_check import CheckedSplit, check_annotations, check_images
 from data.verify.unused_files import check_unused_files
-from retinanet.command_line import installed
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.exit_codes import FINISHED
@@ -34,23 +30,6 @@ from retinanet.training.output_files import require_free, write_whole
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
-
-
-class Request(NamedTuple):
-    """What was asked for."""
-
-    config: str
-    overrides: Sequence[str]
-    splits: Sequence[SplitName]
-    images: bool
-    sample: int | None
-    json_file: Path | None
-    clean_folder: Path | None
-
-    def command(self, program: str, *more: str) -> str:
-        """A command with the same configuration, to be typed."""
-        arguments = ["--config", self.config, *self.overrides, *more]
-        return f"{installed('python')} {program} {shlex.join(arguments)}"
 
 
 def verify(request: Request) -> int:
@@ -149,50 +128,3 @@ def find_unused(checked: Sequence[CheckedSplit]) -> None:
         if len(contents) == len(sharers):
             names = chain.from_iterable(one.entries.file_names for one in contents)
             check_unused_files(folder, names, sharers[0].findings)
-
-
-def advise(request: Request, checked: Sequence[CheckedSplit], console: Console) -> None:
-    """Write the clean indexes where they are wanted, and say what to do next."""
-    obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
-    if request.clean_folder is not None and obstacles:
-        say(console, f"no clean index was written: {obstacles[0]}", wrap=True)
-    elif request.clean_folder is not None:
-        write_clean(request, request.clean_folder, checked, console)
-    elif not any(one.findings.stopping() for one in checked):
-        say_next(console, "next:", request.command("train.py"))
-    elif obstacles:
-        reason = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
-        say(console, reason, wrap=True)
-    else:
-        command = request.command("-m data verify", "--write-clean", "clean")
-        say_next(console, "next: mend it, or make an index without it to train on:", command)
-
-
-def write_clean(
-    request: Request, folder: Path, checked: Sequence[CheckedSplit], console: Console
-) -> None:
-    """Write the clean indexes, say what remains, and how to train on them."""
-    fields = []
-    say(console, "written, without what is bad:")
-    for one in checked:
-        annotations = write_clean_index(folder, one)
-        assert one.contents is not None
-        entries, path = one.contents.entries, index_folder(folder, one.name)
-        say(
-            console,
-            f"  {path}: {len(annotations):,} of {len(entries.image_ids):,} images and "
-            f"{len(annotations.boxes):,} of {len(entries.boxes):,} boxes remain",
-        )
-        fields += [
-            f"data.{one.name}_annotations={path}",
-            f"data.{one.name}_images={one.split.images}",
-        ]
-    if not all(one.checked_all_images for one in checked):
-        say(console, "images were not all checked: bad ones may still be in it", wrap=True)
-    say_next(console, "next:", request.command("train.py", *fields))
-
-
-def say_next(console: Console, why: str, command: str) -> None:
-    """A command to type, on a line of its own."""
-    say(console, why)
-    say(console, f"  {command}")
