@@ -96,9 +96,9 @@ def waiting_command(
     standard = settings.data.image_size == DEFAULT_SIZE and ranks == 2
     findings = [
         Finding(
-            what=f"waiting for data, share of the steps, {count} loading processes a rank",
+            what=f"waiting for data, share of a step, {count} loading processes a rank",
             value=max(one.share for one in run),
-            shown=f"{max(one.share for one in run):.2%} (the rank that waits longest)",
+            shown=f"{max(one.share for one in run):.4f}",
             at_most=LARGEST_SHARE if standard else None,
         )
         for count, run in runs.items()
