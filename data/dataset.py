@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from data.annotations import Annotations
 from data.classes import ClassMap
 from data.decoding import decode_image
+from data.sizes import is_resized_copy
 from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 from retinanet.errors import InputError
 
@@ -188,11 +189,8 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _check_shape(path: Path, *, decoded: tuple[int, int], annotated: tuple[int, int]) -> None:
-    """Accept a resized copy of a data set, boxes being scaled from the annotated size; refuse
-    other shapes (a turned photo, another picture), where boxes would be nonsense.
-    """
-    excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
-    if excess > max(annotated):  # more than rounding one side by a pixel explains
+    """Accept a resized copy of a data set, boxes being scaled from the annotated size."""
+    if not is_resized_copy(decoded, annotated):
         raise InputError(
             f"{path}: the image is {decoded[1]}×{decoded[0]} pixels, its annotations say width "
             f"{annotated[1]} and height {annotated[0]}; fix the annotations or the image"

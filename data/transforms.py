@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from data.sizes import MINIMUM_SIDE
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 CACHED_FLOATS = 1 << 18
 """1 MB, as a core's second-level cache has or nearly so."""
-MINIMUM_SIDE = 1e-3
-"""Pixels; a box with a shorter side has no area that float32 holds, and no IoU with any anchor."""
 
 
 def resize_image(image: NDArray[np.uint8], size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Signals in the processes that load images.
+"""Signals in processes that load or check images.
 
 Ctrl-C and a batch system's SIGTERM reach all processes of a run. The training process ends its step
 first, for which it needs its workers; then it ends them by a SIGTERM of its own.
@@ -22,6 +22,14 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_signals_in() -> None:
+    """Under `signals_blocked`, take what has come until now: Ctrl-C raises KeyboardInterrupt."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def obey_parent(worker: int) -> None:

@@ -30,7 +30,7 @@ from profiling.bench.worker_process import WorkerDiedError
 from retinanet.command_line import positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
-from retinanet.training.output_files import require_free, write_whole
+from retinanet.output_files import require_free, write_whole
 
 WORKER_DIED = 1
 

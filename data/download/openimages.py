@@ -17,7 +17,7 @@ from data.openimages.coco_export import write_coco_json
 from data.openimages.image_ids import image_id_texts
 from data.sources import SplitName, known_trees
 from retinanet.errors import InputError
-from retinanet.progress import progress
+from retinanet.progress import progress_in_bytes
 
 IMAGES = "https://s3.amazonaws.com/open-images-dataset"
 """The Common Visual Data Foundation's copies, of at most 1024 pixels a side."""
@@ -28,7 +28,6 @@ BOXES: dict[SplitName, str] = {
     "validation": "v5/validation-annotations-bbox.csv",
 }
 BYTES_EACH = 300_000
-MEGABYTE = 1_000_000
 
 
 def download_openimages(request: Request, console: Console) -> dict[str, str]:
@@ -73,11 +72,9 @@ def table(out: Path, name: str) -> Path:
 def _choose(split: SplitName, class_list: ClassList, request: Request, console: Console) -> Images:
     """Which images of a split have a box of the classes."""
     boxes = table(request.out, BOXES[split])
-    total = boxes.stat().st_size // MEGABYTE
-    with progress(console, f"{boxes.name}: choosing images, MB", total=total) as advance:
-        ids = image_ids_with_boxes(
-            boxes, class_list, advance=lambda done, note: advance(done // MEGABYTE, note)
-        )
+    size = boxes.stat().st_size
+    with progress_in_bytes(console, f"{boxes.name}: choosing images", total=size) as advance:
+        ids = image_ids_with_boxes(boxes, class_list, advance=advance)
     if not len(ids):
         raise InputError(f"--classes: no image of {boxes.name} has a box of these classes")
     return Images(

@@ -7,9 +7,7 @@ Fields, order and arithmetic are theirs.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from math import ceil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +21,7 @@ from data.openimages.coco_writer import arrange, write_json
 from data.openimages.image_files import SUFFIX, list_images, read_sizes
 from data.openimages.image_ids import image_id_texts, read_image_ids
 from retinanet.errors import InputError
-from retinanet.progress import Advance, progress
-
-MEGABYTE = 1_000_000
+from retinanet.progress import progress, progress_in_bytes
 
 
 class Summary(NamedTuple):
@@ -75,7 +71,8 @@ def write_coco_json(
     _make_room(out, overwrite=overwrite)
     class_list = resolve_classes(classes, class_descriptions)
     listed = None if image_ids is None else read_image_ids(image_ids)
-    with _progress_in_megabytes(console, boxes_csv) as advance:
+    size = boxes_csv.stat().st_size if boxes_csv.is_file() else 0  # refused when it is opened
+    with progress_in_bytes(console, f"reading {boxes_csv.name}", total=size) as advance:
         boxes = read_boxes(boxes_csv, class_list, advance=advance)
     wanted = np.unique(boxes.image_ids)
     if listed is not None:
@@ -83,8 +80,7 @@ def write_coco_json(
     if not len(wanted):
         raise InputError(f"{boxes_csv}: no image has a box of the {len(class_list.names)} classes")
     there = _images_in(images, wanted, skip_missing_images=skip_missing_images)
-    with progress(console, "reading sizes of images", total=len(there)) as advance:
-        sizes = read_sizes(images, there, advance=advance)
+    sizes = read_sizes(images, there, console=console)
     content = arrange(boxes, class_names=class_list.names, image_ids=there, sizes=sizes)
     with progress(console, f"writing {out.name}, boxes", total=len(content.rows)) as advance:
         write_json(out, content, source=boxes_csv.name, advance=advance)
@@ -106,15 +102,6 @@ def _make_room(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out.parent}: cannot be made: {error.strerror}") from error
     if not os.access(out.parent, os.W_OK):
         raise InputError(f"{out.parent}: cannot be written to; name another file")
-
-
-@contextmanager
-def _progress_in_megabytes(console: Console, file: Path) -> Iterator[Advance]:
-    """An `advance` that takes bytes of a file."""
-    total = file.stat().st_size if file.is_file() else 0  # what is missing is refused when opened
-    title = f"reading {file.name}, MB"
-    with progress(console, title, total=ceil(total / MEGABYTE)) as advance:
-        yield lambda done, note: advance(ceil(done / MEGABYTE), note)
 
 
 def _images_in(

@@ -1,12 +1,7 @@
 """The image files in a folder: which are there, and their sizes, which the CSV files do not say."""
 
-import multiprocessing
 import os
-import threading
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from rich.console import Console
 
 from data.decoding.decode import DAMAGE, FORMATS
 from data.openimages.image_ids import IMAGE_ID, image_id_texts
-from data.worker_signals import signals_blocked
+from data.process_pool import process_pool, results_of, usable_cores
 from retinanet.errors import InputError
-from retinanet.progress import Advance
+from retinanet.progress import progress
 
 SUFFIX = ".jpg"
 
@@ -31,9 +27,15 @@ PROCESSES_PER_CORE = 2
 µs a file, one 37, two processes 21."""
 
 
+TASKS_PER_PROCESS = 4
+"""Handed out at a time."""
+
+
 class Sizes(NamedTuple):
     """What the headers of some image files say."""
 
+    start: int
+    """Which of all images is the first of these"""
     width_height: NDArray[np.int32]
     """[I, 2] pixels, as stored; 0 for a file that cannot be read"""
     faults: list[str]
@@ -59,37 +61,41 @@ def is_image(name: str) -> bool:
 
 
 def read_sizes(
-    folder: Path, image_ids: NDArray[np.uint64], *, advance: Advance
+    folder: Path, image_ids: NDArray[np.uint64], *, console: Console
 ) -> NDArray[np.int32]:
     """Width and height of images [I] in pixels, as stored, without a turn by EXIF: [I, 2].
 
-    Only headers are read, by several processes; `advance` gets the number of images.
+    Only headers are read, by several processes; `console` shows the progress.
     Raises InputError if some are damaged or no images, naming how many and the first.
     """
-    blocks = [
-        image_ids[start : start + FILES_AT_ONCE]
-        for start in range(0, len(image_ids), FILES_AT_ONCE)
-    ]
-    parts = [np.empty((0, 2), dtype=np.int32)]
-    faults: list[str] = []
+    starts = range(0, len(image_ids), FILES_AT_ONCE)
+    tasks = ((start, image_ids[start : start + FILES_AT_ONCE]) for start in starts)
+    processes = max(1, min(PROCESSES_PER_CORE * usable_cores(), len(starts)))
+    sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
+    faults: dict[int, list[str]] = {}
     done = 0
-    with _processes(limit=len(blocks)) as pool:
-        with signals_blocked():  # the first submission starts the processes
-            results = pool.map(partial(_sizes_of, folder), blocks)
-        for part in results:
-            parts.append(part.width_height)
-            faults += part.faults
+    # The processes are started before the bar's thread is.
+    with (
+        process_pool(processes) as pool,
+        progress(console, "reading sizes of images", total=len(image_ids)) as advance,
+    ):
+        work = partial(_sizes_of, folder)
+        for part in results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
+            sizes[part.start : part.start + len(part.width_height)] = part.width_height
+            faults[part.start] = part.faults
             done += len(part.width_height)
             advance(done, "")
-    if faults:
+    in_order = [fault for start in sorted(faults) for fault in faults[start]]
+    if in_order:
         raise InputError(
-            f"{folder}: {len(faults)} of {len(image_ids)} images cannot be read, the first is "
-            f"{faults[0]}; download them again"
+            f"{folder}: {len(in_order)} of {len(image_ids)} images cannot be read, the first is "
+            f"{in_order[0]}; download them again"
         )
-    return np.concatenate(parts)
+    return sizes
 
 
-def _sizes_of(folder: Path, image_ids: NDArray[np.uint64]) -> Sizes:
+def _sizes_of(folder: Path, task: tuple[int, NDArray[np.uint64]]) -> Sizes:
+    start, image_ids = task
     sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
     faults = []
     for row, text in enumerate(image_id_texts(image_ids)):
@@ -100,36 +106,9 @@ def _sizes_of(folder: Path, image_ids: NDArray[np.uint64]) -> Sizes:
         except (*DAMAGE, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split()).replace(f"{folder}{os.sep}", "")
             faults.append(f"{text}{SUFFIX} ({reason})")
-    return Sizes(sizes, faults)
+    return Sizes(start, sizes, faults)
 
 
 def _size_of(path: Path) -> tuple[int, int]:
     with Image.open(path, formats=FORMATS) as image:
         return image.size
-
-
-@contextmanager
-def _processes(*, limit: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with this one, whatever ends it."""
-    cores = len(os.sched_getaffinity(0))
-    pool = ProcessPoolExecutor(
-        max(1, min(PROCESSES_PER_CORE * cores, limit)),
-        mp_context=multiprocessing.get_context("fork"),  # others would import torch in each
-        initializer=_end_with_parent,
-    )
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent has ended, even if that was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()

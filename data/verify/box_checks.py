@@ -3,12 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from data.sizes import MINIMUM_SIDE
 from data.verify.entries import Entries, Good
 from data.verify.findings import Findings, Place
 
 BOXES_AT_ONCE = 1_000_000
-MINIMUM_SIDE = 1e-3
-"""Pixels, as in data.transforms, which loads torch: 400 MB that no check needs."""
 ROUNDING = 1.0
 """Pixels by which a box may reach beyond its image without a word, as rounded ones do."""
 

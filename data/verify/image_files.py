@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from data.decoding.decode import decode_image
+from data.process_pool import results_of, usable_cores
+from data.sizes import is_resized_copy
 from data.verify.entries import Entries
-from data.verify.pool import results_of, usable_cores
 from retinanet.errors import InputError
 from retinanet.progress import Advance
 
@@ -122,11 +123,3 @@ def kind_of_failure(error: InputError) -> str:
             return "image_too_large"
         case _:
             return "image_damaged"
-
-
-def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:
-    """Whether two sizes (height, width) are of one shape, as `data.dataset` has it: but for a pixel
-    by which a side was rounded.
-    """
-    excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
-    return excess <= max(annotated)

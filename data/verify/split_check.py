@@ -1,7 +1,6 @@
 """All checks of one split."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from data.index_cache import find_or_make_index
+from data.process_pool import process_pool
 from data.sources import Split, SplitName
 from data.verify.box_checks import check_boxes
 from data.verify.category_checks import check_categories_fit
@@ -20,12 +20,9 @@ from data.verify.id_checks import check_ids
 from data.verify.image_entry_checks import check_image_entries
 from data.verify.image_files import FileFault, check_files, processes_for
 from data.verify.json_entries import read_entries
-from data.verify.pool import process_pool
 from retinanet.config import Config
 from retinanet.errors import InputError
-from retinanet.progress import Advance, progress
-
-MEGABYTE = 1_000_000
+from retinanet.progress import progress, progress_in_bytes
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,8 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
     """The columns of a JSON file, as far as it can be read, or of an index."""
     if not path.is_dir():
         size = path.stat().st_size
-        with progress(console, f"reading {path.name}, MB", total=megabytes(size)) as advance:
-            return read_entries(path, findings, advance=in_megabytes(advance))
+        with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
+            return read_entries(path, findings, advance=lambda done: advance(done, ""))
     try:
         entries = entries_of_index(path, find_or_make_index(path).annotations)
     except InputError as error:
@@ -101,24 +98,6 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
         findings.add("no_images", Place("images", "[]"))
         return None
     return entries
-
-
-def megabytes(size: int) -> int:
-    """Bytes in MB of 10⁶, rounded up so that the last one counts too."""
-    return -(-size // MEGABYTE)
-
-
-def in_megabytes(advance: Advance) -> Callable[[int], None]:
-    """An `advance` that takes bytes; the file's end is read twice, and told once."""
-    told = 0
-
-    def advance_to(done: int) -> None:
-        nonlocal told
-        if megabytes(done) > told:
-            told = megabytes(done)
-            advance(told, "")
-
-    return advance_to
 
 
 def check_images(

@@ -24,8 +24,8 @@ from data.verify.unused_files import check_unused_files
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.exit_codes import FINISHED
+from retinanet.output_files import require_free, write_whole
 from retinanet.progress import make_console
-from retinanet.training.output_files import require_free, write_whole
 
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""

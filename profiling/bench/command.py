@@ -22,7 +22,7 @@ from profiling.bench.worker_process import WorkerDiedError
 from profiling.bench.workload import STANDARD, Workload
 from retinanet.command_line import positive
 from retinanet.exit_codes import FINISHED
-from retinanet.training.output_files import write_whole
+from retinanet.output_files import write_whole
 
 WORKER_DIED = 1
 

@@ -12,7 +12,7 @@ from profiling.bench.environment import environment
 from profiling.bench.finding import Finding
 from profiling.bench.json_file import findings_json
 from profiling.bench.report import PIPE_WIDTH, findings_table
-from retinanet.training.output_files import require_free, write_whole
+from retinanet.output_files import require_free, write_whole
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

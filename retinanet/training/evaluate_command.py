@@ -13,11 +13,11 @@ from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
+from retinanet.output_files import require_free, write_whole
 from retinanet.progress import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.coco_metric import Evaluation
 from retinanet.training.evaluate_split import evaluate_split
-from retinanet.training.output_files import require_free, write_whole
 from retinanet.training.report import print_evaluation
 
 

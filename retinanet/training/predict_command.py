@@ -15,11 +15,11 @@ from retinanet.engine.engines import Forward, torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.model import RetinaNet
+from retinanet.output_files import require_free, write_whole
 from retinanet.progress import make_console
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.coco_metric import xywh
 from retinanet.training.evaluate import ImageDetections, detect_batch, on_original
-from retinanet.training.output_files import require_free, write_whole
 from retinanet.training.pictures import draw_detections, save_picture
 
 

@@ -250,7 +250,6 @@ def test_each_stage_shows_its_progress(tmp_path: Path) -> None:
     export(tmp_path, TRICKY, ["Cat"], photos=[1, 3], log=log)
     lines = log.getvalue().splitlines()
     assert [line.split(" 0:")[0].rstrip() for line in lines] == [
-        "reading boxes.csv, MB 1/1",
         "reading sizes of images 2/2",
         "writing openimages-mlperf.json, boxes 3/3",
     ]

@@ -1,3 +1,4 @@
+import io
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from data.openimages import image_files
 from data.openimages.image_files import list_images, read_sizes
@@ -18,8 +20,7 @@ from tests.data.openimages.csv_tables import size_of, write_photos
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def ignore(done: int, note: str) -> None:
-    pass
+QUIET = Console(quiet=True)
 
 
 def test_images_of_a_folder_are_listed(tmp_path: Path) -> None:
@@ -50,23 +51,23 @@ def test_sizes_come_in_the_order_asked_for_with_progress(
     monkeypatch.setattr(image_files, "FILES_AT_ONCE", 4)
     images = [5, 1, 30, 2, 9, 8, 7, 21, 22, 23]
     write_photos(tmp_path, images)
-    done: list[int] = []
     ids = np.array(images, dtype=np.uint64)
-    sizes = read_sizes(tmp_path, ids, advance=lambda count, note: done.append(count))
+    output = io.StringIO()
+    sizes = read_sizes(tmp_path, ids, console=Console(file=output, width=100))
     assert sizes.tolist() == [list(size_of(image)) for image in images]
-    assert done == [4, 8, 10]
+    assert "reading sizes of images 10/10" in output.getvalue()
 
 
 def test_size_is_as_stored_whatever_exif_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees
     Image.new("RGB", (50, 20)).save(tmp_path / f"{1:016x}.jpg", exif=exif)
-    sizes = read_sizes(tmp_path, np.array([1], dtype=np.uint64), advance=ignore)
+    sizes = read_sizes(tmp_path, np.array([1], dtype=np.uint64), console=QUIET)
     assert sizes.tolist() == [[50, 20]]
 
 
 def test_no_images_at_all(tmp_path: Path) -> None:
-    assert read_sizes(tmp_path, np.empty(0, dtype=np.uint64), advance=ignore).shape == (0, 2)
+    assert read_sizes(tmp_path, np.empty(0, dtype=np.uint64), console=QUIET).shape == (0, 2)
 
 
 def test_unreadable_images_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
@@ -79,19 +80,20 @@ def test_unreadable_images_are_counted_and_the_first_is_named(tmp_path: Path) ->
         "(cannot identify image file '0000000000000004.jpg'); download them again"
     )
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        read_sizes(tmp_path, np.arange(1, 11, dtype=np.uint64), advance=ignore)
+        read_sizes(tmp_path, np.arange(1, 11, dtype=np.uint64), console=QUIET)
 
 
 def test_formats_that_data_sets_do_not_hold_are_refused(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / f"{1:016x}.jpg", format="PPM")
     with pytest.raises(InputError, match="1 of 1 images cannot be read"):
-        read_sizes(tmp_path, np.array([1], dtype=np.uint64), advance=ignore)
+        read_sizes(tmp_path, np.array([1], dtype=np.uint64), console=QUIET)
 
 
 ONE_READS_ONE_IS_IDLE = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
+from rich.console import Console
 from data.openimages import image_files
 
 def wait(path):
@@ -103,7 +105,7 @@ def wait(path):
 
 image_files._size_of = wait
 image_files.FILES_AT_ONCE = 1
-image_files.read_sizes(Path("."), np.arange(2, dtype=np.uint64), advance=lambda done, note: None)
+image_files.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quiet=True))
 """
 
 

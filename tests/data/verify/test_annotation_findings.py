@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from data import transforms
 from data.coco_json import read_annotations
 from data.index import write_index
 from data.verify import box_checks
@@ -186,10 +185,6 @@ def test_boxes_that_are_said_to_be_left_out_are_no_targets(
     content["annotations"][1]["bbox"] = bbox
     _, train, validation = write_sets(tmp_path, content)
     assert train_on(train, validation) == 4 * IMAGES - 1 + kept
-
-
-def test_a_box_vanishes_where_training_says_so() -> None:
-    assert box_checks.MINIMUM_SIDE == transforms.MINIMUM_SIDE
 
 
 def test_the_tables_hold_every_kind_that_annotations_alone_show() -> None:

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-from data.worker_signals import signals_blocked
+from data.worker_signals import let_signals_in, signals_blocked
 from retinanet.errors import InputError
+
+SECONDS_BETWEEN_SIGNALS = 0.2
+"""How long Ctrl-C waits at the most."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -26,19 +29,21 @@ def usable_cores() -> int:
 def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this one, whatever ends it, after the task that each is in.
 
-    They are copies of this process, so start them before threads, such as a progress bar's.
+    They are copies of this process, so start them before threads, such as a progress bar's. While
+    the context lasts, Ctrl-C and SIGTERM come through between two results of `results_of` alone:
+    an exception out of the middle of the pool's own code would leave its locks taken for ever.
     """
     pool = ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("fork"),  # others would import torch in each
         initializer=begin,
     )
-    try:
-        with signals_blocked():  # Ctrl-C is this process's matter
+    with signals_blocked():
+        try:
             pool.submit(os.getpid)  # the first task starts them all
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def begin() -> None:
@@ -76,7 +81,10 @@ def results_of(
             running |= {pool.submit(function, task) for task in islice(left, room)}
             if not running:
                 return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, running = wait(
+                running, timeout=SECONDS_BETWEEN_SIGNALS, return_when=FIRST_COMPLETED
+            )
+            let_signals_in()
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
