@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -60,6 +61,28 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
         "--overwrite", action="store_true", help="remove the run's earlier work and start anew"
     )
     return parser.parse_intermixed_args()
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """`section.field=value` below a command's own parser, wherever it stands among options.
+
+    argparse takes positional arguments from one place only, and its way out, intermixed parsing, is
+    not for commands below another.
+    """
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.field=value",
+        help="put on top of the file, such as data.root=/data/coco",
+    )
+    parse = parser.parse_known_args
+
+    def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = parse(*arguments)
+        found.overrides += [word for word in rest if not word.startswith("-")]
+        return found, [word for word in rest if word.startswith("-")]
+
+    parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
 
 
 def print_config(config: Config) -> None:

@@ -27,7 +27,7 @@ from data.bench.measuring import describe_decoders, measure_photos
 from data.bench.report import as_json, print_results
 from data.bench.source import STANDARD_SIZE, find_source
 from profiling.bench.worker_process import WorkerDiedError
-from retinanet.command_line import positive
+from retinanet.command_line import add_overrides, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free, write_whole
@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--config", metavar="NAME", help="read the training images of a configuration"
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="section.field=value", help="put on top of --config"
-    )
+    add_overrides(parser)
     parser.add_argument(
         "--image-size",
         type=positive,

@@ -19,12 +19,11 @@ Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or n
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from data.sources import SplitName
 from data.verify.request import Request
 from data.verify.verification import verify
-from retinanet.command_line import positive
+from retinanet.command_line import add_overrides, positive
 from retinanet.errors import InputError
 
 
@@ -36,12 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a YAML file, or a name in configs/, as train.py takes it",
     )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.field=value",
-        help="put on top of the file, such as data.root=/data/coco",
-    )
+    add_overrides(parser)
     parser.add_argument(
         "--split",
         choices=["train", "validation"],
@@ -55,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample", type=positive, metavar="N", help="decode only N images of each split"
     )
     add_output_arguments(parser)
-    allow_overrides_between_options(parser)
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,22 +67,6 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write DIR/train.index and DIR/validation.index without the bad entries",
     )
-
-
-def allow_overrides_between_options(parser: argparse.ArgumentParser) -> None:
-    """Take `section.field=value` wherever it stands, as train.py does.
-
-    argparse takes positional arguments from one place only, and its way out, intermixed parsing, is
-    not for commands below another.
-    """
-    parse = parser.parse_known_args
-
-    def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
-        found, rest = parse(*arguments)
-        found.overrides += [word for word in rest if not word.startswith("-")]
-        return found, [word for word in rest if word.startswith("-")]
-
-    parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
 
 
 def run(

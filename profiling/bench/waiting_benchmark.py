@@ -16,7 +16,7 @@ from rich.table import Table
 from profiling.bench.finding import Finding
 from profiling.bench.findings_output import add_json_option, put_out, require_free_json
 from profiling.bench.waiting_ranks import WARM_UP, RankDiedError, Waiting, train_ranks
-from retinanet.command_line import positive
+from retinanet.command_line import add_overrides, positive
 from retinanet.config_file import load_config
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
@@ -46,9 +46,7 @@ def add_waiting_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentPa
     parser.add_argument(
         "--config", default="demo.yaml", metavar="NAME", help="as train.py's (default: demo.yaml)"
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="section.field=value", help="put on top of the file"
-    )
+    add_overrides(parser)
     for name, default, what in (
         ("--ranks", 2, "processes that train at the same time"),
         ("--steps", 5, f"steps that count, after {WARM_UP} that do not"),
