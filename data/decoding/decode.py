@@ -2,7 +2,7 @@
 
 import struct
 import warnings
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +30,11 @@ DAMAGE = (
 
 
 def decode_image(
-    path: Path, *, decoder: str = "pillow", apply_exif_orientation: bool = False
+    path: Path,
+    *,
+    decoder: str = "pillow",
+    apply_exif_orientation: bool = False,
+    note_doubt: Callable[[str], None] = lambda doubt: None,
 ) -> NDArray[np.uint8]:
     """Read an image file as RGB, uint8 `[H, W, 3]`.
 
@@ -45,13 +49,21 @@ def decode_image(
     `apply_exif_orientation` turns a photo as its camera was held. Training leaves it off, since
     annotations count pixels as they are stored (so does the MLPerf reference).
 
+    `note_doubt` is told in one line what the decoder found fault with in a JPEG that Pillow then
+    read without a word, as it does where the middle of the data is damaged: parts may be grey.
+
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
     more than `MAX_PIXELS`; the last before a pixel is decoded.
     """
     try:
         # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
         with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
-            return _decode(file, decoder=decoder, apply_exif_orientation=apply_exif_orientation)
+            return _decode(
+                file,
+                decoder=decoder,
+                apply_exif_orientation=apply_exif_orientation,
+                note_doubt=note_doubt,
+            )
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file; check the folder of images") from error
     except Image.UnidentifiedImageError as error:
@@ -66,7 +78,13 @@ def decode_image(
         ) from error
 
 
-def _decode(file: BinaryIO, *, decoder: str, apply_exif_orientation: bool) -> NDArray[np.uint8]:
+def _decode(
+    file: BinaryIO,
+    *,
+    decoder: str,
+    apply_exif_orientation: bool,
+    note_doubt: Callable[[str], None],
+) -> NDArray[np.uint8]:
     # Opening reads format, mode and size from the header (0.03 ms), whoever then decodes.
     with Image.open(file, formats=FORMATS) as image:
         if image.width * image.height > MAX_PIXELS:  # Pillow has its own limit, which one may lift
@@ -77,8 +95,13 @@ def _decode(file: BinaryIO, *, decoder: str, apply_exif_orientation: bool) -> ND
         is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
         if is_plain_jpeg and decoder != "pillow":
             file.seek(0)
-            with suppress(*JPEG_ERRORS):  # Pillow will say what is wrong, if it finds so too
+            try:
                 return JPEG_DECODERS[decoder](file.read())
+            except JPEG_ERRORS as error:  # Pillow will refuse it, if it finds fault too
+                doubt = _one_line(error)
+            pixels = to_rgb(image)
+            note_doubt(doubt)
+            return pixels
         return to_rgb(image)
 
 

@@ -101,14 +101,17 @@ def fault_of_file(
     path: Path, *, decoder: str, annotated: tuple[int, int]
 ) -> tuple[str, str] | None:
     """The kind of finding that an image file is, and what was found; None for a good one."""
+    doubts: list[str] = []
     try:
-        pixels = decode_image(path, decoder=decoder)
+        pixels = decode_image(path, decoder=decoder, note_doubt=doubts.append)
     except InputError as error:
         return kind_of_failure(error), str(error).removeprefix(f"{path}: ")
     height, width = pixels.shape[:2]
     found = f"{width}×{height}, annotated {annotated[1]}×{annotated[0]}"
     if not is_resized_copy((height, width), annotated):
         return "image_other_shape", found
+    if doubts:
+        return "image_doubtful", doubts[0]
     return None if (height, width) == annotated else ("image_resized", found)
 
 

@@ -56,6 +56,7 @@ KINDS = {
     "box_outside": Kind(MENDED, "a box lies wholly outside of its image: left out"),
     "box_vanishes": Kind(MENDED, "a box without area at data.image_size: left out"),
     "box_partly_outside": Kind(MENDED, "a box reaches beyond its image: clipped"),
+    "image_doubtful": Kind(MENDED, "a JPEG with damage inside that can be read: parts may be grey"),
     "image_without_boxes": Kind(NOTE, "an image without any box"),
     "image_with_crowds_only": Kind(NOTE, "an image with boxes of crowds or groups alone"),
     "image_resized": Kind(NOTE, "a copy in another size: boxes are scaled"),
