@@ -8,8 +8,8 @@ from rich.console import Console
 
 from data.bench.photos import photos_in
 from data.scenes import make_scenes
-from data.sources import find_split
 from retinanet.config_file import load_config
+from retinanet.configured_splits import configured_split
 from retinanet.progress import progress
 
 STANDARD_SIZE = 800
@@ -57,12 +57,7 @@ def find_source(
         settings = load_config(config, overrides).data
         size = image_size or settings.image_size
         if settings.scenes is None:
-            folder = find_split(
-                settings.root,
-                "train",
-                annotations=settings.train_annotations,
-                images=settings.train_images,
-            ).images
+            folder = configured_split(settings, "train", root=settings.root).images
             return Source(str(folder), photos_in(folder, limit=limit), size, is_drawn=False)
     folder = draw(scratch, count=limit, console=console)
     return Source("drawn scenes", photos_in(folder, limit=limit), size, is_drawn=True)

@@ -20,7 +20,7 @@ Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or n
 import argparse
 from pathlib import Path
 
-from data.sources import SplitName
+from data.sources import SPLITS, SplitName
 from data.verify.request import Request
 from data.verify.verification import verify
 from retinanet.command_line import add_overrides, positive
@@ -84,7 +84,7 @@ def run(
         raise InputError(
             "--write-clean: not with --sample, which leaves most images unchecked; leave one out"
         )
-    splits: tuple[SplitName, ...] = ("train", "validation") if split is None else (split,)
+    splits: tuple[SplitName, ...] = SPLITS if split is None else (split,)
     return verify(
         Request(
             config=config,

@@ -8,13 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from data.decoding import resolve_decoder
-from data.sources import Split, SplitName, find_split
+from data.sources import SPLITS, Split, SplitName
 from data.verify.advice import advise
 from data.verify.category_checks import check_categories_agree
-from data.verify.clean import (
-    require_no_index,
-    require_writable,
-)
+from data.verify.clean import require_no_index, require_writable
 from data.verify.image_checks import add_image_findings
 from data.verify.json_report import as_json
 from data.verify.report import conclusion, print_split, say
@@ -23,13 +20,13 @@ from data.verify.split_check import CheckedSplit, check_annotations, check_image
 from data.verify.unused_files import check_unused_files
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.configured_splits import configured_split
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free, write_whole
 from retinanet.progress import make_console
 
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""
-SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 
 def verify(request: Request) -> int:
@@ -52,7 +49,11 @@ def verify(request: Request) -> int:
             say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
             return FINISHED
     decoder = resolve_decoder(config.data.decoder)
-    splits = {name: split_of(config, name, root) for name in SPLITS if name in request.splits}
+    splits = {
+        name: configured_split(config.data, name, root=root)
+        for name in SPLITS
+        if name in request.splits
+    }
     checked = check(request, config, splits, decoder=decoder, console=console)
     for one in checked:
         print_split(console, one)
@@ -76,17 +77,6 @@ def scenes_of(config: Config) -> Path:
 
     require_no_files(config.data)
     return RunFolder(config.run.root / config.run.name).scenes
-
-
-def split_of(config: Config, name: SplitName, root: Path | None) -> Split:
-    """Where a split lies."""
-    settings = config.data
-    given = {
-        "train": (settings.train_annotations, settings.train_images),
-        "validation": (settings.validation_annotations, settings.validation_images),
-    }
-    annotations, images = given[name]
-    return find_split(root, name, annotations=annotations, images=images)
 
 
 def check(

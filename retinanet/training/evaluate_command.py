@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data.classes import ClassMap
 from data.dataset import DetectionDataset
+from data.decoding import resolve_decoder
 from data.index_cache import open_annotations
 from data.loader import evaluation_loader
 from data.sources import find_split
@@ -87,7 +88,12 @@ def validation_split(
     classes = ClassMap.from_json(checkpoint.model.classes)
     classes.check_categories(content.category_ids, content.category_names, file=split.annotations)
     return DetectionDataset(
-        content, split.images, classes, image_size=checkpoint.model.image_size, train=False
+        content,
+        split.images,
+        classes,
+        image_size=checkpoint.model.image_size,
+        train=False,
+        decoder=resolve_decoder("auto"),  # pixels are the same with all
     )
 
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from data.decoding import resolve_decoder
 from data.opening import DetectionData, open_data
 from data.scenes import make_scenes
-from data.sources import find_split
 from retinanet.config import Config, DataConfig, ScenesConfig
+from retinanet.configured_splits import configured_split
 from retinanet.errors import InputError
 from retinanet.progress import progress
 
@@ -33,18 +33,8 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
         root = scenes_folder
         draw_scenes(root, settings.scenes, seed=config.run.seed, console=console)
     return open_data(
-        find_split(
-            root,
-            "train",
-            annotations=settings.train_annotations,
-            images=settings.train_images,
-        ),
-        find_split(
-            root,
-            "validation",
-            annotations=settings.validation_annotations,
-            images=settings.validation_images,
-        ),
+        configured_split(settings, "train", root=root),
+        configured_split(settings, "validation", root=root),
         image_size=settings.image_size,
         class_indices=settings.class_indices,
         num_classes=config.model.num_classes,
