@@ -67,10 +67,18 @@ class DataConfig:
     """An image that cannot be read: end the run, or let another stand in for it. [name]"""
     bad_image_limit: Annotated[int, Field(ge=1)] = 100
     """With on_bad_image=skip the run ends after so many all the same. [images]"""
-    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    workers: int | Literal["auto"] = "auto"
     """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
     reserve_cores: Annotated[int, Field(ge=0)] = 0
     """Cores that only load images; the training has the others. [cores]"""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def require_number_or_auto(cls, workers: object) -> object:
+        """Say both at once: of two kinds, pydantic's words name one."""
+        if workers != "auto" and not (type(workers) is int and workers >= 0):
+            raise PydanticCustomError("workers", "input should be a number from 0 on, or auto")
+        return workers
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

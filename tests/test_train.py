@@ -22,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from data.index_cache import open_annotations
 from retinanet.command_line import run_command
 from retinanet.config_file import load_config
+from retinanet.training import loading
 from retinanet.training.checkpoint import read_checkpoint
 from train import main
 
@@ -284,6 +285,24 @@ def test_resuming_a_finished_run_finishes_at_once(undisturbed: Path, train: Comm
     assert f"finished after {STEPS} steps" in outcome.output
     assert weights.stat().st_mtime_ns == before
     assert (undisturbed / "metrics.jsonl").read_text() == metrics
+
+
+def test_loading_moves_out_in_the_middle_of_an_epoch_without_a_trace_in_the_numbers(
+    root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "LARGEST_SHARE", 0.0)
+    monkeypatch.setattr(loading, "FIRST_STEPS", 1)
+    monkeypatch.setattr(loading, "STEPS_MEASURED", 2)
+    losses = {}
+    for workers in ("auto", "0"):
+        name = f"workers-{workers}"
+        outcome = train(*settings_in(root, name, f"data.workers={workers}"))
+        assert outcome.code == 0, outcome.errors
+        assert ("a process of its own does it" in outcome.output) == (workers == "auto")
+        steps = records_of(root / name, kind="step")
+        assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+        losses[workers] = [record["loss"] for record in steps]
+    assert losses["auto"] == pytest.approx(losses["0"], rel=1e-4)
 
 
 def test_overwriting_starts_anew(root: Path, train: Command) -> None:
