@@ -151,16 +151,32 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
             annotations = read_annotations(
                 path, advance=lambda done: advance(stamp.size + done, "reading it")
             )
-            shutil.rmtree(folder, ignore_errors=True)
-            write_index(folder, annotations, made_from=str(path.resolve()))
+            found = keep_index(folder, annotations, made_from=path)
             del annotations
-            found = FoundIndex(open_index(folder), folder, was_made=True)
         advance(2 * stamp.size, "")
     if stamp_of(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
     write_current(home, folder=folder, stamp=stamp)
     remove_others(home, keep=folder.name)
     return found
+
+
+def keep_index(folder: Path, annotations: Annotations, *, made_from: Path) -> FoundIndex:
+    """Write an index in the place of what may be there, which is of no use.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        write_index(folder, annotations, made_from=str(made_from.resolve()))
+    except OSError:
+        # Where the file system has no locks another process may have been faster.
+        found = usable_index(folder)
+        if found is None:
+            raise
+        return found
+    return FoundIndex(open_index(folder), folder, was_made=True)
 
 
 def digest(path: Path, *, advance: Advance) -> str:

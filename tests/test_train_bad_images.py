@@ -83,6 +83,7 @@ def test_bad_images_are_replaced_named_once_and_noted(dataset: Path) -> None:
     assert "1.png: no such image file" in done.stdout
     assert "evaluated as an image without detections" in done.stdout
     assert len(records(dataset, "bad_image")) == 2
+    assert "2 could not be read, see metrics" in done.stdout
     assert len(records(dataset, "step")) == 8
 
 

@@ -53,13 +53,13 @@ def print_summary(
     console: Console,
     *,
     headline: str,
-    memory: str,
     paths: dict[str, Path],
+    facts: dict[str, str],
     next_commands: Sequence[str],
 ) -> None:
-    """The last words of a run: how it ended, where its work lies, what to try next."""
+    """The last words of a run: how it ended, where its work lies, what to know and to try next."""
     console.print(f"\n[bold]{headline}[/bold]")
-    rows = {**paths, "memory": memory}
+    rows = {**paths, **facts}
     width = max(len(name) for name in rows)
     for name, value in rows.items():
         console.print(f"  {name:<{width}}  {value}", soft_wrap=True)

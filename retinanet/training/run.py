@@ -240,6 +240,7 @@ class Run:
             is_reached=self.target_is_reached(),
             step=self.step,
             best_map=self.best_map,
+            bad_images=len(self.loading.bad_images.seen),
             example=self.data.validation.image_folder
             / self.data.validation.annotations.file_names[0],
         )

@@ -86,7 +86,13 @@ class RunRecord:
         )
 
     def closing(
-        self, *, is_reached: bool, step: int, best_map: float | None, example: Path
+        self,
+        *,
+        is_reached: bool,
+        step: int,
+        best_map: float | None,
+        bad_images: int,
+        example: Path,
     ) -> None:
         """The last words: how the run ended, where its work lies, what to try next."""
         self._metrics.close()
@@ -97,10 +103,13 @@ class RunRecord:
             headline += f", target mAP {self._target_map:g} {outcome}"
         if best_map is not None:
             headline += f", best mAP {best_map:.3f}"
+        facts = {"memory": memory_used(self._page_faults)}
+        if bad_images:
+            facts["bad images"] = f"{bad_images} could not be read, see metrics"
         print_summary(
             self._console,
             headline=headline,
-            memory=memory_used(self._page_faults),
+            facts=facts,
             paths={
                 "pictures": folder.pictures,
                 "curves": folder.pictures / "curves.png",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,7 @@ def test_a_bad_json_leaves_no_index(tmp_path: Path) -> None:
 OPEN = """
 import sys
 from pathlib import Path
+from typing import Any
 import data.index_cache
 real = data.index_cache.read_annotations
 def read(path, **options):
@@ -185,3 +187,18 @@ def test_the_index_equals_the_json(tmp_path: Path) -> None:
     assert list(opened.file_names) == list(read.file_names)
     current = json.loads((tmp_path / "labels.json.index" / "current.json").read_text())
     assert current["size"] == path.stat().st_size
+
+
+def test_without_locks_the_slower_process_takes_the_index_of_the_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = labels(tmp_path)
+    real = data.index_cache.write_index
+
+    def write_second(folder: Path, *arguments: Any, **options: Any) -> None:
+        real(folder, *arguments, **options)  # the other process, in between
+        real(folder, *arguments, **options)
+
+    monkeypatch.setattr(data.index_cache, "write_index", write_second)
+    found = find_or_make_index(path)
+    assert found.folder and not found.was_made and len(found.annotations.boxes) == 50

@@ -135,7 +135,7 @@ def test_the_last_words_name_the_end_the_paths_and_the_next_command(
     reached: bool, words: str, tmp_path: Path
 ) -> None:
     record, text = record_in(tmp_path, target_map=0.34)
-    record.closing(is_reached=reached, step=9, best_map=0.25, example=Path("a.jpg"))
+    record.closing(is_reached=reached, step=9, best_map=0.25, bad_images=0, example=Path("a.jpg"))
     shown = text.getvalue()
     assert f"finished after 9 steps, target mAP 0.34 {words}, best mAP 0.250" in shown
     best = tmp_path / "run" / "checkpoints" / "best"
@@ -147,12 +147,12 @@ def test_the_last_words_tell_of_memory(tmp_path: Path) -> None:
     record, text = record_in(tmp_path)
     for step, faults in enumerate((90_000, 12, 8, 30), start=1):
         record.step(result(step, page_faults=faults))
-    record.closing(is_reached=False, step=4, best_map=None, example=Path("a.jpg"))
+    record.closing(is_reached=False, step=4, best_map=None, bad_images=0, example=Path("a.jpg"))
     peak = f"{peak_resident_mb() / 1000:.1f} GB at the most"
     assert f"{peak}, 21 page faults in the median step" in text.getvalue()
 
 
 def test_a_resumed_run_without_steps_has_no_median(tmp_path: Path) -> None:
     record, text = record_in(tmp_path)
-    record.closing(is_reached=False, step=9, best_map=None, example=Path("a.jpg"))
+    record.closing(is_reached=False, step=9, best_map=None, bad_images=0, example=Path("a.jpg"))
     assert "GB at the most\n" in text.getvalue()
