@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from data.annotations import Annotations
 from data.columns import JsonTable, shown
-from data.growing import GrowingArray, GrowingTexts
+from data.growing import GrowingColumns
 from data.json_stream import Advance, stream_lists
+from data.positions import positions_in, repeated
 from data.text_column import TextColumn
 from retinanet.errors import InputError
 
@@ -70,22 +71,16 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
 def read_columns(path: Path, *, advance: Advance) -> dict[str, Columns]:
     """The columns of each list, as they stand in the file."""
     readers = {"images": image_columns, "annotations": box_columns, "categories": category_columns}
-    growing: dict[str, dict[str, GrowingArray | GrowingTexts]] = {name: {} for name in readers}
+    growing = {name: GrowingColumns() for name in readers}
     lengths = dict.fromkeys(readers, 0)
     for name, entries in stream_lists(path, readers, advance=advance):
         table = JsonTable(path, name, entries, first=lengths[name])
         lengths[name] += len(entries)
-        for field, part in readers[name](table).items():
-            is_text = isinstance(part, TextColumn)
-            column = growing[name].setdefault(field, GrowingTexts() if is_text else GrowingArray())
-            column.extend(part)
+        growing[name].extend(readers[name](table))
     for name in ("images", "categories"):
         if not lengths[name]:
             raise InputError(f"{path}: {name}: empty; a data set needs at least one")
-    return {
-        name: {field: column.finish() for field, column in columns.items()}
-        for name, columns in growing.items()
-    }
+    return {name: columns.finish() for name, columns in growing.items()}
 
 
 def category_columns(table: JsonTable) -> Columns:
@@ -135,24 +130,20 @@ def given_or_counted(ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
 
 def check_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
     """Refuse an id that two entries of a list have."""
-    in_order = np.sort(ids)
-    if not (in_order[1:] == in_order[:-1]).any():
-        return
-    _, first = np.unique(ids, return_index=True)
-    repeated = np.setdiff1d(np.arange(len(ids)), first)[0]
-    raise InputError(
-        f"{path}: {name}[{repeated}].id: {ids[repeated]} was given to an earlier entry; "
-        "make ids unique"
-    )
+    rows = repeated(ids)
+    if len(rows):
+        raise InputError(
+            f"{path}: {name}[{rows[0]}].id: {ids[rows[0]]} was given to an earlier entry; "
+            "make ids unique"
+        )
 
 
 def rows_of(
     ids: NDArray[np.int64], known: NDArray[np.int64], *, path: Path, field: str
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """The position in `known` of every id; InputError for one that is not there."""
-    order = np.argsort(known)
-    rows = order[np.minimum(np.searchsorted(known[order], ids), len(known) - 1)]
-    unknown = known[rows] != ids
+    rows = positions_in(known, ids)
+    unknown = rows < 0
     if unknown.any():
         index = unknown.argmax()
         target = {"image_id": "images", "category_id": "categories"}[field]

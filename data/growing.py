@@ -56,3 +56,22 @@ class GrowingTexts:
         starts = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
         return TextColumn(self.content.finish(), starts)
+
+
+class GrowingColumns:
+    """Several columns that grow together, by name."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, GrowingArray | GrowingTexts] = {}
+
+    def extend(self, parts: dict[str, Any]) -> None:
+        """Put a part behind each column; the first parts settle which columns there are."""
+        for name, part in parts.items():
+            is_text = isinstance(part, TextColumn)
+            column = self.columns.setdefault(name, GrowingTexts() if is_text else GrowingArray())
+            column.extend(part)
+
+    def finish(self) -> dict[str, Any]:
+        """All columns, which are let go of here."""
+        columns, self.columns = self.columns, {}
+        return {name: column.finish() for name, column in columns.items()}

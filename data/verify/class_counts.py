@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data.positions import positions_in
 from data.verify.entries import Entries
 from data.verify.findings import Findings
-from data.verify.positions import positions_in
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from data.positions import positions_in, repeated
 from data.verify.entries import Entries, Good
 from data.verify.findings import Findings
-from data.verify.positions import positions_in, repeated
 
 
 def check_ids(entries: Entries, findings: Findings, good: Good) -> None:

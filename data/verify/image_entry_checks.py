@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from data.positions import repeated
 from data.verify.entries import Entries
 from data.verify.findings import Findings, Place
 from data.verify.kinds import Severity
-from data.verify.positions import repeated
 
 
 def check_image_entries(

@@ -20,11 +20,11 @@ from data.coco_json import (
 )
 from data.columns import JsonTable, shown
 from data.json_stream import Advance, stream_lists
+from data.positions import positions_in
 from data.verify.entries import Entries
 from data.verify.entry_faults import Fault, box_faults, category_faults, image_faults, is_id
 from data.verify.findings import Findings, Place
 from data.verify.list_columns import ListColumns
-from data.verify.positions import positions_in
 from retinanet.errors import InputError
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from data.growing import GrowingArray, GrowingTexts
-from data.text_column import TextColumn
+from data.growing import GrowingColumns
 
 
 class ListColumns:
@@ -13,7 +12,7 @@ class ListColumns:
         self.length = 0
         """Entries in the file so far"""
         self.readable = 0
-        self.columns: dict[str, GrowingArray | GrowingTexts] = {}
+        self.columns = GrowingColumns()
         self.unreadable_ids: set[int] = set()
         """Ids of entries that are wrong otherwise"""
         self.unreadable_image_ids: set[int] = set()
@@ -27,12 +26,8 @@ class ListColumns:
     def extend(self, columns: dict[str, Any]) -> None:
         """Put a part's columns behind."""
         self.readable += len(columns["place"])
-        for field, part in columns.items():
-            is_text = isinstance(part, TextColumn)
-            column = self.columns.setdefault(field, GrowingTexts() if is_text else GrowingArray())
-            column.extend(part)
+        self.columns.extend(columns)
 
     def finish(self) -> dict[str, Any]:
         """The columns, which are let go of here."""
-        columns, self.columns = self.columns, {}
-        return {field: column.finish() for field, column in columns.items()}
+        return self.columns.finish()
