@@ -107,11 +107,11 @@ class DetectionDataset(Dataset[Sample]):
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of a key, or what stands in for it."""
-        if not self.replace_bad_images:
-            return self.read(key)
         try:
             return self.read(key)
         except InputError as error:
+            if not self.replace_bad_images:
+                raise
             return self._replacement(key, str(error))
 
     def read(self, key: SampleKey) -> Sample:

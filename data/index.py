@@ -135,12 +135,16 @@ def read_texts(folder: Path, name: str) -> TextColumn:
 def check_lengths(annotations: Annotations, description: dict[str, Any]) -> None:
     """Refuse columns that do not belong together."""
     for field in fields(Annotations):
-        of_boxes = field.name == "boxes" or field.name.startswith("box_")
-        kind = "boxes" if of_boxes else "images"
-        kind = "categories" if field.name.startswith("category_") else kind
-        wanted = description[kind]
-        if field.name == "box_offsets":
-            wanted = description["images"] + 1
+        wanted = rows_of(field.name, description)
         found = len(getattr(annotations, field.name))
         if found != wanted:
             raise ValueError(f"{field.name} has {found} rows in place of {wanted}")
+
+
+def rows_of(column: str, description: dict[str, Any]) -> int:
+    """How many rows a column has by the index's description."""
+    if column == "box_offsets":
+        return int(description["images"]) + 1
+    if column.startswith("box"):
+        return int(description["boxes"])
+    return int(description["categories" if column.startswith("category") else "images"])

@@ -69,12 +69,7 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
             return found
     console = console or make_console()
     try:
-        home = first_writable(homes)
-        with one_process_at_a_time(home / LOCK, waiting=lambda: say_waiting(console, path)):
-            return current_index(home, stamp) or make_index(path, stamp, home, console=console)
-    except (InputError, KeyboardInterrupt):
-        remove_if_bare(home)
-        raise
+        return make_for_all(path, stamp, first_writable(homes), console=console)
     except OSError as error:
         console.print(f"no index of {path} can be written ({error}): this process reads it itself")
         return FoundIndex(read_annotations(path), None, was_made=False)
@@ -134,6 +129,16 @@ def read_current(home: Path) -> dict[str, Any] | None:
         return {name: current[name] for name in ("index", "size", "modified_ns")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
+    """`make_index` in one process, while others wait for it and then find what it made."""
+    try:
+        with one_process_at_a_time(home / LOCK, waiting=lambda: say_waiting(console, path)):
+            return current_index(home, stamp) or make_index(path, stamp, home, console=console)
+    except (InputError, KeyboardInterrupt):
+        remove_if_bare(home)
+        raise
 
 
 def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:

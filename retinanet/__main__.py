@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from launch.memory import set_allocator
-from retinanet.command_line import positive, run_command
+from retinanet.command_line import add_json_option, positive, run_command
 
 
 def main() -> int:
@@ -61,9 +61,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=positive, default=8, metavar="N", help="images at once (default: 8)"
     )
-    parser.add_argument(
-        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers here too"
-    )
+    add_json_option(parser)
 
 
 def add_predict_options(parser: argparse.ArgumentParser) -> None:
@@ -84,9 +82,7 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="leave out boxes that are less certain (default: 0.4)",
     )
-    parser.add_argument(
-        "--json", dest="json_file", type=Path, metavar="FILE", help="write the boxes here too"
-    )
+    add_json_option(parser, "write the boxes here too")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace files of an earlier prediction"
     )

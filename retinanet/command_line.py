@@ -85,6 +85,13 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
 
 
+def add_json_option(
+    parser: argparse.ArgumentParser, what: str = "write the numbers here too"
+) -> None:
+    """`--json FILE`, as `json_file`; `require_free_json` looks at it before the work begins."""
+    parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
+
+
 def print_config(config: Config) -> None:
     """The whole configuration as YAML, defaults included."""
     YAML().dump(config_to_tree(config), sys.stdout)

@@ -26,6 +26,12 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
             raise InputError(f"{file}: exists; {advice}")
 
 
+def require_free_json(json_file: Path | None) -> None:
+    """`require_free` for the file that `--json` names, if it was given."""
+    if json_file is not None:
+        require_free([json_file], overwrite=False, advice="give --json another file")
+
+
 def write_whole(file: Path, text: str) -> None:
     """Write a text file under a temporary name, then give it its own.
 

@@ -27,10 +27,10 @@ from data.bench.measuring import describe_decoders, measure_photos
 from data.bench.report import as_json, print_results
 from data.bench.source import STANDARD_SIZE, find_source
 from profiling.bench.worker_process import WorkerDiedError
-from retinanet.command_line import add_overrides, positive
+from retinanet.command_line import add_json_option, add_overrides, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, write_whole
+from retinanet.output_files import require_free_json, write_whole
 
 WORKER_DIED = 1
 
@@ -66,9 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also time loaders with 1 to N worker processes",
     )
-    parser.add_argument(
-        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers here too"
-    )
+    add_json_option(parser)
 
 
 def run(
@@ -91,8 +89,7 @@ def run(
     """
     if overrides and config is None:
         raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
-    if json_file is not None:
-        require_free([json_file], overwrite=False, advice="give --json another file")
+    require_free_json(json_file)
     console = Console(stderr=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="data-bench-") as scratch:
         source = find_source(

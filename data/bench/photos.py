@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.decoding.decode import SUFFIXES
 from retinanet.errors import InputError
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
 def photos_in(folder: Path, *, limit: int) -> list[Path]:

@@ -1,6 +1,6 @@
 """A benchmark's results as tables for a person and as JSON for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from data.bench.source import STANDARD_SIZE, Source
 from profiling.bench.contestant import Contestant
 from profiling.bench.environment import environment
 from profiling.bench.finding import Finding, speed_up
-from profiling.bench.json_file import contestant_json
+from profiling.bench.json_file import contestant_json, findings_json
 from profiling.bench.report import DISTURBING_CORES, PIPE_WIDTH, findings_table
 from profiling.bench.results import Results
 
@@ -141,11 +141,3 @@ def rates_json(results: Results, contestant: Contestant) -> dict[str, Any]:
         "images_per_s_of_runs": image_rates(results, name),
         "stages_ms": stage_milliseconds(results, name),
     }
-
-
-def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """What was found, beside what is wanted."""
-    return [
-        {"what": one.what, "value": one.value, "shown": one.shown, "target": one.target}
-        for one in findings
-    ]

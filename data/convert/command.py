@@ -12,9 +12,11 @@ beforehand, and makes MLPerf's JSON from OpenImages' CSV files.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
-from data.convert.convert import convert_boxes, convert_folder, convert_json
+from data.convert.convert import convert_folder, convert_json
+from data.openimages.coco_export import write_coco_json
 from retinanet.errors import InputError
 from retinanet.progress import make_console
 
@@ -81,38 +83,48 @@ def run(
         InputError: A file is missing or not what it should be, or an option does not fit it.
     """
     console = make_console()
-    if source.suffix.lower() != ".csv":
-        of_csv = {
-            "--class-descriptions": class_descriptions,
-            "--images": images,
-            "--image-ids": image_ids,
-            "--skip-missing-images": skip_missing_images or None,
-            "--classes": classes if classes != ["mlperf"] else None,
-        }
-        for option, value in of_csv.items():
-            if value is not None:
-                raise InputError(f"{option}: only for a CSV of boxes, and {source} is none")
-        if source.is_dir():
-            if out is not None:
-                raise InputError(f"--out: {source} is a folder of splits; convert one JSON at once")
-            return convert_folder(source, console=console)
-        return convert_json(source, out=out, overwrite=overwrite, console=console)
-    for option, given in {
+    if source.suffix.lower() == ".csv":
+        needed = {"--class-descriptions": class_descriptions, "--images": images, "--out": out}
+        require_given(needed, "missing; a CSV of boxes needs it, see --help")
+        assert class_descriptions and images and out
+        summary = write_coco_json(
+            source,
+            class_descriptions,
+            classes=classes,
+            images=images,
+            out=out,
+            image_ids=image_ids,
+            skip_missing_images=skip_missing_images,
+            overwrite=overwrite,
+            console=console,
+        )
+        if summary.images_left_out:
+            left_out = f"{summary.images_left_out:,} images are not in {images}"
+            console.print(f"{left_out} and were left out")
+        return convert_json(out, out=None, overwrite=False, console=console)
+    of_csv = {
         "--class-descriptions": class_descriptions,
         "--images": images,
-        "--out": out,
-    }.items():
-        if given is None:
-            raise InputError(f"{option}: missing; a CSV of boxes needs it, see --help")
-    assert class_descriptions and images and out
-    return convert_boxes(
-        source,
-        class_descriptions=class_descriptions,
-        images=images,
-        classes=classes,
-        image_ids=image_ids,
-        skip_missing_images=skip_missing_images,
-        out=out,
-        overwrite=overwrite,
-        console=console,
-    )
+        "--image-ids": image_ids,
+        "--skip-missing-images": skip_missing_images or None,
+        "--classes": classes if classes != ["mlperf"] else None,
+    }
+    refuse_given(of_csv, f"only for a CSV of boxes, and {source} is none")
+    if source.is_dir():
+        refuse_given({"--out": out}, f"{source} is a folder of splits; convert one JSON at once")
+        return convert_folder(source, console=console)
+    return convert_json(source, out=out, overwrite=overwrite, console=console)
+
+
+def require_given(options: Mapping[str, object], problem: str) -> None:
+    """Raise InputError about the first option that was not given."""
+    for option, value in options.items():
+        if value is None:
+            raise InputError(f"{option}: {problem}")
+
+
+def refuse_given(options: Mapping[str, object], problem: str) -> None:
+    """Raise InputError about the first option that was given."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option}: {problem}")

@@ -1,9 +1,8 @@
-"""Each source of annotations on its way to an index, and what is said of the result."""
+"""JSON on its way to an index, and what is said of the result."""
 
 import resource
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +11,6 @@ from data.annotations import Annotations
 from data.coco_json import read_annotations
 from data.index import is_index, open_index, write_index
 from data.index_cache import find_or_make_index, stamp_of
-from data.openimages.coco_export import write_coco_json
 from data.sources import SPLITS, known_trees
 from retinanet.errors import InputError
 from retinanet.progress import MEGABYTE, clock, progress_in_bytes
@@ -66,38 +64,6 @@ def convert_folder(root: Path, *, console: Console) -> int:
     for file in there:
         convert_json(file, out=None, overwrite=False, console=console)
     return 0
-
-
-def convert_boxes(
-    boxes_csv: Path,
-    *,
-    class_descriptions: Path,
-    images: Path,
-    classes: Sequence[str],
-    image_ids: Path | None,
-    skip_missing_images: bool,
-    out: Path,
-    overwrite: bool,
-    console: Console,
-) -> int:
-    """Write OpenImages' boxes as MLPerf's JSON, and make its index; returns the exit code.
-
-    The arguments are those of `data.openimages.coco_export.write_coco_json`.
-    """
-    summary = write_coco_json(
-        boxes_csv,
-        class_descriptions,
-        classes=classes,
-        images=images,
-        out=out,
-        image_ids=image_ids,
-        skip_missing_images=skip_missing_images,
-        overwrite=overwrite,
-        console=console,
-    )
-    if summary.images_left_out:
-        console.print(f"{summary.images_left_out:,} images are not in {images} and were left out")
-    return convert_json(out, out=None, overwrite=False, console=console)
 
 
 def describe(

@@ -17,6 +17,9 @@ from retinanet.errors import InputError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """What data sets hold. Pillow knows dozens more, some of which call other programs."""
 
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+"""What files of these formats are called, in lower case."""
+
 MAX_PIXELS = 178_956_970
 """512 MiB of RGB, where Pillow draws its line too; the largest cameras have 150 million pixels."""
 

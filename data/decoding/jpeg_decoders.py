@@ -44,7 +44,7 @@ def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
         ValueError: It is truncated, which accimage itself would fill up with grey.
         OSError: It is no JPEG.
     """
-    if content.rfind(END_OF_IMAGE) < content.rfind(START_OF_SCAN):
+    if not has_end_of_image(content):
         raise ValueError("the JPEG has no end")
     image = import_module("accimage").Image(content)
     planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
@@ -54,6 +54,12 @@ def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
 
 START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 """JPEG's markers; compressed data hold no such pair of bytes."""
+
+
+def has_end_of_image(content: bytes) -> bool:
+    """Whether a JPEG's end marker follows its last scan: a thumbnail in its header has one too."""
+    return content.rfind(END_OF_IMAGE) > content.rfind(START_OF_SCAN)
+
 
 JPEG_DECODERS: dict[str, Callable[[bytes], NDArray[np.uint8]]] = {
     "simplejpeg": decode_by_simplejpeg,

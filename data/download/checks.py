@@ -2,7 +2,6 @@
 
 import csv
 import io
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -12,17 +11,10 @@ from typing import Protocol
 
 from PIL import Image
 
+from data.decoding.decode import DAMAGE
+from data.decoding.jpeg_decoders import has_end_of_image
 from data.download.failures import AttemptError
 
-DECODING_ERRORS = (
-    OSError,
-    SyntaxError,  # Pillow's word for a broken PNG
-    ValueError,
-    EOFError,
-    struct.error,
-    Image.DecompressionBombError,
-)
-JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 PNG_END = b"IEND\xaeB`\x82"
 
 LONGEST_LINE = 4096
@@ -45,7 +37,7 @@ def check_image(path: Path) -> None:
             image.load()
     except Image.UnidentifiedImageError as error:
         raise AttemptError(f"what came is no image: {shown(content)}") from error
-    except DECODING_ERRORS as error:
+    except (*DAMAGE, Image.DecompressionBombError) as error:
         raise AttemptError(f"damaged image: {' '.join(str(error).split())}") from error
     # Pillow makes do without the end marker if all pixels are there; other decoders do not.
     if not has_end(content):
@@ -56,8 +48,7 @@ def has_end(content: bytes) -> bool:
     """Whether the image's end marker follows its pixels; some files have padding after it."""
     if content.startswith(b"\x89PNG"):
         return PNG_END in content
-    # By the last scan, since a thumbnail in the header has an end of its own.
-    return content.find(JPEG_END, content.rfind(JPEG_SCAN)) >= 0
+    return has_end_of_image(content)
 
 
 def zip_with(members: Iterable[str]) -> Check:

@@ -23,7 +23,7 @@ from pathlib import Path
 from data.sources import SPLITS, SplitName
 from data.verify.request import Request
 from data.verify.verification import verify
-from retinanet.command_line import add_overrides, positive
+from retinanet.command_line import add_json_option, add_overrides, positive
 from retinanet.errors import InputError
 
 
@@ -53,12 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """What is written, and where."""
-    parser.add_argument(
-        "--json",
-        dest="json_file",
-        type=Path,
-        metavar="FILE",
-        help="write everything here too: the first 1000 places of each kind, every class",
+    add_json_option(
+        parser, "write everything here too: the first 1000 places of each kind, every class"
     )
     parser.add_argument(
         "--write-clean",

@@ -5,9 +5,8 @@ import posixpath
 from collections.abc import Iterable
 from pathlib import Path
 
+from data.decoding.decode import SUFFIXES
 from data.verify.findings import Findings, Place
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
 def check_unused_files(folder: Path, named: Iterable[str], findings: Findings) -> None:

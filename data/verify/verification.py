@@ -22,7 +22,7 @@ from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.configured_splits import configured_split
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, write_whole
+from retinanet.output_files import require_free_json, write_whole
 from retinanet.progress import make_console
 
 STOPS_TRAINING = 1
@@ -38,7 +38,7 @@ def verify(request: Request) -> int:
     config = load_config(request.config, request.overrides)
     console = make_console()
     if request.json_file is not None:
-        require_free([request.json_file], overwrite=False, advice="give --json another file")
+        require_free_json(request.json_file)
         require_writable(request.json_file.absolute().parent)
     if request.clean_folder is not None:
         require_no_index(request.clean_folder, request.splits)

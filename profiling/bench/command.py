@@ -12,7 +12,6 @@ from profiling.bench.availability import leave_out_missing
 from profiling.bench.benchmark import Benchmark
 from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.contestant import choose
-from profiling.bench.findings_output import require_free_json
 from profiling.bench.index_benchmark import add_index_benchmark
 from profiling.bench.json_file import as_json
 from profiling.bench.measure import measure
@@ -20,9 +19,9 @@ from profiling.bench.report import print_results
 from profiling.bench.waiting_benchmark import add_waiting_benchmark
 from profiling.bench.worker_process import WorkerDiedError
 from profiling.bench.workload import STANDARD, Workload
-from retinanet.command_line import positive
+from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import write_whole
+from retinanet.output_files import require_free_json, write_whole
 
 WORKER_DIED = 1
 
@@ -87,9 +86,7 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     parser.add_argument(
         "--where", action="store_true", help="also print what costs most inside a run"
     )
-    parser.add_argument(
-        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers here too"
-    )
+    add_json_option(parser)
 
 
 def bench_command(

@@ -1,6 +1,5 @@
 """The end of a benchmark that has no contestants: a table of findings, and JSON if asked for."""
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,20 +11,7 @@ from profiling.bench.environment import environment
 from profiling.bench.finding import Finding
 from profiling.bench.json_file import findings_json
 from profiling.bench.report import PIPE_WIDTH, findings_table
-from retinanet.output_files import require_free, write_whole
-
-
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """`--json FILE`."""
-    parser.add_argument(
-        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers here too"
-    )
-
-
-def require_free_json(json_file: Path | None) -> None:
-    """Refuse, before the work, to write over a file."""
-    if json_file is not None:
-        require_free([json_file], overwrite=False, advice="give --json another file")
+from retinanet.output_files import write_whole
 
 
 def put_out(

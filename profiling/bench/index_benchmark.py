@@ -15,11 +15,12 @@ from typing import NamedTuple
 from data.index_cache import find_or_make_index
 from launch.resources import private_mb
 from profiling.bench.finding import Finding
-from profiling.bench.findings_output import add_json_option, put_out, require_free_json
+from profiling.bench.findings_output import put_out
 from profiling.bench.generated_annotations import write_annotations
-from retinanet.command_line import positive
+from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
+from retinanet.output_files import require_free_json
 from retinanet.progress import MEGABYTE, make_console, progress
 
 IMAGES, BOXES, RANKS = 1_170_301, 10_000_000, 8
@@ -161,7 +162,7 @@ def describe(
 ) -> list[Finding]:
     """The numbers beside what is wanted."""
 
-    def worst(what: str, value: float, *, unit: str, at_most: float | None) -> Finding:
+    def finding(what: str, value: float, *, unit: str, at_most: float | None) -> Finding:
         shown = f"{value:,.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
         return Finding(
             what=what, value=value, shown=shown, at_most=at_most if with_targets else None
@@ -171,9 +172,9 @@ def describe(
     private = max(opening.private_mb for opening in openings)
     with_order = max(opening.epoch_private_mb for opening in openings)
     return [
-        worst("converting, seconds", conversion.seconds, unit="s", at_most=300),
-        worst("converting, memory at the most", conversion.peak_mb, unit="MB", at_most=2000),
-        worst(f"opening, slowest of {len(openings)} ranks", slowest, unit="s", at_most=1),
-        worst("opening, private memory of a rank", private, unit="MB", at_most=50),
-        worst("the same with an epoch's order", with_order, unit="MB", at_most=None),
+        finding("converting, seconds", conversion.seconds, unit="s", at_most=300),
+        finding("converting, memory at the most", conversion.peak_mb, unit="MB", at_most=2000),
+        finding(f"opening, slowest of {len(openings)} ranks", slowest, unit="s", at_most=1),
+        finding("opening, private memory of a rank", private, unit="MB", at_most=50),
+        finding("the same with an epoch's order", with_order, unit="MB", at_most=None),
     ]

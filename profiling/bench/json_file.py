@@ -28,7 +28,13 @@ def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) ->
 def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """What was found, beside what is wanted."""
     return [
-        {"what": one.what, "value": one.value, "target": one.target, "met": one.is_met}
+        {
+            "what": one.what,
+            "value": one.value,
+            "shown": one.shown,
+            "target": one.target,
+            "met": one.is_met,
+        }
         for one in findings
     ]
 

@@ -14,12 +14,13 @@ from statistics import median
 from rich.table import Table
 
 from profiling.bench.finding import Finding
-from profiling.bench.findings_output import add_json_option, put_out, require_free_json
+from profiling.bench.findings_output import put_out
 from profiling.bench.waiting_ranks import WARM_UP, RankDiedError, Waiting, train_ranks
-from retinanet.command_line import add_overrides, positive
+from retinanet.command_line import add_json_option, add_overrides, positive
 from retinanet.config_file import load_config
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
+from retinanet.output_files import require_free_json
 from retinanet.progress import make_console
 
 LARGEST_SHARE = 0.01

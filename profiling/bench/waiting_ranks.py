@@ -18,6 +18,8 @@ from retinanet.errors import InputError
 from retinanet.progress import make_console, progress
 
 if TYPE_CHECKING:
+    from data.opening import DetectionData
+    from data.sampler import TrainingBatches
     from retinanet.engine.engines import PreparedTraining
 
 WARM_UP = 3
@@ -129,22 +131,10 @@ def train_rank(task: Task, together: Barrier, messages: "SimpleQueue[object]") -
     """Train the rank's part of the data, epoch after epoch, until enough steps are done."""
     # torch is loaded only now: it makes as many threads as there are cores, under the policy.
     from data.loader import training_loader
-    from data.sampler import TrainingBatches
     from retinanet.training.loop import StepResult, train_one_epoch
-    from retinanet.training.run_data import open_run_data
 
-    if task.rank:
-        together.wait()  # until rank 0 has drawn scenes and made indexes for all
-    data = open_run_data(task.config, scenes_folder=task.scenes_folder, console=make_console())
-    if not task.rank:
-        together.wait()
-    batches = TrainingBatches(
-        len(data.train),
-        batch_size=task.config.training.batch_size,
-        seed=task.config.run.seed,
-        rank=task.rank,
-        ranks=task.ranks,
-    )
+    data = open_rank_data(task, together)
+    batches = batches_of_rank(task, num_images=len(data.train))
     loader = training_loader(data.train, batches, workers=task.workers)
     loader.start_workers()
     prepared = prepare_rank(task.config, num_classes=data.classes.num_classes)
@@ -163,8 +153,34 @@ def train_rank(task: Task, together: Barrier, messages: "SimpleQueue[object]") -
             break
     together.wait()  # nobody's last steps are faster because the others have ended
     counted = results[WARM_UP:]
-    seconds, data_seconds = zip(*((one.seconds, one.data_seconds) for one in counted), strict=True)
-    return Waiting(task.rank, list(seconds), list(data_seconds))
+    return Waiting(
+        task.rank, [one.seconds for one in counted], [one.data_seconds for one in counted]
+    )
+
+
+def open_rank_data(task: Task, together: Barrier) -> "DetectionData":
+    """Both splits; rank 0 draws scenes and makes indexes while the others wait."""
+    from retinanet.training.run_data import open_run_data
+
+    if task.rank:
+        together.wait()
+    data = open_run_data(task.config, scenes_folder=task.scenes_folder, console=make_console())
+    if not task.rank:
+        together.wait()
+    return data
+
+
+def batches_of_rank(task: Task, *, num_images: int) -> "TrainingBatches":
+    """The rank's part of the order that all ranks share."""
+    from data.sampler import TrainingBatches
+
+    return TrainingBatches(
+        num_images,
+        batch_size=task.config.training.batch_size,
+        seed=task.config.run.seed,
+        rank=task.rank,
+        ranks=task.ranks,
+    )
 
 
 def prepare_rank(config: Config, *, num_classes: int) -> "PreparedTraining":

@@ -14,7 +14,7 @@ from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, write_whole
+from retinanet.output_files import require_free_json, write_whole
 from retinanet.progress import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.coco_metric import Evaluation
@@ -42,8 +42,7 @@ def evaluate(
     Raises:
         InputError: A file is missing or not what it should be.
     """
-    if json_file is not None:
-        require_free([json_file], overwrite=False, advice="give --json another file")
+    require_free_json(json_file)
     found = read_checkpoint(checkpoint)
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()
