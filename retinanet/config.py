@@ -17,6 +17,14 @@ from pydantic_core import PydanticCustomError
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+def number_or_auto(value: object, *, least: int) -> object:
+    """Refuse what is neither a number from `least` on, nor `auto`."""
+    if value != "auto" and not (type(value) is int and value >= least):
+        advice = "input should be a number from {least} on, or auto"
+        raise PydanticCustomError("number_or_auto", advice, {"least": least})
+    return value
+
+
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class RunConfig:
     """Where a run writes and how its randomness starts."""
@@ -70,15 +78,13 @@ class DataConfig:
     workers: int | Literal["auto"] = "auto"
     """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
     reserve_cores: Annotated[int, Field(ge=0)] = 0
-    """Cores that only load images; the training has the others. [cores]"""
+    """Cores of a rank that only load images; the training has the others. [cores]"""
 
     @field_validator("workers", mode="before")
     @classmethod
     def require_number_or_auto(cls, workers: object) -> object:
         """Say both at once: of two kinds, pydantic's words name one."""
-        if workers != "auto" and not (type(workers) is int and workers >= 0):
-            raise PydanticCustomError("workers", "input should be a number from 0 on, or auto")
-        return workers
+        return number_or_auto(workers, least=0)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -174,6 +180,36 @@ class EngineConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class LaunchConfig:
+    """Which cores and memory a rank gets, of those that its host offers."""
+
+    pin: bool = True
+    """Keep each rank on cores and memory of its own; false: where the system puts it. [bool]"""
+    threads: int | Literal["auto"] = "auto"
+    """Compute threads of a rank, one a core; auto: all cores of its share. [threads]"""
+    comm_cores: Annotated[int, Field(ge=0)] = 0
+    """Cores of a rank that only exchange gradients; best with ccl on many cores. [cores]"""
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def require_number_or_auto(cls, threads: object) -> object:
+        """Say both at once: of two kinds, pydantic's words name one."""
+        return number_or_auto(threads, least=1)
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DistributedConfig:
+    """How several ranks exchange gradients."""
+
+    backend: Literal["auto", "gloo", "ccl"] = "auto"
+    """auto: ccl where oneccl_bindings_for_pytorch is installed, else gloo. [name]"""
+    compress: Literal["none", "bf16"] = "none"
+    """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """A rank that is silent for so long ends the job; above rank 0's longest work. [seconds]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -183,6 +219,8 @@ class Config:
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
+    launch: LaunchConfig = LaunchConfig()
+    distributed: DistributedConfig = DistributedConfig()
 
     @field_validator("engine")
     @classmethod
@@ -206,6 +244,8 @@ SECTIONS = {
     "training": TrainingConfig,
     "evaluation": EvaluationConfig,
     "engine": EngineConfig,
+    "launch": LaunchConfig,
+    "distributed": DistributedConfig,
 }
 
 
