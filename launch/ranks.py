@@ -1,8 +1,192 @@
 """Which rank of how many this process is, as the launcher that started it says."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from retinanet.errors import InputError
+
+OPEN_MPI = "OMPI_COMM_WORLD_"
+BATCH_STEPS = 0xFFFFFFF0
+"""Slurm's step numbers from here on are its own: the batch script, an interactive shell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Its number on this host, from 0."""
+    local_size: int
+    """How many there are on this host."""
+    launcher: str
+    """`none`, `mpich`, `intel-mpi`, `open-mpi`, `slurm` or `torchrun`."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes and speaks for all."""
+        return self.rank == 0
+
+
+def read_ranks(environment: Mapping[str, str]) -> Ranks:
+    """Read the variables of Intel MPI, MPICH, Open MPI, srun and torchrun.
+
+    Where one launcher started another, the inner one counts: torchrun on each host of an srun, or
+    mpirun inside a Slurm job. `RANK` and `WORLD_SIZE` alone, which jobs in clusters often carry,
+    count only where there is no MPI. Empty variables are as good as none.
+
+    Raises:
+        InputError: Variables contradict each other, or some are missing or no numbers; names one.
+    """
+    found = {name: value for name, value in environment.items() if value}
+    if "TORCHELASTIC_RUN_ID" in found and "RANK" in found:
+        return torchrun_ranks(found)
+    if f"{OPEN_MPI}RANK" in found:
+        return open_mpi_ranks(found)
+    if "PMI_RANK" in found and ("MPI_LOCALRANKID" in found or not in_slurm_step(found)):
+        return hydra_ranks(found)
+    if "RANK" in found:
+        return torchrun_ranks(found)
+    if in_slurm_step(found):
+        return slurm_ranks(found)
+    for size, rank in (("PMI_SIZE", "PMI_RANK"), ("WORLD_SIZE", "RANK")):
+        if number(found, size, default=1) > 1:
+            raise InputError(
+                f"{size}={found[size]}: {rank} is not set; unset {size} to train in one process, "
+                "or start with mpirun, srun or torchrun"
+            )
+    return Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
+
+
+def torchrun_ranks(environment: Mapping[str, str]) -> Ranks:
+    """Without the local variables, as some clusters' jobs come, a host has one rank."""
+    return checked(
+        environment,
+        launcher="torchrun",
+        names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        local_defaults=None if "LOCAL_RANK" in environment else (0, 1),
+    )
+
+
+def open_mpi_ranks(environment: Mapping[str, str]) -> Ranks:
+    """Open MPI's mpirun, of version 4 and 5."""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, size, local_rank, local_size = (f"{OPEN_MPI}{name}" for name in names)
+    return checked(environment, launcher="open-mpi", names=(rank, size, local_rank, local_size))
+
+
+def hydra_ranks(environment: Mapping[str, str]) -> Ranks:
+    """MPICH and Intel MPI, whose launchers are of one family."""
+    own = ("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO")  # I_MPI_ROOT: only installed
+    alone = number(environment, "PMI_SIZE", default=1) == 1
+    return checked(
+        environment,
+        launcher="intel-mpi" if any(name in environment for name in own) else "mpich",
+        names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        local_defaults=(0, 1) if alone else None,
+    )
+
+
+def in_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Whether `srun` started this process.
+
+    A batch script has `SLURM_PROCID=0` and `SLURM_NTASKS` of the whole job too, but no step, or one
+    of Slurm's own numbers.
+    """
+    if number(environment, "SLURM_PROCID", default=0) > 0:
+        return True
+    step = number(environment, "SLURM_STEP_ID", default=BATCH_STEPS)
+    return "SLURM_PROCID" in environment and step < BATCH_STEPS
+
+
+def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
+    """A task of `srun`; `SLURM_TASKS_PER_NODE` is for each host, such as `2(x3),1`."""
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    steps = "SLURM_STEP_TASKS_PER_NODE"
+    per_node = steps if steps in environment else "SLURM_TASKS_PER_NODE"
+    counted = dict(environment)
+    if number(environment, size, default=1) == 1:
+        counted |= {size: "1", "SLURM_LOCALID": "0", per_node: "1"}
+    else:
+        tasks = tasks_per_node(environment, per_node)
+        node = number(environment, "SLURM_NODEID")
+        if node >= len(tasks) or sum(tasks) != number(environment, size):
+            raise InputError(
+                f"{per_node}={environment[per_node]}: does not agree with SLURM_NODEID={node} and "
+                f"{size}={environment[size]}; start with srun python train.py …"
+            )
+        counted[per_node] = str(tasks[node])
+    names = ("SLURM_PROCID", size, "SLURM_LOCALID", per_node)
+    return checked(counted, launcher="slurm", names=names)
+
+
+def tasks_per_node(environment: Mapping[str, str], name: str) -> list[int]:
+    """Tasks of each host in order, of text such as `2(x3),1`."""
+    tasks: list[int] = []
+    for part in environment.get(name, "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
+        if match is None:
+            raise InputError(
+                f"{name}={environment.get(name, '')}: expected tasks of each host, such as "
+                "2(x3),1; start with srun python train.py …"
+            )
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def checked(
+    environment: Mapping[str, str],
+    *,
+    launcher: str,
+    names: tuple[str, str, str, str],
+    local_defaults: tuple[int, int] | None = None,
+) -> Ranks:
+    """Ranks from four variables: rank, size, and both on this host.
+
+    Raises:
+        InputError: One is missing or no number, or they contradict each other.
+    """
+    local = local_defaults or (None, None)
+    values = [
+        number(environment, name, default=default)
+        for name, default in zip(names, (None, None, *local), strict=True)
+    ]
+    rank, size, local_rank, local_size = values
+    for part, whole, most in (
+        (0, 1, size - 1),
+        (2, 3, local_size - 1),
+        (2, 0, rank),
+        (3, 1, size),
+    ):
+        if values[part] > most:
+            raise InputError(
+                f"{names[part]}={values[part]}: does not agree with {names[whole]}="
+                f"{values[whole]}; start again with mpirun, srun or torchrun, without setting these"
+            )
+    return Ranks(
+        rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=launcher
+    )
+
+
+def number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    """A count from the environment.
+
+    Raises:
+        InputError: It is no number, or missing without a default.
+    """
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdigit()):
+        found = "is not set" if text is None else "is no count"
+        raise InputError(
+            f"{name}{'' if text is None else f'={text}'}: {found}; start with mpirun, srun or "
+            "torchrun, or in a shell without their variables"
+        )
+    return int(text)
+
 
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_NTASKS")
 """Open MPI, MPICH and Intel MPI, torchrun, srun."""

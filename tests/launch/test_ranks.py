@@ -1,35 +1,228 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from launch.ranks import refuse_several_ranks
+from launch.ranks import Ranks, read_ranks, refuse_several_ranks
 from retinanet.errors import InputError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+MPICH = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "PMI_FD": "9",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+    "PMI_HOSTNAME": "vm",
+    "HYDI_CONTROL_FD": "7",
+}
+INTEL_MPI = {
+    "HYDRA_BSTRAP_LAUNCHER": "ssh",
+    "I_MPI_HYDRA_UUID": "ed4b0000-6ba1-39ee-ce60-0600af1c1033",
+    "I_MPI_INFO_LCPU": "2",
+    "I_MPI_PIN_INFO": "1",
+    "MPI_LOCALNRANKS": "2",
+    "MPI_LOCALRANKID": "1",
+    "PMI_FD": "11",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_UNIVERSE_SIZE": "4",
+    "PMIX_RANK": "3",
+}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "TORCHELASTIC_RUN_ID": "none",
+    "MASTER_ADDR": "127.0.0.1",
+    "OMP_NUM_THREADS": "1",
+}
+SRUN = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+BATCH_SCRIPT = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_NTASKS": "8",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+ALONE = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
 
 
 @pytest.mark.parametrize(
-    "environment",
+    ("launcher", "environment"),
     [
-        {"PMI_SIZE": "2"},
-        {"OMPI_COMM_WORLD_SIZE": "4"},
-        {"WORLD_SIZE": "8"},
-        {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"},
-        {"PMI_SIZE": "1", "WORLD_SIZE": "2"},
+        ("mpich", MPICH),
+        ("intel-mpi", INTEL_MPI),
+        ("open-mpi", OPEN_MPI),
+        ("torchrun", TORCHRUN),
+        ("slurm", SRUN),
     ],
 )
-def test_several_ranks_are_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(InputError, match=r"^\w+=\d: training on several ranks") as caught:
-        refuse_several_ranks(environment)
-    assert "\n" not in str(caught.value)
+def test_the_last_of_two_ranks_on_two_hosts(launcher: str, environment: dict[str, str]) -> None:
+    ranks = read_ranks({"HOME": "/root", **environment})
+    assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
+    assert not ranks.is_first
 
 
 @pytest.mark.parametrize(
     "environment",
     [
         {},
-        {"PMI_SIZE": "1"},
-        {"WORLD_SIZE": "1", "RANK": "0"},
-        {"SLURM_NTASKS": "8"},  # a batch script that starts one process
-        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
         {"WORLD_SIZE": ""},
+        {"WORLD_SIZE": "1"},
+        {"I_MPI_ROOT": "/opt/intel", "OMP_NUM_THREADS": "4"},
+        {"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"},
+        BATCH_SCRIPT,
+        {**BATCH_SCRIPT, "SLURM_STEP_ID": "4294967291"},  # the batch script as a step
     ],
 )
-def test_one_rank_is_accepted(environment: dict[str, str]) -> None:
-    refuse_several_ranks(environment)
+def test_a_process_that_no_launcher_numbered_is_alone(environment: dict[str, str]) -> None:
+    ranks = read_ranks(environment)
+    assert ranks == ALONE
+    assert ranks.is_first
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environment"),
+    [
+        ("slurm", {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}),
+        ("mpich", {"PMI_RANK": "0", "PMI_SIZE": "1"}),
+        ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
+    ],
+)
+def test_one_rank_of_a_launcher_is_alone_too(launcher: str, environment: dict[str, str]) -> None:
+    expected = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher=launcher)
+    assert read_ranks(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "outer", "inner"),
+    [
+        # mpirun starts its daemons with srun, one a host
+        ("mpich", {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, MPICH),
+        ("open-mpi", {**SRUN, "SLURM_PROCID": "1"}, OPEN_MPI),
+        ("mpich", BATCH_SCRIPT, MPICH),
+        ("torchrun", {**SRUN, "SLURM_PROCID": "1"}, TORCHRUN),
+        ("torchrun", {**MPICH, "PMI_RANK": "1"}, TORCHRUN),
+        ("open-mpi", {"RANK": "1", "WORLD_SIZE": "2"}, OPEN_MPI),  # a cluster's job with mpirun
+    ],
+)
+def test_the_innermost_launcher_counts(
+    launcher: str, outer: dict[str, str], inner: dict[str, str]
+) -> None:
+    ranks = read_ranks({**outer, **inner})
+    assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
+
+
+def test_a_cluster_that_gives_rank_and_size_alone_has_one_rank_a_host() -> None:
+    expected = Ranks(rank=2, size=4, local_rank=0, local_size=1, launcher="torchrun")
+    assert read_ranks({"RANK": "2", "WORLD_SIZE": "4"}) == expected
+
+
+def test_srun_with_pmi2_numbers_hosts_as_slurm_does() -> None:
+    ranks = read_ranks({**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"})
+    assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher="slurm")
+
+
+@pytest.mark.parametrize(("rank", "node", "local_size"), [(0, 0, 2), (5, 2, 2), (6, 3, 1)])
+def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local_size: int) -> None:
+    environment = {
+        "SLURM_STEP_ID": "3",
+        "SLURM_NTASKS": "7",
+        "SLURM_TASKS_PER_NODE": "2(x3),1",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(node),
+        "SLURM_LOCALID": "0",
+    }
+    ranks = read_ranks(environment)
+    assert (ranks.rank, ranks.size, ranks.local_size) == (rank, 7, local_size)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({**MPICH, "PMI_SIZE": "four"}, "PMI_SIZE=four: is no count"),
+        ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK=-1: is no count"),
+        ({**MPICH, "PMI_RANK": "4"}, "PMI_RANK=4: does not agree with PMI_SIZE=4"),
+        ({**MPICH, "MPI_LOCALRANKID": ""}, "MPI_LOCALRANKID: is not set"),
+        ({**INTEL_MPI, "MPI_LOCALNRANKS": "5"}, "MPI_LOCALNRANKS=5: does not agree with PMI_SIZE"),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"},
+            "OMPI_COMM_WORLD_LOCAL_RANK=2: does not agree with OMPI_COMM_WORLD_LOCAL_SIZE=2",
+        ),
+        ({**TORCHRUN, "RANK": "0"}, "LOCAL_RANK=1: does not agree with RANK=0"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE: is not set"),
+        ({"RANK": "0"}, "WORLD_SIZE: is not set"),
+        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8: RANK is not set; unset WORLD_SIZE"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2: PMI_RANK is not set; unset PMI_SIZE"),
+        ({**SRUN, "SLURM_NODEID": "2"}, r"SLURM_STEP_TASKS_PER_NODE=2\(x2\): does not agree"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "SLURM_STEP_TASKS_PER_NODE=2x2: expected"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_TASKS_PER_NODE=: expected tasks"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(
+    environment: dict[str, str], expected: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{expected}") as caught:
+        read_ranks(environment)
+    assert "\n" not in str(caught.value)
+
+
+PROGRAM = """
+import os
+from launch.ranks import read_ranks
+os.write(1, (repr(read_ranks(os.environ)) + "\\n").encode())  # a line is whole
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "command"),
+    [
+        ("mpich", ["mpirun", "-np", "2", sys.executable, "-c", PROGRAM]),
+        ("torchrun", ["torchrun", "--nproc-per-node=2", "--no-python", sys.executable, "-c"]),
+    ],
+)
+def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None:
+    if launcher == "torchrun":
+        command = [*command, PROGRAM]
+    elif not (BIN / "mpirun").exists():
+        pytest.skip("MPICH is not installed in this environment")
+    command[0] = str(BIN / command[0])
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    found = sorted(line for line in done.stdout.splitlines() if line.startswith("Ranks"))
+    assert found == [
+        repr(Ranks(rank=rank, size=2, local_rank=rank, local_size=2, launcher=launcher))
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "environment", [{"PMI_SIZE": "2"}, {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}]
+)
+def test_several_ranks_are_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"^\w+=\d: training on several ranks"):
+        refuse_several_ranks(environment)
