@@ -1,0 +1,76 @@
+"""The environment variables of a rank: threads, where they run, and who communicates."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from launch.openmp import installed_openmp
+from launch.share import Share
+
+__all__ = ["BINDING_VARIABLES", "installed_backend", "installed_openmp", "rank_environment"]
+
+BINDING_VARIABLES = (
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_HW_SUBSET",
+)
+"""All that tell an OpenMP library where its threads run; some go before others."""
+
+
+def installed_backend() -> str:
+    """`ccl` where oneCCL's bindings for torch are installed, else `gloo`; loads neither."""
+    return "ccl" if find_spec("oneccl_bindings_for_pytorch") else "gloo"
+
+
+def rank_environment(
+    share: Share, *, openmp: str, backend: str, local_rank: int, local_ranks: int
+) -> dict[str, str]:
+    """What a rank's environment is given before torch is loaded.
+
+    Args:
+        share: The rank's part of its host.
+        openmp: `gnu` or `intel`.
+        backend: `gloo` or `ccl`.
+        local_rank: The rank's number on its host.
+        local_ranks: How many ranks the host has.
+    """
+    variables = {"OMP_NUM_THREADS": str(share.threads)}
+    if share.floating:
+        variables["OMP_PROC_BIND"] = "false"
+    elif openmp == "intel":
+        # Thread i on the i-th of the list, "Thread Affinity Interface" in the guide of Intel's
+        # compiler: https://www.intel.com/content/www/us/en/docs/cpp-compiler/
+        variables["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{joined(share.cpus)}]"
+    else:
+        # https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fCPU_005fAFFINITY.html
+        variables["GOMP_CPU_AFFINITY"] = " ".join(str(cpu) for cpu in share.cpus)
+    if openmp == "intel":
+        variables["KMP_BLOCKTIME"] = "1"  # [ms] that a thread spins before it sleeps
+    if backend == "ccl":
+        variables |= ccl_environment(share, local_rank=local_rank, local_ranks=local_ranks)
+    return variables
+
+
+def ccl_environment(share: Share, *, local_rank: int, local_ranks: int) -> dict[str, str]:
+    """oneCCL's threads on the rank's cores for communication; without any, on its last core.
+
+    The variable lists the cores of all the host's ranks one after another, and a rank takes its own
+    part by its local number. As each rank has an environment of its own, it repeats its own cores.
+    Left out, oneCCL would take the last cores of the host, which other ranks compute on. The local
+    numbers are given because oneCCL knows those of Intel MPI, and not all launchers'.
+    https://uxlfoundation.github.io/oneCCL/env-variables.html
+    """
+    own = share.comm_cpus or share.cpus[-1:]
+    return {
+        "CCL_WORKER_COUNT": str(len(own)),
+        "CCL_WORKER_AFFINITY": joined(own * local_ranks),
+        "CCL_PROCESS_LAUNCHER": "none",
+        "CCL_LOCAL_RANK": str(local_rank),
+        "CCL_LOCAL_SIZE": str(local_ranks),
+    }
+
+
+def joined(cpus: Iterable[int]) -> str:
+    """Such as `0,1,2`."""
+    return ",".join(str(cpu) for cpu in cpus)
