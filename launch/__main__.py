@@ -1,0 +1,26 @@
+"""Ranks: plan where they run, start them, see how they scale."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from launch.plan_options import add_plan
+from retinanet.command_line import run_command
+
+COMMANDS = (add_plan,)
+"""Each adds one command, with `run` among its defaults."""
+
+
+def main() -> int:
+    """Read the command line and run the command that it names; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m launch", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add_command in COMMANDS:
+        add_command(commands)
+    arguments = vars(parser.parse_args())
+    run: Callable[..., int] = arguments.pop("run")
+    return run(**arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
