@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable
 
 from launch.plan_options import add_plan
+from launch.run_command import add_run_command
 from retinanet.command_line import run_command
 
-COMMANDS = (add_plan,)
+COMMANDS = (add_plan, add_run_command)
 """Each adds one command, with `run` among its defaults."""
 
 

@@ -1,0 +1,87 @@
+"""The command line that starts ranks, for each family of mpirun.
+
+No launcher binds ranks to cores here: each rank knows the host's sockets and pins itself.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch.mpirun import Mpirun
+
+Hosts = Sequence[tuple[str, int]]
+"""Names, and the number of ranks of each; none: this host, or what the batch system has given."""
+
+PASSED_ON = (
+    "CCL_",
+    "DNNL_",
+    "FI_",
+    "GLOO_",
+    "GOMP_",
+    "KMP_",
+    "LD_",
+    "MALLOC_",
+    "MPI4PY_",
+    "OMP_",
+    "ONEDNN_",
+    "PYTHON",
+    "TCMALLOC_",
+    "TORCH_",
+)
+"""Open MPI gives other hosts no variables but those named; MPICH and Intel MPI give all."""
+
+
+def mpirun_command(
+    mpirun: Mpirun,
+    command: Sequence[str],
+    *,
+    ranks: int,
+    hosts: Hosts,
+    environment: Mapping[str, str],
+    is_root: bool,
+) -> list[str]:
+    """The words that start `ranks` times `command`."""
+    words = [str(mpirun.path)]
+    if mpirun.family == "mpich":
+        words += ["-bind-to", "none"]
+        if hosts:
+            words += ["-hosts", with_counts(hosts)]
+    elif mpirun.family == "intel-mpi":
+        words += ["-genv", "I_MPI_PIN", "off"]
+        if len({count for _, count in hosts}) > 1:
+            return words + intel_words_of_each_host(hosts, command)
+        if hosts:
+            words += ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])]
+    else:
+        words += ["--allow-run-as-root"] if is_root else []
+        words += ["--bind-to", "none", "--map-by", "slot"]
+        if hosts:
+            words += ["--host", with_counts(hosts)]
+        if len(hosts) > 1:
+            names = sorted(name for name in environment if name.startswith(PASSED_ON))
+            words += [word for name in names for word in ("-x", name)]
+    return [*words, "-np", str(ranks), *command]
+
+
+def with_counts(hosts: Hosts) -> str:
+    """`a:4,b:4`."""
+    return ",".join(f"{name}:{count}" for name, count in hosts)
+
+
+def intel_words_of_each_host(hosts: Hosts, command: Sequence[str]) -> list[str]:
+    """Intel MPI takes different counts only as one command for each host, or from a file."""
+    words: list[str] = []
+    for name, count in hosts:
+        words += [":"] if words else []
+        words += ["-host", name, "-n", str(count), *command]
+    return words
+
+
+def by_this_python(command: Sequence[str]) -> list[str]:
+    """Scripts and `python …` as this interpreter runs them, in this environment."""
+    first, *rest = command
+    if Path(first).suffix == ".py":
+        return [sys.executable, *command]
+    if first in ("python", "python3"):
+        return [sys.executable, *rest]
+    return list(command)
