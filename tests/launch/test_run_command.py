@@ -1,6 +1,5 @@
 """`python -m launch run` as it is typed, with the mpirun of this environment."""
 
-import os
 import shlex
 import signal
 import subprocess
@@ -15,7 +14,8 @@ MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 RANK = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-print(f"rank {os.environ['PMI_RANK']} of {os.environ['PMI_SIZE']}: {sys.argv[1:]}", flush=True)
+line = f"rank {os.environ['PMI_RANK']} of {os.environ['PMI_SIZE']}: {sys.argv[1:]}"
+os.write(1, f"{line}\\n".encode())  # at once: lines of two ranks do not mix
 if "wait" in sys.argv:
     signal.pause()
 sys.exit(3)
@@ -29,7 +29,6 @@ def launch(*words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
 
 
