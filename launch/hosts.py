@@ -44,7 +44,8 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
         return shared_evenly(expand_hosts(text), ranks)
     for word, count in zip(words, counts, strict=True):
         if not is_number(count) or int(count) < 1:
-            raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {word}:4")
+            example = f"{word.partition(':')[0]}:4"
+            raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {example}")
     names = [word.rpartition(":")[0] for word in words]
     expand_hosts(",".join(names))
     found = tuple(

@@ -64,7 +64,7 @@ def described_host(plan: Plan) -> str:
     parts = [describe_sockets(sockets), *([f"{threads} CPUs a core"] if threads > 1 else [])]
     if plan.allowed != plan.topology:
         allowed = short_list(cpu.cpu for cpu in plan.allowed.cpus)
-        parts.append(f"of which CPUs {allowed} may be used")
+        parts.append(f"only CPUs {allowed} may be used")
     if plan.quota is not None:
         parts.append(f"CPU quota {plan.quota:g}")
     return ", ".join(parts)
