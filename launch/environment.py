@@ -1,12 +1,19 @@
 """The environment variables of a rank: threads, where they run, and who communicates."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 from launch.openmp import installed_openmp
 from launch.share import Share
 
-__all__ = ["BINDING_VARIABLES", "installed_backend", "installed_openmp", "rank_environment"]
+__all__ = [
+    "BINDING_VARIABLES",
+    "installed_backend",
+    "installed_openmp",
+    "rank_environment",
+    "use_environment",
+]
 
 BINDING_VARIABLES = (
     "OMP_PROC_BIND",
@@ -16,6 +23,13 @@ BINDING_VARIABLES = (
     "KMP_HW_SUBSET",
 )
 """All that tell an OpenMP library where its threads run; some go before others."""
+
+ADVICE = {
+    "OMP_NUM_THREADS": "launch.threads={} asks for it",
+    "CCL_WORKER_COUNT": "launch.comm_cores decides",
+    "CCL_WORKER_AFFINITY": "launch.comm_cores decides",
+}
+"""Other variables in which the plan goes before the user's environment, and what to use instead."""
 
 
 def installed_backend() -> str:
@@ -74,3 +88,35 @@ def ccl_environment(share: Share, *, local_rank: int, local_ranks: int) -> dict[
 def joined(cpus: Iterable[int]) -> str:
     """Such as `0,1,2`."""
     return ",".join(str(cpu) for cpu in cpus)
+
+
+def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str) -> list[str]:
+    """Put a rank's variables into this process's environment; the libraries read them later.
+
+    What says where threads run, and how many there are, is the plan's; else the user's goes first.
+
+    Args:
+        variables: As `rank_environment` gives them.
+        bound: Whether the rank is bound to cores, so that no other binding may go before it.
+        launcher: Who started this rank; torchrun sets OMP_NUM_THREADS=1 by itself.
+
+    Returns:
+        A sentence on each variable of the user's that is not used.
+    """
+    replaced = dict.fromkeys(BINDING_VARIABLES, "launch.pin=false leaves it in force")
+    replaced = {**replaced, **ADVICE} if bound else ADVICE
+    notes = []
+    for name, advice in replaced.items():
+        value = os.environ.get(name)
+        if value is None or value == variables.get(name):
+            continue
+        if name in BINDING_VARIABLES:
+            del os.environ[name]
+        elif name not in variables:
+            continue
+        if (launcher, name, value) != ("torchrun", "OMP_NUM_THREADS", "1"):
+            notes.append(f"{name}={value} of the environment is not used; {advice.format(value)}")
+    for name, value in variables.items():
+        if name in replaced or name not in os.environ:
+            os.environ[name] = value
+    return notes

@@ -1,7 +1,8 @@
-"""Another allocator in the C library's place.
+"""Another allocator in the C library's place, and Intel's OpenMP in that of torch's.
 
-The dynamic linker puts it there when a program starts (`LD_PRELOAD`), not later. So a process that
-wants one starts its own command again: same process id, arguments, open pipes and pinning.
+The dynamic linker puts them there when a program starts (`LD_PRELOAD`), not later. So a process
+that wants them starts its own command again, once: same process id, arguments, open pipes and
+pinning.
 """
 
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from retinanet.errors import InputError
 
-STARTED_AGAIN = "RETINANET_ALLOCATOR"
+STARTED_AGAIN = "RETINANET_PRELOADED"
 """Set while the command starts again, so that it cannot do so twice."""
 
 
@@ -43,18 +44,41 @@ ALLOCATORS = {
 }
 
 
-def preload(name: str) -> None:
-    """Go on under an allocator of `ALLOCATORS`; returns only if it is in place already.
+def preload(name: str | None, *, openmp: Path | None = None) -> None:
+    """Go on under an allocator of `ALLOCATORS`; returns only if all is in place already.
 
     A library that the user has preloaded is taken as it is.
 
+    Args:
+        name: The allocator; None leaves it.
+        openmp: An OpenMP library that is not loaded, to be preloaded in the same start. If the
+            dynamic linker does not take it, the process goes on without.
+
     Raises:
-        InputError: The library is not installed, or the dynamic linker does not take it.
+        InputError: The allocator's library is not installed, or the linker does not take it.
+    """
+    started_again = os.environ.pop(STARTED_AGAIN, None) is not None
+    environment = dict(os.environ)
+    if openmp is not None and not started_again:
+        environment = preloading(environment, str(openmp), {})
+    if name is not None and not is_loaded(ALLOCATORS[name]):
+        library = library_of(name, started_again=started_again)
+        environment = preloading(environment, library, ALLOCATORS[name].settings)
+    if environment == os.environ:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, command, {**environment, STARTED_AGAIN: name or "none"})
+
+
+def library_of(name: str, *, started_again: bool) -> str:
+    """The library of an allocator that is not loaded.
+
+    Raises:
+        InputError: It is not installed, or starting again with it was of no use.
     """
     allocator = ALLOCATORS[name]
-    started_again = os.environ.pop(STARTED_AGAIN, None) is not None
-    if is_loaded(allocator):
-        return
     library = find(allocator)
     if library is None or started_again:
         problem = f"{library} cannot be preloaded" if library else "its library is not installed"
@@ -62,11 +86,7 @@ def preload(name: str) -> None:
             f"engine.allocator: {name}: {problem}; apt-get install {allocator.package}, start "
             "with LD_PRELOAD=/path/to/the/library, or set engine.allocator=tuned"
         )
-    environment = preloading(os.environ, library, allocator.settings)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**environment, STARTED_AGAIN: name})
+    return library
 
 
 def is_loaded(allocator: Allocator) -> bool:

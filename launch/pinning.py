@@ -1,0 +1,212 @@
+"""A rank on its own cores, memory and threads: `preload`, `pin`, load torch, `check_pinning`."""
+
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from launch import preload as libraries
+from launch.allowance import Allowance, read_allowance
+from launch.binding import Part, host_cpus, my_cpus, whose_cpus
+from launch.cpu_lists import format_cpu_list
+from launch.environment import rank_environment, use_environment
+from launch.fitting import cores_of_quota
+from launch.memory import set_allocator
+from launch.memory_policy import prefer_memory
+from launch.openmp import find_intel, intel_is_loaded, loaded_openmp
+from launch.placement import place_ranks
+from launch.placement_notes import notes as placement_notes
+from launch.processes import own_threads
+from launch.ranks import Ranks
+from launch.share import CoreRequest, Share
+from launch.sockets import count_cores, sockets_of
+from launch.topology import Topology, read_topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """What a rank was given, and what it should say of it."""
+
+    share: Share
+    openmp: str
+    """`gnu` or `intel`."""
+    notes: tuple[str, ...]
+    """Sentences about what is lost, left idle, or not taken from the user's environment."""
+    environment: Mapping[str, str]
+    """The variables of this rank."""
+    enabled: bool = True
+    """Whether it was bound to its cores; else it has a number of threads and nothing more."""
+
+
+def preload(allocator: str) -> None:
+    """Set the allocator, and put Intel's OpenMP in place where it is installed; call it first.
+
+    May start this command again, once, and not return: before MPI, before torch.
+
+    Args:
+        allocator: A policy of `launch.memory.set_allocator`.
+
+    Raises:
+        InputError: The allocator's library is not installed.
+    """
+    name = allocator if allocator in libraries.ALLOCATORS else None
+    libraries.preload(name, openmp=None if intel_is_loaded() else find_intel())
+    set_allocator(allocator)
+
+
+def pin(
+    ranks: Ranks,
+    *,
+    affinities: Sequence[frozenset[int]] | None,
+    request: CoreRequest,
+    backend: str,
+    enabled: bool = True,
+) -> Pinned:
+    """Give this rank its cores, memory nodes and environment; torch is not loaded yet.
+
+    Args:
+        ranks: This rank.
+        affinities: The CPUs that the launcher gave each rank of this host, in order of local rank,
+            if they told each other.
+        request: Cores for each rank.
+        backend: `gloo` or `ccl`.
+        enabled: False binds nothing and sets only the number of threads.
+
+    Raises:
+        InputError: The ranks do not fit on this host, or what the launcher left makes no sense.
+    """
+    assert "torch" not in sys.modules, "torch has made its threads already"
+    allowance = read_allowance()
+    topology = read_topology()
+    host = host_cpus(ranks)
+    if not enabled:
+        part = whose_cpus(ranks, affinities, host, own=allowance.cpus)
+        share = unbound_share(
+            topology.restricted(part.cpus),
+            ranks=part.ranks,
+            request=request,
+            quota=quota_of(part, ranks, allowance),
+        )
+        variables = {"OMP_NUM_THREADS": str(share.threads)}
+        notes = use_environment(variables, bound=False, launcher=ranks.launcher)
+        return Pinned(
+            share=share,
+            openmp=loaded_openmp(),
+            notes=tuple(notes),
+            environment=variables,
+            enabled=False,
+        )
+    part = my_cpus(
+        ranks,
+        affinities,
+        host,
+        own=allowance.cpus,
+        topology=topology,
+        offered=cpus_of_slurm(os.environ) if ranks.launcher == "slurm" else None,
+    )
+    return pin_within(
+        part,
+        topology.restricted(part.cpus),
+        ranks=ranks,
+        request=request,
+        backend=backend,
+        allowance=allowance,
+    )
+
+
+def pin_within(
+    part: Part,
+    topology: Topology,
+    *,
+    ranks: Ranks,
+    request: CoreRequest,
+    backend: str,
+    allowance: Allowance,
+) -> Pinned:
+    """Plan within the CPUs that are left to this rank, and do it.
+
+    Raises:
+        InputError: The ranks do not fit.
+    """
+    quota = quota_of(part, ranks, allowance)
+    shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota)
+    share = shares[part.place]
+    variables = rank_environment(
+        share,
+        openmp=loaded_openmp(),
+        backend=backend,
+        local_rank=ranks.local_rank,
+        local_ranks=ranks.local_size,
+    )
+    lost = prefer_memory(share.nodes, allowed=allowance.memory_nodes)
+    notes = [
+        *part.notes,
+        *placement_notes(topology, shares, request=request, quota=quota),
+        *bind_process(share.cpus),
+        *([lost] if lost else []),
+        *use_environment(variables, bound=True, launcher=ranks.launcher),
+    ]
+    return Pinned(share=share, openmp=loaded_openmp(), notes=tuple(notes), environment=variables)
+
+
+def quota_of(part: Part, ranks: Ranks, allowance: Allowance) -> float | None:
+    """What the ranks that share some CPUs have of the quota of all ranks of this host."""
+    if allowance.quota is None:
+        return None
+    return allowance.quota * part.ranks / ranks.local_size
+
+
+def unbound_share(
+    topology: Topology, *, ranks: int, request: CoreRequest, quota: float | None
+) -> Share:
+    """A rank's share where nothing is bound: threads, on any of the CPUs."""
+    sockets = sockets_of(topology)
+    cores = count_cores(sockets)
+    usable = cores if quota is None else min(cores, cores_of_quota(quota))
+    return Share(
+        socket=sockets[0].number,
+        nodes=tuple(sorted({cpu.node for cpu in topology.cpus})),
+        cpus=tuple(cpu.cpu for cpu in topology.cpus),
+        comm_cpus=(),
+        loader_cpus=(),
+        threads=request.threads or max(1, usable // ranks),
+        floating=True,
+    )
+
+
+def bind_process(cpus: Collection[int]) -> list[str]:
+    """Have every thread of this process on these CPUs; a sentence where that is not permitted."""
+    try:
+        for thread in own_threads():
+            os.sched_setaffinity(thread, cpus)
+    except OSError as error:
+        return [
+            f"CPUs {format_cpu_list(cpus)}: this process cannot be bound to them "
+            f"({error.strerror}), so ranks may meet on the same cores; in a container, permit "
+            "sched_setaffinity"
+        ]
+    return []
+
+
+def cpus_of_slurm(environment: Mapping[str, str]) -> int | None:
+    """How many CPUs of this host Slurm gave the step, of which it may hold more."""
+    text = environment.get("SLURM_CPUS_ON_NODE", "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def check_pinning(pinned: Pinned) -> list[str]:
+    """Load torch and see that its threads are as planned; call it before anything starts others.
+
+    Returns:
+        Sentences about what was not, and whether it has been put right.
+    """
+    # Here, because it loads torch.
+    from launch.compute_threads import (  # noqa: PLC0415
+        check_compute_threads,
+        check_thread_count,
+    )
+
+    found = check_thread_count(pinned.share.threads)
+    if not pinned.enabled:
+        return found
+    return found + check_compute_threads(pinned.share, openmp=pinned.openmp)
