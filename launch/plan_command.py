@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 from launch.allowance import Allowance, read_allowance
@@ -18,6 +19,8 @@ from retinanet.config_file import load_config
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, write_whole
+
+NOT_PINNED = "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
 
 
 def plan_command(
@@ -51,6 +54,8 @@ def plan_command(
         openmp=openmp or installed_openmp(),
         backend=backend or configured_backend(settings),
     )
+    if not settings.launch.pin:
+        plan = replace(plan, notes=(*plan.notes, NOT_PINNED))
     print_plan(plan)
     if json_file is not None:
         write_whole(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))

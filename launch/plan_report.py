@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from launch.cpu_lists import format_cpu_list
 from launch.plan import HostPlan, Plan, RankPlan
@@ -96,18 +97,18 @@ def ranks_table(ranks: Sequence[RankPlan]) -> Table:
 
 def environment_table(ranks: Sequence[RankPlan]) -> Table:
     """Variables that all ranks share, then those that differ, as rank 0 has them."""
-    table = Table("rank", "environment", show_edge=False, pad_edge=False)
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("rank", no_wrap=True)
+    table.add_column("environment", overflow="fold")
     first = ranks[0].environment
     shared = {
-        name: value
+        name
         for name, value in first.items()
         if all(one.environment.get(name) == value for one in ranks)
     }
-    for name, value in shared.items():
-        table.add_row("all", f"{name}={value}")
-    for name, value in first.items():
-        if name not in shared:
-            table.add_row("0, others alike", f"{name}={value}")
+    for name in sorted(first, key=lambda name: name not in shared):
+        whose = "all" if name in shared else "0, others alike"
+        table.add_row(whose, Text(f"{name}={first[name]}", overflow="fold"))
     return table
 
 

@@ -133,6 +133,24 @@ def test_a_quota_is_planned_for_and_noted(described: Path, tmp_path: Path) -> No
     assert content["notes"][1].startswith("the CPU quota of 1.5 keeps 1 of 4 cores busy")
 
 
+def test_a_configuration_that_does_not_pin_is_noted(described: Path, tmp_path: Path) -> None:
+    arguments = ("--np", "2", "--topology", described, "launch.pin=false")
+    content = planned(tmp_path / "plan.json", *arguments)
+    assert content["notes"] == [
+        "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
+    ]
+
+
+def test_long_variables_are_shown_to_their_end(described: Path) -> None:
+    row = [f"{cpu},{cpu},0,0" for cpu in range(100, 160)]
+    described.write_text("\n".join(["# CPU,Core,Socket,Node", *row]), encoding="utf-8")
+    done = run_plan("--topology", described, "--openmp", "intel")
+    words = "".join(done.stdout.partition("KMP_AFFINITY=")[2].split("│")).split()
+    assert "".join(words).startswith(
+        f"granularity=fine,explicit,proclist=[{','.join(str(cpu) for cpu in range(100, 160))}]"
+    )
+
+
 def test_this_machine_is_planned_within_its_affinity(tmp_path: Path) -> None:
     content = planned(tmp_path / "plan.json")
     assert set(content["ranks"][0]["cpus"]) <= os.sched_getaffinity(0)
