@@ -23,7 +23,7 @@ examples:
   python -m launch plan                                              # one rank, this machine
   python -m launch plan --np 8 --topology big.txt
   python -m launch plan --np 8 --topology big.txt --hosts a,b        # 4 ranks each
-  python -m launch plan --topology big.txt --hosts node[01-16]:4     # 64 ranks
+  python -m launch plan --topology big.txt --hosts 'node[01-16]:4'   # 64 ranks
   python -m launch plan --np 4 --topology big.txt launch.comm_cores=2 data.reserve_cores=4
   python -m launch plan --np 2 --topology big.txt --cpus 0-15        # a cpuset
   python -m launch plan --topology big.txt --quota 7.5               # a container's CPU limit
