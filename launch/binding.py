@@ -107,7 +107,9 @@ def my_cpus(
     """
     part = whose_cpus(ranks, affinities, host, own=own)
     masks = affinities or [own]
-    bound = count_cores(topology, frozenset[int]().union(*masks))
+    used = frozenset[int]().union(*masks)
+    host |= used  # a launcher's own process may be bound to less
+    bound = count_cores(topology, used)
     if affinities is None and part.ranks < ranks.local_size:
         bound *= ranks.local_size  # if the others were given as much
     whole = count_cores(topology, host)

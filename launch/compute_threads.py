@@ -9,7 +9,7 @@ import torch
 from launch.cpu_lists import format_cpu_list
 from launch.environment import BINDING_VARIABLES
 from launch.openmp import loaded_openmp
-from launch.processes import own_threads
+from launch.processes import thread_affinities
 from launch.share import Share
 
 WORK_OF_A_THREAD = 1 << 17
@@ -44,26 +44,30 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
     if loaded_openmp() != openmp:
         found.append(f"OpenMP: {openmp} was planned with, {loaded_openmp()} is loaded")
     started = start_compute_threads(share.threads)
-    if not share.floating:
-        found += bind_to_cores(started, share.cpus)
-    os.sched_setaffinity(0, share.cpus)
     for name in BINDING_VARIABLES:
         os.environ.pop(name, None)
+    try:
+        os.sched_setaffinity(0, share.cpus)
+    except OSError:
+        return found  # not permitted, as was said when the rank was to be bound
+    if not share.floating:
+        found += bind_to_cores(started, share.cpus)
     return found + bring_back(share)
 
 
-def start_compute_threads(threads: int) -> list[int]:
-    """Run one parallel region; the numbers of the threads that it has started, oldest first."""
-    before = set(own_threads())
+def start_compute_threads(threads: int) -> dict[int, set[int]]:
+    """Run one parallel region; the threads that it has started, and their CPUs."""
+    before = thread_affinities()
     torch.ones(threads * WORK_OF_A_THREAD).mul_(2)
-    return [thread for thread in own_threads() if thread not in before]
+    after = thread_affinities()
+    return {thread: cpus for thread, cpus in after.items() if thread not in before}
 
 
-def bind_to_cores(threads: list[int], cpus: tuple[int, ...]) -> list[str]:
+def bind_to_cores(threads: dict[int, set[int]], cpus: tuple[int, ...]) -> list[str]:
     """Have a thread on each CPU but the first, which is the main thread's."""
     planned = [{cpu} for cpu in cpus[1:]]
-    found = [os.sched_getaffinity(thread) for thread in threads]
-    if sorted(found, key=sorted) == sorted(planned, key=sorted):
+    found = sorted(threads.values(), key=sorted)
+    if found == sorted(planned, key=sorted):
         return []
     if len(found) != len(planned):
         return [f"OpenMP started {len(found)} threads, not {len(planned)}: they may not be bound"]
@@ -79,7 +83,7 @@ def bind_to_cores(threads: list[int], cpus: tuple[int, ...]) -> list[str]:
 def bring_back(share: Share) -> list[str]:
     """Have no thread of this process outside of the rank's CPUs."""
     own = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
-    elsewhere = [thread for thread in own_threads() if not os.sched_getaffinity(thread) <= own]
+    elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= own]
     for thread in elsewhere:
         os.sched_setaffinity(thread, share.comm_cpus or share.cpus)
     if not elsewhere:

@@ -16,7 +16,7 @@ from launch.memory_policy import prefer_memory
 from launch.openmp import find_intel, intel_is_loaded, loaded_openmp
 from launch.placement import place_ranks
 from launch.placement_notes import notes as placement_notes
-from launch.processes import own_threads
+from launch.processes import thread_affinities
 from launch.ranks import Ranks
 from launch.share import CoreRequest, Share
 from launch.sockets import count_cores, sockets_of
@@ -177,7 +177,7 @@ def unbound_share(
 def bind_process(cpus: Collection[int]) -> list[str]:
     """Have every thread of this process on these CPUs; a sentence where that is not permitted."""
     try:
-        for thread in own_threads():
+        for thread in thread_affinities():
             os.sched_setaffinity(thread, cpus)
     except OSError as error:
         return [

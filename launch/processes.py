@@ -1,5 +1,7 @@
 """What /proc tells of this process: the launcher that started it, control group, threads."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from launch.cpu_lists import parse_cpu_list
@@ -27,7 +29,7 @@ def daemon_cpus(processes: Path) -> frozenset[int]:
         processes: Where /proc is mounted.
     """
     process = "self"
-    while process not in ("0", "1"):
+    while process != "0":
         status = read_status(processes / process / "status")
         if status.get("Name") in DAEMONS:
             return parse_cpu_list(status.get("Cpus_allowed_list", ""))
@@ -55,9 +57,13 @@ def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     return frozenset()
 
 
-def own_threads() -> list[int]:
-    """The numbers of this process's threads, ascending: as a rule the oldest first."""
-    return sorted(int(folder.name) for folder in Path("/proc/self/task").iterdir())
+def thread_affinities() -> dict[int, set[int]]:
+    """The CPUs of each of this process's threads, by its number; as a rule the oldest first."""
+    found = {}
+    for number in sorted(int(folder.name) for folder in Path("/proc/self/task").iterdir()):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            found[number] = os.sched_getaffinity(number)
+    return found
 
 
 def read_status(file: Path) -> dict[str, str]:
