@@ -5,7 +5,7 @@ any size. What they leave is planned within, unless most of the host would stand
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -137,6 +137,12 @@ def held_back(ranks: Ranks, *, bound: int, whole: int) -> tuple[str, ...]:
     if 2 * bound < whole:
         raise InputError(f"{found}; start with {unbound}, and each is given its share of all")
     return (f"{found}; {unbound} gives them all",)
+
+
+def cpus_of_slurm(environment: Mapping[str, str]) -> int | None:
+    """How many CPUs of this host Slurm gave the step, of which it may hold more."""
+    text = environment.get("SLURM_CPUS_ON_NODE", "")
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def count_cores(topology: Topology, cpus: Collection[int]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launch import preload as libraries
 from launch.allowance import Allowance, read_allowance
-from launch.binding import Part, host_cpus, my_cpus, whose_cpus
+from launch.binding import Part, cpus_of_slurm, host_cpus, my_cpus, whose_cpus
 from launch.cpu_lists import format_cpu_list
 from launch.environment import rank_environment, use_environment
 from launch.fitting import cores_of_quota
@@ -75,7 +75,7 @@ def pin(
     Raises:
         InputError: The ranks do not fit on this host, or what the launcher left makes no sense.
     """
-    assert "torch" not in sys.modules, "torch has made its threads already"
+    assert not enabled or "torch" not in sys.modules, "torch has made its threads already"
     allowance = read_allowance()
     topology = read_topology()
     host = host_cpus(ranks)
@@ -131,6 +131,9 @@ def pin_within(
     quota = quota_of(part, ranks, allowance)
     shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota)
     share = shares[part.place]
+    not_bound = bind_process(share.cpus)
+    if not_bound:  # libgomp would end the process where it cannot bind a thread
+        share = anywhere(topology, threads=share.threads)
     variables = rank_environment(
         share,
         openmp=loaded_openmp(),
@@ -142,7 +145,7 @@ def pin_within(
     notes = [
         *part.notes,
         *placement_notes(topology, shares, request=request, quota=quota),
-        *bind_process(share.cpus),
+        *not_bound,
         *([lost] if lost else []),
         *use_environment(variables, bound=True, launcher=ranks.launcher),
     ]
@@ -160,16 +163,20 @@ def unbound_share(
     topology: Topology, *, ranks: int, request: CoreRequest, quota: float | None
 ) -> Share:
     """A rank's share where nothing is bound: threads, on any of the CPUs."""
-    sockets = sockets_of(topology)
-    cores = count_cores(sockets)
+    cores = count_cores(sockets_of(topology))
     usable = cores if quota is None else min(cores, cores_of_quota(quota))
+    return anywhere(topology, threads=request.threads or max(1, usable // ranks))
+
+
+def anywhere(topology: Topology, *, threads: int) -> Share:
+    """Threads that move among all these CPUs."""
     return Share(
-        socket=sockets[0].number,
+        socket=topology.cpus[0].socket,
         nodes=tuple(sorted({cpu.node for cpu in topology.cpus})),
         cpus=tuple(cpu.cpu for cpu in topology.cpus),
         comm_cpus=(),
         loader_cpus=(),
-        threads=request.threads or max(1, usable // ranks),
+        threads=threads,
         floating=True,
     )
 
@@ -186,12 +193,6 @@ def bind_process(cpus: Collection[int]) -> list[str]:
             "sched_setaffinity"
         ]
     return []
-
-
-def cpus_of_slurm(environment: Mapping[str, str]) -> int | None:
-    """How many CPUs of this host Slurm gave the step, of which it may hold more."""
-    text = environment.get("SLURM_CPUS_ON_NODE", "")
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def check_pinning(pinned: Pinned) -> list[str]:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.environment import installed_backend, rank_environment
+from launch.environment import (
+    BINDING_VARIABLES,
+    installed_backend,
+    rank_environment,
+    use_environment,
+)
 from launch.share import Share
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,3 +105,41 @@ def test_the_backend_is_ccl_where_its_bindings_can_be_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "oneccl_bindings_for_pytorch.py").write_text("raise ImportError('not now')")
     assert installed_backend() == "ccl"
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*BINDING_VARIABLES, *variables(SHARE, openmp="intel", backend="ccl")):
+        monkeypatch.setenv(name, "")  # so that it is as before after the test
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_torchruns_own_number_of_threads_is_no_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    for launcher, value, notes in (("torchrun", "1", 0), ("torchrun", "2", 1), ("mpich", "1", 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        found = use_environment(variables(SHARE), bound=True, launcher=launcher)
+        assert len(found) == notes
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_the_users_own_goes_first_where_it_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+    monkeypatch.setenv("CCL_PROCESS_LAUNCHER", "hydra")
+    monkeypatch.setenv("CCL_WORKER_COUNT", "4")
+    planned = variables(SHARE, openmp="intel", backend="ccl")
+    assert use_environment(planned, bound=True, launcher="mpich") == [
+        "CCL_WORKER_COUNT=4 of the environment is not used; launch.comm_cores decides"
+    ]
+    assert os.environ["KMP_BLOCKTIME"] == "200"
+    assert os.environ["CCL_PROCESS_LAUNCHER"] == "hydra"
+    assert os.environ["CCL_WORKER_COUNT"] == "2"
+    assert os.environ["CCL_LOCAL_SIZE"] == "3"
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_an_unbound_rank_leaves_the_users_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMP_AFFINITY", "compact")
+    assert use_environment({"OMP_NUM_THREADS": "2"}, bound=False, launcher="none") == []
+    assert (os.environ["KMP_AFFINITY"], os.environ["OMP_NUM_THREADS"]) == ("compact", "2")
