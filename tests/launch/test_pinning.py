@@ -318,7 +318,8 @@ import json, os, threading
 from launch.compute_threads import started_on
 found = dict(rank=0)
 def note(name):
-    thread = threading.Thread(target=lambda: found.update({{name: sorted(os.sched_getaffinity(0))}}))
+    look = lambda: found.update({{name: sorted(os.sched_getaffinity(0))}})
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()
 with started_on(({CPUS[-1]},)):
