@@ -1,17 +1,20 @@
-"""Train RetinaNet-ResNeXt50 on CPUs: configuration → data → model → steps → evaluation → report.
+"""Train RetinaNet-ResNeXt50 on CPUs: configuration → ranks → data → model → steps → evaluation.
 
 python train.py                                          # drawn scenes, in minutes
 python train.py --config coco.yaml data.root=/data/coco  # COCO 2017
 python train.py --config coco.yaml --resume              # go on after an interruption
+mpirun -np 8 python train.py --config openimages.yaml    # 8 ranks, each pins itself to its socket
 """
 
+import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from launch.cores import reserve_cores
-from launch.memory import set_allocator
-from launch.ranks import refuse_several_ranks
+from launch.one_voice import one_voice
+from launch.place import Place, take_place
+from launch.ranks import Ranks, read_ranks
+from launch.share import CoreRequest
 from retinanet.command_line import (
     parse_run_arguments,
     print_config,
@@ -21,40 +24,58 @@ from retinanet.command_line import (
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
 from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED, LOSS_NOT_FINITE, STOPPED_BY_SIGNAL
+from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:
+    from launch.process_group import ProcessGroup
     from retinanet.training.run import Run
 
 
 def main() -> int:
     """Run the command line; return the exit code."""
-    arguments = parse_run_arguments(__doc__ or "")
-    config = load_config(arguments.config, arguments.overrides)
-    if arguments.dry_run:
-        print_config(config)
-        return FINISHED
-    refuse_several_ranks(os.environ)
-    set_allocator(config.engine.allocator)
-    loading_cores = reserve_cores(config.data.reserve_cores, field="data.reserve_cores")
-    return train(
-        config,
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-        loading_cores=loading_cores,
+    ranks = read_ranks(os.environ)
+    with one_voice(ranks):
+        arguments = parse_run_arguments(__doc__ or "")
+        config = load_config(arguments.config, arguments.overrides)
+        if arguments.dry_run:
+            print_config(config)
+            return FINISHED
+        place = place_on_host(config, ranks)
+    # torch is loaded only now: cores, memory policy and environment must be settled before.
+    from launch.process_group import joined
+
+    with joined(ranks, place, timeout_s=config.distributed.timeout_s) as group:
+        return train(config, arguments, group=group, place=place)
+
+
+def place_on_host(config: Config, ranks: Ranks) -> Place:
+    """Give this rank its cores and memory, as the configuration asks."""
+    threads = config.launch.threads
+    return take_place(
+        ranks,
+        request=CoreRequest(
+            threads=None if threads == "auto" else threads,
+            comm_cores=config.launch.comm_cores,
+            loader_cores=config.data.reserve_cores,
+        ),
+        allocator=config.engine.allocator,
+        backend=config.distributed.backend,
+        pinned=config.launch.pin,
+        timeout_s=config.distributed.timeout_s,
     )
 
 
-def train(config: Config, *, resume: bool, overwrite: bool, loading_cores: tuple[int, ...]) -> int:
-    """One run, from its inputs to its last words; images are loaded on `loading_cores`, if any.
+def train(
+    config: Config, arguments: argparse.Namespace, *, group: "ProcessGroup", place: Place
+) -> int:
+    """One run, from its inputs to its last words.
 
     Raises:
         InputError: Something the user gave does not fit; nothing was written.
     """
-    # torch is loaded only here: the memory policy and the cores must be settled before, and a
-    # wrong configuration is told at once.
     from retinanet.engine.engines import chosen_engine
     from retinanet.progress import make_console
+    from retinanet.training.agreement import in_turn
     from retinanet.training.checkpoint import read_checkpoint
     from retinanet.training.random_states import seed_everything
     from retinanet.training.resume import require_same_settings, resume_training
@@ -64,15 +85,19 @@ def train(config: Config, *, resume: bool, overwrite: bool, loading_cores: tuple
     from retinanet.training.start import build_model, build_optimizer, starting_weights
 
     engine = chosen_engine(config.engine.name)
-    console = make_console()
+    console = make_console(quiet=not group.is_first)
     path = config.run.root / config.run.name
-    with claim_run_folder(path, resume=resume, overwrite=overwrite) as folder:
-        checkpoint = read_checkpoint(folder.checkpoints / "last") if resume else None
+    resume, overwrite = arguments.resume, arguments.overwrite
+    with claim_run_folder(path, resume=resume, overwrite=overwrite, group=group) as folder:
+        reads = resume and group.is_first  # the others get what rank 0 has read
+        checkpoint = read_checkpoint(folder.checkpoints / "last") if reads else None
         if checkpoint:
             require_same_settings(checkpoint, config)
         seed_everything(config.run.seed)
-        data = open_run_data(config, scenes_folder=folder.scenes, console=console)
-        weights = None if checkpoint else starting_weights(config.model)
+        data = in_turn(
+            group, lambda: open_run_data(config, scenes_folder=folder.scenes, console=console)
+        )
+        weights = None if resume or not group.is_first else starting_weights(config.model)
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
         optimizer = build_optimizer(config.training, model, engine=engine)
         run = Run(
@@ -82,12 +107,14 @@ def train(config: Config, *, resume: bool, overwrite: bool, loading_cores: tuple
             model=model,
             optimizer=optimizer,
             console=console,
-            loading_cores=loading_cores,
+            place=place,
+            group=group,
         )
         if checkpoint:
             resume_training(run, checkpoint)
         run.prepare(engine)
-        folder.begin(config_to_tree(config), resume=resume)
+        if group.is_first:
+            folder.begin(config_to_tree(config), resume=resume)
         run.begin()
         return steps_and_evaluations(run)
 
@@ -98,7 +125,6 @@ def steps_and_evaluations(run: "Run") -> int:
     Raises:
         InputError: An image cannot be read; what was trained until then is in a checkpoint.
     """
-    from retinanet.training.loop import NonFiniteLossError
     from retinanet.training.signals import StopRequest
 
     with StopRequest() as stop:
@@ -108,12 +134,12 @@ def steps_and_evaluations(run: "Run") -> int:
                     run.evaluate(stop)
                 if stop:
                     run.save_checkpoint()
-                    print(f"{stop.name}: checkpoint written; go on with: {resuming_command()}")
+                    run.say(f"{stop.name}: checkpoint written; go on with: {resuming_command()}")
                     return STOPPED_BY_SIGNAL
                 if run.is_finished():
                     run.finish()
                     return FINISHED
-                for _ in run.rest_of_epoch():
+                for _ in run.rest_of_epoch(stop):
                     if stop:
                         break
             except InputError as error:
@@ -121,9 +147,6 @@ def steps_and_evaluations(run: "Run") -> int:
                     raise
                 run.save_checkpoint()
                 raise InputError(f"{error}; then go on with: {resuming_command()}") from error
-            except NonFiniteLossError as error:
-                print(f"error: {error}", file=sys.stderr)
-                return LOSS_NOT_FINITE
 
 
 if __name__ == "__main__":

@@ -11,20 +11,17 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from retinanet.config import Config, config_to_tree, field_help
-from retinanet.errors import InputError
-from retinanet.exit_codes import BAD_INPUT, INTERRUPTED
+from retinanet.errors import InputError, NonFiniteLossError
+from retinanet.exit_codes import described, exit_code_of
 
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
     try:
         return command()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except (InputError, NonFiniteLossError, KeyboardInterrupt) as error:
+        print(described(error), file=sys.stderr)
+        return exit_code_of(error)
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has seen enough; Python's own flush would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The one exception for mistakes a user can mend: in a config, a file, a command line."""
+"""What ends a command, other than our bugs."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     Commands print it to stderr and exit with status 2; anything else that escapes is our bug.
     """
+
+
+class NonFiniteLossError(ArithmeticError):
+    """A loss was infinite or not a number; the weights are those of the step before."""

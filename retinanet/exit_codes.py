@@ -1,9 +1,28 @@
 """What a command's exit status says to scripts and schedulers."""
 
+from retinanet.errors import InputError, NonFiniteLossError
+
 FINISHED = 0
+OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
 STOPPED_BY_SIGNAL = 75
 """After writing a checkpoint; the same command with `--resume` goes on (sysexits' EX_TEMPFAIL)."""
 INTERRUPTED = 130
 """Ctrl-C before there was anything to keep, or twice (128 + SIGINT, as shells count)."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """With which a command ends that such an error has reached."""
+    if isinstance(error, InputError):
+        return BAD_INPUT
+    if isinstance(error, NonFiniteLossError):
+        return LOSS_NOT_FINITE
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG
+
+
+def described(error: BaseException) -> str | None:
+    """What to say of it in one line on stderr; None where only its traceback will do."""
+    if isinstance(error, InputError | NonFiniteLossError):
+        return f"error: {error}"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else None

@@ -23,10 +23,10 @@ Advance = Callable[[int, str], None]
 """Called as `advance(done, note)`: how much is done in all, and what to say of it."""
 
 
-def make_console() -> Console:
+def make_console(*, quiet: bool = False) -> Console:
     """A console as wide as the terminal; a pipe gets room for whole lines, and no colours."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=120, highlight=False)
+    console = Console(highlight=False, quiet=quiet)
+    return console if console.is_terminal else Console(width=120, highlight=False, quiet=quiet)
 
 
 @contextmanager

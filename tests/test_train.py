@@ -59,11 +59,10 @@ def settings_in(root: Path, name: str, *changes: str) -> list[str]:
 def start(*words: str) -> subprocess.Popen[str]:
     """`python train.py` in its own process; one thread, so that sums are in one order."""
     return subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "train.py"), *words],
+        [sys.executable, str(REPOSITORY / "train.py"), *words, "launch.threads=1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -77,10 +76,11 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line within this process, where torch is loaded already."""
+    """The command line within this process: torch is loaded already, so nothing is pinned."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
 
     def command(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, "launch.pin=false"])
         capsys.readouterr()
         code = run_command(main)
         captured = capsys.readouterr()
@@ -183,7 +183,7 @@ def test_a_resumed_run_notes_every_step_and_evaluation_once(
 
 
 def test_the_configuration_is_kept_and_loads_again(undisturbed: Path) -> None:
-    overrides = settings_in(undisturbed.parent, "undisturbed")
+    overrides = settings_in(undisturbed.parent, "undisturbed", "launch.threads=1")
     kept = load_config(str(undisturbed / "config.yaml"))
     assert kept == load_config("demo.yaml", overrides)
     environment = json.loads((undisturbed / "environment.json").read_text())

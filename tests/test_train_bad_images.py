@@ -48,11 +48,11 @@ def train(dataset: Path, *words: str) -> subprocess.CompletedProcess[str]:
         *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
         *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
         *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *words),
+        "launch.threads=1",
     ]
     return subprocess.run(
         command,
         cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -115,7 +115,8 @@ def convolution_gradients(
         of_features = _features_gradient_of_odd(gradient, features, weight, geometry)
         wants_features = False
     if wants_weight and weight.shape[2:] == (1, 1) and geometry == POINTWISE:
-        of_weight = (_by_pixel(gradient).t() @ _by_pixel(features))[:, :, None, None]
+        product = _by_pixel(gradient).t() @ _by_pixel(features)
+        of_weight = product.as_strided(weight.shape, weight.stride())  # as DDP expects gradients
         wants_weight = False
     if wants_weight and features.shape[3] == 1 and geometry.stride != (1, 1):
         # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from data.classes import ClassMap
 from data.dataset import Batch
 from data.loader import DetectionLoader
+from launch.process_group import ProcessGroup
 from retinanet.engine.engines import Forward
+from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.coco_metric import Evaluation, coco_metric
@@ -34,34 +36,105 @@ def evaluate_split(
     classes: ClassMap,
     forward: Forward,
     console: Console,
+    group: ProcessGroup | None = None,
     stop: StopRequest | None = None,
     note_bad_images: Callable[[tuple[str, ...]], None] = lambda problems: None,
 ) -> SplitResult | None:
     """Detect in every image of a split and compute COCO's metric.
 
-    `note_bad_images` is told of those that could not be read and in which nothing is found.
+    Args:
+        model: Its weights are equal on all ranks.
+        loader: This rank's part of the split.
+        classes: Of the model's class indices.
+        forward: The model as an engine runs it.
+        console: Shows the progress.
+        group: The ranks that share the work.
+        stop: Ends it early.
+        note_bad_images: Told of those that could not be read and in which nothing is found.
 
     Returns:
-        None if `stop` came true before the end.
+        None if a rank was asked to stop before the end. The detections are on rank 0 alone.
+
+    Raises:
+        InputError: A rank cannot read an image; raised on all of them.
     """
-    found: list[ImageDetections] = []
+    group = group or ProcessGroup()
+    stop = StopRequest() if stop is None else stop
     start = time.perf_counter()
-    with progress(console, "evaluation, images", total=len(loader.dataset)) as advance:
-        batches = noted(loader, note_bad_images)
-        for detections in detect(model, batches, classes=classes, forward=forward):
-            if stop:
-                return None
-            found.append(detections)
-            advance(len(found), "")
-    evaluation = coco_metric(loader.dataset.annotations, found)
-    return SplitResult(evaluation, found, seconds=time.perf_counter() - start)
+    part = detect_part(
+        model,
+        loader,
+        classes=classes,
+        forward=forward,
+        console=console,
+        ranks=group.size,
+        stop=stop,
+    )
+    parts = group.all_gather(part.without_detections())
+    stop.agree([one.received for one in parts])
+    require_readable(parts)
+    if stop:
+        return None
+    note_bad_images(tuple(problem for one in parts for problem in one.bad_images))
+    found = group.gather(part.detections)
+    detections = [detection for own in found or () for detection in own]
+    evaluation = group.from_first(lambda: coco_metric(loader.dataset.annotations, detections))
+    return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 
 
-def noted(
-    batches: Iterable[Batch], note_bad_images: Callable[[tuple[str, ...]], None]
-) -> Iterator[Batch]:
-    """The batches, after telling of their bad images."""
+@dataclass(frozen=True)
+class Part:
+    """What one rank's part of the split came to."""
+
+    detections: list[ImageDetections]
+    bad_images: list[str]
+    error: str = ""
+    """Why it could not go on."""
+    received: str = ""
+    """The signal that asked it to stop."""
+
+    def without_detections(self) -> "Part":
+        """What all ranks need to know of it."""
+        return replace(self, detections=[])
+
+
+def detect_part(
+    model: RetinaNet,
+    loader: DetectionLoader,
+    *,
+    classes: ClassMap,
+    forward: Forward,
+    console: Console,
+    ranks: int,
+    stop: StopRequest,
+) -> Part:
+    """Detect in this rank's images; the progress is that of all ranks, as if they were as far."""
+    part = Part([], [])
+    total = len(loader.dataset)
+    with progress(console, "evaluation, images", total=total) as advance:
+        batches = noted(loader, part.bad_images)
+        try:
+            for detections in detect(model, batches, classes=classes, forward=forward):
+                if stop.received:
+                    break
+                part.detections.append(detections)
+                advance(min(total - 1, len(part.detections) * ranks), "")
+            else:
+                advance(total, "")
+        except InputError as error:
+            return replace(part, error=str(error))
+    return replace(part, received=stop.received)
+
+
+def require_readable(parts: list[Part]) -> None:
+    """Raise the first rank's error on all ranks."""
+    for part in parts:
+        if part.error:
+            raise InputError(part.error)
+
+
+def noted(batches: Iterable[Batch], bad_images: list[str]) -> Iterator[Batch]:
+    """The batches, after noting their bad images."""
     for batch in batches:
-        if batch.bad_images:
-            note_bad_images(batch.bad_images)
+        bad_images.extend(batch.bad_images)
         yield batch

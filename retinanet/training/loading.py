@@ -31,15 +31,24 @@ class Loading:
         workers: int | Literal["auto"],
         cores: tuple[int, ...],
         bad_image_limit: int,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        self.batches = TrainingBatches(len(data.train), batch_size=batch_size, seed=seed)
+        self.batches = TrainingBatches(
+            len(data.train), batch_size=batch_size, seed=seed, rank=rank, ranks=ranks
+        )
         self.bad_images = BadImages(bad_image_limit)
         self.decoder = data.train.decoder
         self.workers = loading_processes(workers, reserved_cores=len(cores))
         self.watch = LoadingWatch(is_open=workers == "auto" and not cores)
         self.train = training_loader(data.train, self.batches, workers=self.workers, cores=cores)
         self.validation = evaluation_loader(
-            data.validation, batch_size=evaluation_batch_size, workers=self.workers, cores=cores
+            data.validation,
+            batch_size=evaluation_batch_size,
+            workers=self.workers,
+            cores=cores,
+            rank=rank,
+            ranks=ranks,
         )
         for loader in (self.train, self.validation):
             loader.start_workers()

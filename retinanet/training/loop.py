@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -12,6 +14,8 @@ from data.dataset import Batch
 from data.transforms import normalize
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.gradient_exchange import GradientExchange
+from retinanet.errors import NonFiniteLossError
 from retinanet.loss import detection_loss
 
 
@@ -35,6 +39,8 @@ class StepResult:
     """Memory in RAM after the step. [10⁶ bytes]"""
     peak_resident_mb: float
     """The most so far, evaluations included. [10⁶ bytes]"""
+    exchange_seconds: float = 0.0
+    """Averaging gradients over the ranks, beyond what the backward pass hides."""
     bad_images: tuple[str, ...] = ()
     """Images that could not be read and that others stood in for, a line each."""
 
@@ -42,10 +48,6 @@ class StepResult:
     def loss(self) -> float:
         """The sum that was minimized."""
         return sum(self.losses.values())
-
-
-class NonFiniteLossError(ArithmeticError):
-    """A loss was infinite or not a number; the weights are those of the step before."""
 
 
 def batch_losses(
@@ -80,6 +82,7 @@ def train_one_epoch(
     first_step: int,
     gradient_accumulation: int = 1,
     focal_form: str = "auto",
+    exchange: GradientExchange | None = None,
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
 
@@ -93,6 +96,7 @@ def train_one_epoch(
         first_step: Optimizer steps done before.
         gradient_accumulation: Batches averaged into one step.
         focal_form: See `focal_loss`.
+        exchange: Averages the gradients over the ranks, where there are several.
 
     Raises NonFiniteLossError before the weights are touched.
     """
@@ -108,7 +112,9 @@ def train_one_epoch(
         data_seconds = time.perf_counter() - start
         rate = learning_rate(step)
         step += 1
-        losses = accumulate_gradients(prepared, group, step=step, focal_form=focal_form)
+        losses = accumulate_gradients(
+            prepared, group, step=step, focal_form=focal_form, exchange=exchange
+        )
         update_weights(prepared.optimizer, learning_rate=rate)
         yield StepResult(
             step=step,
@@ -120,6 +126,7 @@ def train_one_epoch(
             page_faults=page_faults() - faults,
             resident_mb=resident_mb(),
             peak_resident_mb=peak_resident_mb(),
+            exchange_seconds=exchange.exposed_seconds if exchange else 0.0,
             bad_images=tuple(problem for batch in group for problem in batch.bad_images),
         )
 
@@ -133,14 +140,23 @@ def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
 
 
 def accumulate_gradients(
-    prepared: PreparedTraining, group: list[Batch], *, step: int, focal_form: str = "auto"
+    prepared: PreparedTraining,
+    group: list[Batch],
+    *,
+    step: int,
+    focal_form: str = "auto",
+    exchange: GradientExchange | None = None,
 ) -> dict[str, float]:
     """Add the average gradient of the batches to the parameters; return the average losses."""
+    losses_of = exchange or partial(batch_losses, prepared, focal_form=focal_form)
     totals: dict[str, float] = {}
-    for batch in group:
-        losses = batch_losses(prepared, batch, focal_form=focal_form)
-        require_finite(losses, step=step, image_ids=batch.image_ids)
-        (sum(losses.values(), torch.zeros(())) / len(group)).backward()
+    for number, batch in enumerate(group, start=1):
+        held_back = exchange.held_back() if exchange and number < len(group) else nullcontext()
+        with held_back:
+            losses = losses_of(batch)
+            require_finite(losses, step=step, image_ids=batch.image_ids)
+            loss = sum(losses.values(), torch.zeros(())) / len(group)
+            exchange.backward(loss) if exchange else loss.backward()
         for name, value in losses.items():
             totals[name] = totals.get(name, 0.0) + value.item() / len(group)
     return totals

@@ -34,6 +34,7 @@ class MetricsLog:
             "images_per_second": result.images / result.seconds,
             "seconds": result.seconds,
             "data_seconds": result.data_seconds,
+            "exchange_seconds": result.exchange_seconds,
             "page_faults": result.page_faults,
             "resident_mb": result.resident_mb,
             "peak_resident_mb": result.peak_resident_mb,

@@ -8,22 +8,27 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from data.opening import DetectionData
+from launch.place import Place
+from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
+from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
+from retinanet.training.agreement import agreed_batches, average_norms, merged, share_weights
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
 from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.loading import Loading
-from retinanet.training.loop import StepResult, train_one_epoch
+from retinanet.training.loop import StepResult, batch_losses, train_one_epoch
 from retinanet.training.plan import StepPlan
-from retinanet.training.report import describe_run
+from retinanet.training.report import describe_ranks, describe_run
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord
 from retinanet.training.schedule import learning_rate_factor
 from retinanet.training.signals import StopRequest
+from retinanet.training.silent_record import SilentRecord
 
 
 class Run:
@@ -38,8 +43,11 @@ class Run:
         model: RetinaNet,
         optimizer: Optimizer,
         console: Console,
-        loading_cores: tuple[int, ...] = (),
+        place: Place,
+        group: ProcessGroup,
     ) -> None:
+        self.place = place
+        self.group = group
         training = config.training
         self.config = config
         self.folder = folder
@@ -61,22 +69,27 @@ class Run:
             evaluation_batch_size=config.evaluation.batch_size,
             seed=config.run.seed,
             workers=config.data.workers,
-            cores=loading_cores,
+            cores=place.pinned.share.loader_cpus,
             bad_image_limit=config.data.bad_image_limit,
+            rank=self.group.rank,
+            ranks=self.group.size,
         )
         self.plan = plan_steps(config, batches_per_epoch=len(self.loading.batches))
         self.step = 0
+        self.record: RunRecord | SilentRecord = SilentRecord()
+        self.exchange: GradientExchange | None = None
         self.map_here: float | None = None
         """mAP of the weights as they are; None where they have not been evaluated."""
         self.best_map: float | None = None
 
     def prepare(self, engine: str) -> None:
-        """Let an engine arrange model and optimizer, once a checkpoint is in them.
+        """Let an engine arrange model and optimizer, once rank 0 has a checkpoint in its own.
 
         Raises:
             InputError: The engine does not work here.
         """
         self.engine = engine
+        self.share_start()
         self.prepared = prepare_training(
             self.model,
             self.optimizer,
@@ -85,9 +98,25 @@ class Run:
             convolutions=self.config.engine.convolutions,
         )
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
+        if self.group.size > 1:
+            self.exchange = GradientExchange(
+                self.model,
+                partial(batch_losses, self.prepared, focal_form=self.config.engine.focal_loss),
+                compress=self.config.distributed.compress,
+            )
+
+    def share_start(self) -> None:
+        """Begin on all ranks where rank 0 begins."""
+        share_weights(self.group, self.model, self.optimizer)
+        self.step, self.map_here, self.best_map = self.group.from_first(
+            lambda: (self.step, self.map_here, self.best_map)
+        )
 
     def begin(self) -> None:
-        """Open the record and say what is about to happen."""
+        """Open the record and say what is about to happen; other ranks than 0 have none."""
+        notes = self.group.gather(self.group.notes)
+        if notes is None:
+            return
         self.record = RunRecord(
             self.folder,
             console=self.console,
@@ -95,11 +124,19 @@ class Run:
             first_step=self.step,
             target_map=self.config.training.target_map,
         )
+        describe_run(self.console, self.description_rows())
+        for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
+            self.console.print(f"note: {note}", soft_wrap=True)
+
+    def description_rows(self) -> dict[str, object]:
+        """What a person reads at the start."""
         training, size = self.config.training, self.config.data.image_size
         trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
         without_boxes = len(self.data.train.annotations) - len(self.data.train)
         skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
-        rows = {
+        ranks = f"{self.group.size} ranks × " if self.group.size > 1 else ""
+        threads = torch.get_num_threads()
+        rows: dict[str, object] = {
             "run": self.folder.path,
             "data": f"{len(self.data.train)} training images{skipped}, "
             f"{len(self.data.validation)} for validation, "
@@ -107,14 +144,15 @@ class Run:
             "images": self.loading.describe(),
             "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million parameters that train, "
             f"{self.description.norm} norms",
-            "steps": f"{self.plan.total_steps} of {training.batch_size} × "
+            "steps": f"{self.plan.total_steps} of {ranks}{training.batch_size} × "
             f"{training.gradient_accumulation} images, {size}×{size} pixels, "
-            f"{self.description.precision}, {torch.get_num_threads()} threads, "
+            f"{self.description.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
             f"engine {self.engine}",
+            **describe_ranks(self.group, self.place, compress=self.config.distributed.compress),
         }
         if self.step:
             rows["resumed"] = f"after step {self.step}"
-        describe_run(self.console, rows)
+        return rows
 
     def evaluation_is_due(self) -> bool:
         """Whether the weights as they are should be evaluated before training goes on."""
@@ -131,12 +169,14 @@ class Run:
 
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate and write a checkpoint, unless `stop` comes true before the evaluation's end."""
+        average_norms(self.group, self.model)
         result = evaluate_split(
             self.model,
             self.loading.validation,
             classes=self.data.classes,
             forward=self.prepared.forward,
             console=self.console,
+            group=self.group,
             stop=stop,
             note_bad_images=partial(
                 self.note_bad_images, instead="it is evaluated as an image without detections"
@@ -154,8 +194,8 @@ class Run:
             count=self.config.evaluation.pictures,
         )
 
-    def rest_of_epoch(self) -> Iterator[StepResult]:
-        """Train to the epoch's or the run's end; note every step, then yield."""
+    def rest_of_epoch(self, stop: StopRequest) -> Iterator[StepResult]:
+        """Train to the epoch's or the run's end; agree on every step, note it, then yield."""
         epoch, _ = self.plan.position(self.step)
         training = self.config.training
         rate = partial(
@@ -171,21 +211,29 @@ class Run:
         with progress(self.console, title, total=total, start=self.step) as advance:
             while self.step < last:
                 self.loading.batches.set_position(*self.plan.position(self.step))
-                for result in train_one_epoch(
+                for own in train_one_epoch(
                     self.prepared,
-                    self.loading.train,
+                    agreed_batches(self.group, self.loading.train),
                     learning_rate=lambda step: training.learning_rate * rate(step),
                     first_step=self.step,
                     gradient_accumulation=training.gradient_accumulation,
                     focal_form=self.config.engine.focal_loss,
+                    exchange=self.exchange,
                 ):
+                    result = self.agree(own, stop)
                     self.step = result.step
                     self.map_here = None
                     advance(self.step, self.record.step(result))
                     self.note_bad_images(result.bad_images)
                     yield result
-                    if self.step >= total or self.loading_moved_out(result):
+                    if self.step >= total or self.loading_moved_out(own):
                         break
+
+    def agree(self, own: StepResult, stop: StopRequest) -> StepResult:
+        """The step of all ranks; all learn of a signal that one has got."""
+        results, received = zip(*self.group.all_gather((own, stop.received)), strict=True)
+        stop.agree(received)
+        return merged(results)
 
     def loading_moved_out(self, result: StepResult) -> bool:
         """Whether the epoch must go on from a loading process, as its steps have shown."""
@@ -206,13 +254,24 @@ class Run:
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
             self.record.bad_image(problem, step=self.step)
 
+    def say(self, text: str) -> None:
+        """A line for the person who started the run; rank 0 says it."""
+        if self.group.is_first:
+            print(text, flush=True)
+
     def save_checkpoint(self) -> None:
-        """Write the weights and all that resuming needs; `best` follows the highest mAP."""
+        """Write the weights and all that resuming needs; `best` follows the highest mAP.
+
+        Rank 0 writes, and all ranks call it.
+        """
+        average_norms(self.group, self.model)
         is_best = self.map_here is not None and (
             self.best_map is None or self.map_here > self.best_map
         )
         if is_best:
             self.best_map = self.map_here
+        if not self.group.is_first:
+            return
         folder = save_checkpoint(
             self.folder.checkpoints,
             model=self.model,

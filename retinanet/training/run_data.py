@@ -7,6 +7,7 @@ from rich.console import Console
 from data.decoding import resolve_decoder
 from data.opening import DetectionData, open_data
 from data.scenes import make_scenes
+from retinanet.cache_folder import one_process_at_a_time
 from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.configured_splits import configured_split
 from retinanet.errors import InputError
@@ -48,7 +49,12 @@ def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> D
 def draw_scenes(root: Path, settings: ScenesConfig, *, seed: int, console: Console) -> None:
     """Draw both splits' scenes, unless they are there, and show the progress."""
     total = settings.train + settings.validation
-    with progress(console, "drawing scenes", total=total) as advance:
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        # Ranks on hosts with disks of their own draw there; one of each host is enough.
+        one_process_at_a_time(root.with_name(f".{root.name}.lock")),
+        progress(console, "drawing scenes", total=total) as advance,
+    ):
         make_scenes(
             root,
             seed=seed,

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import torch
 from ruamel.yaml import YAML
 
+from launch.process_group import ProcessGroup
 from retinanet.errors import InputError
 from retinanet.versions import installed_versions
 
@@ -110,8 +111,10 @@ def processor_name() -> str:
 
 
 @contextmanager
-def claim_run_folder(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-    """Hold the folder of a run: no other process can claim it meanwhile.
+def claim_run_folder(
+    path: Path, *, resume: bool, overwrite: bool, group: ProcessGroup | None = None
+) -> Iterator[RunFolder]:
+    """Hold the folder of a run: no other run can claim it meanwhile. Of several ranks 0 does it.
 
     A folder that was made here is removed again when the input turns out to be bad before the
     run begins, so that a mistake leaves nothing behind.
@@ -120,6 +123,10 @@ def claim_run_folder(path: Path, *, resume: bool, overwrite: bool) -> Iterator[R
         InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
             nothing that could be resumed, or it cannot be written.
     """
+    if group and not group.is_first:
+        group.barrier()
+        yield RunFolder(path)
+        return
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     require_permission(path, resume=resume, overwrite=overwrite)
     try:
@@ -129,6 +136,8 @@ def claim_run_folder(path: Path, *, resume: bool, overwrite: bool) -> Iterator[R
         raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
     with lock:
         take_lock(lock, path)
+        if group:
+            group.barrier()
         try:
             yield RunFolder(path)
         except InputError:

@@ -1,28 +1,32 @@
 """Signals that ask a run to end: it does so between two steps."""
 
 import signal
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
 
 class StopRequest:
-    """True once SIGINT or SIGTERM has come; a second SIGINT interrupts at once.
+    """True once all ranks know that one of them has got SIGINT or SIGTERM.
 
-    A context manager: outside it, signals do what they did before.
+    A second SIGINT interrupts at once. A context manager: outside it, signals do what they did
+    before.
     """
 
     def __init__(self) -> None:
-        self._signal: int | None = None
+        self.received = ""
+        """The signal that this process has got, such as `SIGTERM`; the others may not know yet."""
+        self.name = ""
+        """The signal that all ranks know of."""
         self._previous: dict[int, object] = {}
 
     def __bool__(self) -> bool:
         """Whether the run should end after this step."""
-        return self._signal is not None
+        return bool(self.name)
 
-    @property
-    def name(self) -> str:
-        """The signal's name, such as `SIGTERM`."""
-        return signal.Signals(self._signal).name if self._signal is not None else ""
+    def agree(self, received: Sequence[str]) -> None:
+        """Take what the ranks have received until now: the same on all of them."""
+        self.name = self.name or next(filter(None, received), "")
 
     def __enter__(self) -> Self:
         """Start to listen."""
@@ -41,5 +45,5 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number
+        self.received = signal.Signals(number).name
         signal.signal(signal.SIGINT, signal.default_int_handler)

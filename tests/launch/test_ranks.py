@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.ranks import Ranks, read_ranks, refuse_several_ranks
+from launch.ranks import Ranks, read_ranks
 from retinanet.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -218,11 +218,3 @@ def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None
         repr(Ranks(rank=rank, size=2, local_rank=rank, local_size=2, launcher=launcher))
         for rank in (0, 1)
     ]
-
-
-@pytest.mark.parametrize(
-    "environment", [{"PMI_SIZE": "2"}, {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}]
-)
-def test_several_ranks_are_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(InputError, match=r"^\w+=\d: training on several ranks"):
-        refuse_several_ranks(environment)

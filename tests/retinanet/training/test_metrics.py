@@ -57,6 +57,7 @@ def test_a_step_is_one_line_with_its_numbers(tmp_path: Path) -> None:
         "images_per_second": 4.0,
         "seconds": 1.5,
         "data_seconds": 0.5,
+        "exchange_seconds": 0.0,
         "page_faults": 7,
         "resident_mb": 1500.5,
         "peak_resident_mb": 2000.0,

@@ -1,0 +1,77 @@
+"""A rank takes its place on its host, before torch is loaded: cores, memory, environment."""
+
+import os
+import socket
+from dataclasses import dataclass
+
+from launch.deadline import deadline
+from launch.environment import installed_backend
+from launch.meeting import Meeting, meet, part
+from launch.pinning import Pinned, pin, preload
+from launch.ranks import Ranks
+from launch.share import CoreRequest
+from retinanet.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a rank has been given, and where it meets the others."""
+
+    pinned: Pinned
+    meeting: Meeting | None
+    """None for one rank alone."""
+    backend: str
+    """`gloo` or `ccl`."""
+
+
+def take_place(
+    ranks: Ranks,
+    *,
+    request: CoreRequest,
+    allocator: str,
+    backend: str,
+    pinned: bool,
+    timeout_s: float,
+) -> Place:
+    """Settle all that must be settled before torch is loaded. Call it first of all.
+
+    It may start this process's command again, once, with libraries preloaded.
+
+    Args:
+        ranks: Which of the job's ranks this process is.
+        request: The cores that it asks for.
+        allocator: See `set_allocator`.
+        backend: `auto`, `gloo` or `ccl`.
+        pinned: Whether to keep to cores and memory of its own.
+        timeout_s: Ends the process if the others do not come.
+
+    Raises:
+        InputError: Something asked for is not installed or does not fit this host.
+    """
+    chosen = chosen_backend(backend)
+    preload(allocator)
+    meeting = None
+    if ranks.size > 1:
+        with deadline(
+            timeout_s, f"rank {ranks.rank} on {socket.gethostname()}: meeting the others"
+        ):
+            meeting = meet(ranks, os.environ)
+    affinities = meeting.affinities if meeting else None
+    given = pin(ranks, affinities=affinities, request=request, backend=chosen, enabled=pinned)
+    part()
+    return Place(pinned=given, meeting=meeting, backend=chosen)
+
+
+def chosen_backend(name: str) -> str:
+    """What `distributed.backend` means here: `gloo` or `ccl`.
+
+    Raises:
+        InputError: oneCCL is asked for and not installed.
+    """
+    installed = installed_backend()
+    if name == "ccl" and installed != "ccl":
+        raise InputError(
+            "distributed.backend: ccl: the package oneccl_bindings_for_pytorch is not installed; "
+            "install Intel's build for this torch, or set distributed.backend=gloo"
+        )
+    return installed if name == "auto" else name

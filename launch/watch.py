@@ -1,0 +1,196 @@
+"""One rank's end is the end of all: each learns that another has failed, died or gone silent.
+
+Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
+that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
+host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and tells
+all; then each rank ends, wherever its main thread is.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import NoReturn
+
+SECONDS_BETWEEN_BEATS = 1.0
+PATIENCE = 5.0
+"""How long a failing rank waits for rank 0's word, and rank 0 for the others' ends. [seconds]"""
+DIED = 1
+"""Exit code where a rank ended without a word."""
+
+BYE = b"bye"
+BEAT = b"beat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a job ends."""
+
+    rank: int
+    code: int
+    """With which all ranks exit."""
+    text: str
+    """For stderr, as it is."""
+
+
+class Watch:
+    """One rank's part in the watch."""
+
+    def __init__(
+        self, rank: int, connections: Mapping[int, Connection], *, hosts: Sequence[str]
+    ) -> None:
+        """Use `watch_as_first` and `watch_as_other`.
+
+        Args:
+            connections: On rank 0 to all others, on others to rank 0.
+            hosts: Of all ranks, for messages.
+        """
+        self._rank = rank
+        self._hosts = hosts
+        self._connections = dict(connections)
+        self._sending = threading.Lock()
+        self._deciding = threading.Lock()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, *, silence_s: float) -> None:
+        """Watch from now on, in a thread; a rank that is silent for `silence_s` has failed."""
+        self._thread = threading.Thread(
+            target=self._watch, args=(silence_s,), name="watch", daemon=True
+        )
+        self._thread.start()
+
+    def fail(self, code: int, text: str) -> NoReturn:
+        """End the job, unless another rank has failed before; this process ends with it."""
+        failure = Failure(rank=self._rank, code=code, text=text)
+        if self._rank == 0:
+            self._end(failure)
+        self._send(0, json.dumps(asdict(failure)).encode())
+        time.sleep(PATIENCE)  # the thread ends the process with the failure that was first
+        end_process(failure, prints=True)
+
+    def close(self) -> None:
+        """Part from the others in peace; every rank calls it once all have done their work."""
+        self._is_over = True
+        for rank in self._connections:
+            self._send(rank, BYE)
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+        for connection in self._connections.values():
+            connection.close()
+
+    def _watch(self, silence_s: float) -> None:
+        ranks = {connection: rank for rank, connection in self._connections.items()}
+        heard = dict.fromkeys(ranks.values(), time.monotonic())
+        next_beat = 0.0
+        while ranks:
+            for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
+                assert isinstance(connection, Connection)
+                heard[ranks[connection]] = time.monotonic()
+                if not self._hear(ranks[connection], connection):
+                    del ranks[connection]
+            now = time.monotonic()
+            if now < next_beat:
+                continue
+            next_beat = now + SECONDS_BETWEEN_BEATS
+            for rank in ranks.values():
+                self._send(rank, BEAT)
+                if now - heard[rank] > silence_s and not self._is_over:
+                    self._end_without(
+                        rank, f"was silent for {silence_s:g} s (stopped, or cut off?)"
+                    )
+
+    def _hear(self, rank: int, connection: Connection) -> bool:
+        """Take a message; returns whether there may be more."""
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            if not self._is_over:
+                self._end_without(rank, "ended without a word (killed, or out of memory?)")
+            return False
+        if message not in (BYE, BEAT):
+            self._end(Failure(**json.loads(message)))
+        return message != BYE
+
+    def _send(self, rank: int, message: bytes) -> None:
+        # A rank that has gone is heard of, or was told of already.
+        with self._sending, suppress(OSError):
+            self._connections[rank].send_bytes(message)
+
+    def _end_without(self, rank: int, why: str) -> NoReturn:
+        """A rank is lost: end all others. Where it is rank 0, rank 1 says so."""
+        text = f"error: rank {rank} on {self._hosts[rank]} {why}"
+        failure = Failure(rank=rank, code=DIED, text=text)
+        if self._rank == 0:
+            self._end(failure)
+        end_process(failure, prints=self._rank == 1)
+
+    def _end(self, failure: Failure) -> NoReturn:
+        """End this process; on rank 0, print and tell all others before."""
+        if self._rank == 0:
+            self._deciding.acquire()  # for ever: the first failure counts
+            print_failure(failure)
+            for rank in self._connections:
+                self._send(rank, json.dumps(asdict(failure)).encode())
+            self._wait_for_ends(failure)
+        end_process(failure, prints=False)
+
+    def _wait_for_ends(self, failure: Failure) -> None:
+        """Until the others have ended: launchers kill what is left once one rank has."""
+        others = self._connections.items()
+        left = {one for rank, one in others if rank != failure.rank or failure.code != DIED}
+        end = time.monotonic() + PATIENCE
+        while left and time.monotonic() < end:
+            for connection in wait(list(left), timeout=0.1):
+                assert isinstance(connection, Connection)
+                try:
+                    connection.recv_bytes()
+                except (EOFError, OSError):
+                    left.discard(connection)
+
+
+def print_failure(failure: Failure) -> None:
+    """To stderr, whole."""
+    sys.stdout.flush()
+    print(failure.text, file=sys.stderr, flush=True)
+
+
+def end_process(failure: Failure, *, prints: bool) -> NoReturn:
+    """End now: the main thread may be in an exchange that never returns."""
+    if prints:
+        print_failure(failure)
+    sys.stdout.flush()
+    os._exit(failure.code)
+
+
+def watch_as_first(*, hosts: Sequence[str], key: bytes, publish: Callable[[int], None]) -> Watch:
+    """Rank 0's watch, once all others have come.
+
+    Args:
+        hosts: Of all ranks, for messages.
+        key: A secret that the ranks share.
+        publish: Told the port to connect to.
+    """
+    connections: dict[int, Connection] = {}
+    with Listener(("", 0), backlog=len(hosts), authkey=key) as listener:
+        publish(listener.address[1])
+        while len(connections) < len(hosts) - 1:
+            with suppress(AuthenticationError, EOFError, OSError):  # a stranger at the port
+                connection = listener.accept()
+                connections[int(connection.recv_bytes())] = connection
+    return Watch(0, connections, hosts=hosts)
+
+
+def watch_as_other(
+    rank: int, *, hosts: Sequence[str], key: bytes, address: tuple[str, int]
+) -> Watch:
+    """Another rank's watch, connected to rank 0's at (host, port)."""
+    connection = Client(address, authkey=key)
+    connection.send_bytes(str(rank).encode())
+    return Watch(rank, {0: connection}, hosts=hosts)

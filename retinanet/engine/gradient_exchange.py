@@ -1,0 +1,93 @@
+"""The gradients of several ranks averaged while the backward pass goes on: torch's DDP, on CPUs."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+Losses = dict[str, Tensor]
+
+
+class GradientExchange:
+    """`exchange(batch)` gives the losses of a batch; their backward pass averages gradients.
+
+    Every rank calls it at the same steps, with batches of its own. Afterwards each parameter's
+    gradient is the mean over the ranks, which is that of one process with all the images: losses
+    are means over images, and all ranks have as many.
+    """
+
+    def __init__(
+        self, model: nn.Module, losses_of: Callable[[Any], Losses], *, compress: str
+    ) -> None:
+        """Take over the model's gradients.
+
+        Args:
+            model: Equal on all ranks.
+            losses_of: Runs it on a batch.
+            compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
+        """
+        self.exposed_seconds = 0.0
+        """Of the last backward pass: from the last gradient until all were averaged."""
+        self._hook = bf16_compress_hook if compress == "bf16" else allreduce_hook
+        self._holds_back = False
+        self._last_ready = 0.0
+        self._module = DistributedDataParallel(
+            _LossesModule(model, losses_of),
+            broadcast_buffers=False,
+            init_sync=False,
+            gradient_as_bucket_view=True,
+            static_graph=True,
+        )
+        self._module.register_comm_hook(None, self._reduce)
+
+    def __call__(self, batch: Any) -> Losses:
+        """The losses of a batch, see `detection_loss`."""
+        losses: Losses = self._module(batch)
+        return losses
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients, and average them unless they are held back."""
+        loss.backward()
+        self.exposed_seconds = time.perf_counter() - self._last_ready
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Backward passes meanwhile add to this rank's own gradients; the next one averages all.
+
+        Not DDP's `no_sync`: with a static graph, torch 2.8's stops averaging for good.
+        """
+        self._holds_back = True
+        try:
+            yield
+        finally:
+            self._holds_back = False
+
+    def _reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        self._last_ready = time.perf_counter()
+        if self._holds_back:
+            done: torch.futures.Future[Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+        assert dist.group.WORLD is not None
+        return self._hook(dist.group.WORLD, bucket)
+
+
+class _LossesModule(nn.Module):
+    """DDP wants a module whose outputs lead to all gradients: two numbers, not large logits."""
+
+    def __init__(self, model: nn.Module, losses_of: Callable[[Any], Losses]) -> None:
+        super().__init__()
+        self.model = model
+        self._losses_of = losses_of
+
+    def forward(self, batch: Any) -> Any:
+        return self._losses_of(batch)

@@ -1,0 +1,47 @@
+"""Programs started as several ranks by the project's own mpirun."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
+
+
+class Ended(NamedTuple):
+    """How a job ended."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def start_ranks(ranks: int, *command: str, **variables: str) -> subprocess.Popen[str]:
+    """`mpirun -np RANKS python COMMAND`, in a process group of its own."""
+    return subprocess.Popen(
+        [str(MPIRUN), "-np", str(ranks), sys.executable, *command],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
+    """Wait for its end; what takes longer is killed with all that it has started."""
+    try:
+        output, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
+    return Ended(job.returncode, output, errors)
+
+
+def run_ranks(ranks: int, *command: str, timeout: float = 120, **variables: str) -> Ended:
+    """Start them and wait."""
+    return ended(start_ranks(ranks, *command, **variables), timeout=timeout)
