@@ -5,7 +5,7 @@ any size. What they leave is planned within, unless most of the host would stand
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -99,7 +99,7 @@ def my_cpus(
         host: As there.
         own: As there.
         topology: The host's.
-        offered: How many CPUs of the host are the job's, where that is known and fewer.
+        offered: How many CPUs of the host are the job's, where Slurm says so.
 
     Raises:
         InputError: The ranks' CPUs overlap in part, or leave more than half of the host's cores
@@ -119,30 +119,30 @@ def my_cpus(
             f"{describe(ranks)} bound to CPUs that overlap (this rank's are "
             f"{format_cpu_list(own)}); start with {UNBOUND[ranks.launcher]}"
         )
-    if offered is not None and offered < len(host):
+    unbound = UNBOUND[ranks.launcher]
+    if offered is not None:
         whole = -(-whole * offered // len(host))
-    return replace(part, notes=held_back(ranks, bound=bound, whole=whole))
+        unbound = f"srun --cpus-per-task={max(1, offered // ranks.local_size)}"
+    return replace(part, notes=held_back(ranks, bound=bound, whole=whole, unbound=unbound))
 
 
-def held_back(ranks: Ranks, *, bound: int, whole: int) -> tuple[str, ...]:
-    """A note where the ranks' cores are fewer than the host's.
+def held_back(ranks: Ranks, *, bound: int, whole: int, unbound: str) -> tuple[str, ...]:
+    """A note where the ranks' cores are not as many as the job's.
 
     Raises:
         InputError: They are fewer than half.
     """
-    if bound >= whole:
+    if bound > whole:
+        return (
+            f"{describe(ranks)} bound to {bound} cores, and the job has {whole}: other jobs may "
+            f"compute on the rest; start with {unbound}",
+        )
+    if bound == whole:
         return ()
     found = f"{describe(ranks)} bound to {bound} of the {whole} cores that this host offers"
-    unbound = UNBOUND[ranks.launcher]
     if 2 * bound < whole:
         raise InputError(f"{found}; start with {unbound}, and each is given its share of all")
     return (f"{found}; {unbound} gives them all",)
-
-
-def cpus_of_slurm(environment: Mapping[str, str]) -> int | None:
-    """How many CPUs of this host Slurm gave the step, of which it may hold more."""
-    text = environment.get("SLURM_CPUS_ON_NODE", "")
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def count_cores(topology: Topology, cpus: Collection[int]) -> int:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from launch import preload as libraries
 from launch.allowance import Allowance, read_allowance
-from launch.binding import Part, cpus_of_slurm, host_cpus, my_cpus, whose_cpus
+from launch.binding import Part, host_cpus, my_cpus, whose_cpus
 from launch.cpu_lists import format_cpu_list
 from launch.environment import rank_environment, use_environment
-from launch.fitting import cores_of_quota
 from launch.memory import set_allocator
 from launch.memory_policy import prefer_memory
 from launch.openmp import find_intel, intel_is_loaded, loaded_openmp
@@ -19,8 +18,9 @@ from launch.placement_notes import notes as placement_notes
 from launch.processes import thread_affinities
 from launch.ranks import Ranks
 from launch.share import CoreRequest, Share
-from launch.sockets import count_cores, sockets_of
+from launch.slurm_binding import cpus_of_job, slurm_affinities
 from launch.topology import Topology, read_topology
+from launch.unbound import anywhere, unbound_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,10 @@ def pin(
     allowance = read_allowance()
     topology = read_topology()
     host = host_cpus(ranks)
+    offered = None
+    if ranks.launcher == "slurm":
+        affinities = affinities or slurm_affinities(os.environ, ranks, own=allowance.cpus)
+        offered = cpus_of_job(os.environ)
     if not enabled:
         part = whose_cpus(ranks, affinities, host, own=allowance.cpus)
         share = unbound_share(
@@ -102,7 +106,7 @@ def pin(
         host,
         own=allowance.cpus,
         topology=topology,
-        offered=cpus_of_slurm(os.environ) if ranks.launcher == "slurm" else None,
+        offered=offered,
     )
     return pin_within(
         part,
@@ -157,28 +161,6 @@ def quota_of(part: Part, ranks: Ranks, allowance: Allowance) -> float | None:
     if allowance.quota is None:
         return None
     return allowance.quota * part.ranks / ranks.local_size
-
-
-def unbound_share(
-    topology: Topology, *, ranks: int, request: CoreRequest, quota: float | None
-) -> Share:
-    """A rank's share where nothing is bound: threads, on any of the CPUs."""
-    cores = count_cores(sockets_of(topology))
-    usable = cores if quota is None else min(cores, cores_of_quota(quota))
-    return anywhere(topology, threads=request.threads or max(1, usable // ranks))
-
-
-def anywhere(topology: Topology, *, threads: int) -> Share:
-    """Threads that move among all these CPUs."""
-    return Share(
-        socket=topology.cpus[0].socket,
-        nodes=tuple(sorted({cpu.node for cpu in topology.cpus})),
-        cpus=tuple(cpu.cpu for cpu in topology.cpus),
-        comm_cpus=(),
-        loader_cpus=(),
-        threads=threads,
-        floating=True,
-    )
 
 
 def bind_process(cpus: Collection[int]) -> list[str]:

@@ -123,13 +123,13 @@ def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
 
 
 def tasks_per_node(environment: Mapping[str, str], name: str) -> list[int]:
-    """Tasks of each host in order, of text such as `2(x3),1`."""
+    """Counts of each host in order, of a variable such as `2(x3),1`."""
     tasks: list[int] = []
     for part in environment.get(name, "").split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
         if match is None:
             raise InputError(
-                f"{name}={environment.get(name, '')}: expected tasks of each host, such as "
+                f"{name}={environment.get(name, '')}: expected a count for each host, such as "
                 "2(x3),1; start with srun python train.py …"
             )
         tasks += [int(match[1])] * int(match[2] or 1)

@@ -82,10 +82,27 @@ def test_two_ranks_on_a_core_each_of_56_are_refused_with_the_flag(launcher: str,
 
 
 def test_slurm_tasks_on_a_core_each_are_refused_unless_the_job_has_no_more() -> None:
-    with pytest.raises(InputError, match=r"bound to 2 of the 56 cores .* srun --cpu-bind=none"):
-        not_met(frozenset({0, 56}), ranks=2, launcher="slurm")
-    part = not_met(frozenset({0, 56}), ranks=2, launcher="slurm", offered=4)
-    assert part == Part(cpus=frozenset({0, 56}), place=0, ranks=1)
+    own = frozenset({0, 56})
+    with pytest.raises(InputError, match=r"2 of the 56 cores .* srun --cpus-per-task=56, "):
+        not_met(own, ranks=2, launcher="slurm", offered=112)
+    part = not_met(own, ranks=2, launcher="slurm", offered=4)
+    assert part == Part(cpus=own, place=0, ranks=1)
+
+
+def test_a_slurm_step_that_was_given_a_core_of_the_jobs_56_is_refused() -> None:
+    own = frozenset({0, 56})  # and its control group has no more
+    with pytest.raises(InputError, match=r"1 of the 56 cores .* srun --cpus-per-task=112, "):
+        my_cpus(a_rank(0, 1, "slurm"), None, own, own=own, topology=HOST, offered=112)
+
+
+def test_a_slurm_job_that_may_run_on_the_cores_of_other_jobs_is_told() -> None:
+    part = not_met(ALL, ranks=2, launcher="slurm", offered=16)
+    assert part.ranks == 2
+    (note,) = part.notes
+    assert note.startswith("slurm: the 2 ranks of this host are bound to 56 cores, and the job has")
+    assert note.endswith(
+        "has 8: other jobs may compute on the rest; start with srun --cpus-per-task=8"
+    )
 
 
 def test_at_least_half_of_the_cores_is_a_note() -> None:

@@ -181,7 +181,7 @@ def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2: PMI_RANK is not set; unset PMI_SIZE"),
         ({**SRUN, "SLURM_NODEID": "2"}, r"SLURM_STEP_TASKS_PER_NODE=2\(x2\): does not agree"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "SLURM_STEP_TASKS_PER_NODE=2x2: expected"),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_TASKS_PER_NODE=: expected tasks"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_TASKS_PER_NODE=: expected a count"),
     ],
 )
 def test_what_contradicts_itself_is_refused_by_name(
