@@ -8,7 +8,7 @@ from retinanet.errors import InputError
 def bound(environment: dict[str, str], own: set[int]) -> list[set[int]] | None:
     ranks = Ranks(rank=1, size=4, local_rank=1, local_size=4, launcher="slurm")
     found = slurm_affinities(environment, ranks, own=frozenset(own))
-    return found and [set(cpus) for cpus in found]
+    return None if found is None else [set(cpus) for cpus in found]
 
 
 def masks(text: str) -> dict[str, str]:
