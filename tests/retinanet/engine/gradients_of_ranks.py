@@ -1,0 +1,126 @@
+"""Gradients that two ranks average, beside those of one process with all their images.
+
+`test_gradient_exchange.py` runs this under mpirun; rank 0 writes the differences as JSON.
+"""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from launch.place import Place, take_place
+from launch.ranks import Ranks, read_ranks
+from launch.share import CoreRequest
+
+IMAGES = 8
+SIZE = 96
+
+
+def main(ranks: Ranks, place: Place, results: Path) -> None:
+    import torch
+    from torch import Tensor
+    from torch.optim import SGD
+
+    from data.dataset import Batch
+    from launch.process_group import ProcessGroup, joined
+    from retinanet.engine.engines import PreparedTraining, prepare_training
+    from retinanet.engine.gradient_exchange import GradientExchange
+    from retinanet.model import RetinaNet
+    from retinanet.training.loop import accumulate_gradients, batch_losses
+
+    def make_batch(first: int, last: int) -> Batch:
+        """Images of noise, a box each; the one numbered 1 has none."""
+        generator = torch.Generator().manual_seed(1)
+        shape = (IMAGES, 3, SIZE, SIZE)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        corners = torch.rand((IMAGES, 1, 2), generator=generator) * 20
+        targets = [
+            {"boxes": torch.cat([corner, corner + 40], dim=1), "labels": torch.tensor([2])}
+            for corner in corners
+        ]
+        targets[1] = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+        count = last - first
+        return Batch(
+            pixels[first:last].contiguous(memory_format=torch.channels_last),
+            targets[first:last],
+            list(range(first, last)),
+            [(SIZE, SIZE)] * count,
+        )
+
+    def prepare(precision: str) -> PreparedTraining:
+        torch.manual_seed(0)
+        model = RetinaNet(num_classes=3, norm="frozen", trainable_layers=3)
+        for name, tensor in model.state_dict().items():
+            if name.endswith("bn3.weight"):
+                tensor.fill_(0.1)  # keeps random blocks from doubling what goes through them
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        trained = [one for one in model.parameters() if one.requires_grad]
+        optimizer = SGD(trained, lr=1)
+        prepared = prepare_training(model, optimizer, engine="torch", precision=precision)
+        prepared.model.train()
+        return prepared
+
+    def gradients(
+        prepared: PreparedTraining, batches: list[Batch], exchange: GradientExchange | None
+    ) -> dict[str, Tensor]:
+        accumulate_gradients(prepared, batches, step=1, exchange=exchange)
+        found = {
+            name: value.grad.clone()
+            for name, value in prepared.model.named_parameters()
+            if value.grad is not None
+        }
+        prepared.optimizer.zero_grad(set_to_none=True)
+        return found
+
+    def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+        """The largest of all parameters: the difference's norm over the gradient's."""
+        assert found.keys() == expected.keys() and found
+        return max(
+            float((found[name] - expected[name]).norm() / expected[name].norm())
+            for name in expected
+        )
+
+    def compare(group: ProcessGroup, *, precision: str, compress: str, batches: int) -> list[float]:
+        """Of three steps: the first, the one after torch has sorted its buckets anew, another."""
+        prepared = prepare(precision)
+        exchange = GradientExchange(
+            prepared.model, partial(batch_losses, prepared), compress=compress
+        )
+        alone = prepare(precision)
+        differences = []
+        for step in range(3):
+            first = step if batches == 1 else 0
+            numbers = range(2 * batches)
+            own = [
+                make_batch(first + number, first + number + 1)
+                for number in numbers
+                if number % 2 == group.rank
+            ]
+            averaged = gradients(prepared, own, exchange)
+            expected = gradients(alone, [make_batch(first, first + 2 * batches)], None)
+            differences.append(difference(averaged, expected))
+        return differences
+
+    with joined(ranks, place, timeout_s=60) as group:
+        found = {
+            "plain": compare(group, precision="float32", compress="none", batches=1),
+            "accumulated": compare(group, precision="float32", compress="none", batches=2),
+            "compressed": compare(group, precision="float32", compress="bf16", batches=1),
+            "bf16": compare(group, precision="bf16", compress="none", batches=1),
+        }
+        if group.is_first:
+            results.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    these = read_ranks(os.environ)
+    here = take_place(
+        these,
+        request=CoreRequest(threads=1),
+        allocator="tuned",
+        backend="gloo",
+        pinned=True,
+        timeout_s=60,
+    )
+    main(these, here, Path(sys.argv[1]))

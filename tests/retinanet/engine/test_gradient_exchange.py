@@ -1,0 +1,44 @@
+"""Two ranks under the real mpirun: their averaged gradients are those of one process."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.launch.ranks import run_ranks
+
+PROGRAM = Path(__file__).with_name("gradients_of_ranks.py")
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores, this process has one"
+)
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    file = tmp_path_factory.mktemp("gradients") / "differences.json"
+    job = run_ranks(2, str(PROGRAM), str(file))
+    assert job.code == 0, job.errors
+    assert "UserWarning" not in job.errors  # such as of gradients laid out otherwise than buckets
+    found: dict[str, list[float]] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulated"])
+def test_two_ranks_of_one_image_have_the_gradients_of_one_with_two(
+    differences: dict[str, list[float]], case: str
+) -> None:
+    assert len(differences[case]) == 3
+    assert max(differences[case]) < 1e-5
+
+
+def test_compressed_gradients_are_rounded_once_by_each_rank(
+    differences: dict[str, list[float]],
+) -> None:
+    # BF16 has 8 bits: each of two halves is off by 2^-9 at the most, and so is their sum.
+    assert 1e-4 < max(differences["compressed"]) < 3 * 2**-9
+
+
+def test_arithmetic_in_bf16_averages_as_well(differences: dict[str, list[float]]) -> None:
+    assert max(differences["bf16"]) < 0.01
