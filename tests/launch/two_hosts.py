@@ -1,8 +1,8 @@
 """Two hosts on one machine: two network namespaces with a cable between them.
 
-Each has its own interfaces, host name and /etc/hosts; they share CPUs and files, as the hosts of a
-cluster share a network drive. A namespace lives as long as a process in it, and here that one ends
-when the pipe from the tests breaks. So nothing is left behind, not even by a kill.
+Each has its own interfaces, host name, /etc/hosts and half of the CPUs; they share files, as the
+hosts of a cluster share a network drive. A namespace lives as long as a process in it, and here
+that one ends when the pipe from the tests breaks. So nothing is left behind, not even by a kill.
 """
 
 import os
@@ -40,12 +40,11 @@ while [ "${1#-}" != "$1" ]; do shift; done
 host=$1
 shift
 case $host in
-left) pid=LEFT ;;
-right) pid=RIGHT ;;
+left) enter="ENTER_LEFT" ;;
+right) enter="ENTER_RIGHT" ;;
 *) echo "ssh: Could not resolve hostname $host" >&2; exit 255 ;;
 esac
-exec env -i HOME="$HOME" PATH=/usr/bin:/bin \\
-    nsenter --target "$pid" --net --uts --mount --wd=/ sh -c "$*"
+exec env -i HOME="$HOME" PATH=/usr/bin:/bin $enter --wd=/ sh -c "$*"
 """
 
 
@@ -53,21 +52,22 @@ exec env -i HOME="$HOME" PATH=/usr/bin:/bin \\
 class TwoHosts:
     """Hosts `left` and `right`, and how to get into them."""
 
-    pids: tuple[int, int]
-    """A process in each one's namespaces."""
+    enter_left: tuple[str, ...]
+    """What goes before a command that is to run on the first one."""
     remote_shell: Path
     """What mpirun calls instead of ssh."""
 
     def start_on_left(
         self, words: Sequence[str], *, environment: Mapping[str, str]
     ) -> subprocess.Popen[str]:
-        """A process on the first host, in the repository."""
+        """A process on the first host, in the repository and in a process group of its own."""
         return subprocess.Popen(
-            [*entering(self.pids[0]), f"--wd={REPOSITORY}", *words],
+            [*self.enter_left, f"--wd={REPOSITORY}", *words],
             env={**environment, **self.launcher_variables()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def launcher_variables(self) -> dict[str, str]:
@@ -91,7 +91,7 @@ def two_hosts(folder: Path, *, names_are_loopback: bool) -> Iterator[TwoHosts]:
     """
     if os.geteuid() != 0:
         pytest.skip("two hosts on one machine need root, to make network namespaces")
-    for program in ("ip", "unshare", "nsenter"):
+    for program in ("ip", "unshare", "nsenter", "taskset"):
         if shutil.which(program) is None:
             pytest.skip(f"no program {program}; apt-get install iproute2 util-linux")
     with ExitStack() as stack:
@@ -101,11 +101,14 @@ def two_hosts(folder: Path, *, names_are_loopback: bool) -> Iterator[TwoHosts]:
             for name, file in zip(NAMES, files, strict=True)
         )
         connect(pids)
+        left, right = (
+            [*on_cpus(half), *entering(pid)] for half, pid in zip(halves(), pids, strict=True)
+        )
         remote_shell = folder / "remote-shell"
-        text = REMOTE_SHELL.replace("LEFT", str(pids[0])).replace("RIGHT", str(pids[1]))
-        remote_shell.write_text(text)
+        text = REMOTE_SHELL.replace("ENTER_LEFT", " ".join(left))
+        remote_shell.write_text(text.replace("ENTER_RIGHT", " ".join(right)))
         remote_shell.chmod(0o755)
-        yield TwoHosts((pids[0], pids[1]), remote_shell)
+        yield TwoHosts(tuple(left), remote_shell)
 
 
 def hosts_file(folder: Path, number: int, names_are_loopback: bool) -> Path:
@@ -148,6 +151,18 @@ def connect(pids: Sequence[int]) -> None:
             subprocess.run([*entering(pid), "ip", *words.split()], check=True)
 
 
+def halves() -> tuple[list[int], list[int]]:
+    """The CPUs of each host; one CPU is for both."""
+    cpus = sorted(os.sched_getaffinity(0))
+    half = len(cpus) // 2
+    return cpus[:half] or cpus, cpus[half:]
+
+
+def on_cpus(cpus: Sequence[int]) -> list[str]:
+    """What goes before a command that is to keep to them."""
+    return ["taskset", "--cpu-list", ",".join(map(str, cpus))]
+
+
 def entering(pid: int) -> list[str]:
-    """What goes before a command that is to run on a host."""
+    """What goes before a command that is to run in a host's namespaces."""
     return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount"]

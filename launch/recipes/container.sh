@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# OpenImages in containers under mpirun: one container a rank, on one host or several.
+#
+#   bash launch/recipes/container.sh                                     # 8 ranks on this host
+#   HOSTS=hosts FIRST=node1 RANKS=16 bash launch/recipes/container.sh    # two hosts, 8 ranks each
+#   ENGINE=podman IMAGE=registry/retinanet:1 bash launch/recipes/container.sh --config coco.yaml
+#
+# Needs: on each host docker or podman, the image, $DATA and $RUNS at the same paths; an mpirun
+# outside the containers, any MPICH's or Intel MPI's, and `ssh HOST true` without a password.
+# Prints: what one process prints.
+#
+# mpirun talks to its ranks through an open file descriptor, which ends at a container's wall. So
+# ranks get the variables that torchrun would set, and meet at $FIRST:$PORT instead.
+# The host's network and shared memory are the way between ranks; SYS_NICE lets them keep memory
+# near their cores, and SYS_PTRACE lets neighbours read each other's memory. --init passes signals.
+set -euo pipefail
+
+export ENGINE=${ENGINE:-docker} IMAGE=${IMAGE:-retinanet-cpu} RANKS=${RANKS:-8}
+export DATA=${DATA:-/data/open-images-v6-mlperf} RUNS=${RUNS:-$PWD/runs}
+export FIRST=${FIRST:-127.0.0.1} PORT=${PORT:-29500}
+[ $# -gt 0 ] || set -- --config openimages.yaml
+[ -z "${HOSTS:-}" ] || WHERE=(-f "$HOSTS")
+mkdir -p "$RUNS"
+
+exec mpirun ${WHERE[@]+"${WHERE[@]}"} -np "$RANKS" bash -c '
+    exec "$ENGINE" run --rm --init --network=host --ipc=host --cap-add=SYS_NICE --cap-add=SYS_PTRACE \
+        -e RANK="$PMI_RANK" -e WORLD_SIZE="$RANKS" \
+        -e LOCAL_RANK="$MPI_LOCALRANKID" -e LOCAL_WORLD_SIZE="$MPI_LOCALNRANKS" \
+        -e MASTER_ADDR="$FIRST" -e MASTER_PORT="$PORT" \
+        -v "$DATA:$DATA:ro" -v "$RUNS:$RUNS" \
+        "$IMAGE" python train.py "$@" data.root="$DATA" run.root="$RUNS"' rank "$@"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# OpenImages on one host with 8 sockets: 8 ranks, each pins itself to a socket of its own.
+#
+#   bash launch/recipes/one-host-8-sockets.sh
+#   DATA=/data/coco bash launch/recipes/one-host-8-sockets.sh --config coco.yaml run.name=eight
+#
+# Needs: `make` (it makes .venv, with an mpirun in it), and the data set in $DATA.
+# Prints: where each rank's cores are, then what one process prints: progress, mAP, last words.
+# A batch is training.batch_size images on each rank: 8 times as many on all.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+RANKS=${RANKS:-8}
+DATA=${DATA:-/data/open-images-v6-mlperf}
+[ $# -gt 0 ] || set -- --config openimages.yaml
+
+.venv/bin/python -m launch plan --np "$RANKS"
+exec .venv/bin/mpirun -np "$RANKS" .venv/bin/python train.py "$@" data.root="$DATA"
