@@ -12,17 +12,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from launch.one_voice import one_voice
-from launch.place import Place, take_place
-from launch.ranks import Ranks, read_ranks
-from launch.share import CoreRequest
+from launch.place import Place
+from launch.ranks import read_ranks
 from retinanet.command_line import (
     parse_run_arguments,
     print_config,
-    resuming_command,
     run_command,
 )
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
+from retinanet.configured_place import place_on_host
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
 
@@ -44,25 +43,8 @@ def main() -> int:
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.process_group import joined
 
-    with joined(ranks, place, timeout_s=config.distributed.timeout_s) as group:
+    with joined(place, timeout_s=config.distributed.timeout_s) as group:
         return train(config, arguments, group=group, place=place)
-
-
-def place_on_host(config: Config, ranks: Ranks) -> Place:
-    """Give this rank its cores and memory, as the configuration asks."""
-    threads = config.launch.threads
-    return take_place(
-        ranks,
-        request=CoreRequest(
-            threads=None if threads == "auto" else threads,
-            comm_cores=config.launch.comm_cores,
-            loader_cores=config.data.reserve_cores,
-        ),
-        allocator=config.engine.allocator,
-        backend=config.distributed.backend,
-        pinned=config.launch.pin,
-        timeout_s=config.distributed.timeout_s,
-    )
 
 
 def train(
@@ -134,7 +116,7 @@ def steps_and_evaluations(run: "Run") -> int:
                     run.evaluate(stop)
                 if stop:
                     run.save_checkpoint()
-                    run.say(f"{stop.name}: checkpoint written; go on with: {resuming_command()}")
+                    run.say(f"{stop.name}: checkpoint written; go on with: {run.resuming_command}")
                     return STOPPED_BY_SIGNAL
                 if run.is_finished():
                     run.finish()
@@ -146,7 +128,7 @@ def steps_and_evaluations(run: "Run") -> int:
                 if run.step == 0:
                     raise
                 run.save_checkpoint()
-                raise InputError(f"{error}; then go on with: {resuming_command()}") from error
+                raise InputError(f"{error}; then go on with: {run.resuming_command}") from error
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from retinanet.errors import InputError
 class Place:
     """What a rank has been given, and where it meets the others."""
 
+    ranks: Ranks
     pinned: Pinned
     meeting: Meeting | None
     """None for one rank alone."""
@@ -59,7 +60,7 @@ def take_place(
     affinities = meeting.affinities if meeting else None
     given = pin(ranks, affinities=affinities, request=request, backend=chosen, enabled=pinned)
     part()
-    return Place(pinned=given, meeting=meeting, backend=chosen)
+    return Place(ranks=ranks, pinned=given, meeting=meeting, backend=chosen)
 
 
 def chosen_backend(name: str) -> str:

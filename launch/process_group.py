@@ -123,12 +123,11 @@ class ProcessGroup:
 
 
 @contextmanager
-def joined(ranks: Ranks, place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
+def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
     """The group of the ranks, while the context lasts; an error in one of them ends all.
 
     Args:
-        ranks: Which of them this process is.
-        place: Where they meet, and on which CPUs the threads that exchange gradients run.
+        place: Which of them this process is, where they meet, and who exchanges gradients where.
         timeout_s: A rank that is silent for longer ends the job.
     """
     # First of all: what is started later inherits the CPUs of this thread.
@@ -136,7 +135,7 @@ def joined(ranks: Ranks, place: Place, *, timeout_s: float) -> Iterator[ProcessG
     if place.meeting is None:
         yield ProcessGroup(notes=notes)
         return
-    host = socket.gethostname()
+    ranks, host = place.ranks, socket.gethostname()
     with deadline(timeout_s, f"rank {ranks.rank} on {host}: meeting the other ranks"):
         group = join(
             ranks,

@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,14 @@ def print_config(config: Config) -> None:
     YAML().dump(config_to_tree(config), sys.stdout)
 
 
-def resuming_command() -> str:
-    """The command that goes on with the run that this process is."""
+def resuming_command(launcher: Sequence[str] = ()) -> str:
+    """The command that goes on with the run that this process is.
+
+    `launcher`: what comes before `python`, such as `mpirun -np 8`; torchrun takes its place.
+    """
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
-    return shlex.join([installed("python"), sys.argv[0], *words, "--resume"])
+    python = () if launcher and launcher[0] == "torchrun" else (installed("python"),)
+    return shlex.join([*launcher, *python, sys.argv[0], *words, "--resume"])
 
 
 def installed(program: str) -> str:

@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 from data.opening import DetectionData
 from launch.place import Place
 from launch.process_group import ProcessGroup
+from launch.starting_words import starting_words
+from retinanet.command_line import resuming_command
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
@@ -253,6 +255,11 @@ class Run:
         for problem in self.loading.bad_images.note(problems):
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
             self.record.bad_image(problem, step=self.step)
+
+    @property
+    def resuming_command(self) -> str:
+        """What a user types to go on with this run."""
+        return resuming_command(starting_words(self.place.ranks))
 
     def say(self, text: str) -> None:
         """A line for the person who started the run; rank 0 says it."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,29 @@ def ended(job: subprocess.Popen[str], *, timeout: float = 120) -> Ended:
 def run_ranks(ranks: int, *command: str, timeout: float = 120, **variables: str) -> Ended:
     """Start them and wait."""
     return ended(start_ranks(ranks, *command, **variables), timeout=timeout)
+
+
+def start_apart(ranks: int, *command: str) -> list[subprocess.Popen[str]]:
+    """The ranks as processes that no launcher watches; they meet through the environment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "WORLD_SIZE": str(ranks),
+                "RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from launch.place import Place, take_place
-from launch.ranks import Ranks, read_ranks
+from launch.ranks import read_ranks
 from launch.share import CoreRequest
 
 IMAGES = 8
 SIZE = 96
 
 
-def main(ranks: Ranks, place: Place, results: Path) -> None:
+def main(place: Place, results: Path) -> None:
     import torch
     from torch import Tensor
     from torch.optim import SGD
@@ -102,7 +102,7 @@ def main(ranks: Ranks, place: Place, results: Path) -> None:
             differences.append(difference(averaged, expected))
         return differences
 
-    with joined(ranks, place, timeout_s=60) as group:
+    with joined(place, timeout_s=60) as group:
         found = {
             "plain": compare(group, precision="float32", compress="none", batches=1),
             "accumulated": compare(group, precision="float32", compress="none", batches=2),
@@ -114,13 +114,12 @@ def main(ranks: Ranks, place: Place, results: Path) -> None:
 
 
 if __name__ == "__main__":
-    these = read_ranks(os.environ)
     here = take_place(
-        these,
+        read_ranks(os.environ),
         request=CoreRequest(threads=1),
         allocator="tuned",
         backend="gloo",
         pinned=True,
         timeout_s=60,
     )
-    main(these, here, Path(sys.argv[1]))
+    main(here, Path(sys.argv[1]))

@@ -1,0 +1,27 @@
+"""The place on its host that a configuration gives a rank."""
+
+from launch.place import Place, take_place
+from launch.ranks import Ranks
+from launch.share import CoreRequest
+from retinanet.config import Config
+
+
+def place_on_host(config: Config, ranks: Ranks) -> Place:
+    """Take it, before torch is loaded; see `take_place`.
+
+    Raises:
+        InputError: Something asked for is not installed or does not fit this host.
+    """
+    threads = config.launch.threads
+    return take_place(
+        ranks,
+        request=CoreRequest(
+            threads=None if threads == "auto" else threads,
+            comm_cores=config.launch.comm_cores,
+            loader_cores=config.data.reserve_cores,
+        ),
+        allocator=config.engine.allocator,
+        backend=config.distributed.backend,
+        pinned=config.launch.pin,
+        timeout_s=config.distributed.timeout_s,
+    )

@@ -1,0 +1,25 @@
+"""Whether a job's processes have ended."""
+
+import time
+from pathlib import Path
+
+
+def processes_with(text: str) -> list[int]:
+    """Numbers of the processes whose command line has the text, zombies left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has ended meanwhile
+            continue
+        if text in command:
+            found.append(int(folder.name))
+    return found
+
+
+def wait_until_gone(text: str, *, seconds: float = 5) -> None:
+    """Fail unless no process of such a command line is left soon."""
+    end = time.monotonic() + seconds
+    while processes_with(text):
+        assert time.monotonic() < end, f"left: {processes_with(text)}"
+        time.sleep(0.1)

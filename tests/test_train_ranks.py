@@ -1,0 +1,207 @@
+"""Training on two ranks under the real mpirun: one run, one log, the same weights, one end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.launch.processes_left import processes_with, wait_until_gone
+from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores, this process has one"
+)
+
+STEPS = 6
+SETTINGS = (
+    "data.scenes.train=8",
+    "data.scenes.validation=3",
+    "data.image_size=64",
+    "training.batch_size=1",
+    "training.learning_rate=1e-3",
+    f"training.max_steps={STEPS}",
+    "evaluation.pictures=1",
+    "engine.precision=float32",
+    "distributed.timeout_s=60",
+)
+"""Four steps of two images an epoch; evaluations after steps 4 and 6."""
+MANY_STEPS = ("training.epochs=100000", "training.max_steps=100000", "evaluation.every=100000")
+
+
+def settings_in(root: Path, name: str, *changes: str) -> list[str]:
+    return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
+
+
+def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == kind]
+
+
+def wait_for_step(run: Path, *, step: int) -> None:
+    end = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or len(records_of(run, kind="step")) < step:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def finished(root: Path) -> Ended:
+    """A whole run of two ranks; each rank's weights at its end are in `root`."""
+    job = run_ranks(2, "tests/trained_ranks.py", str(root), *settings_in(root, "whole"))
+    assert job.code == 0, job.errors
+    return job
+
+
+def test_both_ranks_end_with_the_weights_of_the_checkpoint(finished: Ended, root: Path) -> None:
+    first, second = (torch.load(root / f"rank{rank}.pt") for rank in (0, 1))
+    kept = load_file(root / "whole" / "checkpoints" / "last" / "model.safetensors")
+    assert first.keys() == second.keys() == kept.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+        assert torch.equal(value, kept[name]), name
+
+
+def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: Path) -> None:
+    run = root / "whole"
+    steps = records_of(run, kind="step")
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records_of(run, kind="evaluation")] == [4, 6]
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    assert sorted(path.name for path in (run / "eval").iterdir()) == [
+        "step-000004.json",
+        "step-000006.json",
+    ]
+    assert finished.output.count("finished after 6 steps") == 1
+    assert finished.output.count("after step 4, epoch 1") == 1
+    assert "ranks   2 on " in finished.output and "gradients by gloo" in finished.output
+    assert "3/3" in finished.output
+    assert finished.errors == ""
+
+
+def test_two_ranks_start_as_one_does_with_all_their_images(finished: Ended, root: Path) -> None:
+    # With trained norms only the first step is the same: each rank norms its own images. Weights
+    # are the same then, the images too, and the loss is a mean over both.
+    command = [sys.executable, "train.py", *settings_in(root, "alone", "training.max_steps=1")]
+    command += ["model.norm=batch", "training.batch_size=2", "evaluation.pictures=0"]
+    subprocess.run(command, check=True, capture_output=True)
+    [alone] = records_of(root / "alone", kind="step")
+    both = records_of(root / "whole", kind="step")[0]
+    assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
+    assert both["learning_rate"] == alone["learning_rate"]
+
+
+def test_every_image_is_evaluated_once(finished: Ended, root: Path) -> None:
+    found = json.loads((root / "whole" / "eval" / "step-000006.json").read_text())
+    ids = [box["image_id"] for box in found]
+    assert ids == sorted(ids) and set(ids) <= {1, 2, 3}
+
+
+def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) -> None:
+    words = settings_in(root, "interrupted", *MANY_STEPS)
+    job = start_ranks(2, "train.py", *words)
+    wait_for_step(root / "interrupted", step=2)
+    job.send_signal(signal.SIGTERM)
+    first = ended(job)
+    assert first.code == 75, first.errors
+    assert first.output.count("SIGTERM: checkpoint written; go on with: mpirun -np 2 ") == 1
+    step = records_of(root / "interrupted", kind="step")[-1]["step"]
+    more = [word for word in words if "max_steps" not in word]
+    resumed = run_ranks(
+        2,
+        *("tests/trained_ranks.py", str(root), *more, f"training.max_steps={step + 2}", "--resume"),
+    )
+    assert resumed.code == 0, resumed.errors
+    assert f"resumed after step {step}" in " ".join(resumed.output.split())
+    steps = [record["step"] for record in records_of(root / "interrupted", kind="step")]
+    assert steps == list(range(1, step + 3))
+    first_weights, second_weights = (torch.load(root / f"rank{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(first_weights[name], second_weights[name]) for name in first_weights)
+
+
+def test_a_signal_to_one_rank_alone_stops_all(root: Path) -> None:
+    job = start_ranks(2, "train.py", *settings_in(root, "signalled", *MANY_STEPS))
+    wait_for_step(root / "signalled", step=2)
+    os.kill(second_rank_of(root / "signalled"), signal.SIGTERM)
+    assert ended(job).code == 75
+
+
+def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job(root: Path) -> None:
+    job = start_ranks(2, "train.py", *settings_in(root, "killed", *MANY_STEPS))
+    wait_for_step(root / "killed", step=2)
+    os.kill(second_rank_of(root / "killed"), signal.SIGKILL)
+    begin = time.monotonic()
+    outcome = ended(job)
+    assert time.monotonic() - begin < 30
+    assert outcome.code not in (0, 75)
+    wait_until_gone(f"run.root={root}")
+
+
+def second_rank_of(run: Path) -> int:
+    """The process number of rank 1."""
+    for process in processes_with(f"run.name={run.name}"):
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        if b"PMI_RANK=1" in variables:
+            return process
+    raise LookupError("rank 1 is not running")
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_ends_all_and_is_told_once(root: Path) -> None:
+    changes = ("training.learning_rate=1e30", "training.warmup_epochs=0")
+    job = run_ranks(2, "train.py", *settings_in(root, "diverged", *changes))
+    assert job.code == 3
+    assert job.errors.count("loss not finite at step") == 1
+
+
+def test_an_image_that_one_rank_cannot_read_ends_all_after_a_checkpoint(root: Path) -> None:
+    words = settings_in(root, "damaged", "training.epochs=2", "training.max_steps=8")
+    assert run_ranks(2, "train.py", *words).code == 0
+    image = sorted((root / "damaged" / "scenes" / "train" / "data").iterdir())[3]
+    image.write_bytes(image.read_bytes()[:100])
+    job = run_ranks(2, "train.py", *words, "--overwrite", "training.epochs=3")
+    assert job.code == 2
+    [line] = [line for line in job.errors.splitlines() if "error: " in line]
+    assert image.name in line and "then go on with: mpirun -np 2 " in line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["training.batch=1"], "training.batch: no such field"),
+        (["data.reserve_cores=1"], "data.reserve_cores=1 leaves none to compute"),
+        (["data.root=/nowhere"], "data.root: /nowhere is given beside data.scenes"),
+    ],
+)
+def test_a_mistake_is_told_once(root: Path, words: list[str], told: str) -> None:
+    job = run_ranks(2, "train.py", *settings_in(root, "mistaken"), *words)
+    assert job.code == 2
+    assert job.errors.count(told) == 1
+    assert not (root / "mistaken").exists()
+
+
+def test_torchrun_starts_ranks_as_mpirun_does(root: Path) -> None:
+    torchrun = Path(sys.executable).with_name("torchrun")
+    words = settings_in(root, "elastic", "training.max_steps=2", "evaluation.pictures=0")
+    done = subprocess.run(
+        [str(torchrun), "--nproc-per-node=2", "train.py", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ranks   2 on " in done.stdout
+    assert len(records_of(root / "elastic", kind="step")) == 2
