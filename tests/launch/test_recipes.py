@@ -1,0 +1,123 @@
+"""The recipes as they are typed, on one or two ranks; stand-ins only for Slurm and containers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.hostfile import Host, read_hostfile
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECIPES = REPOSITORY / "launch" / "recipes"
+SCRIPTS = sorted([*RECIPES.glob("*.sh"), *RECIPES.glob("*.sbatch")])
+
+uses_its_environment = pytest.mark.skipif(
+    Path(sys.prefix) != REPOSITORY / ".venv", reason="the recipes use .venv of this folder"
+)
+
+
+def run_recipe(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(RECIPES / name), *words],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_recipe_is_short_and_says_what_it_needs_and_prints(script: Path) -> None:
+    text = script.read_text()
+    head = text.partition("\nset -")[0]
+    assert "# Needs:" in head and "# Prints:" in head and f"launch/recipes/{script.name}" in head
+    assert len(text.splitlines()) <= 50
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_the_example_of_a_hostfile_is_one() -> None:
+    assert read_hostfile(RECIPES / "hosts.example") == (Host("node1", 8), Host("node2", 8))
+
+
+@uses_its_environment
+def test_one_host_shows_the_plan_and_starts_ranks() -> None:
+    done = run_recipe(
+        "one-host-8-sockets.sh", "--config", "demo.yaml", "--dry-run", RANKS="1", DATA="null"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank" in done.stdout and "image_size: 128" in done.stdout
+
+
+@uses_its_environment
+def test_several_hosts_are_read_from_the_file_and_one_rank_speaks(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# this host\nlocalhost:2\n")
+    words = ("--config", "demo.yaml", "--dry-run")
+    done = run_recipe("several-hosts.sh", *words, HOSTS=str(hosts), DATA="null")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("image_size: 128") == 1
+
+
+def test_several_hosts_without_a_file_is_told() -> None:
+    done = run_recipe("several-hosts.sh", HOSTS="none")
+    assert done.returncode == 2
+    assert done.stderr == "no file none: copy launch/recipes/hosts.example and edit it\n"
+
+
+@uses_its_environment
+def test_a_container_of_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
+    engine = program(tmp_path / "engine", 'echo "$*" >"$RUNS/$PMI_RANK"')
+    runs = tmp_path / "runs"
+    done = run_recipe(
+        "container.sh",
+        *("--config", "coco.yaml", "run.name=a b"),
+        PATH=f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}",
+        **{"ENGINE": str(engine), "RANKS": "2", "DATA": "/d", "RUNS": str(runs)},
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        words = (runs / str(rank)).read_text()
+        assert words.startswith("run --rm ")
+        assert f"-e RANK={rank} -e WORLD_SIZE=2 -e LOCAL_RANK={rank} -e LOCAL_WORLD_SIZE=2" in words
+        assert "-e MASTER_ADDR=127.0.0.1 -e MASTER_PORT=29500 -v /d:/d:ro" in words
+        assert f"train.py --config coco.yaml run.name=a b data.root=/d run.root={runs}\n" in words
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "said"),
+    [
+        ("0", "0", ["--cpu-bind=none .venv/bin/python train.py --config coco.yaml"]),
+        (
+            "75",
+            "0",
+            ["--cpu-bind=none .venv/bin/python train.py --config coco.yaml", "requeue 17"],
+        ),
+        ("3", "2", ["--cpu-bind=none .venv/bin/python train.py --config coco.yaml --resume"]),
+    ],
+)
+def test_a_slurm_job_queues_itself_again_after_a_checkpoint_and_resumes(
+    status: str, restarts: str, said: list[str], tmp_path: Path
+) -> None:
+    program(tmp_path / "bin" / "srun", f'echo "$*"\nexit {status}')
+    program(tmp_path / "bin" / "scontrol", 'echo "$*"')
+    done = run_recipe(
+        "slurm.sbatch",
+        *("--config", "coco.yaml"),
+        PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        SLURM_SUBMIT_DIR=str(REPOSITORY),
+        SLURM_JOB_ID="17",
+        SLURM_RESTART_COUNT=restarts,
+    )
+    assert done.stdout.splitlines() == said
+    assert done.returncode == (0 if status == "75" else int(status))
