@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launch.one_voice import one_voice
 from launch.place import Place
+from launch.plan_command import print_plan_here
 from launch.ranks import read_ranks
 from retinanet.command_line import (
     parse_run_arguments,
@@ -38,6 +39,7 @@ def main() -> int:
         config = load_config(arguments.config, arguments.overrides)
         if arguments.dry_run:
             print_config(config)
+            print_plan_here(config, ranks)
             return FINISHED
         place = place_on_host(config, ranks)
     # torch is loaded only now: cores, memory policy and environment must be settled before.

@@ -1,21 +1,25 @@
 """`python -m launch plan`: which cores, memory and environment each rank would get."""
 
+import io
 import json
 import socket
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 from launch.allowance import Allowance, read_allowance
+from launch.binding import host_cpus
 from launch.cpu_lists import format_cpu_list
 from launch.environment import installed_backend, installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.plan import make_plan
 from launch.plan_json import plan_as_json
 from launch.plan_report import print_plan
-from launch.share import CoreRequest
+from launch.ranks import Ranks
 from launch.topology import Topology, read_topology
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.configured_place import core_request
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, write_whole
@@ -62,6 +66,32 @@ def plan_command(
     return FINISHED
 
 
+def print_plan_here(settings: Config, ranks: Ranks) -> None:
+    """The plan of a run that has been started: of the ranks on this host, where nothing binds them.
+
+    Its lines are YAML's comments, since they follow a configuration.
+
+    Raises:
+        InputError: The ranks do not fit.
+    """
+    host = read_topology()
+    allowance = read_allowance()
+    plan = make_plan(
+        host,
+        allowed=host.restricted(host_cpus(ranks)),
+        quota=allowance.quota,
+        hosts=((socket.gethostname(), ranks.local_size),),
+        request=core_request(settings),
+        openmp=installed_openmp(),
+        backend=configured_backend(settings),
+    )
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        print_plan(plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED)))
+    for line in shown.getvalue().splitlines():
+        print(f"# {line}".rstrip())
+
+
 def planned_hosts(
     hosts: str | None, *, ranks: int | None, topology: Path | None
 ) -> tuple[tuple[str, int], ...]:
@@ -98,16 +128,6 @@ def chosen_cpus(usable: Topology, cpus: frozenset[int] | None) -> Topology:
             f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
         )
     return usable.restricted(cpus)
-
-
-def core_request(settings: Config) -> CoreRequest:
-    """The cores that a configuration asks for."""
-    threads = settings.launch.threads
-    return CoreRequest(
-        threads=None if threads == "auto" else threads,
-        comm_cores=settings.launch.comm_cores,
-        loader_cores=settings.data.reserve_cores,
-    )
 
 
 def configured_backend(settings: Config) -> str:

@@ -48,7 +48,9 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
         help="put on top of the file, such as training.batch_size=4",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved configuration and stop"
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration and where the ranks would run, and stop",
     )
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument(

@@ -1,4 +1,4 @@
-"""The place on its host that a configuration gives a rank."""
+"""The place on its host that a configuration asks for."""
 
 from launch.place import Place, take_place
 from launch.ranks import Ranks
@@ -12,16 +12,21 @@ def place_on_host(config: Config, ranks: Ranks) -> Place:
     Raises:
         InputError: Something asked for is not installed or does not fit this host.
     """
-    threads = config.launch.threads
     return take_place(
         ranks,
-        request=CoreRequest(
-            threads=None if threads == "auto" else threads,
-            comm_cores=config.launch.comm_cores,
-            loader_cores=config.data.reserve_cores,
-        ),
+        request=core_request(config),
         allocator=config.engine.allocator,
         backend=config.distributed.backend,
         pinned=config.launch.pin,
         timeout_s=config.distributed.timeout_s,
+    )
+
+
+def core_request(config: Config) -> CoreRequest:
+    """The cores that each rank asks for."""
+    threads = config.launch.threads
+    return CoreRequest(
+        threads=None if threads == "auto" else threads,
+        comm_cores=config.launch.comm_cores,
+        loader_cores=config.data.reserve_cores,
     )
