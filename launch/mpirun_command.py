@@ -39,8 +39,19 @@ def mpirun_command(
     hosts: Hosts,
     environment: Mapping[str, str],
     is_root: bool,
+    is_terminal: bool,
 ) -> list[str]:
-    """The words that start `ranks` times `command`."""
+    """The words that start `ranks` times `command`.
+
+    Args:
+        mpirun: What starts them.
+        command: What each rank runs.
+        ranks: On all hosts.
+        hosts: Where, and how many on each.
+        environment: This process's variables, some of which Open MPI has to be told to pass on.
+        is_root: Whether this user is root, to whom Open MPI wants an answer.
+        is_terminal: Whether the output goes to a terminal.
+    """
     words = [str(mpirun.path)]
     if mpirun.family == "mpich":
         words += ["-bind-to", "none"]
@@ -55,8 +66,9 @@ def mpirun_command(
     else:
         words += ["--allow-run-as-root"] if is_root else []
         words += ["--bind-to", "none", "--map-by", "slot"]
-        if hosts:
-            words += ["--host", with_counts(hosts)]
+        words += ["--host", with_counts(hosts)] if hosts else []
+        # Its ranks have a terminal of their own, whatever mpirun has: no bars of progress in files.
+        words += [] if is_terminal else ["-x", "TTY_COMPATIBLE=0"]
         if len(hosts) > 1:
             names = sorted(name for name in environment if name.startswith(PASSED_ON))
             words += [word for name in names for word in ("-x", name)]

@@ -91,6 +91,7 @@ def run_ranks(
         hosts=on_hosts,
         environment=os.environ,
         is_root=os.geteuid() == 0,
+        is_terminal=sys.stdout.isatty(),
     )
     print(shlex.join(words), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:

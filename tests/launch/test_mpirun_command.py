@@ -16,6 +16,7 @@ def words(
     *,
     environment: dict[str, str] | None = None,
     is_root: bool = False,
+    is_terminal: bool = True,
 ) -> str:
     ranks = sum(count for _, count in hosts) if hosts else 8
     composed = mpirun_command(
@@ -25,6 +26,7 @@ def words(
         hosts=hosts,
         environment=environment or {},
         is_root=is_root,
+        is_terminal=is_terminal,
     )
     return " ".join(composed)
 
@@ -65,6 +67,11 @@ def test_open_mpi_is_told_which_variables_other_hosts_need() -> None:
     assert "-x GLOO_SOCKET_IFNAME -x OMP_NUM_THREADS -np" in several and "HOME" not in several
     assert "-x" not in words("open-mpi", (), environment=environment)
     assert "-x" not in words("mpich", EVEN, environment=environment)
+
+
+def test_open_mpi_whose_ranks_see_a_terminal_is_told_when_there_is_none() -> None:
+    assert " -x TTY_COMPATIBLE=0 -np 8" in words("open-mpi", (), is_terminal=False)
+    assert "TTY" not in words("open-mpi", ()) + words("mpich", (), is_terminal=False)
 
 
 @pytest.mark.parametrize(
