@@ -12,6 +12,8 @@ from launch.mpirun import Mpirun
 Hosts = Sequence[tuple[str, int]]
 """Names, and the number of ranks of each; none: this host, or what the batch system has given."""
 
+INTEL_FLAGS = ("-genv", "I_MPI_PIN", "off")
+
 PASSED_ON = (
     "CCL_",
     "DNNL_",
@@ -52,27 +54,32 @@ def mpirun_command(
         is_root: Whether this user is root, to whom Open MPI wants an answer.
         is_terminal: Whether the output goes to a terminal.
     """
-    words = [str(mpirun.path)]
+    if mpirun.family == "intel-mpi" and len({count for _, count in hosts}) > 1:
+        return [str(mpirun.path), *INTEL_FLAGS, *intel_words_of_each_host(hosts, command)]
     if mpirun.family == "mpich":
-        words += ["-bind-to", "none"]
-        if hosts:
-            words += ["-hosts", with_counts(hosts)]
+        flags = ["-bind-to", "none"] + (["-hosts", with_counts(hosts)] if hosts else [])
     elif mpirun.family == "intel-mpi":
-        words += ["-genv", "I_MPI_PIN", "off"]
-        if len({count for _, count in hosts}) > 1:
-            return words + intel_words_of_each_host(hosts, command)
+        flags = list(INTEL_FLAGS)
         if hosts:
-            words += ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])]
+            flags += ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])]
     else:
-        words += ["--allow-run-as-root"] if is_root else []
-        words += ["--bind-to", "none", "--map-by", "slot"]
-        words += ["--host", with_counts(hosts)] if hosts else []
-        # Its ranks have a terminal of their own, whatever mpirun has: no bars of progress in files.
-        words += [] if is_terminal else ["-x", "TTY_COMPATIBLE=0"]
-        if len(hosts) > 1:
-            names = sorted(name for name in environment if name.startswith(PASSED_ON))
-            words += [word for name in names for word in ("-x", name)]
-    return [*words, "-np", str(ranks), *command]
+        flags = open_mpi_flags(hosts, environment, is_root=is_root, is_terminal=is_terminal)
+    return [str(mpirun.path), *flags, "-np", str(ranks), *command]
+
+
+def open_mpi_flags(
+    hosts: Hosts, environment: Mapping[str, str], *, is_root: bool, is_terminal: bool
+) -> list[str]:
+    """What Open MPI has to be told, and the others do of themselves."""
+    flags = ["--allow-run-as-root"] if is_root else []
+    flags += ["--bind-to", "none", "--map-by", "slot"]
+    flags += ["--host", with_counts(hosts)] if hosts else []
+    # Its ranks have a terminal of their own, whatever mpirun has: no bars of progress in files.
+    flags += [] if is_terminal else ["-x", "TTY_COMPATIBLE=0"]
+    if len(hosts) > 1:
+        names = sorted(name for name in environment if name.startswith(PASSED_ON))
+        flags += [word for name in names for word in ("-x", name)]
+    return flags
 
 
 def with_counts(hosts: Hosts) -> str:
