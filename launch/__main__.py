@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from launch.plan_options import add_plan
 from launch.run_command import add_run_command
+from launch.scale_options import add_scale
 from retinanet.command_line import run_command
 
-COMMANDS = (add_plan, add_run_command)
+COMMANDS = (add_plan, add_run_command, add_scale)
 """Each adds one command, with `run` among its defaults."""
 
 

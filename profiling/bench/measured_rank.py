@@ -1,0 +1,93 @@
+"""A rank that times a few training steps: `python -m profiling.bench.measured_rank`, under mpirun.
+
+It takes its place as a rank of train.py does, on the same cores, and trains MLPerf's model with
+weights from random numbers on the configuration's data. Rank 0 prints a line of JSON after every
+step, and one with what all ranks measured at the end; see `profiling.bench.measured_job`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from launch.one_voice import one_voice
+from launch.place import Place
+from launch.ranks import read_ranks
+from profiling.bench.measured_job import MARK
+from retinanet.command_line import add_overrides, positive, run_command
+from retinanet.config import Config
+from retinanet.config_file import load_config
+from retinanet.configured_place import place_on_host
+from retinanet.exit_codes import FINISHED
+
+
+def main() -> int:
+    """Take a place among the ranks, measure; returns the exit code."""
+    ranks = read_ranks(os.environ)
+    with one_voice(ranks):
+        arguments = parse_arguments()
+        config = load_config(arguments.config, arguments.overrides)
+        place = place_on_host(config, ranks)
+    return measure_here(config, arguments, place=place)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """`config`, `overrides`, `warm_up`, `steps`, `alternate`, `scenes`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="demo.yaml", metavar="NAME")
+    add_overrides(parser)
+    parser.add_argument("--warm-up", type=positive, default=3, metavar="N")
+    parser.add_argument("--steps", type=positive, default=5, metavar="N")
+    parser.add_argument(
+        "--alternate",
+        action="store_true",
+        help="after each counted step, one whose gradients stay with their rank",
+    )
+    parser.add_argument(
+        "--scenes", type=Path, required=True, metavar="FOLDER", help="drawn scenes go here"
+    )
+    return parser.parse_args()
+
+
+def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place) -> int:
+    """Join the other ranks, measure with them; rank 0 tells.
+
+    Raises:
+        InputError: The data is not there, or not what the configuration says.
+    """
+    # torch is loaded only now: cores, memory policy and environment must be settled before.
+    from launch.process_group import joined
+    from profiling.bench.measured_steps import (
+        make_exchange,
+        measure,
+        open_training,
+        steps_without_end,
+    )
+
+    with joined(place, timeout_s=config.distributed.timeout_s) as group:
+        loading, prepared = open_training(config, arguments.scenes, group=group, place=place)
+        exchange = make_exchange(config, prepared) if group.size > 1 else None
+        own = measure(
+            steps_without_end(config, loading, prepared, exchange=exchange, group=group),
+            exchange=exchange,
+            group=group,
+            warm_up=arguments.warm_up,
+            counted=arguments.steps,
+            alternate=arguments.alternate,
+            tell_step=lambda step: tell({"step": step}) if group.is_first else None,
+        )
+        found = group.gather(own)
+        if found is not None:
+            tell({"ranks": [asdict(one) for one in found]})
+    return FINISHED
+
+
+def tell(message: dict[str, object]) -> None:
+    """A line for whoever started the job."""
+    print(MARK + json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

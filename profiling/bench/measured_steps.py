@@ -1,0 +1,146 @@
+"""A few training steps of a rank, timed: MLPerf's model on the data of a configuration."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from data.dataset import Batch
+from launch.place import Place
+from launch.process_group import ProcessGroup
+from profiling.bench.rank_steps import RankSteps
+from profiling.bench.recipes.synthetic import make_weights
+from profiling.bench.workload import Workload
+from retinanet.config import Config, ModelConfig
+from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
+from retinanet.engine.gradient_exchange import GradientExchange
+from retinanet.progress import make_console
+from retinanet.training.agreement import agreed_batches, in_turn
+from retinanet.training.loading import Loading
+from retinanet.training.loop import StepResult, batch_losses, train_one_epoch
+from retinanet.training.run_data import open_run_data
+from retinanet.training.start import build_model, build_optimizer
+
+RATE = 1e-6
+"""A learning rate at which random weights stay what they are."""
+
+
+def open_training(
+    config: Config, scenes: Path, *, group: ProcessGroup, place: Place
+) -> tuple[Loading, PreparedTraining]:
+    """The data, then the model: MLPerf's, frozen as its recipe has it.
+
+    Raises:
+        InputError: The data is not there, or not what the configuration says.
+    """
+    console = make_console(quiet=not group.is_first)
+    data = in_turn(group, lambda: open_run_data(config, scenes_folder=scenes, console=console))
+    loading = Loading(
+        data,
+        batch_size=config.training.batch_size,
+        evaluation_batch_size=config.evaluation.batch_size,
+        seed=config.run.seed,
+        workers=config.data.workers,
+        cores=place.pinned.share.loader_cpus,
+        bad_image_limit=config.data.bad_image_limit,
+        rank=group.rank,
+        ranks=group.size,
+    )
+    num_classes = data.classes.num_classes
+    model = build_model(ModelConfig(), num_classes=num_classes, weights=None)
+    model.load_state_dict(make_weights(Workload(classes=num_classes)))
+    engine = chosen_engine(config.engine.name)
+    prepared = prepare_training(
+        model,
+        build_optimizer(config.training, model, engine=engine),
+        engine=engine,
+        precision=config.engine.precision,
+        convolutions=config.engine.convolutions,
+    )
+    return loading, prepared
+
+
+def make_exchange(config: Config, prepared: PreparedTraining) -> GradientExchange:
+    """As `train.py` has it."""
+    return GradientExchange(
+        prepared.model,
+        partial(batch_losses, prepared, focal_form=config.engine.focal_loss),
+        compress=config.distributed.compress,
+    )
+
+
+def steps_without_end(
+    config: Config,
+    loading: Loading,
+    prepared: PreparedTraining,
+    *,
+    exchange: GradientExchange | None,
+    group: ProcessGroup,
+) -> Iterator[StepResult]:
+    """Training steps, as `train.py` takes them."""
+    return train_one_epoch(
+        prepared,
+        agreed_batches(group, endless_batches(loading)),
+        learning_rate=lambda step: RATE,
+        first_step=0,
+        focal_form=config.engine.focal_loss,
+        exchange=exchange,
+    )
+
+
+def endless_batches(loading: Loading) -> Iterator[Batch]:
+    """Epoch after epoch."""
+    for epoch in count():
+        loading.batches.set_position(epoch)
+        yield from loading.train
+
+
+def measure(
+    steps: Iterator[StepResult],
+    *,
+    exchange: GradientExchange | None,
+    group: ProcessGroup,
+    warm_up: int,
+    counted: int,
+    alternate: bool,
+    tell_step: Callable[[int], None],
+) -> RankSteps:
+    """Time steps, all ranks beginning each together.
+
+    Else a rank that was ready early would spend the next step's exchange in waiting for the others.
+
+    Args:
+        steps: Without end.
+        exchange: Of gradients, where there are several ranks.
+        group: The ranks.
+        warm_up: Steps that are not counted.
+        counted: Steps after them.
+        alternate: Whether each counted step is followed by one whose gradients stay with their
+            rank.
+        tell_step: Told each step's number.
+    """
+
+    def step(*, held_back: bool = False) -> StepResult:
+        group.barrier()
+        with exchange.held_back() if exchange and held_back else nullcontext():
+            result = next(steps)
+        tell_step(result.step)
+        return result
+
+    for _ in range(warm_up):
+        step()
+    found, between = [], []
+    for _ in range(counted):
+        found.append(step())
+        if exchange and alternate:
+            between.append(step(held_back=True))
+    return RankSteps(
+        rank=group.rank,
+        host=group.hosts[group.rank],
+        seconds=[one.seconds for one in found],
+        data_seconds=[one.data_seconds for one in found],
+        exchange_seconds=[one.exchange_seconds for one in found],
+        held_back_seconds=[one.seconds for one in between],
+        notes=list(group.notes),
+    )
