@@ -118,13 +118,13 @@ def _loader(
         collate_fn=collate,
         num_workers=workers,  # torch starts each worker with set_num_threads(1)
         persistent_workers=workers > 0,
-        worker_init_fn=partial(begin_worker, cores=cores),
+        worker_init_fn=partial(begin_worker, cores=cores, parent=os.getpid()),
         generator=torch.Generator(),  # else every start would draw from the global generator
     )
 
 
-def begin_worker(worker: int, *, cores: Collection[int]) -> None:
+def begin_worker(worker: int, *, cores: Collection[int], parent: int) -> None:
     """What a loading process does first."""
     if cores:
         os.sched_setaffinity(0, cores)
-    obey_parent(worker)
+    obey_parent(worker, parent=parent)

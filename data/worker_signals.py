@@ -4,6 +4,7 @@ Ctrl-C and a batch system's SIGTERM reach all processes of a run. The training p
 first, for which it needs its workers; then it ends them by a SIGTERM of its own.
 """
 
+import ctypes
 import os
 import signal
 import threading
@@ -32,12 +33,23 @@ def let_signals_in() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
-def obey_parent(worker: int) -> None:
-    """End this process, which was started under `signals_blocked`, when its parent asks for it.
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h."""
+
+
+def obey_parent(worker: int, *, parent: int) -> None:
+    """End this process, which was started under `signals_blocked`, when its parent asks or is gone.
+
+    A parent that was killed cannot ask. Its connections are this process's too, so that others
+    would not notice its end while this process lives.
 
     Args:
         worker: Its number, as a DataLoader's `worker_init_fn` gets it.
+        parent: The parent's process number.
     """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
     threading.Thread(target=end_when_parent_asks, name=f"signals of {worker}", daemon=True).start()
 
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,21 @@ def test_a_process_ends_though_its_workers_live(tmp_path: Path) -> None:
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    program = LEAVES_WORKERS_BEHIND + "import time; time.sleep(60)"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+    assert len(children) >= 2
+    end = time.monotonic() + 3  # torch's own look at the parent comes after five seconds
+    while any(Path(f"/proc/{child}/cmdline").exists() for child in children):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_loaders_know_their_length(tmp_path: Path) -> None:
