@@ -89,6 +89,7 @@ def measure_ranks(
         hosts=job.hosts,
         environment=environment,
         is_root=os.geteuid() == 0,
+        is_terminal=False,
     )
     found: list[RankSteps] = []
     with running(words, environment) as process:

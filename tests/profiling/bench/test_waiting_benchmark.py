@@ -21,7 +21,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
-def test_ranks_train_side_by_side_and_note_what_they_waited(
+def test_ranks_train_together_and_note_what_they_waited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     numbers = tmp_path / "numbers.json"
@@ -42,7 +42,7 @@ def test_what_a_rank_cannot_do_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["--config", "coco.yaml", f"data.root={tmp_path / 'none'}", "--ranks", "1"]
-    assert run(monkeypatch, *words) == 1
+    assert run(monkeypatch, *words) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: data.root: ") and "is not a folder" in line
 
