@@ -1,15 +1,18 @@
 """What the ranks of a run agree on: weights, each step's numbers, errors, running statistics."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.dataset import Batch
 from launch.process_group import ProcessGroup
+from retinanet.engine.layout import is_one_block
 from retinanet.errors import InputError
 from retinanet.training.loop import StepResult
 
@@ -27,6 +30,31 @@ def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -
     state = group.from_first(optimizer.state_dict)
     if not group.is_first and state["state"]:
         optimizer.load_state_dict(state)
+
+
+def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
+    """See that what trains is equal on all ranks, to the last bit; where not, take rank 0's.
+
+    Averaged gradients are the same everywhere, so equal processors keep equal weights. On hosts of
+    several kinds sums are rounded otherwise, and nothing else would ever bring them together.
+
+    Returns:
+        Whether they were equal.
+    """
+    trained = [one.detach() for one in model.parameters() if one.requires_grad]
+    checksum = 0
+    for tensor in trained if group.size > 1 else ():
+        checksum = zlib.crc32(bytes_of(tensor), checksum)
+    if len(set(group.all_gather(checksum))) == 1:
+        return True
+    group.broadcast(trained)
+    return False
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's memory, of any number format, without a copy where it is one block."""
+    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_one_block(tensor) else tensor.flatten()
+    return flat.view(torch.uint8).numpy().data
 
 
 def average_norms(group: ProcessGroup, model: nn.Module) -> None:

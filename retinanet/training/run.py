@@ -18,7 +18,13 @@ from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
-from retinanet.training.agreement import agreed_batches, average_norms, merged, share_weights
+from retinanet.training.agreement import (
+    agree_on_weights,
+    agreed_batches,
+    average_norms,
+    merged,
+    share_weights,
+)
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
 from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
@@ -171,6 +177,8 @@ class Run:
 
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate and write a checkpoint, unless `stop` comes true before the evaluation's end."""
+        if not agree_on_weights(self.group, self.model):
+            self.console.print("note: weights differed between ranks; all go on with rank 0's")
         average_norms(self.group, self.model)
         result = evaluate_split(
             self.model,
