@@ -7,9 +7,10 @@ from typing import Self
 
 
 class StopRequest:
-    """True once all ranks know that one of them has got SIGINT or SIGTERM.
+    """True once all ranks know that one of them has got SIGINT, SIGTERM or SIGUSR1.
 
-    A second SIGINT interrupts at once. A context manager: outside it, signals do what they did
+    SIGUSR1 is what Open MPI's mpirun passes on, and what batch systems send before a time limit. A
+    second SIGINT interrupts at once. A context manager: outside it, signals do what they did
     before.
     """
 
@@ -30,7 +31,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         """Start to listen."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._previous[number] = signal.signal(number, self._receive)
         return self
 

@@ -6,7 +6,7 @@ import pytest
 from retinanet.training.signals import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_asks_to_stop_once_all_ranks_know_of_it(number: signal.Signals) -> None:
     with StopRequest() as stop:
         assert not stop and stop.received == ""
@@ -41,9 +41,9 @@ def test_a_second_sigterm_still_waits_for_the_step() -> None:
         assert stop.received == "SIGTERM"
 
 
-@pytest.mark.parametrize("received", [None, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("received", [None, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_handlers_are_given_back(received: signal.Signals | None) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     with pytest.raises(ZeroDivisionError), StopRequest():
         if received is not None:
