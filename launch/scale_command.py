@@ -16,6 +16,7 @@ from launch.scale_report import misfits
 from launch.scale_rounds import Rounds, run_rounds
 from launch.topology import read_topology
 from profiling.bench.measured_job import MeasuredJob
+from profiling.bench.other_load import other_load
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.errors import InputError
@@ -130,9 +131,11 @@ def run(study: Rounds, asked: Asked, *, mpirun: Path | None) -> None:
         InputError: There is no mpirun.
     """
     program = choose_mpirun(mpirun)
-    with tempfile.TemporaryDirectory(prefix="scaling-study-") as folder:
+    with tempfile.TemporaryDirectory(prefix="scaling-study-") as folder, other_load() as others:
         job_of = partial(job_of_combination, asked, scenes=Path(folder, "scenes"))
         run_rounds(study, job_of, mpirun=program, console=make_console())
+    if not any(one.hosts for one in study.combinations):
+        study.other_cores = others.cores
 
 
 def job_of_combination(asked: Asked, one: Combination, *, scenes: Path) -> MeasuredJob:

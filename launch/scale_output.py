@@ -15,6 +15,7 @@ from launch.scale_report import print_study
 from launch.scale_rounds import Rounds
 from profiling.bench.environment import environment
 from profiling.bench.findings_output import put_out
+from profiling.bench.other_load import disturbance
 from retinanet.config import Config
 
 
@@ -55,6 +56,9 @@ def put_out_study(
     """
     measured = study.measured
     print_study(console, combinations, measured, weak=asked.is_weak)
+    disturbed = disturbance(study.other_cores)
+    if disturbed:
+        console.print(disturbed, soft_wrap=True)
     put_out(
         findings(measured, config=asked.config, global_batch=asked.global_batch),
         benchmark="scale",
@@ -82,6 +86,7 @@ def workload_json(
         "steps": asked.steps,
         "warm_up": asked.warm_up,
         "rounds": asked.rounds,
+        "cores_busy_otherwise": study.other_cores,
         "complete": study.done == len(study.order),
         "ended_by": study.ended_by or None,
         "combinations": combinations_json(combinations, study.measured, weak=asked.is_weak),

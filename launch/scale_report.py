@@ -16,7 +16,7 @@ MEANING = """\
 waiting for data: of the step, until a rank had its images
 waiting for gradients: of the step, between the last gradient and the average over all ranks
 exchange adds: how much longer the step is than its neighbour in which no gradients were exchanged;
-  also what the exchange takes from the computing beside it. Below 0: less than chance"""
+  also what the exchange takes from the computing beside it. Around 0: too little to see"""
 WEAK = "efficiency: throughput against that of the fewest ranks of as many threads, times as many"
 
 

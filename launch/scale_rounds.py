@@ -26,6 +26,8 @@ class Rounds:
     """Another one where an interruption, or a job that failed, has ended the study."""
     ended_by: str = ""
     """What it was, in words."""
+    other_cores: float = 0.0
+    """Cores of this host that other work kept busy meanwhile, where all ranks run here."""
 
     @property
     def order(self) -> list[tuple[int, Combination]]:

@@ -12,7 +12,8 @@ from profiling.bench.contestant import Contestant
 from profiling.bench.environment import environment
 from profiling.bench.finding import Finding, speed_up
 from profiling.bench.json_file import contestant_json, findings_json
-from profiling.bench.report import DISTURBING_CORES, PIPE_WIDTH, findings_table
+from profiling.bench.other_load import disturbance
+from profiling.bench.report import PIPE_WIDTH, findings_table
 from profiling.bench.results import Results
 
 TARGET = 2.0
@@ -47,12 +48,9 @@ def print_results(results: Results, *, source: Source, decoders: Mapping[str, st
             "drawn scenes are smaller and plainer than photos; give --images DIR for your own",
             soft_wrap=True,
         )
-    if results.other_cores > DISTURBING_CORES:
-        console.print(
-            f"disturbed: other work kept {results.other_cores:.2f} cores busy meanwhile; "
-            "rates mean little, ratios less than they could",
-            soft_wrap=True,
-        )
+    disturbed = disturbance(results.other_cores)
+    if disturbed:
+        console.print(disturbed, soft_wrap=True)
     with_targets = side == STANDARD_SIZE and not source.is_drawn
     console.print(findings_table(find(results), with_targets=with_targets))
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+DISTURBING_CORES = 0.1
+"""More than this is told."""
 
 
 class OtherLoad:
@@ -25,6 +27,16 @@ def other_load() -> Iterator[OtherLoad]:
     yield load
     busy, own = _busy_seconds() - busy, _own_seconds() - own
     load.cores = max(0.0, busy - own) / (time.monotonic() - start)
+
+
+def disturbance(cores: float) -> str:
+    """What to say of so many cores that others kept busy; empty where it does not matter."""
+    if cores <= DISTURBING_CORES:
+        return ""
+    return (
+        f"disturbed: other work kept {cores:.2f} cores busy meanwhile; "
+        "times and rates mean little, ratios less than they could"
+    )
 
 
 def _busy_seconds() -> float:

@@ -6,14 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from profiling.bench.finding import Finding
+from profiling.bench.other_load import disturbance
 from profiling.bench.results import Results
 from profiling.bench.step_findings import step_gflops
 from profiling.bench.workload import STANDARD
 
 PIPE_WIDTH = 140
 """A pipe gets room for whole lines."""
-
-DISTURBING_CORES = 0.1
 
 
 def print_results(results: Results, findings: Sequence[Finding]) -> None:
@@ -22,11 +21,9 @@ def print_results(results: Results, findings: Sequence[Finding]) -> None:
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH, highlight=False)
     console.print(contestants_table(results))
-    if results.other_cores > DISTURBING_CORES:
-        console.print(
-            f"disturbed: other work kept {results.other_cores:.2f} cores busy meanwhile; "
-            "times mean little, ratios less than they could"
-        )
+    disturbed = disturbance(results.other_cores)
+    if disturbed:
+        console.print(disturbed)
     console.print(findings_table(findings, with_targets=results.workload == STANDARD))
     for name, operators in results.operators.items():
         console.print(where_table(name, results, operators))

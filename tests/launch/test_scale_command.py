@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.launch.ranks import MPIRUN, REPOSITORY
+from tests.launch.ranks import MPIRUN, REPOSITORY, ended
+from tests.launch.two_hosts import two_hosts
 
 SMALL = (
     "--mpirun",
@@ -111,6 +112,21 @@ def test_ctrl_c_ends_all_ranks_and_prints_what_was_measured() -> None:
     row = next(line for line in output.splitlines() if line.startswith("│              1"))
     assert [cell.strip() for cell in row.split("│")[2:4]] == ["1.00", "?"]
     assert processes_with(mark) == []
+
+
+def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    words = ("--hosts", "left,right", "--ranks", "1,2", "--threads", "1", "--rounds", "1")
+    command = [sys.executable, "-m", "launch", "scale", *words, "--steps", "1", "--json", str(file)]
+    with two_hosts(tmp_path, names_are_loopback=True) as hosts:
+        done = ended(hosts.start_on_left([*command, *SMALL], environment=os.environ))
+    assert done.code == 0, done.errors
+    one, two = json.loads(file.read_text())["workload"]["combinations"]
+    assert one["why_not"].startswith("--np 1: does not divide evenly among 2 hosts")
+    assert two["hosts"] == {"left": 1, "right": 1}
+    ((first, second),) = two["jobs"]
+    assert (first["host"], second["host"]) == ("left", "right")
+    assert "planned for hosts like this one" in done.output
 
 
 def test_a_mistake_that_ranks_find_ends_the_study(tmp_path: Path) -> None:
