@@ -8,10 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    bf16_compress_hook,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 Losses = dict[str, Tensor]
@@ -37,7 +33,7 @@ class GradientExchange:
         """
         self.exposed_seconds = 0.0
         """Of the last backward pass: from the last gradient until all were averaged."""
-        self._hook = bf16_compress_hook if compress == "bf16" else allreduce_hook
+        self._compresses = compress == "bf16"
         self._holds_back = False
         self._last_ready = 0.0
         self._module = DistributedDataParallel(
@@ -72,13 +68,26 @@ class GradientExchange:
             self._holds_back = False
 
     def _reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Start to average a part of the gradients; DDP copies the result to where they are.
+
+        torch's own hook for BF16 does that copy in a thread of gloo, where it would start compute
+        threads anew, beside those that compute.
+        """
         self._last_ready = time.perf_counter()
+        gradients = bucket.buffer()
         if self._holds_back:
             done: torch.futures.Future[Tensor] = torch.futures.Future()
-            done.set_result(bucket.buffer())
+            done.set_result(gradients)
             return done
-        assert dist.group.WORLD is not None
-        return self._hook(dist.group.WORLD, bucket)
+        part = 1 / dist.get_world_size()
+        if self._compresses:
+            sent = torch.empty_like(gradients, dtype=torch.bfloat16)
+            torch.mul(gradients, part, out=sent)  # rounds once
+        else:
+            sent = gradients.mul_(part)
+        work = dist.all_reduce(sent, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
 
 
 class _LossesModule(nn.Module):
