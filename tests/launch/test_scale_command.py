@@ -156,3 +156,11 @@ def test_wrong_arguments_are_told_before_anything_runs(words: list[str], expecte
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
     assert expected in errors
+
+
+def test_the_command_line_loads_neither_torch_nor_matplotlib() -> None:
+    look = "import sys, launch.__main__; print({'torch', 'numpy', 'matplotlib'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
