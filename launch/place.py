@@ -42,7 +42,7 @@ def take_place(
         ranks: Which of the job's ranks this process is.
         request: The cores that it asks for.
         allocator: See `set_allocator`.
-        backend: `auto`, `gloo` or `ccl`.
+        backend: `auto`, `shared`, `gloo` or `ccl`.
         pinned: Whether to keep to cores and memory of its own.
         timeout_s: Ends the process if the others do not come.
 
@@ -64,7 +64,7 @@ def take_place(
 
 
 def chosen_backend(name: str) -> str:
-    """What `distributed.backend` means here: `gloo` or `ccl`.
+    """torch's backend for what `distributed.backend` says: `gloo` or `ccl`.
 
     Raises:
         InputError: oneCCL is asked for and not installed.
@@ -75,4 +75,4 @@ def chosen_backend(name: str) -> str:
             "distributed.backend: ccl: the package oneccl_bindings_for_pytorch is not installed; "
             "install Intel's build for this torch, or set distributed.backend=gloo"
         )
-    return installed if name == "auto" else name
+    return installed if name in ("auto", "ccl") else "gloo"

@@ -10,8 +10,9 @@ from pathlib import Path
 from launch.allowance import Allowance, read_allowance
 from launch.binding import host_cpus
 from launch.cpu_lists import format_cpu_list
-from launch.environment import installed_backend, installed_openmp
+from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
+from launch.place import chosen_backend
 from launch.plan import make_plan
 from launch.plan_json import plan_as_json
 from launch.plan_report import print_plan
@@ -56,7 +57,7 @@ def plan_command(
         hosts=planned_hosts(hosts, ranks=ranks, topology=topology),
         request=core_request(settings),
         openmp=openmp or installed_openmp(),
-        backend=backend or configured_backend(settings),
+        backend=backend or chosen_backend(settings.distributed.backend),
     )
     if not settings.launch.pin:
         plan = replace(plan, notes=(*plan.notes, NOT_PINNED))
@@ -83,7 +84,7 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         hosts=((socket.gethostname(), ranks.local_size),),
         request=core_request(settings),
         openmp=installed_openmp(),
-        backend=configured_backend(settings),
+        backend=chosen_backend(settings.distributed.backend),
     )
     shown = io.StringIO()
     with redirect_stdout(shown):
@@ -128,9 +129,3 @@ def chosen_cpus(usable: Topology, cpus: frozenset[int] | None) -> Topology:
             f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
         )
     return usable.restricted(cpus)
-
-
-def configured_backend(settings: Config) -> str:
-    """What exchanges gradients, as the configuration says or as this machine has it."""
-    backend = settings.distributed.backend
-    return installed_backend() if backend == "auto" else backend

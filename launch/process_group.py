@@ -52,6 +52,7 @@ class ProcessGroup:
     """Of each rank."""
     backend: str = "none"
     """Which exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
+    is_on_one_host: bool = True
     notes: tuple[str, ...] = ()
     """What this rank has to say of its place."""
     watch: Watch | None = None
@@ -194,6 +195,7 @@ def join(
         size=ranks.size,
         hosts=hosts,
         backend=backend,
+        is_on_one_host=len(set(networks)) == 1,
         notes=notes,
         watch=watch,
         control=control,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launch.allowance import read_allowance
 from launch.mpirun import choose_mpirun
-from launch.plan_command import configured_backend, core_request
+from launch.place import chosen_backend
 from launch.run_command import chosen_hosts
 from launch.scale_combinations import Combination, combine
 from launch.scale_output import Asked, put_out_study
@@ -19,6 +19,7 @@ from profiling.bench.measured_job import MeasuredJob
 from profiling.bench.other_load import other_load
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.configured_place import core_request
 from retinanet.errors import InputError
 from retinanet.output_files import require_free
 from retinanet.progress import make_console
@@ -69,7 +70,7 @@ def scale_command(
         config_name=config,
         overrides=overrides,
         config=settings,
-        backend=configured_backend(settings),
+        backend=chosen_backend(settings.distributed.backend),
         global_batch=global_batch,
         steps=steps,
         warm_up=warm_up,

@@ -201,8 +201,8 @@ class LaunchConfig:
 class DistributedConfig:
     """How several ranks exchange gradients."""
 
-    backend: Literal["auto", "gloo", "ccl"] = "auto"
-    """auto: ccl where oneccl_bindings_for_pytorch is installed, else gloo. [name]"""
+    backend: Literal["auto", "shared", "gloo", "ccl"] = "auto"
+    """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
     compress: Literal["none", "bf16"] = "none"
     """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0

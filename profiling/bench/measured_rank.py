@@ -60,15 +60,22 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place)
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.process_group import joined
     from profiling.bench.measured_steps import (
-        make_exchange,
         measure,
         open_training,
         steps_without_end,
     )
+    from retinanet.training.exchange import make_exchange
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         loading, prepared = open_training(config, arguments.scenes, group=group, place=place)
-        exchange = make_exchange(config, prepared) if group.size > 1 else None
+        exchange = make_exchange(
+            group,
+            prepared,
+            backend=config.distributed.backend,
+            compress=config.distributed.compress,
+            focal_form=config.engine.focal_loss,
+            timeout_s=config.distributed.timeout_s,
+        )
         own = measure(
             steps_without_end(config, loading, prepared, exchange=exchange, group=group),
             exchange=exchange,

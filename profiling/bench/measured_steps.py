@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.progress import make_console
 from retinanet.training.agreement import agreed_batches, in_turn
 from retinanet.training.loading import Loading
-from retinanet.training.loop import StepResult, batch_losses, train_one_epoch
+from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.run_data import open_run_data
 from retinanet.training.start import build_model, build_optimizer
 
@@ -59,15 +58,6 @@ def open_training(
         convolutions=config.engine.convolutions,
     )
     return loading, prepared
-
-
-def make_exchange(config: Config, prepared: PreparedTraining) -> GradientExchange:
-    """As `train.py` has it."""
-    return GradientExchange(
-        prepared.model,
-        partial(batch_losses, prepared, focal_form=config.engine.focal_loss),
-        compress=config.distributed.compress,
-    )
 
 
 def steps_without_end(

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from retinanet.engine.shared_gradients import SharedGradients
+
 Losses = dict[str, Tensor]
 
 
@@ -22,7 +24,12 @@ class GradientExchange:
     """
 
     def __init__(
-        self, model: nn.Module, losses_of: Callable[[Any], Losses], *, compress: str
+        self,
+        model: nn.Module,
+        losses_of: Callable[[Any], Losses],
+        *,
+        compress: str,
+        shared: SharedGradients | None = None,
     ) -> None:
         """Take over the model's gradients.
 
@@ -30,9 +37,12 @@ class GradientExchange:
             model: Equal on all ranks.
             losses_of: Runs it on a batch.
             compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
+            shared: The way through memory, where all ranks are on one host, made for the same
+                `compress`; else the process group's backend is the way.
         """
         self.exposed_seconds = 0.0
         """Of the last backward pass: from the last gradient until all were averaged."""
+        self._shared = shared
         self._compresses = compress == "bf16"
         self._holds_back = False
         self._last_ready = 0.0
@@ -54,6 +64,11 @@ class GradientExchange:
         """Compute the gradients, and average them unless they are held back."""
         loss.backward()
         self.exposed_seconds = time.perf_counter() - self._last_ready
+
+    @property
+    def way(self) -> str:
+        """`shared memory`, `gloo` or `ccl`."""
+        return "shared memory" if self._shared is not None else str(dist.get_backend())
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -79,6 +94,8 @@ class GradientExchange:
             done: torch.futures.Future[Tensor] = torch.futures.Future()
             done.set_result(gradients)
             return done
+        if self._shared is not None:
+            return self._shared.average(gradients, index=bucket.index(), is_last=bucket.is_last())
         part = 1 / dist.get_world_size()
         if self._compresses:
             sent = torch.empty_like(gradients, dtype=torch.bfloat16)

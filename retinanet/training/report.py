@@ -25,7 +25,7 @@ SUMMARY_COLUMNS = (
 CLASSES_SHOWN = 5
 
 
-def describe_ranks(group: ProcessGroup, place: Place, *, compress: str) -> dict[str, str]:
+def describe_ranks(group: ProcessGroup, place: Place, *, way: str, compress: str) -> dict[str, str]:
     """How many ranks there are, who exchanges their gradients, and where rank 0 runs."""
     share = place.pinned.share
     cores = f"CPUs {format_cpu_list(share.cpus)}, memory of {nodes_named(share.nodes)}"
@@ -35,8 +35,8 @@ def describe_ranks(group: ProcessGroup, place: Place, *, compress: str) -> dict[
         return {"cores": cores}
     hosts = list(dict.fromkeys(group.hosts))
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
-    by = f"gradients by {group.backend}" + (" in bf16" if compress == "bf16" else "")
-    if group.backend == "gloo":
+    by = f"gradients by {way}" + (" in bf16" if compress == "bf16" else "")
+    if way == "gloo":
         by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
     return {"ranks": f"{group.size} on {where}, {by}", "cores": f"rank 0: {cores}"}
 

@@ -28,8 +28,9 @@ from retinanet.training.agreement import (
 from retinanet.training.checkpoint import ModelDescription, TrainingPosition
 from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
 from retinanet.training.evaluate_split import evaluate_split
+from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
-from retinanet.training.loop import StepResult, batch_losses, train_one_epoch
+from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.plan import StepPlan
 from retinanet.training.report import describe_ranks, describe_run
 from retinanet.training.run_folder import RunFolder
@@ -106,12 +107,15 @@ class Run:
             convolutions=self.config.engine.convolutions,
         )
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
-        if self.group.size > 1:
-            self.exchange = GradientExchange(
-                self.model,
-                partial(batch_losses, self.prepared, focal_form=self.config.engine.focal_loss),
-                compress=self.config.distributed.compress,
-            )
+        distributed = self.config.distributed
+        self.exchange = make_exchange(
+            self.group,
+            self.prepared,
+            backend=distributed.backend,
+            compress=distributed.compress,
+            focal_form=self.config.engine.focal_loss,
+            timeout_s=distributed.timeout_s,
+        )
 
     def share_start(self) -> None:
         """Begin on all ranks where rank 0 begins."""
@@ -156,7 +160,12 @@ class Run:
             f"{training.gradient_accumulation} images, {size}×{size} pixels, "
             f"{self.description.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
             f"engine {self.engine}",
-            **describe_ranks(self.group, self.place, compress=self.config.distributed.compress),
+            **describe_ranks(
+                self.group,
+                self.place,
+                way=self.exchange.way if self.exchange else "",
+                compress=self.config.distributed.compress,
+            ),
         }
         if self.step:
             rows["resumed"] = f"after step {self.step}"

@@ -26,6 +26,7 @@ def main(place: Place, results: Path) -> None:
     from launch.process_group import ProcessGroup, joined
     from retinanet.engine.engines import PreparedTraining, prepare_training
     from retinanet.engine.gradient_exchange import GradientExchange
+    from retinanet.engine.shared_gradients import SharedGradients, share_gradients
     from retinanet.model import RetinaNet
     from retinanet.training.loop import accumulate_gradients, batch_losses
 
@@ -81,11 +82,16 @@ def main(place: Place, results: Path) -> None:
             for name in expected
         )
 
-    def compare(group: ProcessGroup, *, precision: str, compress: str, batches: int) -> list[float]:
+    def compare(
+        group: ProcessGroup, *, precision: str, compress: str, batches: int, shared: bool = False
+    ) -> list[float]:
         """Of three steps: the first, the one after torch has sorted its buckets anew, another."""
         prepared = prepare(precision)
         exchange = GradientExchange(
-            prepared.model, partial(batch_losses, prepared), compress=compress
+            prepared.model,
+            partial(batch_losses, prepared),
+            compress=compress,
+            shared=share(group, prepared.model, compress=compress) if shared else None,
         )
         alone = prepare(precision)
         differences = []
@@ -102,9 +108,27 @@ def main(place: Place, results: Path) -> None:
             differences.append(difference(averaged, expected))
         return differences
 
+    def share(group: ProcessGroup, model: RetinaNet, *, compress: str) -> SharedGradients:
+        made = share_gradients(
+            group.all_gather,
+            rank=group.rank,
+            values=sum(one.numel() for one in model.parameters() if one.requires_grad),
+            compress=compress == "bf16",
+            timeout_s=60,
+        )
+        assert made is not None
+        return made
+
     with joined(place, timeout_s=60) as group:
         found = {
             "plain": compare(group, precision="float32", compress="none", batches=1),
+            "shared": compare(group, precision="float32", compress="none", batches=1, shared=True),
+            "shared, accumulated": compare(
+                group, precision="float32", compress="none", batches=2, shared=True
+            ),
+            "shared, compressed": compare(
+                group, precision="float32", compress="bf16", batches=1, shared=True
+            ),
             "accumulated": compare(group, precision="float32", compress="none", batches=2),
             "compressed": compare(group, precision="float32", compress="bf16", batches=1),
             "bf16": compare(group, precision="bf16", compress="none", batches=1),

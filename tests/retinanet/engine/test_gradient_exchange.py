@@ -25,7 +25,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[floa
     return found
 
 
-@pytest.mark.parametrize("case", ["plain", "accumulated"])
+@pytest.mark.parametrize("case", ["plain", "accumulated", "shared", "shared, accumulated"])
 def test_two_ranks_of_one_image_have_the_gradients_of_one_with_two(
     differences: dict[str, list[float]], case: str
 ) -> None:
@@ -33,11 +33,16 @@ def test_two_ranks_of_one_image_have_the_gradients_of_one_with_two(
     assert max(differences[case]) < 1e-5
 
 
+@pytest.mark.parametrize("case", ["compressed", "shared, compressed"])
 def test_compressed_gradients_are_rounded_once_by_each_rank(
-    differences: dict[str, list[float]],
+    differences: dict[str, list[float]], case: str
 ) -> None:
-    # BF16 has 8 bits: each of two halves is off by 2^-9 at the most, and so is their sum.
-    assert 1e-4 < max(differences["compressed"]) < 3 * 2**-9
+    # BF16 has 8 bits: each of two halves is off by 2^-9 at the most, and gloo rounds their sum.
+    assert 1e-4 < max(differences[case]) < 3 * 2**-9
+
+
+def test_sums_in_shared_memory_are_not_rounded(differences: dict[str, list[float]]) -> None:
+    assert max(differences["shared, compressed"]) < max(differences["compressed"])
 
 
 def test_arithmetic_in_bf16_averages_as_well(differences: dict[str, list[float]]) -> None:

@@ -1,0 +1,103 @@
+// Gradients between the ranks of one host: each rank writes its own to memory that all of them see,
+// and sums what all have written. Bound by memory, so nothing is passed over twice.
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int64_t kChunk = 16384;   // values that a thread takes at a time; they stay in its cache
+constexpr int kSpins = 2000;        // looks at a flag before others may have the processor
+constexpr int64_t kNanoseconds = 1000000000;
+
+// To BF16, ties to even; NaN stays NaN.
+inline uint16_t rounded(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t up = bits + 0x7fff + ((bits >> 16) & 1);
+    return static_cast<uint16_t>((value != value ? bits | 0x400000 : up) >> 16);
+}
+
+inline float widened(uint16_t value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+inline float widened(float value) { return value; }
+
+template <typename Value>
+void sum(const Value* const* parts, int64_t count, float* out, int64_t size, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t begin = 0; begin < size; begin += kChunk) {
+        const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+        const Value* first = parts[0];
+        for (int64_t i = begin; i < end; i++) out[i] = widened(first[i]);
+        for (int64_t part = 1; part < count; part++) {
+            const Value* next = parts[part];
+            for (int64_t i = begin; i < end; i++) out[i] += widened(next[i]);
+        }
+    }
+}
+
+int64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * kNanoseconds + time.tv_nsec;
+}
+
+}  // namespace
+
+extern "C" {
+
+void write_rounded(const float* values, uint16_t* out, int64_t size, float scale, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t begin = 0; begin < size; begin += kChunk) {
+        const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+        for (int64_t i = begin; i < end; i++) out[i] = rounded(values[i] * scale);
+    }
+}
+
+void write_floats(const float* values, float* out, int64_t size, float scale, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t begin = 0; begin < size; begin += kChunk) {
+        const int64_t end = begin + kChunk < size ? begin + kChunk : size;
+        for (int64_t i = begin; i < end; i++) out[i] = values[i] * scale;
+    }
+}
+
+// The parts are added in their order, so that all ranks have the same sum to the last bit.
+void sum_rounded(const uint16_t* const* parts, int64_t count, float* out, int64_t size, int32_t threads) {
+    sum(parts, count, out, size, threads);
+}
+
+void sum_floats(const float* const* parts, int64_t count, float* out, int64_t size, int32_t threads) {
+    sum(parts, count, out, size, threads);
+}
+
+// Tell the others that everything written before is there.
+void raise_flag(int64_t* flag, int64_t value) {
+    reinterpret_cast<std::atomic<int64_t>*>(flag)->store(value, std::memory_order_release);
+}
+
+// Whether all flags have come to the value: looks once, or waits for so many seconds.
+int32_t flags_are_up(const int64_t* const* flags, int64_t count, int64_t value, double seconds) {
+    const int64_t end = now() + static_cast<int64_t>(seconds * kNanoseconds);
+    for (int64_t number = 0; number < count; number++) {
+        const auto* flag = reinterpret_cast<const std::atomic<int64_t>*>(flags[number]);
+        for (int spins = 0; flag->load(std::memory_order_acquire) < value; spins++) {
+            if (seconds == 0) return 0;
+            if (spins < kSpins) continue;
+            if (now() > end) return 0;
+            sched_yield();
+        }
+    }
+    return 1;
+}
+
+}  // extern "C"

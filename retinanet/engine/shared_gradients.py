@@ -1,0 +1,219 @@
+"""Averages of gradients through memory that the ranks of one host share.
+
+Between processes of one host a network's way costs several copies by the kernel, on the cores that
+compute. Here each rank writes its gradients once, rounded if that is wanted, to memory that its
+neighbours have mapped too, and sums theirs from there.
+"""
+
+import ctypes
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from retinanet.native_library import NativeLibraryError, load_library
+
+SOURCE = Path(__file__).parent / "csrc" / "shared_gradients.cpp"
+
+LINE = 64
+"""A processor's cache line: each flag has one of its own. [bytes]"""
+LARGEST_BUCKETS = 1024
+HEADER = LINE * LARGEST_BUCKETS
+
+Gather = Callable[[Any], list[Any]]
+"""Everybody's value, in order of rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A part of the gradients that this rank has written, and others may not have."""
+
+    gradients: Tensor
+    index: int
+    start: int
+    future: "Future[Tensor]"
+
+
+class SharedGradients:
+    """This rank's part in averages over all ranks, which are on one host."""
+
+    def __init__(
+        self, memory: "SharedMemory", *, rank: int, ranks: int, compress: bool, timeout_s: float
+    ) -> None:
+        """Use `share_gradients`."""
+        self._memory = memory
+        self._rank = rank
+        self._ranks = ranks
+        self._compress = compress
+        self._timeout_s = timeout_s
+        self._library = load_library(SOURCE)
+        self._pending: deque[_Pending] = deque()
+        self._exchange = 0
+        self._next = 0
+
+    def average(self, gradients: Tensor, *, index: int, is_last: bool) -> "Future[Tensor]":
+        """Put the mean over all ranks in the place of gradients, once all have theirs.
+
+        All ranks call it with parts of the same sizes, in the order of `index` from 0; with the
+        last part, all are there when it returns.
+
+        Args:
+            gradients: float32, one block of memory.
+            index: The part's number in this backward pass.
+            is_last: Whether it is the last part.
+
+        Raises:
+            TimeoutError: A rank did not write its part.
+        """
+        assert index < LARGEST_BUCKETS and gradients.is_contiguous()
+        if index == 0:
+            self._exchange += 1
+            self._next = 0
+        future: Future[Tensor] = Future()
+        self._write(gradients, index)
+        self._pending.append(_Pending(gradients, index, self._next, future))
+        self._next += -(-gradients.numel() // LINE) * LINE
+        while self._pending and self._are_written(self._pending[0].index, wait=is_last):
+            self._sum(self._pending.popleft())
+        return future
+
+    def _write(self, gradients: Tensor, index: int) -> None:
+        write = self._library.write_rounded if self._compress else self._library.write_floats
+        write(
+            ctypes.c_void_p(gradients.data_ptr()),
+            ctypes.c_void_p(self._values(self._rank, self._next)),
+            ctypes.c_int64(gradients.numel()),
+            ctypes.c_float(1 / self._ranks),
+            ctypes.c_int32(torch.get_num_threads()),
+        )
+        flag = ctypes.c_void_p(self._memory.addresses[self._rank] + index * LINE)
+        self._library.raise_flag(flag, ctypes.c_int64(self._exchange))
+
+    def _are_written(self, index: int, *, wait: bool) -> bool:
+        """Whether all ranks have written a part; only `wait` waits for them."""
+        flags = [address + index * LINE for address in self._memory.addresses]
+        seconds = self._timeout_s if wait else 0.0
+        up = self._library.flags_are_up(
+            (ctypes.c_void_p * self._ranks)(*flags),
+            ctypes.c_int64(self._ranks),
+            ctypes.c_int64(self._exchange),
+            ctypes.c_double(seconds),
+        )
+        if wait and not up:
+            raise TimeoutError(f"timed out: no gradients of some rank for {seconds:g} s")
+        return bool(up)
+
+    def _sum(self, part: _Pending) -> None:
+        add = self._library.sum_rounded if self._compress else self._library.sum_floats
+        places = [self._values(rank, part.start) for rank in range(self._ranks)]
+        add(
+            (ctypes.c_void_p * self._ranks)(*places),
+            ctypes.c_int64(self._ranks),
+            ctypes.c_void_p(part.gradients.data_ptr()),
+            ctypes.c_int64(part.gradients.numel()),
+            ctypes.c_int32(torch.get_num_threads()),
+        )
+        part.future.set_result(part.gradients)
+
+    def _values(self, rank: int, start: int) -> int:
+        """Where a rank writes in this exchange: two halves take turns.
+
+        Nobody writes to a half that another still reads: to be there, it has waited for all in the
+        exchange between, and they had read the one before.
+        """
+        size = self._memory.size // 2
+        value_bytes = 2 if self._compress else 4
+        half = HEADER + (self._exchange % 2) * size
+        return self._memory.addresses[rank] + half + start * value_bytes
+
+
+class SharedMemory:
+    """A piece of memory of each rank, mapped into all of them.
+
+    It has no name, so that nothing is left when the ranks end, however they do; and it is not on
+    /dev/shm, which containers keep small.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Make this rank's own.
+
+        Raises:
+            OSError: There is not so much memory.
+        """
+        self.size = size
+        self.own = os.memfd_create("gradients")
+        os.posix_fallocate(self.own, 0, HEADER + size)
+        self.addresses: list[int] = []
+        self._maps: list[mmap.mmap] = []
+
+    def map_all(self, places: list[str]) -> None:
+        """Map that of every rank, of the names that `place` gave there.
+
+        Raises:
+            OSError: One cannot be seen from here.
+        """
+        for place in places:
+            with Path(place).open("r+b", buffering=0) as file:
+                mapped = mmap.mmap(file.fileno(), HEADER + self.size)
+            self._maps.append(mapped)
+            self.addresses.append(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+
+    @property
+    def place(self) -> str:
+        """The name by which other processes of this user can open this rank's, while it is open."""
+        return f"/proc/{os.getpid()}/fd/{self.own}"
+
+
+def share_gradients(
+    all_gather: Gather, *, rank: int, values: int, compress: bool, timeout_s: float
+) -> SharedGradients | None:
+    """Set up the averages of so many gradients; all ranks call it.
+
+    Args:
+        all_gather: Gives everybody's value, in order of rank.
+        rank: This one.
+        values: Gradients in all, of one rank.
+        compress: Whether they are rounded to BF16 on the way; sums are float32 in any case.
+        timeout_s: How long to wait for another rank.
+
+    Returns:
+        None on all ranks if any of them cannot: other hosts, no memory, no compiler, or containers
+        that do not see each other's processes.
+    """
+    room = values + LINE * LARGEST_BUCKETS
+    size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = None
+    try:
+        load_library(SOURCE)
+        memory = SharedMemory(size)
+    except (NativeLibraryError, OSError):
+        pass
+    places = all_gather(memory.place if memory else None)
+    mapped = False
+    if memory is not None and None not in places:
+        mapped = mapped_by(memory, places)
+    all_mapped = all(all_gather(mapped))
+    if memory is not None:
+        os.close(memory.own)  # maps stay
+    if not all_mapped:
+        return None
+    assert memory is not None
+    return SharedGradients(
+        memory, rank=rank, ranks=len(places), compress=compress, timeout_s=timeout_s
+    )
+
+
+def mapped_by(memory: SharedMemory, places: list[str]) -> bool:
+    """Whether this rank sees everybody's memory; now it has it mapped."""
+    try:
+        memory.map_all(places)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""The way that the gradients of a run's ranks take."""
+
+from functools import partial
+
+from torch import nn
+
+from launch.process_group import ProcessGroup
+from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.gradient_exchange import GradientExchange
+from retinanet.engine.shared_gradients import SharedGradients, share_gradients
+from retinanet.errors import InputError
+from retinanet.training.loop import batch_losses
+
+
+def make_exchange(
+    group: ProcessGroup,
+    prepared: PreparedTraining,
+    *,
+    backend: str,
+    compress: str,
+    focal_form: str,
+    timeout_s: float,
+) -> GradientExchange | None:
+    """What averages the gradients over the ranks; None where there is one.
+
+    Args:
+        group: The ranks; all of them call this.
+        prepared: The model as its engine runs it, equal on all ranks.
+        backend: `auto`, `shared`, `gloo` or `ccl`, as in the configuration.
+        compress: `none` or `bf16`.
+        focal_form: See `focal_loss`.
+        timeout_s: A rank whose gradients are missing for longer ends the job.
+
+    Raises:
+        InputError: Shared memory is asked for, and the ranks have none in common.
+    """
+    if group.size == 1:
+        return None
+    shared = None
+    if backend == "shared" or (backend == "auto" and group.backend != "ccl"):
+        shared = share_on_one_host(
+            group, prepared.model, compress=compress == "bf16", timeout_s=timeout_s
+        )
+    if backend == "shared" and shared is None:
+        raise InputError(
+            f"distributed.backend: shared: the ranks, on {', '.join(dict.fromkeys(group.hosts))}, "
+            "see no memory in common; set distributed.backend=auto"
+        )
+    return GradientExchange(
+        prepared.model,
+        partial(batch_losses, prepared, focal_form=focal_form),
+        compress=compress,
+        shared=shared,
+    )
+
+
+def share_on_one_host(
+    group: ProcessGroup, model: nn.Module, *, compress: bool, timeout_s: float
+) -> SharedGradients | None:
+    """The way through memory; None where ranks are on several hosts, or cannot share any."""
+    if not group.is_on_one_host:
+        return None
+    return share_gradients(
+        group.all_gather,
+        rank=group.rank,
+        values=sum(one.numel() for one in model.parameters() if one.requires_grad),
+        compress=compress,
+        timeout_s=timeout_s,
+    )
