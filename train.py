@@ -11,9 +11,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from launch.one_voice import one_voice
+from launch.group.one_voice import one_voice
 from launch.place import Place
-from launch.plan_command import print_plan_here
+from launch.plan.command import print_plan_here
 from launch.ranks import read_ranks
 from retinanet.command_line import (
     parse_run_arguments,
@@ -27,7 +27,7 @@ from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:
-    from launch.process_group import ProcessGroup
+    from launch.group.process_group import ProcessGroup
     from retinanet.training.run import Run
 
 
@@ -43,7 +43,7 @@ def main() -> int:
             return FINISHED
         place = place_on_host(config, ranks)
     # torch is loaded only now: cores, memory policy and environment must be settled before.
-    from launch.process_group import joined
+    from launch.group.process_group import joined
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         return train(config, arguments, group=group, place=place)

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from launch.plan_options import add_plan
-from launch.run_command import add_run_command
-from launch.scale_options import add_scale
+from launch.plan.options import add_plan
+from launch.scale.options import add_scale
+from launch.start.command import add_run_command
 from retinanet.command_line import run_command
 
 COMMANDS = (add_plan, add_run_command, add_scale)

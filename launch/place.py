@@ -4,12 +4,12 @@ import os
 import socket
 from dataclasses import dataclass
 
-from launch.deadline import deadline
-from launch.environment import installed_backend
-from launch.meeting import Meeting, meet, part
-from launch.pinning import Pinned, pin, preload
+from launch.group.deadline import deadline
+from launch.group.meeting import Meeting, meet, part
+from launch.pinning.environment import installed_backend
+from launch.pinning.pin import Pinned, pin, preload
+from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
-from launch.share import CoreRequest
 from retinanet.errors import InputError
 
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from launch.memory import set_allocator
+from launch.pinning.allocator import set_allocator
 from retinanet.command_line import add_json_option, positive, run_command
 
 

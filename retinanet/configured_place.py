@@ -1,8 +1,8 @@
 """The place on its host that a configuration asks for."""
 
 from launch.place import Place, take_place
+from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
-from launch.share import CoreRequest
 from retinanet.config import Config
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-from launch.preload import ALLOCATORS, find
+from launch.pinning.preload import ALLOCATORS, find
 from profiling.bench.contestant import Contestant
 
 

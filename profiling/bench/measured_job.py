@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.mpirun import Mpirun
-from launch.mpirun_command import Hosts, mpirun_command
+from launch.start.mpirun import Mpirun
+from launch.start.mpirun_command import Hosts, mpirun_command
 from profiling.bench.rank_steps import RankSteps
 
 MARK = "measured-rank "

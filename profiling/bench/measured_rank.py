@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from launch.one_voice import one_voice
+from launch.group.one_voice import one_voice
 from launch.place import Place
 from launch.ranks import read_ranks
 from profiling.bench.measured_job import MARK
@@ -58,7 +58,7 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place)
         InputError: The data is not there, or not what the configuration says.
     """
     # torch is loaded only now: cores, memory policy and environment must be settled before.
-    from launch.process_group import joined
+    from launch.group.process_group import joined
     from profiling.bench.measured_steps import (
         measure,
         open_training,

@@ -6,8 +6,8 @@ from itertools import count
 from pathlib import Path
 
 from data.dataset import Batch
+from launch.group.process_group import ProcessGroup
 from launch.place import Place
-from launch.process_group import ProcessGroup
 from profiling.bench.rank_steps import RankSteps
 from profiling.bench.recipes.synthetic import make_weights
 from profiling.bench.workload import Workload

@@ -11,7 +11,7 @@ from statistics import median
 
 from rich.table import Table
 
-from launch.mpirun import choose_mpirun
+from launch.start.mpirun import choose_mpirun
 from profiling.bench.finding import Finding
 from profiling.bench.findings_output import put_out
 from profiling.bench.measured_job import JobFailedError, MeasuredJob, measure_ranks

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from launch.memory import set_allocator
+from launch.pinning.allocator import set_allocator
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from profiling.bench.recipe import Prepared
 from profiling.bench.workload import Workload

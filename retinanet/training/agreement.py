@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.dataset import Batch
-from launch.process_group import ProcessGroup
+from launch.group.process_group import ProcessGroup
 from retinanet.engine.layout import is_one_block
 from retinanet.errors import InputError
 from retinanet.training.loop import StepResult

@@ -9,7 +9,7 @@ from rich.console import Console
 from data.classes import ClassMap
 from data.dataset import Batch
 from data.loader import DetectionLoader
-from launch.process_group import ProcessGroup
+from launch.group.process_group import ProcessGroup
 from retinanet.engine.engines import Forward
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import nn
 
-from launch.process_group import ProcessGroup
+from launch.group.process_group import ProcessGroup
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.engine.shared_gradients import SharedGradients, share_gradients

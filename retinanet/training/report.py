@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.cpu_lists import format_cpu_list
+from launch.group.process_group import ProcessGroup
+from launch.host.cpu_lists import format_cpu_list
 from launch.place import Place
-from launch.process_group import ProcessGroup
 from retinanet.training.coco_metric import Evaluation
 
 SUMMARY_COLUMNS = (

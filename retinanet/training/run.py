@@ -8,9 +8,9 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from data.opening import DetectionData
+from launch.group.process_group import ProcessGroup
 from launch.place import Place
-from launch.process_group import ProcessGroup
-from launch.starting_words import starting_words
+from launch.start.starting_words import starting_words
 from retinanet.command_line import resuming_command
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import torch
 from ruamel.yaml import YAML
 
-from launch.process_group import ProcessGroup
+from launch.group.process_group import ProcessGroup
 from retinanet.errors import InputError
 from retinanet.versions import installed_versions
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.hostfile import Host, read_hostfile
+from launch.start.hostfile import Host, read_hostfile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from launch.place import Place, take_place
+from launch.placement.share import CoreRequest
 from launch.ranks import read_ranks
-from launch.share import CoreRequest
 
 IMAGES = 8
 SIZE = 96
@@ -23,7 +23,7 @@ def main(place: Place, results: Path) -> None:
     from torch.optim import SGD
 
     from data.dataset import Batch
-    from launch.process_group import ProcessGroup, joined
+    from launch.group.process_group import ProcessGroup, joined
     from retinanet.engine.engines import PreparedTraining, prepare_training
     from retinanet.engine.gradient_exchange import GradientExchange
     from retinanet.engine.shared_gradients import SharedGradients, share_gradients

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from launch.place import take_place
+from launch.placement.share import CoreRequest
 from launch.ranks import read_ranks
-from launch.share import CoreRequest
 
 if __name__ == "__main__":
     place = take_place(
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     from torch.optim import Adam
 
     from data.dataset import Batch
-    from launch.process_group import joined
+    from launch.group.process_group import joined
     from retinanet.errors import InputError
     from retinanet.training.agreement import (
         agree_on_weights,

@@ -1,0 +1,154 @@
+"""Where ranks find each other: told by mpirun's own library, or by the environment.
+
+This happens before torch is loaded, because what the ranks of a host tell each other decides where
+each is pinned. MPI is a telephone book here and
+nothing more: it is finished before torch is loaded.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mpi4py
+
+from launch.group.interfaces import network_of_this_process, own_addresses
+from launch.ranks import Ranks
+from launch.start.hosts import expand_hosts
+from retinanet.errors import InputError
+
+MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Slurm's jobs meet at a port that follows from their number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """How to reach rank 0, and what the ranks of this host said of themselves."""
+
+    addresses: tuple[str, ...]
+    """Of rank 0's host, to be tried in this order."""
+    port: int
+    listener: socket.socket | None = None
+    """Rank 0's, listening at the port already; None: torch is to listen."""
+    affinities: tuple[frozenset[int], ...] | None = None
+    """The CPUs that each rank of this host was given, in order of local rank, if they said so."""
+
+
+def part() -> None:
+    """Finish MPI, once nothing is left that may fail: until then mpirun ends all if one fails."""
+    if "mpi4py.MPI" in sys.modules:
+        sys.modules["mpi4py.MPI"].Finalize()
+
+
+def meet(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
+    """Find out where the ranks meet; all of them call it, and torch is not loaded yet.
+
+    `MASTER_ADDR` and `MASTER_PORT` settle it, as torchrun sets them. Else mpirun's ranks tell each
+    other, and srun's compute it from the job's hosts and number.
+
+    Raises:
+        InputError: The environment does not say it, or MPI's library does not fit the launcher.
+    """
+    assert ranks.size > 1
+    # torch tells of every attempt to connect and of every peer that is gone, with its stack.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if "MASTER_ADDR" in environment:
+        return Meeting(addresses=(environment["MASTER_ADDR"],), port=master_port(environment))
+    if ranks.launcher in MPI_LAUNCHERS:
+        return meet_through_mpi(ranks, environment)
+    if ranks.launcher == "slurm":
+        return meet_in_slurm(environment)
+    raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
+
+
+def master_port(environment: Mapping[str, str]) -> int:
+    """`MASTER_PORT` as a number."""
+    text = environment.get("MASTER_PORT", "")
+    if not text.isdigit():
+        raise InputError(f"MASTER_PORT: {text!r} is no port, beside MASTER_ADDR; give one")
+    return int(text)
+
+
+def meet_in_slurm(environment: Mapping[str, str]) -> Meeting:
+    """The first host of the step, at a port that follows from the job's and the step's number."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    job = environment.get("SLURM_JOB_ID", "")
+    if not nodes or not job.isdigit():
+        raise InputError(
+            "SLURM_STEP_NODELIST, SLURM_JOB_ID: not set, as srun does; give MASTER_ADDR and "
+            "MASTER_PORT"
+        )
+    step = environment.get("SLURM_STEP_ID", "0")
+    number = int(job) * 16 + (int(step) if step.isdigit() else 0)
+    return Meeting(addresses=(expand_hosts(nodes)[0],), port=FIRST_PORT + number % PORTS)
+
+
+def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
+    """Rank 0 opens a port; everybody learns its addresses, and the CPUs of its neighbours.
+
+    Raises:
+        InputError: The library that mpi4py finds is not the launcher's.
+    """
+    choose_library(ranks, environment)
+    mpi4py.rc.finalize = False  # at the end of a process that fails it would wait for the others
+    try:
+        from mpi4py import MPI  # initializes MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"mpirun of {ranks.launcher}: mpi4py cannot load its library: {reason}; set "
+            "MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
+        ) from error
+    world = MPI.COMM_WORLD
+    if world.size != ranks.size:
+        library = MPI.Get_library_version().splitlines()[0]
+        raise InputError(
+            f"mpirun of {ranks.launcher} started {ranks.size} ranks, but its library is not "
+            f"{library}, which mpi4py found; set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR "
+            "and MASTER_PORT"
+        )
+    listener = listen() if ranks.is_first else None
+    network = network_of_this_process()
+    entry = (listener.getsockname()[1], own_addresses(environment), network) if listener else None
+    port, addresses, network_of_first = world.bcast(entry)
+    if network == network_of_first:
+        addresses = ("127.0.0.1", *addresses)
+    said = world.allgather((socket.gethostname(), ranks.local_rank, os.sched_getaffinity(0)))
+    neighbours = sorted(
+        (local_rank, frozenset(cpus))
+        for host, local_rank, cpus in said
+        if host == socket.gethostname()
+    )
+    return Meeting(
+        addresses=addresses,
+        port=port,
+        listener=listener,
+        affinities=tuple(cpus for _, cpus in neighbours),
+    )
+
+
+def choose_library(ranks: Ranks, environment: Mapping[str, str]) -> None:
+    """Have mpi4py load the library that talks to the launcher, unless the user has chosen.
+
+    MPICH's, which comes with our requirements, talks to Intel MPI's launcher too.
+    """
+    if "MPI4PY_LIBMPI" in environment or "MPI4PY_MPIABI" in environment:
+        return
+    if ranks.launcher == "open-mpi":
+        library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
+    else:
+        library = Path(sys.prefix, "lib", "libmpi.so.12")
+    if library.is_file():
+        os.environ["MPI4PY_LIBMPI"] = str(library)
+    elif ranks.launcher == "open-mpi":
+        os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
+
+
+def listen() -> socket.socket:
+    """A port of all addresses that nobody can take before torch does."""
+    listener = socket.create_server(("", 0), backlog=1024)
+    listener.set_inheritable(False)
+    return listener

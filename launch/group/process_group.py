@@ -1,0 +1,277 @@
+"""The ranks of a job as one: what they tell each other, and how they end together."""
+
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launch.group.deadline import deadline
+from launch.group.interfaces import (
+    interface_of,
+    interface_towards,
+    network_of_this_process,
+    reachable,
+)
+from launch.group.meeting import Meeting
+from launch.group.watch import Watch, watch_as_first, watch_as_other
+from launch.pinning.compute_threads import started_on
+from launch.pinning.pin import check_pinning
+from launch.place import Place
+from launch.ranks import Ranks
+from retinanet.exit_codes import described, exit_code_of
+
+SILENT_SHARE = 0.8
+"""Of `timeout_s`: the watch, which knows who is silent, speaks before an exchange gives up."""
+
+SECONDS_FOR_THE_FIRST = 3.0
+"""In which the watch learns why an exchange broke, and ends this process with the cause."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroup:
+    """The ranks that train together; one process alone is a group of one, without torch's."""
+
+    rank: int = 0
+    size: int = 1
+    hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
+    """Of each rank."""
+    backend: str = "none"
+    """Which exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
+    is_on_one_host: bool = True
+    notes: tuple[str, ...] = ()
+    """What this rank has to say of its place."""
+    watch: Watch | None = None
+    control: dist.ProcessGroup | None = None
+    """torch's group for everything else, always gloo."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes and speaks for all."""
+        return self.rank == 0
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """Everybody's value, in order of rank; all ranks call it, and it is pickled."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def gather(self, value: Value) -> list[Value] | None:
+        """Everybody's value on rank 0, None on others; all ranks call it, and it is pickled."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_first else None
+        dist.gather_object(value, values, group=self.control)
+        return values
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """What rank 0 makes, on all ranks; all call it, only rank 0 makes it, and it is pickled."""
+        if self.size == 1:
+            return make()
+        values: list[Any] = [make() if self.is_first else None]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        made: Value = values[0]
+        return made
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Put rank 0's values into the tensors of all; all ranks call it."""
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0, group=self.control)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Put the mean over the ranks into floating-point tensors; all ranks call it."""
+        if self.size == 1:
+            return
+        with torch.no_grad():
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self.control)
+                tensor.div_(self.size)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """End the job with an error of this rank; does not return."""
+        assert self.watch is not None
+        code = exit_code_of(error)
+        text = described(error)
+        if text is None:  # our bug, or an exchange that broke since another rank has failed
+            time.sleep(SECONDS_FOR_THE_FIRST)
+            text = "".join(traceback.format_exception(error))
+        if not self.is_first:
+            text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
+        self.watch.fail(code, text)
+
+
+@contextmanager
+def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
+    """The group of the ranks, while the context lasts; an error in one of them ends all.
+
+    Args:
+        place: Which of them this process is, where they meet, and who exchanges gradients where.
+        timeout_s: A rank that is silent for longer ends the job.
+    """
+    # First of all: what is started later inherits the CPUs of this thread.
+    notes = (*place.pinned.notes, *check_pinning(place.pinned))
+    if place.meeting is None:
+        yield ProcessGroup(notes=notes)
+        return
+    ranks, host = place.ranks, socket.gethostname()
+    with deadline(timeout_s, f"rank {ranks.rank} on {host}: meeting the other ranks"):
+        group = join(
+            ranks,
+            place.meeting,
+            backend=place.backend,
+            comm_cpus=place.pinned.share.comm_cpus,
+            timeout_s=timeout_s,
+            notes=notes,
+        )
+    assert group.watch is not None
+    group.watch.start(silence_s=SILENT_SHARE * timeout_s)
+    try:
+        yield group
+        group.barrier()  # nobody leaves while another works
+    except BaseException as error:
+        group.fail(error)
+    group.watch.close()
+    dist.destroy_process_group()
+
+
+def join(
+    ranks: Ranks,
+    meeting: Meeting,
+    *,
+    backend: str,
+    comm_cpus: tuple[int, ...],
+    timeout_s: float,
+    notes: tuple[str, ...],
+) -> ProcessGroup:
+    """Meet the others, and make torch's groups.
+
+    Raises:
+        ConnectionError: Rank 0 cannot be reached.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    store, address = connect(ranks, meeting, timeout=timeout)
+    about = tell_each_other(store, ranks, (socket.gethostname(), network_of_this_process()))
+    hosts = tuple(host for host, _ in about)
+    networks = [network for _, network in about]
+    choose_interface(store, ranks, networks, address=address, port=meeting.port)
+    watch = open_watch(store, ranks, hosts=hosts, address=address)
+    if backend == "ccl":
+        import_module("oneccl_bindings_for_pytorch")  # registers the backend
+    # The threads that are started now inherit the CPUs; gloo tells of each connection on stdout.
+    with started_on(comm_cpus), stdout_to_nowhere():
+        dist.init_process_group(
+            backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
+        )
+        control = (
+            dist.group.WORLD
+            if backend == "gloo"
+            else dist.new_group(backend="gloo", timeout=timeout)
+        )
+    return ProcessGroup(
+        rank=ranks.rank,
+        size=ranks.size,
+        hosts=hosts,
+        backend=backend,
+        is_on_one_host=len(set(networks)) == 1,
+        notes=notes,
+        watch=watch,
+        control=control,
+    )
+
+
+def connect(ranks: Ranks, meeting: Meeting, *, timeout: timedelta) -> tuple[dist.Store, str]:
+    """The store that the ranks share, and rank 0's address as this rank reaches it.
+
+    Raises:
+        ConnectionError: Rank 0 cannot be reached.
+    """
+    address = meeting.addresses[0]
+    settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
+    if meeting.listener is not None:
+        settings["master_listen_fd"] = meeting.listener.detach()
+    elif meeting.affinities is not None:  # rank 0 listens already
+        address = reachable(meeting.addresses, meeting.port)
+    # Under torchrun its agent holds the store, and all ranks are its clients.
+    own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = dist.TCPStore(
+        address, meeting.port, ranks.size, is_master=ranks.is_first and own_store, **settings
+    )
+    return store, address
+
+
+def tell_each_other(store: dist.Store, ranks: Ranks, own: tuple[str, str]) -> list[list[str]]:
+    """Everybody's host and network, in order of rank."""
+    store.set(f"about/{ranks.rank}", json.dumps(own))
+    return [json.loads(store.get(f"about/{rank}")) for rank in range(ranks.size)]
+
+
+def choose_interface(
+    store: dist.Store, ranks: Ranks, networks: list[str], *, address: str, port: int
+) -> None:
+    """Have gloo use the interface over which the ranks reach each other.
+
+    By itself it takes that of the host name's address, which on many systems is 127.0.1.1.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    own, first = networks[ranks.rank], networks[0]
+    if len(set(networks)) == 1:
+        name = interface_of("127.0.0.1")
+    elif own == first:
+        name = interface_of(store.get("address of the first").decode())
+    else:
+        store.set("address of the first", socket.gethostbyname(address))
+        name = interface_towards(address, port)
+    if name is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def open_watch(store: dist.Store, ranks: Ranks, *, hosts: tuple[str, ...], address: str) -> Watch:
+    """Connect every rank's watch with rank 0's."""
+    if ranks.is_first:
+        key = secrets.token_bytes(16)
+        store.set("watch key", key.hex())
+        return watch_as_first(
+            hosts=hosts, key=key, publish=lambda port: store.set("watch port", str(port))
+        )
+    key = bytes.fromhex(store.get("watch key").decode())
+    port = int(store.get("watch port"))
+    return watch_as_other(ranks.rank, hosts=hosts, key=key, address=(address, port))
+
+
+@contextmanager
+def stdout_to_nowhere() -> Iterator[None]:
+    """Drop what C++ prints meanwhile."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

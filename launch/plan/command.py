@@ -1,0 +1,131 @@
+"""`python -m launch plan`: which cores, memory and environment each rank would get."""
+
+import io
+import json
+import socket
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+from launch.host.allowance import Allowance, read_allowance
+from launch.host.cpu_lists import format_cpu_list
+from launch.host.topology import Topology, read_topology
+from launch.pinning.binding import host_cpus
+from launch.pinning.environment import installed_openmp
+from launch.place import chosen_backend
+from launch.plan.as_json import plan_as_json
+from launch.plan.job_plan import make_plan
+from launch.plan.report import print_plan
+from launch.ranks import Ranks
+from launch.start.hosts import hosts_with_ranks
+from retinanet.config import Config
+from retinanet.config_file import load_config
+from retinanet.configured_place import core_request
+from retinanet.errors import InputError
+from retinanet.exit_codes import FINISHED
+from retinanet.output_files import require_free_json, write_whole
+
+NOT_PINNED = "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
+
+
+def plan_command(
+    *,
+    ranks: int | None,
+    hosts: str | None,
+    config: str,
+    overrides: list[str],
+    topology: Path | None,
+    cpus: frozenset[int] | None,
+    quota: float | None,
+    openmp: str | None,
+    backend: str | None,
+    json_file: Path | None,
+) -> int:
+    """Plan, print and write; returns the exit code.
+
+    Raises:
+        InputError: The ranks do not fit, or a file cannot be read or written.
+    """
+    require_free_json(json_file)
+    settings = load_config(config, overrides)
+    host = read_topology(topology)
+    allowance = allowance_for(host, described=topology is not None)
+    plan = make_plan(
+        host,
+        allowed=chosen_cpus(host.restricted(allowance.cpus), cpus),
+        quota=allowance.quota if quota is None else quota,
+        hosts=planned_hosts(hosts, ranks=ranks, topology=topology),
+        request=core_request(settings),
+        openmp=openmp or installed_openmp(),
+        backend=backend or chosen_backend(settings.distributed.backend),
+    )
+    if not settings.launch.pin:
+        plan = replace(plan, notes=(*plan.notes, NOT_PINNED))
+    print_plan(plan)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))
+    return FINISHED
+
+
+def print_plan_here(settings: Config, ranks: Ranks) -> None:
+    """The plan of a run that has been started: of the ranks on this host, where nothing binds them.
+
+    Its lines are YAML's comments, since they follow a configuration.
+
+    Raises:
+        InputError: The ranks do not fit.
+    """
+    host = read_topology()
+    allowance = read_allowance()
+    plan = make_plan(
+        host,
+        allowed=host.restricted(host_cpus(ranks)),
+        quota=allowance.quota,
+        hosts=((socket.gethostname(), ranks.local_size),),
+        request=core_request(settings),
+        openmp=installed_openmp(),
+        backend=chosen_backend(settings.distributed.backend),
+    )
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        print_plan(plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED)))
+    for line in shown.getvalue().splitlines():
+        print(f"# {line}".rstrip())
+
+
+def planned_hosts(
+    hosts: str | None, *, ranks: int | None, topology: Path | None
+) -> tuple[tuple[str, int], ...]:
+    """Those of `--hosts`, or one: this machine, or the one that a file describes."""
+    if hosts is not None:
+        return hosts_with_ranks(hosts, ranks=ranks)
+    name = socket.gethostname() if topology is None else topology.stem
+    return ((name, ranks or 1),)
+
+
+def allowance_for(host: Topology, *, described: bool) -> Allowance:
+    """What this process may use of this machine, or all of one that is described."""
+    if not described:
+        return read_allowance()
+    return Allowance(
+        cpus=frozenset(cpu.cpu for cpu in host.cpus),
+        quota=None,
+        memory_nodes=frozenset(cpu.node for cpu in host.cpus),
+    )
+
+
+def chosen_cpus(usable: Topology, cpus: frozenset[int] | None) -> Topology:
+    """Those of `--cpus`, if it was given.
+
+    Raises:
+        InputError: Some may not be used, or are not there; names those that may.
+    """
+    if cpus is None:
+        return usable
+    numbers = frozenset(cpu.cpu for cpu in usable.cpus)
+    if not cpus or not cpus <= numbers:
+        raise InputError(
+            f"--cpus {format_cpu_list(cpus)}: the host has no CPU "
+            f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
+        )
+    return usable.restricted(cpus)

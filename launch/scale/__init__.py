@@ -1,0 +1,1 @@
+"""`python -m launch scale`: the scaling study."""

@@ -1,0 +1,1 @@
+"""`python -m launch run`: hosts, mpirun and its families."""

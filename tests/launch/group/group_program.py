@@ -1,0 +1,96 @@
+"""What a job's ranks do in `test_process_group.py`: they join, and one of them ends badly, or none.
+
+group_program.py CASE TIMEOUT_S
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from launch.place import take_place
+from launch.placement.share import CoreRequest
+from launch.ranks import read_ranks
+from retinanet.command_line import run_command
+from retinanet.errors import InputError, NonFiniteLossError
+
+LONG = 100.0
+"""Longer than any test waits. [seconds]"""
+
+
+def main() -> int:
+    case, timeout_s = sys.argv[1], float(sys.argv[2])
+    ranks = read_ranks(os.environ)
+    place = take_place(
+        ranks,
+        request=CoreRequest(threads=1),
+        allocator="tuned",
+        backend="auto",
+        pinned="PIN" in os.environ,
+        timeout_s=timeout_s,
+    )
+    if case == "late" and ranks.rank == 1:
+        time.sleep(LONG)
+    from launch.group.process_group import ProcessGroup, joined
+
+    def exchange(group: ProcessGroup) -> int:
+        group.all_gather(0)
+        return 0
+
+    def only_on(rank: int, act: Callable[[], object], group: ProcessGroup) -> int:
+        if group.rank == rank:
+            time.sleep(0.5)  # the others are in their exchange, or at work
+            act()
+        if "busy" in case:
+            time.sleep(LONG)
+        return exchange(group)
+
+    def talk(group: ProcessGroup) -> int:
+        import torch
+
+        tensor = torch.full((2,), float(group.rank))
+        group.average([tensor])
+        copied = torch.full((2,), float(group.rank))
+        group.broadcast([copied])
+        said = {
+            "all_gather": group.all_gather(group.rank * 10),
+            "gather": group.gather(group.rank * 10),
+            "from_first": group.from_first(lambda: f"made by {group.rank}"),
+            "average": tensor.tolist(),
+            "broadcast": copied.tolist(),
+        }
+        sys.stdout.write(f"rank {group.rank}: {said}\n")  # whole, or lines would mix
+        return 0
+
+    def raises(error: BaseException) -> Callable[[], object]:
+        def act() -> None:
+            raise error
+
+        return act
+
+    def sends(number: signal.Signals) -> Callable[[], object]:
+        return lambda: os.kill(os.getpid(), number)
+
+    cases: dict[str, Callable[[ProcessGroup], int]] = {
+        "talk": talk,
+        "stopped": lambda group: 75,
+        "input": lambda group: only_on(1, raises(InputError("a.json: field: wrong")), group),
+        "input of all": lambda group: only_on(
+            group.rank, raises(InputError("a.json: field: wrong")), group
+        ),
+        "not finite": lambda group: only_on(1, raises(NonFiniteLossError("loss nan")), group),
+        "bug": lambda group: only_on(1, raises(LookupError("a bug")), group),
+        "bug of the first": lambda group: only_on(0, raises(LookupError("a bug")), group),
+        "killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
+        "busy, killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
+        "busy, first killed": lambda group: only_on(0, sends(signal.SIGKILL), group),
+        "busy, frozen": lambda group: only_on(1, sends(signal.SIGSTOP), group),
+        "stuck": lambda group: only_on(1, lambda: time.sleep(LONG), group),
+    }
+    with joined(place, timeout_s=timeout_s) as group:
+        return cases.get(case, exchange)(group)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
