@@ -65,6 +65,7 @@ def train(
     from retinanet.training.resume import require_same_settings, resume_training
     from retinanet.training.run import Run
     from retinanet.training.run_data import open_run_data
+    from retinanet.training.run_description import facts_of_ranks
     from retinanet.training.run_folder import claim_run_folder
     from retinanet.training.start import build_model, build_optimizer, starting_weights
 
@@ -98,7 +99,7 @@ def train(
             resume_training(run, checkpoint)
         run.prepare(engine)
         if group.is_first:
-            folder.begin(config_to_tree(config), resume=resume)
+            folder.begin(config_to_tree(config), ranks=facts_of_ranks(run), resume=resume)
         run.begin()
         return steps_and_evaluations(run)
 

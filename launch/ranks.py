@@ -51,6 +51,11 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
         return torchrun_ranks(found)
     if in_slurm_step(found):
         return slurm_ranks(found)
+    if "PMI_ID" in found:
+        raise InputError(
+            f"PMI_ID={found['PMI_ID']}: mpirun -pmi-port does not tell ranks how many they are; "
+            "start mpirun without -pmi-port"
+        )
     for size, rank in (("PMI_SIZE", "PMI_RANK"), ("WORLD_SIZE", "RANK")):
         if number(found, size, default=1) > 1:
             raise InputError(

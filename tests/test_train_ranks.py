@@ -89,6 +89,8 @@ def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: P
     assert "ranks   2 on " in finished.output and "gradients by shared memory" in finished.output
     assert "3/3" in finished.output
     assert finished.errors == ""
+    ranks = json.loads((run / "environment.json").read_text())["ranks"]
+    assert (ranks["size"], ranks["launcher"], ranks["exchange"]) == (2, "mpich", "shared memory")
 
 
 def test_two_ranks_start_as_one_does_with_all_their_images(finished: Ended, root: Path) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from retinanet.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
@@ -37,3 +39,30 @@ class StepPlan:
         """The epoch, and the batch in it, that follow after `step` steps."""
         epoch, steps = divmod(step, self.steps_per_epoch)
         return epoch, steps * self.gradient_accumulation
+
+
+def plan_steps(
+    *,
+    batches_per_epoch: int,
+    gradient_accumulation: int,
+    epochs: int,
+    max_steps: int | None,
+    evaluate_every: int,
+) -> StepPlan:
+    """The steps that a configuration asks for; see `StepPlan`.
+
+    Raises:
+        InputError: An epoch has fewer batches than a step.
+    """
+    if batches_per_epoch < gradient_accumulation:
+        raise InputError(
+            f"training.gradient_accumulation: {gradient_accumulation} batches a step, "
+            f"but an epoch has only {batches_per_epoch}; lower it or training.batch_size"
+        )
+    return StepPlan(
+        batches_per_epoch=batches_per_epoch,
+        gradient_accumulation=gradient_accumulation,
+        epochs=epochs,
+        max_steps=max_steps,
+        evaluate_every=evaluate_every,
+    )

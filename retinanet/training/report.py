@@ -8,9 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.group.process_group import ProcessGroup
-from launch.host.cpu_lists import format_cpu_list
-from launch.place import Place
 from retinanet.training.coco_metric import Evaluation
 
 SUMMARY_COLUMNS = (
@@ -23,27 +20,6 @@ SUMMARY_COLUMNS = (
 )
 
 CLASSES_SHOWN = 5
-
-
-def describe_ranks(group: ProcessGroup, place: Place, *, way: str, compress: str) -> dict[str, str]:
-    """How many ranks there are, who exchanges their gradients, and where rank 0 runs."""
-    share = place.pinned.share
-    cores = f"CPUs {format_cpu_list(share.cpus)}, memory of {nodes_named(share.nodes)}"
-    if not place.pinned.enabled:
-        cores = "where the system puts them (launch.pin=false)"
-    if group.size == 1:
-        return {"cores": cores}
-    hosts = list(dict.fromkeys(group.hosts))
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
-    by = f"gradients by {way}" + (" in bf16" if compress == "bf16" else "")
-    if way == "gloo":
-        by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
-    return {"ranks": f"{group.size} on {where}, {by}", "cores": f"rank 0: {cores}"}
-
-
-def nodes_named(nodes: Sequence[int]) -> str:
-    """Such as `node 0` or `nodes 0-1`."""
-    return f"node{'s' if len(nodes) > 1 else ''} {format_cpu_list(nodes)}"
 
 
 def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) -> None:

@@ -67,8 +67,8 @@ def resume_training(run: Run, checkpoint: Checkpoint) -> None:
     if position.steps_per_epoch != run.plan.steps_per_epoch:
         raise InputError(
             f"{checkpoint.folder}: cannot be resumed: an epoch had {position.steps_per_epoch} "
-            f"steps and would have {run.plan.steps_per_epoch}: the number of training images "
-            "changed; use the same annotations, or another run.name"
+            f"steps and would have {run.plan.steps_per_epoch}: the number of ranks or of training "
+            "images changed; use as many ranks and the same annotations, or another run.name"
         )
     checkpoint.load_training_state(run.model, run.optimizer)
     run.step = position.step

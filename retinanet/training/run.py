@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
@@ -15,7 +14,6 @@ from retinanet.command_line import resuming_command
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
-from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.agreement import (
@@ -31,8 +29,9 @@ from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
-from retinanet.training.plan import StepPlan
-from retinanet.training.report import describe_ranks, describe_run
+from retinanet.training.plan import plan_steps
+from retinanet.training.report import describe_run
+from retinanet.training.run_description import described
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord
 from retinanet.training.schedule import learning_rate_factor
@@ -83,7 +82,13 @@ class Run:
             rank=self.group.rank,
             ranks=self.group.size,
         )
-        self.plan = plan_steps(config, batches_per_epoch=len(self.loading.batches))
+        self.plan = plan_steps(
+            batches_per_epoch=len(self.loading.batches),
+            gradient_accumulation=training.gradient_accumulation,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+            evaluate_every=config.evaluation.every,
+        )
         self.step = 0
         self.record: RunRecord | SilentRecord = SilentRecord()
         self.exchange: GradientExchange | None = None
@@ -136,40 +141,9 @@ class Run:
             first_step=self.step,
             target_map=self.config.training.target_map,
         )
-        describe_run(self.console, self.description_rows())
+        describe_run(self.console, described(self))
         for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
             self.console.print(f"note: {note}", soft_wrap=True)
-
-    def description_rows(self) -> dict[str, object]:
-        """What a person reads at the start."""
-        training, size = self.config.training, self.config.data.image_size
-        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
-        without_boxes = len(self.data.train.annotations) - len(self.data.train)
-        skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
-        ranks = f"{self.group.size} ranks × " if self.group.size > 1 else ""
-        threads = torch.get_num_threads()
-        rows: dict[str, object] = {
-            "run": self.folder.path,
-            "data": f"{len(self.data.train)} training images{skipped}, "
-            f"{len(self.data.validation)} for validation, "
-            f"{self.description.num_classes} class indices",
-            "images": self.loading.describe(),
-            "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million parameters that train, "
-            f"{self.description.norm} norms",
-            "steps": f"{self.plan.total_steps} of {ranks}{training.batch_size} × "
-            f"{training.gradient_accumulation} images, {size}×{size} pixels, "
-            f"{self.description.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
-            f"engine {self.engine}",
-            **describe_ranks(
-                self.group,
-                self.place,
-                way=self.exchange.way if self.exchange else "",
-                compress=self.config.distributed.compress,
-            ),
-        }
-        if self.step:
-            rows["resumed"] = f"after step {self.step}"
-        return rows
 
     def evaluation_is_due(self) -> bool:
         """Whether the weights as they are should be evaluated before training goes on."""
@@ -327,24 +301,3 @@ class Run:
             example=self.data.validation.image_folder
             / self.data.validation.annotations.file_names[0],
         )
-
-
-def plan_steps(config: Config, *, batches_per_epoch: int) -> StepPlan:
-    """The steps that a configuration asks for.
-
-    Raises:
-        InputError: An epoch has fewer batches than a step.
-    """
-    training = config.training
-    if batches_per_epoch < training.gradient_accumulation:
-        raise InputError(
-            f"training.gradient_accumulation: {training.gradient_accumulation} batches a step, "
-            f"but an epoch has only {batches_per_epoch}; lower it or training.batch_size"
-        )
-    return StepPlan(
-        batches_per_epoch=batches_per_epoch,
-        gradient_accumulation=training.gradient_accumulation,
-        epochs=training.epochs,
-        max_steps=training.max_steps,
-        evaluate_every=config.evaluation.every,
-    )

@@ -70,8 +70,11 @@ class RunFolder:
         """Drawn scenes, in OpenImages' tree."""
         return self.path / "scenes"
 
-    def begin(self, config: dict[str, Any], *, resume: bool) -> None:
-        """Write down what is about to run; unless it resumes, remove an earlier run's work."""
+    def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
+        """Write down what is about to run; unless it resumes, remove an earlier run's work.
+
+        `ranks`: how many, where, and how they exchange gradients, for whoever reads the numbers.
+        """
         if not resume:
             for name in OWN_FOLDERS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -81,8 +84,9 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         with (self.path / "config.yaml").open("w", encoding="utf-8") as file:
             YAML().dump(config, file)
-        environment = json.dumps(environment_of(command_line()), indent=1)
-        (self.path / "environment.json").write_text(environment, encoding="utf-8")
+        environment = {**environment_of(command_line()), "ranks": ranks}
+        text = json.dumps(environment, indent=1)
+        (self.path / "environment.json").write_text(text, encoding="utf-8")
 
 
 def environment_of(command: list[str]) -> dict[str, Any]:

@@ -218,3 +218,8 @@ def test_two_ranks_of_a_real_launcher(launcher: str, command: list[str]) -> None
         repr(Ranks(rank=rank, size=2, local_rank=rank, local_size=2, launcher=launcher))
         for rank in (0, 1)
     ]
+
+
+def test_ranks_that_are_not_told_their_number_are_no_trainings_of_their_own() -> None:
+    with pytest.raises(InputError, match=r"^PMI_ID=1: .* without -pmi-port"):
+        read_ranks({"PMI_ID": "1", "PMI_PORT": "node1:40000"})

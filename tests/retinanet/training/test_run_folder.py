@@ -42,7 +42,7 @@ def test_a_mistake_found_after_the_start_loses_no_work(tmp_path: Path) -> None:
         pytest.raises(InputError),
         claim_run_folder(path, resume=False, overwrite=False) as folder,
     ):
-        folder.begin({}, resume=False)
+        folder.begin({}, ranks={"size": 1}, resume=False)
         (folder.checkpoints / "step-000001").mkdir()
         raise InputError("a damaged image in the third epoch")
     assert (path / "checkpoints" / "step-000001").is_dir()
@@ -93,7 +93,7 @@ def test_beginning_anew_removes_the_earlier_work_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
     with claim_run_folder(tmp_path, resume=False, overwrite=True) as folder:
-        folder.begin({"run": {"name": "x"}}, resume=False)
+        folder.begin({"run": {"name": "x"}}, ranks={"size": 1}, resume=False)
     assert not list(tmp_path.glob("[a-z]*/old")) or [
         path.parent.name for path in tmp_path.glob("[a-z]*/old")
     ] == ["scenes"]
@@ -107,14 +107,14 @@ def test_resuming_keeps_the_earlier_work(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last" / "state.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("old")
     with claim_run_folder(tmp_path, resume=True, overwrite=False) as folder:
-        folder.begin({}, resume=True)
+        folder.begin({}, ranks={"size": 1}, resume=True)
     assert (tmp_path / "metrics.jsonl").read_text() == "old"
     assert (tmp_path / "checkpoints" / "last" / "state.json").exists()
 
 
 def test_configuration_and_environment_are_written_down(tmp_path: Path) -> None:
     with claim_run_folder(tmp_path / "mine", resume=False, overwrite=False) as folder:
-        folder.begin({"training": {"learning_rate": 1e-4}}, resume=False)
+        folder.begin({"training": {"learning_rate": 1e-4}}, ranks={"size": 1}, resume=False)
     config = YAML(typ="safe").load((tmp_path / "mine" / "config.yaml").read_text())
     assert config == {"training": {"learning_rate": 1e-4}}
     environment = json.loads((tmp_path / "mine" / "environment.json").read_text())

@@ -1,0 +1,73 @@
+"""What a run says of itself at its start: to a person, and to whoever reads its numbers later."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from launch.host.cpu_lists import format_cpu_list
+
+if TYPE_CHECKING:
+    from retinanet.training.run import Run
+
+
+def described(run: "Run") -> dict[str, object]:
+    """Rows for the console."""
+    training, size = run.config.training, run.config.data.image_size
+    trained = sum(one.numel() for one in run.model.parameters() if one.requires_grad)
+    without_boxes = len(run.data.train.annotations) - len(run.data.train)
+    skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
+    ranks = f"{run.group.size} ranks × " if run.group.size > 1 else ""
+    threads = torch.get_num_threads()
+    rows: dict[str, object] = {
+        "run": run.folder.path,
+        "data": f"{len(run.data.train)} training images{skipped}, "
+        f"{len(run.data.validation)} for validation, "
+        f"{run.description.num_classes} class indices",
+        "images": run.loading.describe(),
+        "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million parameters that train, "
+        f"{run.description.norm} norms",
+        "steps": f"{run.plan.total_steps} of {ranks}{training.batch_size} × "
+        f"{training.gradient_accumulation} images, {size}×{size} pixels, "
+        f"{run.description.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
+        f"engine {run.engine}",
+        **described_ranks(run),
+    }
+    if run.step:
+        rows["resumed"] = f"after step {run.step}"
+    return rows
+
+
+def described_ranks(run: "Run") -> dict[str, object]:
+    """How many ranks there are, what exchanges their gradients, and where rank 0 runs."""
+    group, place, way = run.group, run.place, way_of(run)
+    share = place.pinned.share
+    nodes = f"node{'s' if len(share.nodes) > 1 else ''} {format_cpu_list(share.nodes)}"
+    cores = f"CPUs {format_cpu_list(share.cpus)}, memory of {nodes}"
+    if not place.pinned.enabled:
+        cores = "where the system puts them (launch.pin=false)"
+    if group.size == 1:
+        return {"cores": cores}
+    hosts = list(dict.fromkeys(group.hosts))
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
+    by = f"gradients by {way}" + (" in bf16" if run.config.distributed.compress == "bf16" else "")
+    if way == "gloo":
+        by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
+    return {"ranks": f"{group.size} on {where}, {by}", "cores": f"rank 0: {cores}"}
+
+
+def facts_of_ranks(run: "Run") -> dict[str, Any]:
+    """How many there are, where, and how they exchange gradients; rank 0's CPUs for all."""
+    return {
+        "size": run.group.size,
+        "hosts": list(run.group.hosts),
+        "launcher": run.place.ranks.launcher,
+        "exchange": way_of(run),
+        "pinned": run.place.pinned.enabled,
+        "cpus_of_rank_0": list(run.place.pinned.share.cpus),
+        "environment_of_rank_0": dict(run.place.pinned.environment),
+    }
+
+
+def way_of(run: "Run") -> str:
+    """`shared memory`, `gloo`, `ccl`; `none` for one rank."""
+    return run.exchange.way if run.exchange else "none"
