@@ -32,8 +32,8 @@ def require_free_json(json_file: Path | None) -> None:
         require_free([json_file], overwrite=False, advice="give --json another file")
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file under a temporary name, then give it its own.
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, then give it its own; text in UTF-8.
 
     Raises:
         InputError: It cannot be written there.
@@ -41,7 +41,7 @@ def write_whole(file: Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.replace(file)
     except OSError as error:
         raise InputError(f"{file}: cannot be written: {error.strerror}") from error

@@ -1,5 +1,6 @@
 """The chart of a scaling study."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter, StrMeth
 
 from launch.scale.combinations import count_threads
 from launch.scale.numbers import Measured
-from retinanet.errors import InputError
+from retinanet.output_files import write_whole
 
 COLOURS = ("#3c8ddc", "#e6194b", "#2f9e44", "#f08c00", "#9c36b5", "#333333")
 LARGEST_SHARE_SHOWN = 0.10
@@ -43,13 +44,9 @@ def draw_chart(measured: Sequence[Measured], file: Path, *, title: str, weak: bo
     draw_throughput(left, lines(measured), ranks)
     left.set_title(f"throughput, the same number of images {'a rank' if weak else 'in all'}")
     draw_communication(right, measured)
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, format="png")
-        partial.replace(file)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_whole(file, png.getvalue())
 
 
 def lines(measured: Sequence[Measured]) -> dict[int, list[Measured]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from launch.host.allowance import read_allowance
 from launch.host.topology import read_topology
-from launch.place import chosen_backend
 from launch.scale.combinations import Combination, combine
 from launch.scale.output import Asked, put_out_study
 from launch.scale.report import misfits
@@ -70,7 +69,6 @@ def scale_command(
         config_name=config,
         overrides=overrides,
         config=settings,
-        backend=chosen_backend(settings.distributed.backend),
         global_batch=global_batch,
         steps=steps,
         warm_up=warm_up,

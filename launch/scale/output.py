@@ -26,8 +26,6 @@ class Asked:
     config_name: str
     overrides: Sequence[str]
     config: Config
-    backend: str
-    """`gloo` or `ccl`."""
     global_batch: int | None
     """Images of all ranks in a step, where it is the same for all combinations."""
     steps: int
@@ -80,7 +78,7 @@ def workload_json(
         "overrides": list(asked.overrides),
         "image_size": asked.config.data.image_size,
         "precision": asked.config.engine.precision,
-        "backend": asked.backend,
+        "exchange": ways(study.measured),
         "compress": asked.config.distributed.compress,
         "global_batch": asked.global_batch,
         "steps": asked.steps,
@@ -91,6 +89,11 @@ def workload_json(
         "ended_by": study.ended_by or None,
         "combinations": combinations_json(combinations, study.measured, weak=asked.is_weak),
     }
+
+
+def ways(measured: Sequence[Measured]) -> list[str]:
+    """The ways that gradients took, of all combinations of several ranks."""
+    return sorted({job[0].way for one in measured for job in one.jobs if len(job) > 1})
 
 
 def draw(measured: Sequence[Measured], chart: Path, asked: Asked) -> None:
@@ -110,6 +113,6 @@ def draw(measured: Sequence[Measured], chart: Path, asked: Asked) -> None:
         measured,
         chart,
         title=f"{images} of {size}×{size}, {precision}; gradients travel in {travels} by "
-        f"{asked.backend}; {environment()['cpu']}",
+        f"{' and '.join(ways(measured)) or 'none'}; {environment()['cpu']}",
         weak=asked.is_weak,
     )

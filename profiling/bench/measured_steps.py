@@ -132,5 +132,6 @@ def measure(
         data_seconds=[one.data_seconds for one in found],
         exchange_seconds=[one.exchange_seconds for one in found],
         held_back_seconds=[one.seconds for one in between],
+        way=exchange.way if exchange else "none",
         notes=list(group.notes),
     )

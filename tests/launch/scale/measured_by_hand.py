@@ -25,6 +25,7 @@ def rank_steps(
         data_seconds=list(data) or nothing,
         exchange_seconds=list(exchange) or nothing,
         held_back_seconds=list(held_back),
+        way="shared memory",
         notes=list(notes),
     )
 

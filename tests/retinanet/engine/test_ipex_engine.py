@@ -174,7 +174,10 @@ def test_asking_for_ipex_where_it_is_not_installed_ends_with_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGE, None)
-    monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, f"run.root={tmp_path}"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
+    # torch is loaded already, so nothing is pinned.
+    words = [*SETTINGS, f"run.root={tmp_path}", "launch.pin=false"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
     assert run_command(main) == 2
     assert capsys.readouterr().err == (
         "error: engine.name: ipex is not installed; run `make ipex`, or set engine.name=torch\n"
