@@ -8,6 +8,7 @@ neighbours have mapped too, and sums theirs from there.
 import ctypes
 import mmap
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ SOURCE = Path(__file__).parent / "csrc" / "shared_gradients.cpp"
 
 LINE = 64
 """A processor's cache line: each flag has one of its own. [bytes]"""
-LARGEST_BUCKETS = 1024
-HEADER = LINE * LARGEST_BUCKETS
+LARGEST_BUCKETS = 1023
+NAME_AT = LINE * LARGEST_BUCKETS
+"""Where each rank's memory carries a name, behind the flags. [bytes]"""
+NAME_BYTES = 16
+HEADER = NAME_AT + LINE
 
 Gather = Callable[[Any], list[Any]]
 """Everybody's value, in order of rank."""
@@ -150,25 +154,30 @@ class SharedMemory:
         self.size = size
         self.own = os.memfd_create("gradients")
         os.posix_fallocate(self.own, 0, HEADER + size)
+        self._name = secrets.token_bytes(NAME_BYTES)
+        os.pwrite(self.own, self._name, NAME_AT)
         self.addresses: list[int] = []
         self._maps: list[mmap.mmap] = []
 
-    def map_all(self, places: list[str]) -> None:
-        """Map that of every rank, of the names that `place` gave there.
+    def map_all(self, places: list[tuple[str, bytes]]) -> None:
+        """Map that of every rank, by what `place` gave there.
 
         Raises:
-            OSError: One cannot be seen from here.
+            OSError: One cannot be seen from here, or its number is another process's: containers
+                may number processes each for itself.
         """
-        for place in places:
-            with Path(place).open("r+b", buffering=0) as file:
+        for path, name in places:
+            with Path(path).open("r+b", buffering=0) as file:
+                if os.pread(file.fileno(), NAME_BYTES, NAME_AT) != name:
+                    raise FileNotFoundError(f"{path}: not the memory of a rank")
                 mapped = mmap.mmap(file.fileno(), HEADER + self.size)
             self._maps.append(mapped)
             self.addresses.append(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
 
     @property
-    def place(self) -> str:
-        """The name by which other processes of this user can open this rank's, while it is open."""
-        return f"/proc/{os.getpid()}/fd/{self.own}"
+    def place(self) -> tuple[str, bytes]:
+        """The path at which other processes of this user can open it while it is open; its name."""
+        return f"/proc/{os.getpid()}/fd/{self.own}", self._name
 
 
 def share_gradients(
@@ -210,7 +219,7 @@ def share_gradients(
     )
 
 
-def mapped_by(memory: SharedMemory, places: list[str]) -> bool:
+def mapped_by(memory: SharedMemory, places: list[tuple[str, bytes]]) -> bool:
     """Whether this rank sees everybody's memory; now it has it mapped."""
     try:
         memory.map_all(places)

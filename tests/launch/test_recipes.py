@@ -97,13 +97,26 @@ def test_a_container_of_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "restarts", "said"),
     [
-        ("0", "0", ["--cpu-bind=none .venv/bin/python train.py --config coco.yaml"]),
+        (
+            "0",
+            "0",
+            ["--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml"],
+        ),
         (
             "75",
             "0",
-            ["--cpu-bind=none .venv/bin/python train.py --config coco.yaml", "requeue 17"],
+            [
+                "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml",
+                "requeue 17",
+            ],
         ),
-        ("3", "2", ["--cpu-bind=none .venv/bin/python train.py --config coco.yaml --resume"]),
+        (
+            "3",
+            "2",
+            [
+                "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml --resume"
+            ],
+        ),
     ],
 )
 def test_a_slurm_job_queues_itself_again_after_a_checkpoint_and_resumes(
@@ -118,6 +131,8 @@ def test_a_slurm_job_queues_itself_again_after_a_checkpoint_and_resumes(
         SLURM_SUBMIT_DIR=str(REPOSITORY),
         SLURM_JOB_ID="17",
         SLURM_RESTART_COUNT=restarts,
+        SLURM_CPUS_ON_NODE="112",
+        SLURM_NTASKS_PER_NODE="8",
     )
     assert done.stdout.splitlines() == said
     assert done.returncode == (0 if status == "75" else int(status))

@@ -132,12 +132,24 @@ def test_parts_that_all_have_written_are_there_before_the_last() -> None:
     assert early.done()
 
 
-@pytest.mark.parametrize("place", [None, "/proc/self/fd/9999", "/proc/1/fd/9999"])
-def test_without_the_others_memory_there_is_no_sharing(place: str | None) -> None:
-    of_the_other = iter([place, False])
+@pytest.mark.parametrize("path", [None, "/proc/self/fd/9999", "/proc/1/fd/9999"])
+def test_without_the_others_memory_there_is_no_sharing(path: str | None) -> None:
+    of_the_other = iter([path and (path, bytes(16)), False])
 
     def gather(value: Any) -> list[Any]:
         return [value, next(of_the_other)]
+
+    made = share_gradients(gather, rank=0, values=10, compress=False, timeout_s=1)
+    assert made is None
+
+
+def test_a_process_that_only_has_the_number_of_the_other_is_not_taken_for_it() -> None:
+    # As in two containers in which both ranks are process 7: each would find its own memory.
+    def gather(value: Any) -> list[Any]:
+        if isinstance(value, bool):
+            return [value, True]
+        path, _ = value
+        return [value, (path, b"name of another!")]
 
     made = share_gradients(gather, rank=0, values=10, compress=False, timeout_s=1)
     assert made is None
