@@ -94,29 +94,15 @@ def test_a_container_of_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
         assert f"train.py --config coco.yaml run.name=a b data.root=/d run.root={runs}\n" in words
 
 
+SRUN = "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml"
+
+
 @pytest.mark.parametrize(
     ("status", "restarts", "said"),
     [
-        (
-            "0",
-            "0",
-            ["--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml"],
-        ),
-        (
-            "75",
-            "0",
-            [
-                "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml",
-                "requeue 17",
-            ],
-        ),
-        (
-            "3",
-            "2",
-            [
-                "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml --resume"
-            ],
-        ),
+        ("0", "0", [SRUN]),
+        ("75", "0", [SRUN, "requeue 17"]),
+        ("3", "2", [f"{SRUN} --resume"]),
     ],
 )
 def test_a_slurm_job_queues_itself_again_after_a_checkpoint_and_resumes(
