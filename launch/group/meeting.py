@@ -116,12 +116,9 @@ def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
     port, addresses, network_of_first = world.bcast(entry)
     if network == network_of_first:
         addresses = ("127.0.0.1", *addresses)
-    said = world.allgather((socket.gethostname(), ranks.local_rank, os.sched_getaffinity(0)))
-    neighbours = sorted(
-        (local_rank, frozenset(cpus))
-        for host, local_rank, cpus in said
-        if host == socket.gethostname()
-    )
+    own = (socket.gethostname(), network)
+    said = world.allgather((own, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
+    neighbours = sorted((rank, cpus) for host, rank, cpus in said if host == own)
     return Meeting(
         addresses=addresses,
         port=port,
