@@ -10,19 +10,33 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def number_or_auto(value: object, *, least: int) -> object:
-    """Refuse what is neither a number from `least` on, nor `auto`."""
-    if value != "auto" and not (type(value) is int and value >= least):
-        advice = "input should be a number from {least} on, or auto"
-        raise PydanticCustomError("number_or_auto", advice, {"least": least})
-    return value
+def number_or_auto(*, least: int) -> BeforeValidator:
+    """Refuse what is neither a number from `least` on, nor `auto`.
+
+    It says both at once: of two kinds, pydantic's own words name one.
+    """
+
+    def require(value: object) -> object:
+        if value != "auto" and not (type(value) is int and value >= least):
+            advice = "input should be a number from {least} on, or auto"
+            raise PydanticCustomError("number_or_auto", advice, {"least": least})
+        return value
+
+    return BeforeValidator(require)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -75,16 +89,10 @@ class DataConfig:
     """An image that cannot be read: end the run, or let another stand in for it. [name]"""
     bad_image_limit: Annotated[int, Field(ge=1)] = 100
     """With on_bad_image=skip the run ends after so many all the same. [images]"""
-    workers: int | Literal["auto"] = "auto"
+    workers: Annotated[int | Literal["auto"], number_or_auto(least=0)] = "auto"
     """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
     reserve_cores: Annotated[int, Field(ge=0)] = 0
     """Cores of a rank that only load images; the training has the others. [cores]"""
-
-    @field_validator("workers", mode="before")
-    @classmethod
-    def require_number_or_auto(cls, workers: object) -> object:
-        """Say both at once: of two kinds, pydantic's words name one."""
-        return number_or_auto(workers, least=0)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -185,16 +193,10 @@ class LaunchConfig:
 
     pin: bool = True
     """Keep each rank on cores and memory of its own; false: where the system puts it. [bool]"""
-    threads: int | Literal["auto"] = "auto"
+    threads: Annotated[int | Literal["auto"], number_or_auto(least=1)] = "auto"
     """Compute threads of a rank, one a core; auto: all cores of its share. [threads]"""
     comm_cores: Annotated[int, Field(ge=0)] = 0
     """Cores of a rank that only exchange gradients; best with ccl on many cores. [cores]"""
-
-    @field_validator("threads", mode="before")
-    @classmethod
-    def require_number_or_auto(cls, threads: object) -> object:
-        """Say both at once: of two kinds, pydantic's words name one."""
-        return number_or_auto(threads, least=1)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

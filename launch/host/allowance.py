@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launch.host.cgroups import read_quota
 from launch.host.cpu_lists import parse_cpu_list
+from launch.host.proc_files import read_status
 
 PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -39,11 +40,4 @@ def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allow
 
 def read_memory_nodes(status: Path) -> frozenset[int]:
     """The list that follows `Mems_allowed_list:`; empty where there is none."""
-    try:
-        lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        if line.startswith("Mems_allowed_list:"):
-            return parse_cpu_list(line.partition(":")[2])
-    return frozenset()
+    return parse_cpu_list(read_status(status).get("Mems_allowed_list", ""))

@@ -7,6 +7,8 @@ https://docs.kernel.org/scheduler/sched-bwc.html describe the files.
 
 from pathlib import Path
 
+from launch.host.proc_files import read_text
+
 
 def read_quota(*, process: Path, cgroups: Path) -> float | None:
     """CPUs' worth of time that a process may use; None: no limit, or none that can be read.
@@ -61,11 +63,3 @@ def quota_of(group: Path) -> float | None:
     if len(words) != 2 or not all(word.isdigit() and int(word) > 0 for word in words):
         return None  # `max` in version 2 and -1 in version 1 are no limit
     return int(words[0]) / int(words[1])
-
-
-def read_text(file: Path) -> str:
-    """The file's text; empty where it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

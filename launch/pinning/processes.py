@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launch.host.cpu_lists import parse_cpu_list
+from launch.host.proc_files import read_status, read_text
 
 DAEMONS = {
     "hydra_pmi_proxy",
@@ -44,7 +45,7 @@ def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
         processes: Where /proc is mounted.
         cgroups: Where control groups are mounted.
     """
-    for line in read_lines(processes / "self" / "cgroup"):
+    for line in read_text(processes / "self" / "cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers == "cpuset":
             file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
@@ -52,7 +53,7 @@ def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
             file = cgroups / path.strip("/") / "cpuset.cpus.effective"
         else:
             continue
-        if found := "".join(read_lines(file)):
+        if found := read_text(file):
             return parse_cpu_list(found)
     return frozenset()
 
@@ -64,17 +65,3 @@ def thread_affinities() -> dict[int, set[int]]:
         with suppress(ProcessLookupError):  # it has ended meanwhile
             found[number] = os.sched_getaffinity(number)
     return found
-
-
-def read_status(file: Path) -> dict[str, str]:
-    """The fields of a process's or a thread's status; none where it cannot be read."""
-    pairs = (line.partition(":") for line in read_lines(file))
-    return {name: value.strip() for name, _, value in pairs}
-
-
-def read_lines(file: Path) -> list[str]:
-    """The lines of a file; none where it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from launch.pinning.binding import host_cpus
 from launch.pinning.environment import installed_openmp
 from launch.place import chosen_backend
 from launch.plan.as_json import plan_as_json
-from launch.plan.job_plan import make_plan
+from launch.plan.job_plan import Plan, make_plan
 from launch.plan.report import print_plan
 from launch.ranks import Ranks
 from launch.start.hosts import hosts_with_ranks
@@ -50,17 +51,15 @@ def plan_command(
     settings = load_config(config, overrides)
     host = read_topology(topology)
     allowance = allowance_for(host, described=topology is not None)
-    plan = make_plan(
+    plan = configured_plan(
+        settings,
         host,
         allowed=chosen_cpus(host.restricted(allowance.cpus), cpus),
         quota=allowance.quota if quota is None else quota,
         hosts=planned_hosts(hosts, ranks=ranks, topology=topology),
-        request=core_request(settings),
-        openmp=openmp or installed_openmp(),
-        backend=backend or chosen_backend(settings.distributed.backend),
+        openmp=openmp,
+        backend=backend,
     )
-    if not settings.launch.pin:
-        plan = replace(plan, notes=(*plan.notes, NOT_PINNED))
     print_plan(plan)
     if json_file is not None:
         write_whole(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))
@@ -76,21 +75,45 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         InputError: The ranks do not fit.
     """
     host = read_topology()
-    allowance = read_allowance()
-    plan = make_plan(
+    plan = configured_plan(
+        settings,
         host,
         allowed=host.restricted(host_cpus(ranks)),
-        quota=allowance.quota,
+        quota=read_allowance().quota,
         hosts=((socket.gethostname(), ranks.local_size),),
-        request=core_request(settings),
-        openmp=installed_openmp(),
-        backend=chosen_backend(settings.distributed.backend),
     )
     shown = io.StringIO()
     with redirect_stdout(shown):
-        print_plan(plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED)))
+        print_plan(plan)
     for line in shown.getvalue().splitlines():
         print(f"# {line}".rstrip())
+
+
+def configured_plan(
+    settings: Config,
+    host: Topology,
+    *,
+    allowed: Topology,
+    quota: float | None,
+    hosts: Sequence[tuple[str, int]],
+    openmp: str | None = None,
+    backend: str | None = None,
+) -> Plan:
+    """`make_plan` with a configuration's wishes; None: what is installed here.
+
+    Raises:
+        InputError: The ranks do not fit.
+    """
+    plan = make_plan(
+        host,
+        allowed=allowed,
+        quota=quota,
+        hosts=hosts,
+        request=core_request(settings),
+        openmp=openmp or installed_openmp(),
+        backend=backend or chosen_backend(settings.distributed.backend),
+    )
+    return plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED))
 
 
 def planned_hosts(

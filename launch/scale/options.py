@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from launch.scale.command import scale_command
+from launch.start.where import add_where
 from retinanet.command_line import add_json_option, add_overrides, positive
 
 ABOUT = """\
@@ -54,7 +55,7 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             name, type=numbers, default=(1, 2, 4), metavar="A,B", help=f"{what} (default: 1,2,4)"
         )
     add_workload_options(parser)
-    add_place_options(parser)
+    add_where(parser, hosts_help="hosts that share the ranks evenly; all are alike")
     add_json_option(parser, "write everything here too, and the chart beside it")
     parser.add_argument(
         "--chart",
@@ -86,18 +87,6 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     ):
         help_text = f"{what} (default: {default})"
         parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
-
-
-def add_place_options(parser: argparse.ArgumentParser) -> None:
-    """Where the ranks run, and what starts them."""
-    hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument(
-        "--hosts", metavar="A,B", help="hosts that share the ranks evenly; all are alike"
-    )
-    hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file")
-    parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
-    )
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ from launch.start.hosts import hosts_with_ranks
 from launch.start.mpirun import choose_mpirun
 from launch.start.mpirun_command import by_this_python, mpirun_command
 from launch.start.relay import become, run_with_gentle_stop
+from launch.start.where import add_where
 from retinanet.command_line import positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
@@ -51,14 +52,7 @@ def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--np", dest="ranks", type=positive, required=True, metavar="N", help="ranks on all hosts"
     )
-    hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument(
-        "--hosts", metavar="A,B", help="hosts, with ranks of each if not even: A:8,B:4"
-    )
-    hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file")
-    parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
-    )
+    add_where(parser, hosts_help="hosts, with ranks of each if not even: A:8,B:4")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs"

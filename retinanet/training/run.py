@@ -262,7 +262,8 @@ class Run:
 
         Rank 0 writes, and all ranks call it.
         """
-        average_norms(self.group, self.model)
+        if self.map_here is None:  # else they are as they were evaluated
+            average_norms(self.group, self.model)
         is_best = self.map_here is not None and (
             self.best_map is None or self.map_here > self.best_map
         )

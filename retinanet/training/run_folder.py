@@ -127,7 +127,8 @@ def claim_run_folder(
         InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
             nothing that could be resumed, or it cannot be written.
     """
-    if group and not group.is_first:
+    group = group or ProcessGroup()
+    if not group.is_first:
         group.barrier()
         yield RunFolder(path)
         return
@@ -140,8 +141,7 @@ def claim_run_folder(
         raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
     with lock:
         take_lock(lock, path)
-        if group:
-            group.barrier()
+        group.barrier()
         try:
             yield RunFolder(path)
         except InputError:
