@@ -1,1 +1,1 @@
-"""Logs that oneDNN writes when ONEDNN_VERBOSE is set: reading them, and the work in them. No torch."""
+"""Logs that oneDNN writes when ONEDNN_VERBOSE is set: reading them, the work in them. No torch."""

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-ROLES_WITH_UNDERSCORE = ("diff_", "src_", "dst_", "bia_", "wei_")
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryDescriptor:

@@ -1,0 +1,1 @@
+"""Running a log's problems again, alone: what the hardware can do with each."""
