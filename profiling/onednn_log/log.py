@@ -23,20 +23,21 @@ class Calls:
 
     count: int = 0
     total_ms: float = 0.0
-    least_ms: float = float("inf")
-    most_ms: float = 0.0
 
     @property
     def mean_ms(self) -> float:
         """Milliseconds a call."""
         return self.total_ms / self.count
 
+    def add_one(self, milliseconds: float) -> None:
+        """Take in a call."""
+        self.count += 1
+        self.total_ms += milliseconds
+
     def add(self, other: "Calls") -> None:
         """Take in the calls of another place."""
         self.count += other.count
         self.total_ms += other.total_ms
-        self.least_ms = min(self.least_ms, other.least_ms)
-        self.most_ms = max(self.most_ms, other.most_ms)
 
 
 @dataclass(frozen=True, slots=True)

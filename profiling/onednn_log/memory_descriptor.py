@@ -1,5 +1,7 @@
 """Descriptions of tensors as oneDNN's log has them."""
 
+import functools
+import re
 from dataclasses import dataclass
 
 
@@ -32,3 +34,37 @@ class MemoryDescriptor:
         """The tag, or the kind where there is none; with strides where they are not dense."""
         name = self.tag or self.kind
         return f"{name}({self.strides})" if self.strides else name
+
+
+TYPE = (
+    r"undef|f64|f32|tf32|bf16|f16|f8_e5m2|f8_e4m3|f4_e2m1|f4_e3m0|e8m0|s64|s32|s8|u8|s4|u4|boolean"
+)
+NEW_SPELLING = re.compile(rf"(?P<role>[a-z]\w*):(?P<type>{TYPE})(?::(?P<rest>.*))?")
+OLD_SPELLING = re.compile(rf"(?P<role>[a-z]\w*?)_(?P<type>{TYPE}):(?P<rest>.*)")
+FLAGS = re.compile(r"f\d+(_mask\d+)?")
+
+
+@functools.cache
+def parse_memory(text: str) -> MemoryDescriptor:
+    """Read `src_f32::blocked:abcd:f0` (1.x to 3.6) or `src:f32::blocked:abcd::f0` (from 3.7 on).
+
+    Raises:
+        ValueError: It is neither.
+    """
+    found = OLD_SPELLING.fullmatch(text) or NEW_SPELLING.fullmatch(text)
+    if not found:
+        raise ValueError(f"not a memory descriptor: {text}")
+    properties, kind, *rest = [*(found["rest"] or "").split(":"), "", ""][:12]
+    first_flag = next(
+        (place for place, part in enumerate(rest) if FLAGS.fullmatch(part)), len(rest)
+    )
+    tag, strides = [*rest[:first_flag], "", ""][:2]
+    return MemoryDescriptor(
+        role=found["role"],
+        type=found["type"],
+        properties=properties,
+        kind=kind,
+        tag=tag,
+        strides=strides,
+        flags=":".join(rest[first_flag:]).rstrip(":"),
+    )
