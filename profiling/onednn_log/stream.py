@@ -1,9 +1,10 @@
 """The lines of a file: plain or gzip, of any length, never more than a block in memory."""
 
 import gzip
+import io
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 STANDARD_INPUT = Path("-")
 LONGEST_LINE = 65_536
@@ -11,24 +12,29 @@ LONGEST_LINE = 65_536
 BLOCK = 1 << 20
 
 
-def opened(file: Path) -> IO[bytes]:
+@contextmanager
+def opened(file: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     """A file's bytes, unpacked where they are packed; `-` is standard input.
 
     Raises OSError.
     """
-    stream = open(0, "rb", closefd=False) if file == STANDARD_INPUT else file.open("rb")
-    if stream.peek(2)[:2] == b"\x1f\x8b":
-        return gzip.open(stream, "rb")
-    return stream
+    with io.FileIO(0 if file == STANDARD_INPUT else file, closefd=file != STANDARD_INPUT) as raw:
+        stream = io.BufferedReader(raw, BLOCK)
+        if stream.peek(2)[:2] == b"\x1f\x8b":
+            yield gzip.GzipFile(fileobj=stream)
+        else:
+            yield stream
 
 
-def lines_of(stream: IO[bytes], advance: Callable[[int], None]) -> Iterator[str]:
+def lines_of(
+    stream: io.BufferedReader | gzip.GzipFile, advance: Callable[[int], None]
+) -> Iterator[str]:
     """Lines without their newlines; bytes that are no UTF-8 are replaced.
 
     `advance` is told the bytes of each block.
     """
     rest = ""
-    while block := stream.read(BLOCK):
+    while block := stream.read1(BLOCK):
         advance(len(block))
         whole, newline, tail = block.decode("utf-8", "replace").rpartition("\n")
         if not newline:
