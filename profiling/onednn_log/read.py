@@ -163,8 +163,8 @@ class _Reader:
         if missed:
             first = next(one for one in self.log.not_understood if one.file == self.name)
             raise InputError(
-                f"{self.name}: {missed} lines of oneDNN's are not understood, and no others are "
-                f"there; the first is line {first.line}: {first.why}"
+                f"{self.name}: no line of oneDNN's is understood, of {missed}; the first is "
+                f"line {first.line}: {first.why}"
             )
         if self.log.onednn_lines > self.first_onednn_line:
             raise InputError(

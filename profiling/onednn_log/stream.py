@@ -13,7 +13,7 @@ BLOCK = 1 << 20
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
+def opened(file: Path) -> Iterator[io.BufferedIOBase]:
     """A file's bytes, unpacked where they are packed; `-` is standard input.
 
     Raises OSError.
@@ -26,9 +26,7 @@ def opened(file: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
             yield stream
 
 
-def lines_of(
-    stream: io.BufferedReader | gzip.GzipFile, advance: Callable[[int], None]
-) -> Iterator[str]:
+def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
     """Lines without their newlines; bytes that are no UTF-8 are replaced.
 
     `advance` is told the bytes of each block.
