@@ -1,17 +1,27 @@
-"""Measuring commands: `bench` times ways to do one thing against each other."""
+"""ProfileDNN: see where a CPU training step goes, and what it could be.
+
+python train.py profile.onednn.steps=20-22         # a run writes oneDNN's log of some steps
+python -m profiling stats runs/demo/onednn/rank0.log --out stats
+"""
 
 import argparse
 import sys
 from collections.abc import Callable
 
 from profiling.bench.command import add_bench
+from profiling.stats.command import add_stats
 from retinanet.command_line import run_command
 
 
 def main() -> int:
     """Read the command line and run the command that it names; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m profiling", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m profiling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_stats(commands)
     add_bench(commands)
     arguments = vars(parser.parse_args())
     run: Callable[..., int] = arguments.pop("run")

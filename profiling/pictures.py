@@ -1,0 +1,60 @@
+"""Charts as files: the same colours everywhere, PNG to look at and SVG to zoom into."""
+
+import io
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from retinanet.output_files import write_whole
+
+DIRECTION_COLOURS = {
+    "forward": "#3c8ddc",
+    "backward data": "#f08c00",
+    "backward weights": "#e6194b",
+    "backward": "#c2255c",
+    "": "#868e96",
+}
+"""By direction of propagation as `direction_name` has it; without one: what only moves data."""
+
+
+def direction_name(direction: str) -> str:
+    """oneDNN's propagation kind as people say it, training and inference together."""
+    if direction.startswith("forward"):
+        return "forward"
+    return "" if direction == "undef" else direction.replace("_", " ")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure without a window, `width` x `height` inches at 110 dots an inch."""
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as SVG whose text is text, equal for equal figures."""
+    picture = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "profiling"}):
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+    return picture.getvalue()
+
+
+def write_picture(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem`.png and `stem`.svg; returns both.
+
+    Raises:
+        InputError: They cannot be written.
+    """
+    files = picture_files(stem)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_whole(files[0], png.getvalue())
+    write_whole(files[1], as_svg(figure))
+    return files
+
+
+def picture_files(stem: Path) -> list[Path]:
+    """What `write_picture` writes."""
+    return [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]

@@ -1,0 +1,1 @@
+"""`python -m profiling stats`: what oneDNN's log says in sum, as tables and pictures."""
