@@ -1,15 +1,12 @@
 """What the machine can do: the network's large convolutions alone, and a matrix product."""
 
-import time
-from collections.abc import Callable
-from statistics import median
-
 import torch
-from torch import Tensor
 
 from profiling.bench.recipe import Prepared
 from profiling.bench.recipes.torchvision_model import step_gflop
 from profiling.bench.workload import Workload
+from profiling.peaks.median_seconds import median_seconds
+from profiling.peaks.works import convolution, matrix_product
 
 MATRIX_SIZE = 4096
 REPETITIONS = 3
@@ -31,70 +28,18 @@ def prepare(workload: Workload) -> Prepared:
             side,
         ),
     }
-    works: dict[str, tuple[float, Callable[[], object]]] = {
-        f"matrix product {MATRIX_SIZE}³": _matrix_product()
-    }
+    works = {f"matrix product {MATRIX_SIZE}³": matrix_product(MATRIX_SIZE, torch.bfloat16)}
     for name, (channels_out, size) in shapes.items():
-        forward, backward = _convolution(workload.images, channels_out, size)
+        forward, backward = convolution(
+            workload.images, (CHANNELS, channels_out), size, torch.bfloat16
+        )
         works[f"{name}, forward"] = forward
         works[f"{name}, backward data"] = backward
 
     def run() -> dict[str, float]:
-        return {name: gflop / _seconds(work) for name, (gflop, work) in works.items()}
+        return {
+            name: work.gflop / median_seconds(work.call, repetitions=REPETITIONS)
+            for name, work in works.items()
+        }
 
     return Prepared(run, {"step_gflop": step_gflop(workload)})
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Median of a few repetitions."""
-    seconds = []
-    for _ in range(REPETITIONS):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
-
-
-def _matrix_product() -> tuple[float, Callable[[], object]]:
-    """10⁹ operations, and what does them."""
-    left, right = (torch.randn(MATRIX_SIZE, MATRIX_SIZE).bfloat16() for _ in range(2))
-    return 2 * MATRIX_SIZE**3 / 1e9, lambda: left @ right
-
-
-def _convolution(
-    images: int, channels_out: int, size: int
-) -> tuple[tuple[float, Callable[[], object]], tuple[float, Callable[[], object]]]:
-    """A 3x3 convolution of `size` x `size` maps: 10⁹ operations and call, forward and backward."""
-    gflop = 2 * images * size * size * channels_out * CHANNELS * 9 / 1e9
-    maps = _channels_last(images, CHANNELS, size)
-    gradient = _channels_last(images, channels_out, size)
-    weight = _channels_last(channels_out, CHANNELS, 3)
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return torch.conv2d(maps, weight, padding=1)
-
-    def backward() -> Tensor:
-        return torch.ops.aten.convolution_backward(
-            gradient,
-            maps,
-            weight,
-            None,
-            [1, 1],
-            [1, 1],
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-            [True, False, False],
-        )[0]
-
-    return (gflop, forward), (gflop, backward)
-
-
-def _channels_last(images: int, channels: int, size: int) -> Tensor:
-    return (
-        torch.randn(images, channels, size, size)
-        .bfloat16()
-        .contiguous(memory_format=torch.channels_last)
-    )
