@@ -1,0 +1,1 @@
+"""Problems of a log in the language of benchdnn, oneDNN's own benchmark."""

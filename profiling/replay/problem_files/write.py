@@ -1,0 +1,127 @@
+"""Problem files: what `benchdnn --DRIVER --batch=FILE` reads, one file for each driver."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiling.onednn_log.log import Calls
+from profiling.onednn_log.problem import Problem
+from profiling.replay.problem_files.express import problem_line
+from profiling.replay.problem_files.problem_line import Dialect, NotExpressibleError, ProblemLine
+from retinanet.output_files import require_free, write_whole
+
+NOT_EXPRESSIBLE = "not-expressible.txt"
+
+
+@dataclass(frozen=True)
+class ProblemFiles:
+    """What was written, and what could not be."""
+
+    files: dict[str, Path]
+    """By driver."""
+    lines: dict[Problem, ProblemLine]
+    not_expressible: dict[Problem, str]
+    """Why, in one line."""
+
+
+def write_problem_files(
+    calls: Mapping[Problem, Calls], folder: Path, *, dialect: Dialect
+) -> ProblemFiles:
+    """Write `conv.txt`, `matmul.txt` …, and what has no words in `not-expressible.txt`.
+
+    Each problem is one line that stands alone, costliest first, after a comment with its calls
+    and times. Two problems that differ in nothing that benchdnn is told share a line.
+
+    Raises:
+        InputError: A file exists, or cannot be written.
+    """
+    lines, refused = express(calls, dialect)
+    by_driver: dict[str, list[Problem]] = defaultdict(list)
+    for problem, line in lines.items():
+        by_driver[line.driver].append(problem)
+    contents = {
+        folder / f"{driver}.txt": file_text(driver, problems, lines, calls, dialect)
+        for driver, problems in by_driver.items()
+    }
+    if refused:
+        contents[folder / NOT_EXPRESSIBLE] = refused_text(refused, calls)
+    require_free(list(contents), overwrite=False, advice="give --out another folder")
+    for file, text in contents.items():
+        write_whole(file, text)
+    return ProblemFiles(
+        files={driver: folder / f"{driver}.txt" for driver in by_driver},
+        lines=lines,
+        not_expressible=refused,
+    )
+
+
+def express(
+    calls: Mapping[Problem, Calls], dialect: Dialect
+) -> tuple[dict[Problem, ProblemLine], dict[Problem, str]]:
+    """Each problem's line, or why there is none; costliest first."""
+    lines, refused = {}, {}
+    for problem in sorted(calls, key=lambda one: -calls[one].total_ms):
+        try:
+            lines[problem] = problem_line(problem, dialect)
+        except NotExpressibleError as error:
+            refused[problem] = str(error)
+    return lines, refused
+
+
+def file_text(
+    driver: str,
+    problems: list[Problem],
+    lines: Mapping[Problem, ProblemLine],
+    calls: Mapping[Problem, Calls],
+    dialect: Dialect,
+) -> str:
+    """A file of one driver."""
+    layouts = "as in the log" if dialect.layouts == "log" else "the library's choice"
+    text = [
+        f"# benchdnn --mode=P --{driver} --batch={driver}.txt",
+        f"# For benchdnn {dialect.major}.x; layouts: {layouts}.",
+    ]
+    by_line: dict[str, list[Problem]] = defaultdict(list)
+    for problem in problems:
+        by_line[lines[problem].text].append(problem)
+    for line, same in by_line.items():
+        text.append("")
+        for problem in same:
+            notes = "".join(f"; {note}" for note in lines[problem].notes)
+            text.append(f"# {told(calls[problem])}; {problem.implementation}{notes}")
+        text.append(line)
+    return "\n".join(text) + "\n"
+
+
+def refused_text(refused: Mapping[Problem, str], calls: Mapping[Problem, Calls]) -> str:
+    """What benchdnn has no words for, with the reasons, costliest first."""
+    total = sum(one.total_ms for one in calls.values()) or 1.0
+    text = []
+    for problem, why in refused.items():
+        share = calls[problem].total_ms / total
+        text.append(f"{told(calls[problem])}, {share:.2%} of the time: {why}")
+        text.append(f"    {as_in_log(problem)}")
+    return "\n".join(text) + "\n"
+
+
+def told(calls: Calls) -> str:
+    """How often and how long, in words."""
+    times = "call" if calls.count == 1 else "calls"
+    return f"{calls.count} {times}, {calls.total_ms:.6g} ms ({calls.mean_ms:.6g} ms each)"
+
+
+def as_in_log(problem: Problem) -> str:
+    """A problem's fields as a log has them, for people to recognise."""
+    memories = " ".join(f"{one.role}:{one.type}:{one.layout}" for one in problem.memories)
+    fields = (
+        problem.engine,
+        problem.kind,
+        problem.implementation,
+        problem.direction,
+        memories,
+        problem.attributes,
+        problem.auxiliary,
+        problem.shape,
+    )
+    return ",".join(fields)
