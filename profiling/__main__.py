@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from profiling.bench.command import add_bench
+from profiling.compare.command import add_compare
 from profiling.stats.command import add_stats
 from retinanet.command_line import run_command
 
@@ -22,6 +23,7 @@ def main() -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_stats(commands)
+    add_compare(commands)
     add_bench(commands)
     arguments = vars(parser.parse_args())
     run: Callable[..., int] = arguments.pop("run")

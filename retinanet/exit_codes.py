@@ -6,6 +6,8 @@ FINISHED = 0
 OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
+CONDITION_MET = 4
+"""A comparison went as `--fail-if` says it must not."""
 STOPPED_BY_SIGNAL = 75
 """After writing a checkpoint; the same command with `--resume` goes on (sysexits' EX_TEMPFAIL)."""
 INTERRUPTED = 130

@@ -1,0 +1,1 @@
+"""`python -m profiling compare`: two logs side by side, what differs on top."""
