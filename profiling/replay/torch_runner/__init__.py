@@ -1,0 +1,1 @@
+"""The built-in runner: a log's problems through the oneDNN that torch brings."""
