@@ -27,10 +27,12 @@ def elements(shape: str) -> int:
 
     Raises ValueError, see `listed_sizes`.
     """
-    if shape[:1].isdigit():
+    if shape.startswith("x"):  # how 2.x and 3.x name the size of a tensor of one dimension
+        return int(shape[1:])
+    if not re.match(r"(?:g\d+)?mb", shape):
         return prod(listed_sizes(shape)[0])
     named = named_sizes(shape)
-    return prod(named.get(name, 1) for name in ("mb", "ic", "id", "ih", "iw")) or int(shape[1:])
+    return prod(named.get(name, 1) for name in ("mb", "ic", "id", "ih", "iw"))
 
 
 def product_sizes(shape: str) -> tuple[int, int, int, int]:

@@ -21,6 +21,7 @@ from profiling.onednn_log.problem import Problem
 MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
 COMPONENTS = ("primitive", "graph", "ukernel", "common")
 ENGINE = re.compile(r"(?:cpu|gpu|any)(?::\d+)?(?:2(?:cpu|gpu)(?::\d+)?)?")
+ATTENDED = re.compile(r"(?:query|key|val|msk):")
 MESSAGES = ("error", "warning", "debuginfo")
 
 
@@ -170,7 +171,7 @@ def graph_problem(fields: list[str]) -> Problem:
 def attention_problem(fields: list[str]) -> Problem:
     """Attention as 3.5 to 3.8 have it: a field for each tensor; later it is as all others."""
     engine, kind, implementation, *rest = fields
-    tensors = [field for field in rest if field.split(":")[0] in ("query", "key", "val", "msk")]
+    tensors = [field for field in rest if field.count(":") > 1 and ATTENDED.match(field)]
     memories = []
     for tensor in tensors:
         role, type_, *tail = [*tensor.split(":"), ""]

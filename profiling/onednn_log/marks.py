@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 MARK = "profilednn_mark,"
 FACTS = "profilednn_facts,"
-PHASES = ("forward", "loss", "backward", "optimizer")
+PHASES = ("data", "forward", "loss", "backward", "optimizer")
+"""In order; with several batches a step the middle three repeat (`retinanet.training.phases`)."""
 
 
 class Mark(NamedTuple):

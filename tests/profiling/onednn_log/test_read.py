@@ -1,0 +1,188 @@
+"""Reading logs: totals, prefixes, marks, packed files, and what is damaged."""
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiling.onednn_log.log import Where
+from profiling.onednn_log.marks import Mark, facts_line, mark_line
+from profiling.onednn_log.read import read_logs
+from retinanet.errors import InputError
+from tests.profiling.onednn_log.lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
+from tests.profiling.onednn_log.logs import plain_sum, shared_logs
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+LINE = SPELLINGS["3.12"]
+
+
+def written(folder: Path, *lines: str) -> Path:
+    file = folder / "onednn.log"
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def test_totals_of_real_logs_are_a_plain_sum_of_their_lines() -> None:
+    for file in shared_logs():
+        log = read_logs([file])
+        assert log.total_ms == pytest.approx(plain_sum(file), rel=1e-12)
+        assert log.not_understood_count == 0
+        assert log.versions == [file.name.split("-")[1]]
+        assert log.threads == [2]
+
+
+def test_creations_of_a_real_log_are_counted_apart() -> None:
+    file = next(file for file in shared_logs() if "timestamps" in file.name)
+    states = read_logs([file]).creation_states
+    text = file.read_text(encoding="utf-8")
+    assert states == {name: text.count(f"create:{name}") for name in ("cache_hit", "cache_miss")}
+
+
+def test_a_log_of_the_installed_torch_adds_up(tmp_path: Path) -> None:
+    program = (
+        "import torch\n"
+        "x = torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last).requires_grad_()\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(16, 4, 1))\n"
+        "net(x).sum().backward()\n"
+        "with torch.autocast('cpu', torch.bfloat16): net(x).sum().backward()\n"
+    )
+    file = tmp_path / "torch.log"
+    with file.open("wb") as out:
+        subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=out,
+            check=True,
+            env={**os.environ, "ONEDNN_VERBOSE": "2", "ONEDNN_VERBOSE_TIMESTAMP": "1"},
+        )
+    log = read_logs([file])
+    assert log.not_understood_count == 0
+    assert log.total_ms == pytest.approx(plain_sum(file), rel=1e-12)
+    directions = {problem.direction for problem in log.calls() if problem.kind == "convolution"}
+    assert directions == {"forward_training", "backward_data", "backward_weights"}
+
+
+def test_all_versions_in_one_file_are_one_problem(tmp_path: Path) -> None:
+    log = read_logs([written(tmp_path, *SPELLINGS.values())])
+    (calls,) = log.calls().values()
+    assert (calls.count, calls.total_ms) == (len(SPELLINGS), 0.25 * len(SPELLINGS))
+
+
+def test_nothing_vanishes(tmp_path: Path) -> None:
+    lines = [*SPELLINGS.values(), *OTHERS.values(), *UNLIKE_OTHERS, *DAMAGED, "epoch 1", ""]
+    log = read_logs([written(tmp_path, *lines)])
+    assert log.lines == len(lines)
+    assert log.onednn_lines == len(lines) - 2
+    executions = sum(calls.count for calls in log.calls().values())
+    assert executions == len(SPELLINGS) + len(OTHERS)
+    assert [one.line for one in log.not_understood] == [
+        number for number, line in enumerate(lines, start=1) if line in DAMAGED
+    ]
+    assert log.dispatches == {"unsupported isa": 1}
+    assert sum(log.messages.values()) == 3
+    assert sum(calls.count for calls in log.creations.values()) == 2
+
+
+def test_header_tells_library_and_machine(tmp_path: Path) -> None:
+    log = read_logs([written(tmp_path, *UNLIKE_OTHERS, LINE)])
+    assert log.versions == ["3.12.0"]
+    assert (log.runtimes, log.threads) == (["OpenMP"], [224])
+    assert log.instruction_sets == ["Intel AVX-512 with float16, Intel DL Boost and Intel AMX"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank"),
+    [("[3] ", 3), ("[1,3]<stdout>:", 3), ("3: ", 3), ("loss 0.3 ", None), ("[a] ", None)],
+)
+def test_prefix_of_a_rank_or_of_other_output(tmp_path: Path, prefix: str, rank: int | None) -> None:
+    log = read_logs([written(tmp_path, prefix + LINE)])
+    assert list(log.executions) == [Where(rank)]
+
+
+def test_two_lines_that_ran_into_each_other_are_two(tmp_path: Path) -> None:
+    log = read_logs([written(tmp_path, LINE + LINE)])
+    assert sum(calls.count for calls in log.calls().values()) == 2
+
+
+def test_a_cut_last_line_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
+    file = written(tmp_path, LINE)
+    with file.open("a", encoding="utf-8") as text:
+        text.write(LINE[:60])
+    log = read_logs([file])
+    assert sum(calls.count for calls in log.calls().values()) == 1
+    assert [(one.line, one.text) for one in log.not_understood] == [(2, LINE[:60])]
+
+
+def test_marks_give_rank_step_and_phase(tmp_path: Path) -> None:
+    lines = [
+        facts_line({"rank": 1, "threads": 4}),
+        mark_line(Mark(1000.0, True, 20, None)),
+        mark_line(Mark(1001.0, True, 20, "forward")),
+        LINE + "\n",
+        mark_line(Mark(1011.5, False, 20, "forward")),
+        LINE + "\n",
+        mark_line(Mark(1020.0, False, 20, None)),
+        LINE + "\n",
+    ]
+    file = tmp_path / "rank1.log"
+    file.write_text("".join(lines), encoding="utf-8")
+    log = read_logs([file])
+    assert list(log.executions) == [Where(1, 20, "forward"), Where(1, 20), Where(1)]
+    assert log.phase_ms == {Where(1, 20, "forward"): 10.5, Where(1, 20): 20.0}
+    assert log.facts == [{"rank": 1, "threads": 4}]
+    assert (log.ranks, log.steps) == ([1], [20])
+
+
+def test_packed_logs_and_several_files_are_one(tmp_path: Path) -> None:
+    plain = written(tmp_path, LINE)
+    packed = tmp_path / "other.log.gz"
+    packed.write_bytes(gzip.compress((LINE + "\n").encode() * 3))
+    log = read_logs([plain, packed])
+    assert sum(calls.count for calls in log.calls().values()) == 4
+
+
+def test_a_packed_log_whose_writer_was_killed_is_read_to_where_it_ends(tmp_path: Path) -> None:
+    packed = tmp_path / "killed.log.gz"
+    many = "".join(LINE.replace("mb2", f"mb{number}") + "\n" for number in range(2000))
+    whole = gzip.compress(many.encode())
+    packed.write_bytes(whole[: len(whole) // 2])
+    log = read_logs([packed])
+    assert 0 < sum(calls.count for calls in log.calls().values()) < 2000
+    assert "damaged" in log.not_understood[-1].why
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (bytes(range(256)) * 400, "no text"),
+        (b"epoch 1\nepoch 2\n", "no line of oneDNN's"),
+        (b"onednn_verbose,v1,primitive,exec,cpu,convo", "line 1"),
+        (UNLIKE_OTHERS[0].encode() + b"\n", "no execution"),
+        (b"x," * 10_000_000, "no line of oneDNN's"),
+        (b"onednn_verbose,v1,primitive,exec," + b"x," * 10_000_000, "longer than 65536"),
+        (b"\x1f\x8b but not packed", "compression method"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "bad.log"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=words) as error:
+        read_logs([file])
+    assert str(error.value).startswith(f"{file}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.log: cannot be read: No such file"):
+        read_logs([tmp_path / "none.log"])
+
+
+def test_reading_loads_no_torch() -> None:
+    program = (
+        "import sys, profiling.onednn_log.read, profiling.onednn_log.work, profiling.__main__\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
