@@ -1,7 +1,7 @@
 """Problem files: what `benchdnn --DRIVER --batch=FILE` reads, one file for each driver."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,12 @@ from retinanet.output_files import require_free, write_whole
 
 NOT_EXPRESSIBLE = "not-expressible.txt"
 
+ALL_DRIVERS = (
+    "binary", "bnorm", "concat", "conv", "deconv", "eltwise", "gnorm", "ip", "lnorm", "lrn",
+    "matmul", "pool", "prelu", "reduction", "reorder", "resampling", "rnn", "shuffle", "softmax",
+    "sum",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ProblemFiles:
@@ -23,15 +29,23 @@ class ProblemFiles:
     lines: dict[Problem, ProblemLine]
     not_expressible: dict[Problem, str]
     """Why, in one line."""
+    refused: Path
+    """Where those are written, if there are any."""
 
 
 def write_problem_files(
-    calls: Mapping[Problem, Calls], folder: Path, *, dialect: Dialect
+    calls: Mapping[Problem, Calls], folder: Path, *, dialect: Dialect, overwrite: bool = False
 ) -> ProblemFiles:
     """Write `conv.txt`, `matmul.txt` …, and what has no words in `not-expressible.txt`.
 
     Each problem is one line that stands alone, costliest first, after a comment with its calls
     and times. Two problems that differ in nothing that benchdnn is told share a line.
+
+    Args:
+        calls: The problems, with their calls in the log.
+        folder: Where files go.
+        dialect: benchdnn's.
+        overwrite: Whether to take the place of an earlier call's files.
 
     Raises:
         InputError: A file exists, or cannot be written.
@@ -46,14 +60,25 @@ def write_problem_files(
     }
     if refused:
         contents[folder / NOT_EXPRESSIBLE] = refused_text(refused, calls)
-    require_free(list(contents), overwrite=False, advice="give --out another folder")
+    advice = "give --overwrite or another --out"
+    require_free(list(contents), overwrite=overwrite, advice=advice)
+    if overwrite:
+        remove_earlier(folder, keep=contents)
     for file, text in contents.items():
         write_whole(file, text)
     return ProblemFiles(
         files={driver: folder / f"{driver}.txt" for driver in by_driver},
         lines=lines,
         not_expressible=refused,
+        refused=folder / NOT_EXPRESSIBLE,
     )
+
+
+def remove_earlier(folder: Path, *, keep: Collection[Path]) -> None:
+    """Remove an earlier call's problem files, which are not of this log."""
+    for name in (*(f"{driver}.txt" for driver in ALL_DRIVERS), NOT_EXPRESSIBLE):
+        if folder / name not in keep:
+            (folder / name).unlink(missing_ok=True)
 
 
 def express(

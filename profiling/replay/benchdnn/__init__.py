@@ -1,0 +1,1 @@
+"""Running benchdnn, oneDNN's own benchmark, on a log's problems."""

@@ -1,0 +1,147 @@
+"""A log's problems through benchdnn, one process for each."""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+from profiling.onednn_log.log import Calls
+from profiling.onednn_log.problem import Problem
+from profiling.replay.benchdnn.output import TEMPLATE, read_timed, refusal
+from profiling.replay.benchdnn.process import run_benchdnn
+from profiling.replay.benchdnn.program import Benchdnn, ask_benchdnn
+from profiling.replay.problem_files.problem_line import Dialect, Layouts, ProblemLine
+from profiling.replay.problem_files.write import express
+from profiling.replay.replay import Conditions, Replay, ReplayTime
+
+LONGEST_MS = 5_000.0
+"""That the runs of a problem may take, as far as its time in the log tells."""
+
+FEWEST_RUNS = 3
+
+PATIENCE = 120.0
+"""Seconds that filling tensors and making the primitive may take, beside the runs."""
+
+
+def replay_with_benchdnn(
+    calls: Mapping[Problem, Calls],
+    *,
+    benchdnn: Path,
+    conditions: Conditions,
+    repeats: int,
+    cold: bool,
+    progress: Callable[[int, int], None],
+    layouts: Layouts = "log",
+) -> Replay:
+    """Run a log's problems again with benchdnn, each alone.
+
+    Args:
+        calls: The problems, with their calls in the log.
+        benchdnn: The program.
+        conditions: Threads, cores and memory nodes.
+        repeats: Runs of each that count, fewer where they would take long.
+        cold: Also with data that is not in the caches.
+        progress: Told how many problems are done, and of how many.
+        layouts: Those of the log, or the library's choice.
+
+    Returns:
+        A replay in which every problem has a time or a reason why it has none.
+
+    Raises:
+        InputError: benchdnn does not run.
+    """
+    asked = ask_benchdnn(benchdnn, conditions)
+    dialect = Dialect(2 if asked.major < 3 else 3, layouts)
+    lines, refused = express(calls, dialect)
+    replay = empty_replay(asked, conditions)
+    replay.not_replayed.update(refused)
+    run_lines(lines, calls, replay, benchdnn=asked, repeats=repeats, cold=cold, progress=progress)
+    return replay
+
+
+def empty_replay(benchdnn: Benchdnn, conditions: Conditions) -> Replay:
+    """One without problems."""
+    return Replay(
+        runner="benchdnn",
+        version=benchdnn.version,
+        instruction_set=benchdnn.instruction_set,
+        conditions=conditions,
+    )
+
+
+def run_lines(
+    lines: Mapping[Problem, ProblemLine],
+    calls: Mapping[Problem, Calls],
+    replay: Replay,
+    *,
+    benchdnn: Benchdnn,
+    repeats: int,
+    cold: bool,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Fill a replay, problem by problem in the order of `lines`.
+
+    Problems that benchdnn is told alike run once. What is in the replay stays there when this is
+    interrupted.
+    """
+    alike: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    for problem, line in lines.items():
+        alike[line.driver, line.text].append(problem)
+    cold = cold and benchdnn.has_cold_cache
+    progress(0, len(alike))
+    for done, problems in enumerate(alike.values(), start=1):
+        result = run_one(
+            lines[problems[0]],
+            mean_ms=max(calls[problem].mean_ms for problem in problems),
+            benchdnn=benchdnn,
+            conditions=replay.conditions,
+            repeats=repeats,
+            cold=cold,
+        )
+        for problem in problems:
+            if isinstance(result, ReplayTime):
+                replay.times[problem] = result
+            else:
+                replay.not_replayed[problem] = result
+        progress(done, len(alike))
+
+
+def run_one(
+    line: ProblemLine,
+    *,
+    mean_ms: float,
+    benchdnn: Benchdnn,
+    conditions: Conditions,
+    repeats: int,
+    cold: bool,
+) -> ReplayTime | str:
+    """Measure one problem, hot and then cold; where it cannot be, say why in one line."""
+    runs = max(min(repeats, FEWEST_RUNS), min(repeats, int(LONGEST_MS / max(mean_ms, 1e-6))))
+    arguments = [
+        "--mode=P",
+        f"--fix-times-per-prb={runs}",
+        f"--{line.driver}",
+        TEMPLATE,
+        *line.words,
+        *(["--cold-cache=all", *line.words] if cold else []),
+    ]
+    # Running alone it is rarely slower than in the log; ten times that is a hang.
+    patience = PATIENCE + 10 * (runs + 1) * 2 * mean_ms / 1000
+    with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
+        output = Path(folder, "output")
+        ended = run_benchdnn(
+            benchdnn.path, arguments, output, conditions=conditions, patience=patience
+        )
+        try:
+            timed = read_timed(output, driver=line.driver, runs=runs)
+        except ValueError as error:
+            return f"benchdnn's output is not understood: {error}"
+        if not timed:
+            return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
+    return ReplayTime(
+        hot_ms=median(timed[0].milliseconds),
+        cold_ms=median(timed[1].milliseconds) if len(timed) > 1 else None,
+        runs=runs,
+        implementation=timed[0].problem.implementation,
+    )
