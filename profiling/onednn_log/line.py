@@ -21,7 +21,10 @@ from profiling.onednn_log.problem import Problem
 MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
 COMPONENTS = ("primitive", "graph", "ukernel", "common")
 ENGINE = re.compile(r"(?:cpu|gpu|any)(?::\d+)?(?:2(?:cpu|gpu)(?::\d+)?)?")
+OLD_QUERY = re.compile(r"query:\w+:[\dx]+")
 ATTENDED = re.compile(r"(?:query|key|val|msk):")
+FIELDS = 8
+"""Between an operation and its time."""
 MESSAGES = ("error", "warning", "debuginfo")
 
 
@@ -121,11 +124,11 @@ def problem_of(component: str, fields: list[str]) -> Problem:
         raise ValueError("no engine after the operation")
     if component == "graph":
         return graph_problem(fields)
-    if fields[1:2] == ["sdpa"] and any(field.startswith("query:") for field in fields[3:5]):
+    if fields[1:2] == ["sdpa"] and any(OLD_QUERY.fullmatch(field) for field in fields):
         return attention_problem(fields)
-    if len(fields) == 7:  # 1.0 and 1.1 have no attributes
+    if len(fields) == FIELDS - 1:  # 1.0 and 1.1 have no attributes
         fields = [*fields[:5], "", *fields[5:]]
-    if len(fields) != 8:
+    if len(fields) != FIELDS:
         raise ValueError(f"{len(fields) + 1} fields after the operation, where 8 or 9 are known")
     engine, kind, implementation, direction, memories, attributes, auxiliary, shape = fields
     if not re.fullmatch(r"[a-z_]+", kind) or not re.fullmatch(r"[a-z_]+", direction):

@@ -1,0 +1,98 @@
+"""`python -m profiling stats` as a user has it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from profiling.__main__ import main
+from profiling.peaks.file import save
+from profiling.peaks.peaks import Peaks
+from retinanet.command_line import run_command
+from tests.profiling.onednn_log.lines import DAMAGED, SPELLINGS
+from tests.profiling.onednn_log.logs import plain_sum, shared_logs
+
+HOSTILE = SPELLINGS["3.12"].replace("jit:avx2", "\x1b[2J[red]jit[/red]")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> "Run":
+    return Run(monkeypatch)
+
+
+class Run:
+    """The command in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def __call__(self, *words: object) -> int:
+        self.monkeypatch.setattr("sys.argv", ["profiling", *map(str, words)])
+        return run_command(main)
+
+
+def test_tables_and_pictures_are_written_once(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = shared_logs()[0], tmp_path / "stats"
+    assert run("stats", log, "--out", out, "--peaks", "none", "--json", tmp_path / "a.json") == 0
+    assert {file.name for file in out.iterdir()} == {
+        "primitives.csv", "parameters.csv", "distribution.png", "distribution.svg",
+        "roofline.png", "roofline.svg",
+    }  # fmt: skip
+    for name in ("distribution", "roofline"):
+        with Image.open(out / f"{name}.png") as picture:
+            assert picture.width > 900
+        assert "<svg" in (out / f"{name}.svg").read_text(encoding="utf-8")
+    numbers = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert numbers["total_ms"] == pytest.approx(plain_sum(log))
+    assert run("stats", log, "--out", out, "--peaks", "none") == 2
+    assert "primitives.csv: exists; give --overwrite" in capsys.readouterr().err
+    assert run("stats", log, "--out", out, "--peaks", "none", "--overwrite") == 0
+
+
+def test_ceilings_are_those_of_the_file(run: Run, tmp_path: Path) -> None:
+    rates = {"f32": 123.0, "bf16": 456.0}
+    peaks = Peaks(rates, 78.0, threads=2, cpu="a CPU", versions={})
+    save(peaks, tmp_path / "peaks.json")
+    out = tmp_path / "stats"
+    assert run("stats", shared_logs()[0], "--out", out, "--peaks", tmp_path / "peaks.json") == 0
+    picture = (out / "roofline.svg").read_text(encoding="utf-8")
+    for words in ("f32 123 GFLOP/s", "bf16 456 GFLOP/s", "memory 78 GB/s", "2 threads of a CPU"):
+        assert words in picture
+
+
+def test_lines_that_are_not_understood_are_shown_with_their_numbers(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(f"{SPELLINGS['3.12']}\n{DAMAGED[0]}\n", encoding="utf-8")
+    assert run("stats", log) == 0
+    printed = capsys.readouterr().out
+    assert "1 lines look like oneDNN's and are not understood" in printed
+    assert f"{log}:2: " in printed
+
+
+def test_a_log_does_nothing_to_the_terminal(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(HOSTILE + "\n", encoding="utf-8")
+    assert run("stats", log) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "[red]jit[/red]" in printed
+
+
+@pytest.mark.parametrize("content", ["", "epoch 1\n", SPELLINGS["3.12"][:70]])
+def test_bad_input_is_one_line_and_status_2(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    log = tmp_path / "bad.log"
+    log.write_text(content, encoding="utf-8")
+    assert run("stats", log, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {log}: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
