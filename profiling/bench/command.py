@@ -14,6 +14,7 @@ from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.contestant import choose
 from profiling.bench.index_benchmark import add_index_benchmark
 from profiling.bench.json_file import as_json
+from profiling.bench.log_benchmark import add_log_benchmark
 from profiling.bench.measure import measure
 from profiling.bench.report import print_results
 from profiling.bench.waiting_benchmark import add_waiting_benchmark
@@ -40,6 +41,7 @@ examples:
   python -m profiling bench optimizer
   python -m profiling bench evaluate
   python -m profiling bench index                               # annotations, minutes
+  python -m profiling bench log                                 # reading a million lines
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco"""
 
 
@@ -65,6 +67,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         add_options(parser, benchmark)
         parser.set_defaults(run=functools.partial(bench_command, benchmark))
     add_index_benchmark(kinds)
+    add_log_benchmark(kinds)
     add_waiting_benchmark(kinds)
 
 
