@@ -57,6 +57,7 @@ def train(
     Raises:
         InputError: Something the user gave does not fit; nothing was written.
     """
+    from profiling.capture.hooks import capturing
     from retinanet.engine.engines import chosen_engine
     from retinanet.progress import make_console
     from retinanet.training.agreement import in_turn
@@ -73,7 +74,10 @@ def train(
     console = make_console(quiet=not group.is_first)
     path = config.run.root / config.run.name
     resume, overwrite = arguments.resume, arguments.overwrite
-    with claim_run_folder(path, resume=resume, overwrite=overwrite, group=group) as folder:
+    with (
+        claim_run_folder(path, resume=resume, overwrite=overwrite, group=group) as folder,
+        capturing(config, path, place=place, group=group, console=console) as phases,
+    ):
         reads = resume and group.is_first  # the others get what rank 0 has read
         checkpoint = read_checkpoint(folder.checkpoints / "last") if reads else None
         if checkpoint:
@@ -94,6 +98,7 @@ def train(
             console=console,
             place=place,
             group=group,
+            phases=phases,
         )
         if checkpoint:
             resume_training(run, checkpoint)

@@ -21,7 +21,22 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from retinanet.step_window import is_window, window_of
+
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def require_steps(value: object) -> object:
+    """Refuse what is no window of steps; one step may be given as a number."""
+    steps = str(value) if type(value) is int else value
+    if steps is None or (isinstance(steps, str) and is_window(steps)):
+        return steps
+    advice = "input should be steps, counted from 1, such as 20-22 or 20"
+    raise PydanticCustomError("steps", advice)
+
+
+Steps = Annotated[str | None, BeforeValidator(require_steps)]
+"""A window of a run's steps; see `retinanet.step_window`."""
 
 
 def number_or_auto(*, least: int) -> BeforeValidator:
@@ -212,6 +227,54 @@ class DistributedConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class OneDnnProfileConfig:
+    """oneDNN's log of some steps, in `onednn/rank<N>.log` of the run's folder."""
+
+    steps: Steps = None
+    """Every rank logs these, with marks of their phases, such as 20-22. [steps or null]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TraceProfileConfig:
+    """torch.profiler's trace of some steps, in `trace/rank<N>.json.gz` of the run's folder."""
+
+    steps: Steps = None
+    """Every rank traces these, with marks of phases and modules, such as 20-22. [steps or null]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ProfileConfig:
+    """What is looked at closely while it runs; weights become the same."""
+
+    onednn: OneDnnProfileConfig | None = None
+    """oneDNN's log of some steps. [section or null]"""
+    trace: TraceProfileConfig | None = None
+    """torch.profiler's trace of some steps. [section or null]"""
+    perf: bool = False
+    """Also count cycles, page faults and more in those steps, where perf can. [bool]"""
+
+    @field_validator("perf")
+    @classmethod
+    def require_window(cls, perf: bool, others: ValidationInfo) -> bool:
+        """Refuse counters that would never be read."""
+        windows = (others.data.get("onednn"), others.data.get("trace"))
+        if perf and not any(window and window.steps for window in windows):
+            advice = "counts in the steps of a profile; add profile.onednn.steps=20-22"
+            raise PydanticCustomError("no_steps", advice)
+        return perf
+
+    @property
+    def onednn_steps(self) -> range:
+        """Those that oneDNN logs; empty: none."""
+        return window_of(self.onednn.steps if self.onednn else None)
+
+    @property
+    def trace_steps(self) -> range:
+        """Those that are traced; empty: none."""
+        return window_of(self.trace.steps if self.trace else None)
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -223,6 +286,7 @@ class Config:
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
     distributed: DistributedConfig = DistributedConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @field_validator("engine")
     @classmethod
@@ -248,6 +312,9 @@ SECTIONS = {
     "engine": EngineConfig,
     "launch": LaunchConfig,
     "distributed": DistributedConfig,
+    "profile": ProfileConfig,
+    "profile.onednn": OneDnnProfileConfig,
+    "profile.trace": TraceProfileConfig,
 }
 
 

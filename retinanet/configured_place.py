@@ -1,5 +1,7 @@
 """The place on its host that a configuration asks for."""
 
+import os
+
 from launch.place import Place, take_place
 from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
@@ -9,9 +11,13 @@ from retinanet.config import Config
 def place_on_host(config: Config, ranks: Ranks) -> Place:
     """Take it, before torch is loaded; see `take_place`.
 
+    A oneDNN log that will be written has a time in every line: oneDNN looks for that only once.
+
     Raises:
         InputError: Something asked for is not installed or does not fit this host.
     """
+    if config.profile.onednn_steps:
+        os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     return take_place(
         ranks,
         request=core_request(config),

@@ -1,6 +1,7 @@
 """A RetinaNet's forward pass, arranged for speed: the same numbers, other operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
@@ -16,6 +17,16 @@ from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.model.heads import by_anchor
 
 Norm: TypeAlias = FrozenBatchNorm2d | nn.BatchNorm2d
+
+Around: TypeAlias = Callable[[nn.Module], AbstractContextManager[object]]
+"""What surrounds a module's arithmetic, such as a mark in a trace."""
+
+NOTHING = nullcontext()
+
+
+def nothing_around(module: nn.Module) -> AbstractContextManager[object]:
+    """Leave the module's arithmetic as it is."""
+    return NOTHING
 
 
 class FoldedForward:
@@ -39,14 +50,23 @@ class FoldedForward:
         """
         self._model = model
         self._precision = precision
-        self._winograd = precision == "bf16" and choose_winograd(convolutions)
+        self.has_winograd = precision == "bf16" and choose_winograd(convolutions)
+        self.around: Around = nothing_around
+        """May be changed between two calls. It is not a module's hook, as few modules are called;
+        those that are, of blocks whose norms train, come without it."""
         self._frozen: dict[nn.Conv2d, _FrozenConvolution] = {}
 
     def __call__(self, images: Tensor) -> HeadOutputs:
         """`images`: [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
         if self._precision == "bf16":
             images = images.bfloat16()
-        return self._head(self._pyramid(self._body(images)))
+        backbone = self._model.backbone
+        with self.around(backbone.body):
+            maps = self._body(images)
+        with self.around(backbone.fpn):
+            levels = self._pyramid(maps)
+        with self.around(self._model.head):
+            return self._head(levels)
 
     def _body(self, images: Tensor) -> list[Tensor]:
         body = self._model.backbone.body
@@ -66,14 +86,19 @@ class FoldedForward:
     def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
         if not all(_is_constant(norm) for norm in (block.bn1, block.bn2, block.bn3)):
             return block(features)
-        identity = features
-        if block.downsample is not None:
-            identity = self._normed(features, block.downsample[0], block.downsample[1])
-        inner = F.relu_(self._normed(features, block.conv1, block.bn1))
-        inner = F.relu_(self._normed(inner, block.conv2, block.bn2))
-        return F.relu_(self._normed(inner, block.conv3, block.bn3).add_(identity))
+        with self.around(block):
+            identity = features
+            if block.downsample is not None:
+                identity = self._normed(features, block.downsample[0], block.downsample[1])
+            inner = F.relu_(self._normed(features, block.conv1, block.bn1))
+            inner = F.relu_(self._normed(inner, block.conv2, block.bn2))
+            return F.relu_(self._normed(inner, block.conv3, block.bn3).add_(identity))
 
     def _normed(self, features: Tensor, module: nn.Conv2d, norm: Norm) -> Tensor:
+        with self.around(module):
+            return self._normed_by(features, module, norm)
+
+    def _normed_by(self, features: Tensor, module: nn.Conv2d, norm: Norm) -> Tensor:
         if not module.weight.requires_grad:
             weight, shift = self._frozen_weight(module, norm, features.dtype)
             return convolution(features, weight, shift, geometry_of(module))
@@ -122,10 +147,11 @@ class FoldedForward:
     ) -> list[Tensor]:
         assert module.bias is not None
         geometry = geometry_of(module)
-        if self._winograd and suits_winograd(levels, module.weight, geometry):
-            return winograd_convolve(levels, module.weight, module.bias, relu=relu)
-        maps = convolve(levels, module.weight, module.bias, geometry=geometry)
-        return [F.relu_(level) for level in maps] if relu else maps
+        with self.around(module):
+            if self.has_winograd and suits_winograd(levels, module.weight, geometry):
+                return winograd_convolve(levels, module.weight, module.bias, relu=relu)
+            maps = convolve(levels, module.weight, module.bias, geometry=geometry)
+            return [F.relu_(level) for level in maps] if relu else maps
 
     def _frozen_weight(
         self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype

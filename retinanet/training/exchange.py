@@ -10,6 +10,7 @@ from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.engine.shared_gradients import SharedGradients, share_gradients
 from retinanet.errors import InputError
 from retinanet.training.loop import batch_losses
+from retinanet.training.phases import UNWATCHED, Phases
 
 
 def make_exchange(
@@ -20,6 +21,7 @@ def make_exchange(
     compress: str,
     focal_form: str,
     timeout_s: float,
+    phases: Phases = UNWATCHED,
 ) -> GradientExchange | None:
     """What averages the gradients over the ranks; None where there is one.
 
@@ -30,6 +32,7 @@ def make_exchange(
         compress: `none` or `bf16`.
         focal_form: See `focal_loss`.
         timeout_s: A rank whose gradients are missing for longer ends the job.
+        phases: Is told where the forward pass and the losses are.
 
     Raises:
         InputError: Shared memory is asked for, and the ranks have none in common.
@@ -48,7 +51,7 @@ def make_exchange(
         )
     return GradientExchange(
         prepared.model,
-        partial(batch_losses, prepared, focal_form=focal_form),
+        partial(batch_losses, prepared, focal_form=focal_form, phases=phases),
         compress=compress,
         shared=shared,
     )

@@ -17,6 +17,7 @@ from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.errors import NonFiniteLossError
 from retinanet.loss import detection_loss
+from retinanet.training.phases import UNWATCHED, Phases
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,20 @@ class StepResult:
 
 
 def batch_losses(
-    prepared: PreparedTraining, batch: Batch, *, focal_form: str = "auto"
+    prepared: PreparedTraining,
+    batch: Batch,
+    *,
+    focal_form: str = "auto",
+    phases: Phases = UNWATCHED,
 ) -> dict[str, torch.Tensor]:
     """Forward pass and losses of one batch: the model as its engine runs it, losses in float32."""
-    images = normalize(batch.images)
-    outputs = prepared.forward(images)
-    height, width = images.shape[-2:]
-    anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
-    return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
+    with phases.phase("forward"):
+        images = normalize(batch.images)
+        outputs = prepared.forward(images)
+    with phases.phase("loss"):
+        height, width = images.shape[-2:]
+        anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
+        return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
 
 
 def require_finite(losses: dict[str, torch.Tensor], *, step: int, image_ids: list[int]) -> None:
@@ -83,6 +90,7 @@ def train_one_epoch(
     gradient_accumulation: int = 1,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
+    phases: Phases = UNWATCHED,
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
 
@@ -97,6 +105,7 @@ def train_one_epoch(
         gradient_accumulation: Batches averaged into one step.
         focal_form: See `focal_loss`.
         exchange: Averages the gradients over the ranks, where there are several.
+        phases: Is told where each step is; an exchange was made with the same.
 
     Raises NonFiniteLossError before the weights are touched.
     """
@@ -104,31 +113,35 @@ def train_one_epoch(
     stream = iter(batches)
     step = first_step
     while True:
-        start = time.perf_counter()
-        faults = page_faults()
-        group = list(islice(stream, gradient_accumulation))
-        if len(group) < gradient_accumulation:
-            return
-        data_seconds = time.perf_counter() - start
-        rate = learning_rate(step)
-        step += 1
-        losses = accumulate_gradients(
-            prepared, group, step=step, focal_form=focal_form, exchange=exchange
-        )
-        update_weights(prepared.optimizer, learning_rate=rate)
-        yield StepResult(
-            step=step,
-            losses=losses,
-            learning_rate=rate,
-            images=sum(len(batch.image_ids) for batch in group),
-            seconds=time.perf_counter() - start,
-            data_seconds=data_seconds,
-            page_faults=page_faults() - faults,
-            resident_mb=resident_mb(),
-            peak_resident_mb=peak_resident_mb(),
-            exchange_seconds=exchange.exposed_seconds if exchange else 0.0,
-            bad_images=tuple(problem for batch in group for problem in batch.bad_images),
-        )
+        with phases.step(step + 1, prepared):
+            start = time.perf_counter()
+            faults = page_faults()
+            with phases.phase("data"):
+                group = list(islice(stream, gradient_accumulation))
+            if len(group) < gradient_accumulation:
+                return
+            data_seconds = time.perf_counter() - start
+            rate = learning_rate(step)
+            step += 1
+            losses = accumulate_gradients(
+                prepared, group, step=step, focal_form=focal_form, exchange=exchange, phases=phases
+            )
+            with phases.phase("optimizer"):
+                update_weights(prepared.optimizer, learning_rate=rate)
+            result = StepResult(
+                step=step,
+                losses=losses,
+                learning_rate=rate,
+                images=sum(len(batch.image_ids) for batch in group),
+                seconds=time.perf_counter() - start,
+                data_seconds=data_seconds,
+                page_faults=page_faults() - faults,
+                resident_mb=resident_mb(),
+                peak_resident_mb=peak_resident_mb(),
+                exchange_seconds=exchange.exposed_seconds if exchange else 0.0,
+                bad_images=tuple(problem for batch in group for problem in batch.bad_images),
+            )
+        yield result
 
 
 def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
@@ -146,9 +159,11 @@ def accumulate_gradients(
     step: int,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
+    phases: Phases = UNWATCHED,
 ) -> dict[str, float]:
     """Add the average gradient of the batches to the parameters; return the average losses."""
-    losses_of = exchange or partial(batch_losses, prepared, focal_form=focal_form)
+    own = partial(batch_losses, prepared, focal_form=focal_form, phases=phases)
+    losses_of = exchange or own
     totals: dict[str, float] = {}
     for number, batch in enumerate(group, start=1):
         held_back = exchange.held_back() if exchange and number < len(group) else nullcontext()
@@ -156,7 +171,8 @@ def accumulate_gradients(
             losses = losses_of(batch)
             require_finite(losses, step=step, image_ids=batch.image_ids)
             loss = sum(losses.values(), torch.zeros(())) / len(group)
-            exchange.backward(loss) if exchange else loss.backward()
+            with phases.phase("backward"):
+                exchange.backward(loss) if exchange else loss.backward()
         for name, value in losses.items():
             totals[name] = totals.get(name, 0.0) + value.item() / len(group)
     return totals

@@ -29,6 +29,7 @@ from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
+from retinanet.training.phases import UNWATCHED, Phases
 from retinanet.training.plan import plan_steps
 from retinanet.training.report import describe_run
 from retinanet.training.run_description import described
@@ -53,9 +54,11 @@ class Run:
         console: Console,
         place: Place,
         group: ProcessGroup,
+        phases: Phases = UNWATCHED,
     ) -> None:
         self.place = place
         self.group = group
+        self.phases = phases
         training = config.training
         self.config = config
         self.folder = folder
@@ -120,6 +123,7 @@ class Run:
             compress=distributed.compress,
             focal_form=self.config.engine.focal_loss,
             timeout_s=distributed.timeout_s,
+            phases=self.phases,
         )
 
     def share_start(self) -> None:
@@ -131,8 +135,10 @@ class Run:
 
     def begin(self) -> None:
         """Open the record and say what is about to happen; other ranks than 0 have none."""
-        notes = self.group.gather(self.group.notes)
-        if notes is None:
+        steps = range(self.step + 1, self.plan.total_steps + 1)
+        # Waits for all: none takes a step before rank 0 has the folder ready.
+        notes = self.group.all_gather((*self.group.notes, *self.phases.notes(steps)))
+        if not self.group.is_first:
             return
         self.record = RunRecord(
             self.folder,
@@ -212,6 +218,7 @@ class Run:
                     gradient_accumulation=training.gradient_accumulation,
                     focal_form=self.config.engine.focal_loss,
                     exchange=self.exchange,
+                    phases=self.phases,
                 ):
                     result = self.agree(own, stop)
                     self.step = result.step
@@ -219,7 +226,7 @@ class Run:
                     advance(self.step, self.record.step(result))
                     self.note_bad_images(result.bad_images)
                     yield result
-                    if self.step >= total or self.loading_moved_out(own):
+                    if self.step >= last or self.loading_moved_out(own):
                         break
 
     def agree(self, own: StepResult, stop: StopRequest) -> StepResult:

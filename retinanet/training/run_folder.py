@@ -20,7 +20,7 @@ from retinanet.errors import InputError
 from retinanet.versions import installed_versions
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl")
-OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures")
+OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
 
 PACKAGES = (
