@@ -23,6 +23,7 @@ def replay_with_torch(
     repeats: int,
     cold: bool,
     progress: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda _: None,
     worker_of: Callable[[Share], TorchWorker] = TorchWorker,
 ) -> Replay:
     """Run each problem alone, and take its time from oneDNN's log of that run.
@@ -37,6 +38,7 @@ def replay_with_torch(
         repeats: Runs of each problem, fewer where two seconds do not do, but at least 3.
         cold: Whether to run each as often again with nothing of it in the caches.
         progress: Told how many problems are done, and of how many.
+        say: Told, in one line each, what could not be as the conditions have it.
         worker_of: Makes the process that runs them.
 
     Raises:
@@ -48,29 +50,45 @@ def replay_with_torch(
             "give --benchdnn, or --replay with a file made where it is"
         )
     observed = Observations()
-    replay = Replay("torch", "", "", conditions)
+    not_replayed: dict[Problem, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="replay-") as folder,
         worker_of(share_of(conditions)) as worker,
     ):
         for done, problem in enumerate(in_order(calls)):
             progress(done, len(calls))
-            reason = not_of_this_cpu(problem)
-            if not reason and observed.time_of(problem) is None:
-                log = Path(folder, f"{done}.log")
-                reason = run_again(problem, worker, observed, log=log, repeats=repeats, cold=cold)
+            log = Path(folder, f"{done}.log")
+            reason = run_again(problem, worker, observed, log=log, repeats=repeats, cold=cold)
             if reason:
-                replay.not_replayed[problem] = reason
+                not_replayed[problem] = reason
+        for note in worker.notes:
+            say(note)
     progress(len(calls), len(calls))
-    for problem in calls:
-        time = observed.time_of(problem)
-        if time is not None and not not_of_this_cpu(problem):
-            replay.times[problem] = time
-            replay.not_replayed.pop(problem, None)
-    return replace(
-        replay,
+    return as_replay(calls, observed, not_replayed, conditions=conditions)
+
+
+def as_replay(
+    calls: Iterable[Problem],
+    observed: Observations,
+    not_replayed: Mapping[Problem, str],
+    *,
+    conditions: Conditions,
+) -> Replay:
+    """All times, also of what came back with other problems after its own run had not brought it."""
+    times = {
+        problem: time
+        for problem in calls
+        if not not_of_this_cpu(problem) and (time := observed.time_of(problem)) is not None
+    }
+    return Replay(
+        runner="torch",
         version=", ".join(observed.versions),
         instruction_set=", ".join(observed.instruction_sets),
+        conditions=conditions,
+        times=times,
+        not_replayed={
+            problem: why for problem, why in not_replayed.items() if problem not in times
+        },
     )
 
 
@@ -84,6 +102,8 @@ def run_again(
     cold: bool,
 ) -> str:
     """Run one problem and note what oneDNN logs; why it has no time, or nothing if it has."""
+    if observed.time_of(problem) is not None or not_of_this_cpu(problem):
+        return not_of_this_cpu(problem)
     log.touch()
     try:
         answer = worker.run(problem, log, repeats=repeats, cold=cold)

@@ -1,0 +1,188 @@
+"""A run's efficiency as a person reads it on a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiling.efficiency.efficiency import (
+    Efficiency,
+    NotReplayed,
+    Part,
+    ProblemEfficiency,
+    cold_ratio,
+    hot_ratio,
+)
+from profiling.efficiency.projection import Projection
+from profiling.efficiency.readable import kind_and_direction, readable
+from profiling.stats.report import printable, say
+
+WORST = 3
+REASONS = 5
+ALMOST_ALL = 0.9995
+"""More is shown as 100.0%."""
+
+MEANING = """\
+ratio: the replay's time over the measured, 1.00 where primitives ran in training as fast as alone
+  hot: run again and again, with data in the caches; cold: with caches emptied before each run
+lost: measured time beyond the hot replay's; only what was replayed is in ratios and lost times"""
+
+
+def print_efficiency(console: Console, found: Efficiency) -> None:
+    """The replay, the ratio, its parts, what was not replayed, what loses most."""
+    describe_replay(console, found)
+    if not found.problems:
+        say(console, "nothing could be replayed: there is no ratio")
+    else:
+        say(console, headline(found))
+        console.print(parts_table(found.parts, found.total))
+        say(console, MEANING)
+    print_not_replayed(console, found)
+    worst = [one for one in found.problems if one.lost_ms > 0][:WORST]
+    if worst:
+        console.print(worst_table(worst))
+
+
+def describe_replay(console: Console, found: Efficiency) -> None:
+    """Who replayed what, and what was otherwise than in the run."""
+    replay = found.replay
+    threads = replay.conditions.threads
+    say(
+        console,
+        f"replayed {len(found.problems)} of {len(found.problems) + len(found.not_replayed)} "
+        f"problems through {replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
+        f"{threads} thread{'s' if threads > 1 else ''}",
+    )
+    for line in found.mismatches:
+        say(console, f"not as in the run: {line}")
+    if found.outside_ms > 0:
+        say(console, f"left out: {found.outside_ms:,.1f} ms that ran outside of whole steps")
+
+
+def headline(found: Efficiency) -> str:
+    """The ratio of the run, and of how much of it."""
+    cold = cold_ratio(found.total)
+    also = "" if cold is None else f", {cold:.2f} cold"
+    share = 1 - found.not_replayed_share
+    return (
+        f"efficiency: {number(hot_ratio(found.total))} hot{also}; "
+        f"{share:.1%} of oneDNN's time was replayed"
+    )
+
+
+def number(ratio: float | None) -> str:
+    """With two decimals; empty where there is none."""
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def parts_table(parts: Sequence[Part], total: Part) -> Table:
+    """A row for each kind and direction, and one for all."""
+    table = Table("kind and direction", title="efficiency by kind", title_justify="left")
+    for heading in ("calls", "measured ms", "hot ms", "cold ms", "hot", "cold", "lost ms"):
+        table.add_column(heading, justify="right")
+    for part in (*parts, total):
+        if part is total:
+            table.add_section()
+        name = "all" if part is total else printable(kind_and_direction(part.kind, part.direction))
+        table.add_row(Text(name), f"{part.calls:,}", *numbers(part))
+    return table
+
+
+def numbers(one: Part | ProblemEfficiency) -> tuple[str, ...]:
+    """Times, ratios and the loss."""
+    return (
+        f"{one.measured_ms:,.1f}",
+        f"{one.hot_ms:,.1f}",
+        "" if one.cold_ms is None else f"{one.cold_ms:,.1f}",
+        number(hot_ratio(one)),
+        number(cold_ratio(one)),
+        f"{one.lost_ms:,.1f}",
+    )
+
+
+def print_not_replayed(console: Console, found: Efficiency) -> None:
+    """How much has no replay, and why."""
+    if not found.not_replayed:
+        return
+    say(
+        console,
+        f"not replayed: {len(found.not_replayed)} problems, {found.not_replayed_ms:,.1f} ms, "
+        f"{found.not_replayed_share:.1%} of the time; left out of both sides of every ratio",
+    )
+    for why, some in by_reason(found.not_replayed)[:REASONS]:
+        milliseconds = sum(one.measured_ms for one in some)
+        example = printable(readable(some[0].problem))
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        say(console, f"  {milliseconds:,.1f} ms: {example}{more}: {printable(why)}")
+    rest = len(by_reason(found.not_replayed)) - REASONS
+    if rest > 0:
+        say(console, f"  and for {rest} other reasons; --out and --json have them all")
+
+
+def by_reason(not_replayed: Sequence[NotReplayed]) -> list[tuple[str, list[NotReplayed]]]:
+    """Problems of the same kind and reason together, the costliest first."""
+    reasons: dict[tuple[str, str], list[NotReplayed]] = {}
+    for one in not_replayed:
+        reasons.setdefault((one.problem.kind, one.why), []).append(one)
+    groups = [(why, some) for (_, why), some in reasons.items()]
+    return sorted(groups, key=lambda group: -sum(one.measured_ms for one in group[1]))
+
+
+def worst_table(worst: Sequence[ProblemEfficiency]) -> Table:
+    """The problems in which most time is lost."""
+    title = f"the {len(worst)} problems that lose most" if len(worst) > 1 else "what loses most"
+    table = Table("problem", title=title, title_justify="left", show_lines=True)
+    for heading in ("calls", "measured ms", "hot ms", "cold ms", "hot", "cold", "lost ms"):
+        table.add_column(heading, justify="right")
+    for one in worst:
+        name = Text(printable(readable(one.problem)), overflow="fold")
+        table.add_row(name, f"{one.calls:,}", *numbers(one))
+    return table
+
+
+def print_projection(console: Console, found: Efficiency, projection: Projection | None) -> None:
+    """A step at each speed, and what the numbers leave out."""
+    if projection is None:
+        say(console, "no projection: the log marks no steps; --steps N says how many it is of")
+        return
+    console.print(projection_table(projection))
+    if projection.elsewhere_s is None:
+        say(console, "only oneDNN's time is projected: the log does not tell what else a step does")
+    else:
+        say(console, "elsewhere: all but oneDNN's primitives, our own kernels too; kept as it was")
+        if projection.images is None:
+            say(console, "images/s: the log does not tell; --images-a-step N says how many")
+    if 0 < projection.roofline_share < ALMOST_ALL:
+        say(
+            console,
+            f"at the roofline: {projection.roofline_share:.1%} of oneDNN's time; the rest as "
+            "measured",
+        )
+    steps = found.steps
+    if steps.ranks_of_run is not None and steps.ranks_of_run > steps.ranks:
+        say(console, f"images/s are of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
+
+
+def projection_table(projection: Projection) -> Table:
+    """A row for each speed; columns that nobody fills are left out."""
+    whole = projection.elsewhere_s is not None
+    title = "a step" if whole else "oneDNN's part of a step"
+    table = Table("", title=title, title_justify="left")
+    headings = ["in oneDNN"]
+    headings += ["elsewhere", "step"] if whole else []
+    headings += ["images/s"] if projection.measured.images_per_s else []
+    headings += ["times as fast"]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for speed in projection.speeds:
+        cells = [f"{speed.onednn_s:.4g} s"]
+        before, after = projection.measured.onednn_s, speed.onednn_s
+        if projection.elsewhere_s is not None and speed.step_s is not None:
+            cells += [f"{projection.elsewhere_s:.4g} s", f"{speed.step_s:.4g} s"]
+            before, after = projection.measured.step_s or 0.0, speed.step_s
+        if speed.images_per_s:
+            cells.append(f"{speed.images_per_s:.3g}")
+        cells.append(f"{before / after:.2f}" if after else "")
+        table.add_row(speed.name, *cells)
+    return table
