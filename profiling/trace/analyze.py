@@ -36,7 +36,7 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
     own = own_times(spans, by_thread)
     works, pieces = working_spans(spans, by_thread, around=origins.around, own=own)
     begun = cells_of_begins(trace, steps)
-    operators = costs(trace, steps, origins, begun)
+    operators, pieces_ns = add_up(trace, steps, origins, begun=begun, pieces=pieces)
     working = sorted((one for one in works if begun[one] >= 0), key=spans.start.__getitem__)
     durations = [spans.end[one] - spans.start[one] for one in working]
     return Analysis(
@@ -44,7 +44,7 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
         steps=steps,
         operators=operators,
         gaps_ns=gaps(steps, operators),
-        pieces_ns=pieces_time(trace, steps, pieces),
+        pieces_ns=pieces_ns,
         spans=sum(one >= 0 for one in begun),
         working=working,
         median_working_ns=median(durations) if durations else 0.0,
@@ -97,40 +97,33 @@ def cells_of_begins(trace: Trace, steps: Steps) -> "array[int]":
     return found
 
 
-def costs(
-    trace: Trace, steps: Steps, origins: Origins, begun: Sequence[int]
-) -> dict[Operator, Cost]:
-    """Own times and calls within the steps, by operator."""
+def add_up(
+    trace: Trace, steps: Steps, origins: Origins, *, begun: Sequence[int], pieces: bytes
+) -> tuple[dict[Operator, Cost], dict[Piece, int]]:
+    """Own times and calls by operator, and operator times by the length of their pieces."""
     name, module, category = trace.operators.name, origins.module, origins.category
     phases = [steps.phases.index(cell.phase) for cell in steps.cells]
     found: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
+    pieces_ns = dict.fromkeys(Piece, 0)
     timeline = training_timeline(trace, steps.training_threads)
     for (start, end, span), place in clipped(timeline, steps.cells):
         found[name[span], phases[place], module[span], category[span]].own_ns += end - start
+        piece = Piece(pieces[span])
+        is_long = piece == Piece.CALLING and end - start >= SHORT_NS
+        pieces_ns[Piece.LONG if is_long else piece] += end - start
     for span, place in enumerate(begun):
         if place >= 0:
             found[name[span], phases[place], module[span], category[span]].calls += 1
-    return {
+    operators = {
         Operator(
-            trace.operators.names[name],
+            trace.operators.names[of_name],
             steps.phases[phase],
-            origins.module_names[module],
-            CATEGORIES[category],
+            origins.module_names[of_module],
+            CATEGORIES[of_category],
         ): cost
-        for (name, phase, module, category), cost in found.items()
+        for (of_name, phase, of_module, of_category), cost in found.items()
     }
-
-
-def pieces_time(trace: Trace, steps: Steps, pieces: bytes) -> dict[Piece, int]:
-    """Operator time within the steps by the length of the piece that it is in."""
-    found = dict.fromkeys(Piece, 0)
-    timeline = training_timeline(trace, steps.training_threads)
-    for (start, end, span), _ in clipped(timeline, steps.cells):
-        is_long = pieces[span] == Piece.LONG or (
-            pieces[span] == Piece.CALLING and end - start >= SHORT_NS
-        )
-        found[Piece.LONG if is_long else Piece(pieces[span])] += end - start
-    return found
+    return operators, pieces_ns
 
 
 def gaps(steps: Steps, operators: dict[Operator, Cost]) -> dict[str, int]:

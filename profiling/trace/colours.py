@@ -10,5 +10,5 @@ COLOURS = {
     Category.OTHER: "#f08c00",
 }
 GAPS = "#dee2e6"
-PHASES = ("#495057", "#868e96")
+PHASES = ("#343a40", "#868e96")
 """Neighbours differ."""

@@ -10,7 +10,7 @@ from profiling.stats.report import say
 from profiling.trace.analyze import analyze
 from profiling.trace.beside_log import lay_beside
 from profiling.trace.output import output_files, write_json, write_pictures, write_table
-from profiling.trace.report import print_analysis, print_beside_log
+from profiling.trace.report import print_analysis, print_beside_log, print_verdict
 from profiling.trace.rows import costliest_outside_onednn, rows_of
 from profiling.trace.trace import Trace, read_trace
 from retinanet.command_line import add_json_option, positive
@@ -107,6 +107,7 @@ def trace_command(
     print_analysis(console, analysis, costly, top=top)
     if beside:
         print_beside_log(console, analysis, beside)
+    print_verdict(console, analysis, beside)
     if json_file is not None:
         write_json(analysis, rows, beside, json_file)
     if out is not None:

@@ -57,14 +57,17 @@ def write_pictures(
     from profiling.pictures import write_picture  # noqa: PLC0415
     from profiling.trace.operators_chart import draw_operators  # noqa: PLC0415
     from profiling.trace.split_chart import draw_split  # noqa: PLC0415
-    from profiling.trace.timeline_chart import draw_timeline  # noqa: PLC0415
+    from profiling.trace.timeline_chart import draw_timeline, median_step  # noqa: PLC0415
 
     name, step = analysis.file.name, "a step" if analysis.steps.are_marked else "the whole trace"
+    number = median_step(analysis)[0].step
+    shown = "" if number is None else f", step {number}"
     write_picture(
         draw_split(analysis, title=f"{step} by phases and what runs: {name}"), folder / "split"
     )
     write_picture(
-        draw_timeline(trace, analysis, title=f"what runs when: {name}"), folder / "timeline"
+        draw_timeline(trace, analysis, title=f"what runs when{shown}: {name}"),
+        folder / "timeline",
     )
     title = f"the operators that cost most outside oneDNN, in {step}: {name}"
     known = analysis.modules_are_known
@@ -100,7 +103,10 @@ def as_json(analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None) -
         "all": phase_json(analysis, None),
         "fragmentation": fragmentation_json(analysis),
         "other_threads_ms": analysis.elsewhere_ns / 1e6 / count,
-        "verdicts": [onednn_verdict(analysis), fragmentation_verdict(analysis)],
+        "verdicts": [
+            onednn_verdict(analysis, beside.total_ms if beside else None),
+            fragmentation_verdict(analysis),
+        ],
         "operators": [asdict(row) for row in rows],
     }
     if beside:

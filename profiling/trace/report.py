@@ -40,7 +40,11 @@ def print_analysis(
     say(console, MEANING)
     for line in remarks(analysis):
         say(console, f"note: {line}")
-    say(console, onednn_verdict(analysis))
+
+
+def print_verdict(console: Console, analysis: Analysis, beside: BesideLog | None) -> None:
+    """The last words."""
+    say(console, onednn_verdict(analysis, beside.total_ms if beside else None))
     say(console, fragmentation_verdict(analysis))
 
 
@@ -64,7 +68,7 @@ def describe(analysis: Analysis) -> list[str]:
 def phase_table(analysis: Analysis) -> Table:
     """Time of each phase by category; rows and columns add up."""
     window = "a step" if analysis.steps.are_marked else "the whole trace"
-    table = Table("phase", title=f"{window} by phases [ms]", title_justify="left")
+    table = Table("phase", title=f"{window} by phases (ms)", title_justify="left")
     for heading in ("wall time", *(one.value for one in analysis.categories), "gaps"):
         table.add_column(heading, justify="right")
     for phase in analysis.steps.phases:
@@ -123,7 +127,7 @@ def operator_table(costly: Sequence[Costly], *, top: int, modules_are_known: boo
     for heading in ("calls", "self ms", "share"):
         table.add_column(heading, justify="right")
     if modules_are_known:
-        table.add_column("costliest module", overflow="fold")
+        table.add_column("costliest module, its share, + others", overflow="fold")
     for one in costly[:top]:
         calls = f"{one.calls:,.0f}" if one.calls >= 10 else f"{one.calls:.3g}"
         module = [Text(printable(module_text(one)))] if modules_are_known else []
@@ -136,7 +140,7 @@ def module_text(one: Costly) -> str:
     """The module with most of the time, its share if there are others, and how many those are."""
     (name, share), *others = one.modules
     name = name or "outside modules"
-    return f"{name} ({share:.0%}, {len(others)} more)" if others else name
+    return f"{name}, {share:.0%}, +{len(others)}" if others else name
 
 
 def remarks(analysis: Analysis) -> list[str]:
@@ -160,7 +164,7 @@ def remarks(analysis: Analysis) -> list[str]:
 
 def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) -> None:
     """oneDNN's own time beside that of the operators that call it."""
-    table = Table("phase", title="oneDNN's log beside the trace [ms]", title_justify="left")
+    table = Table("phase", title="oneDNN's log beside the trace (ms)", title_justify="left")
     for heading in ("wall time", "oneDNN itself\n(log)", "share", "operators that\ncall oneDNN",
                     "matrix\nproducts"):  # fmt: skip
         table.add_column(heading, justify="right", vertical="bottom")
@@ -185,5 +189,3 @@ def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) ->
         )
     if not beside.has_steps:
         say(console, "note: the log marks no steps; it was taken as a whole")
-    share = beside.total_ms * 1e6 * analysis.count / analysis.wall_ns
-    say(console, f"in oneDNN itself, by its log: {share:.1%} of the time")

@@ -52,8 +52,9 @@ class Steps:
 
     @property
     def phases(self) -> list[str]:
-        """In order of appearance."""
-        return list(dict.fromkeys(cell.phase for cell in self.cells))
+        """In order of appearance; what is in none is last."""
+        found = list(dict.fromkeys(cell.phase for cell in self.cells))
+        return sorted(found, key=lambda phase: phase == UNMARKED)
 
     @property
     def durations(self) -> dict[int | None, int]:

@@ -14,21 +14,24 @@ from profiling.trace.analyze import clipped
 from profiling.trace.colours import COLOURS, GAPS, PHASES
 from profiling.trace.origins import CATEGORIES
 from profiling.trace.spans import stretches
-from profiling.trace.steps import Cell
+from profiling.trace.steps import EVALUATE, UNMARKED, Cell
 from profiling.trace.trace import Trace
 
 SLIVERS = 1000
 """Of the step; each about as wide as a dot of the picture."""
-CLOSER = 100
+CLOSER = 300
 """The closer look shows so small a part of the step."""
-MOST_SPANS = 400
+MOST_SPANS = 60
 """That the closer look has; if there are more, it is closer still."""
 DEEPEST = 9
 """Levels of calls that the closer look shows."""
-LABELLED = 0.035
-"""Share of the closer look's width from which a span has its name in it."""
+LABELLED = 0.006, 0.04
+"""Shares of the closer look's width from which a span has its name in it, upright and lying."""
+SEPARATED = 0.003
+"""Share of its width from which a span is set off from its neighbours."""
 LETTERS = 150
 """Of a name that spans the whole width."""
+UPRIGHT_LETTERS = 12
 
 
 class Window(NamedTuple):
@@ -44,7 +47,7 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> Figure:
     window = Window(cells[0].start, cells[-1].end)
     threads = analysis.steps.training_threads
     figure = new_figure(14, 5.6 + 1.0 * len(threads))
-    heights = [0.25, *(1.0 for _ in threads), 0.7, 2.2]
+    heights = [0.25, *(1.0 for _ in threads), 0.7, 2.6]
     axes = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
     draw_phases(axes[0], cells, window)
     for place, thread in enumerate(threads):
@@ -58,9 +61,13 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> Figure:
     for one in axes[:-2]:
         one.tick_params(bottom=False, labelbottom=False)
     axes[0].set_xlim(0, (window.end - window.start) / 1e6)
-    axes[-2].set_xlabel("milliseconds since the step began")
-    closer = busiest(trace, starts, window)
-    for one in axes[1:-1]:
+    sliver = (window.end - window.start) / SLIVERS / 1e6
+    axes[-2].set_xlabel(
+        "milliseconds since the step began; the height of a colour is its share of each "
+        f"{sliver:.2g} ms"
+    )
+    closer = busiest(starts, window)
+    for one in axes[1:-2]:
         mark_closer(one, closer, window)
     draw_closer(axes[-1], trace, analysis, closer, window)
     add_legend(figure, analysis)
@@ -78,10 +85,11 @@ def median_step(analysis: Analysis) -> list[Cell]:
 def draw_phases(axes: Axes, cells: Sequence[Cell], window: Window) -> None:
     """A strip with the names of phases."""
     whole = window.end - window.start
-    for place, cell in enumerate(cells):
+    marked = (cell for cell in cells if cell.phase != UNMARKED)
+    for place, cell in enumerate(marked):
         left, width = (cell.start - window.start) / 1e6, (cell.end - cell.start) / 1e6
-        axes.barh(0, width, left=left, color=PHASES[place % 2], height=1.0)
-        if cell.end - cell.start > 0.008 * whole * len(cell.phase):
+        axes.barh(0, width, left=left, color=PHASES[place % len(PHASES)], height=1.0)
+        if cell.end - cell.start > 0.006 * whole * len(cell.phase):
             axes.text(left + width / 2, 0, cell.phase, color="white", ha="center", va="center",
                       fontsize=9)  # fmt: skip
     axes.set_ylim(-0.5, 0.5)
@@ -129,26 +137,32 @@ def draw_density(axes: Axes, starts: Sequence[int], window: Window) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def busiest(trace: Trace, starts: Sequence[int], window: Window) -> Window:
-    """The part of a step in which most working spans begin."""
+def busiest(starts: Sequence[int], window: Window) -> Window:
+    """The part of a step in which most working spans begin, short enough to see each."""
     length = max(1, (window.end - window.start) // CLOSER)
-    best, most, first = window.start, 0, 0
+    begin, count = densest(starts, length)
+    while count > MOST_SPANS and length > 2:
+        length //= 2
+        begin, count = densest(starts, length)
+    begin = begin if count else window.start
+    return Window(begin - length // 50, begin - length // 50 + length)
+
+
+def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
+    """Where most of the starts fit into a length, and how many those are."""
+    best, most, first = 0, 0, 0
     for place, start in enumerate(starts):
         while starts[first] <= start - length:
             first += 1
         if place - first + 1 > most:
             best, most = starts[first], place - first + 1
-    while most > MOST_SPANS and length > 1000:
-        length //= 2
-        most = sum(best <= start < best + length for start in starts)
-    margin = length // 50
-    return Window(best - margin, best - margin + length)
+    return best, most
 
 
 def mark_closer(axes: Axes, closer: Window, window: Window) -> None:
     """Where in the step the closer look is."""
     left, right = ((edge - window.start) / 1e6 for edge in closer)
-    axes.axvspan(left, right, facecolor="none", edgecolor="black", linewidth=1.2)
+    axes.axvspan(left, right, facecolor="none", edgecolor="black", linewidth=1.5, clip_on=False)
 
 
 def draw_closer(
@@ -158,6 +172,7 @@ def draw_closer(
     spans, origins = trace.operators, analysis.origins
     depth: dict[int, int] = {}
     whole = closer.end - closer.start
+    axes.barh(0, whole / 1e6, left=(closer.start - window.start) / 1e6, height=0.9, color=GAPS)
     for span in trace.by_thread.get(analysis.steps.main_thread, ()):
         if spans.end[span] < closer.start or spans.start[span] >= closer.end:
             continue
@@ -167,19 +182,29 @@ def draw_closer(
         begin = max(spans.start[span], closer.start)
         width = min(spans.end[span], closer.end) - begin
         left = (begin - window.start) / 1e6
-        axes.barh(depth[span], width / 1e6, left=left, height=0.9, linewidth=0.3,
-                  edgecolor="white", color=COLOURS[CATEGORIES[origins.category[span]]])  # fmt: skip
-        if width > LABELLED * whole:
-            name = spans.name_of(span).removeprefix("autograd::engine::evaluate_function: ")
-            axes.text(left, depth[span], f" {name[: int(LETTERS * width / whole)]}", va="center",
-                      fontsize=7, color="white", clip_on=True)  # fmt: skip
+        axes.barh(depth[span], width / 1e6, left=left, height=0.9, edgecolor="white",
+                  linewidth=0.5 if width > SEPARATED * whole else 0,
+                  color=COLOURS[CATEGORIES[origins.category[span]]])  # fmt: skip
+        name = spans.name_of(span).removeprefix(EVALUATE).removeprefix("aten::")
+        label(axes, name, left=left, depth=depth[span], width=width / 1e6, share=width / whole)
     axes.set_xlim(*((edge - window.start) / 1e6 for edge in closer))
     axes.set_ylim(min(DEEPEST, max(depth.values(), default=0) + 1) - 0.5, -0.5)
     axes.set_yticks([])
     axes.set_ylabel("closer:\ncalls within\ncalls")
-    axes.set_facecolor(GAPS)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.ticklabel_format(useOffset=False)
     axes.set_xlabel(f"milliseconds; the {whole / 1e6:.3g} ms framed above, where most spans begin")
+
+
+def label(axes: Axes, name: str, *, left: float, depth: int, width: float, share: float) -> None:
+    """As much of a span's name as fits in it: lying, upright, or nothing."""
+    upright, lying = LABELLED
+    if share >= lying:
+        axes.text(left, depth, f" {name[: int(LETTERS * share)]}", va="center", fontsize=7,
+                  color="white", clip_on=True)  # fmt: skip
+    elif share >= upright:
+        axes.text(left + width / 2, depth, name[:UPRIGHT_LETTERS], rotation=90, ha="center",
+                  va="center", fontsize=6, color="white", clip_on=True)  # fmt: skip
 
 
 def add_legend(figure: Figure, analysis: Analysis) -> None:

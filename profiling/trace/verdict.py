@@ -27,15 +27,16 @@ def fragmentation_verdict(analysis: Analysis) -> str:
     return f"{text}; in gaps, where no operator runs, is {gap_share(analysis):.1%} of the time"
 
 
-def onednn_verdict(analysis: Analysis) -> str:
-    """How much is oneDNN's, as far as the trace can tell."""
+def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
+    """How much is oneDNN's: as far as the trace can tell, and by its log if there is one.
+
+    `log_ms`: oneDNN's own time of a step.
+    """
     wall = analysis.wall_ns
     certain = analysis.category_ns(Category.ONEDNN) / wall
-    products = analysis.category_ns(Category.PRODUCTS) / wall
     text = f"operators that call oneDNN: {certain:.1%} of the time"
-    if not products:
-        return text
-    return (
-        f"{text}; matrix products, which may be oneDNN's or another library's: {products:.1%} "
-        "(--onednn-log tells)"
-    )
+    if log_ms is not None:
+        return f"oneDNN itself, by its log: {log_ms * 1e6 * analysis.count / wall:.1%}; {text}"
+    products = analysis.category_ns(Category.PRODUCTS) / wall
+    unknown = f"matrix products, by oneDNN or another library (--onednn-log tells): {products:.1%}"
+    return f"{text}; {unknown}" if products else text
