@@ -49,7 +49,9 @@ def rnn_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     """
     if problem.direction not in PROPAGATIONS:
         raise NotExpressibleError(f"benchdnn's rnn has no direction {problem.direction!r}")
-    strided = next((one for one in problem.memories if one.strides), None)
+    strided = next(
+        (one for one in problem.memories if one.strides and "a" not in one.properties), None
+    )
     if strided is not None:
         raise NotExpressibleError(
             f"{strided.role} is not dense (strides {strided.strides}), and benchdnn's rnn takes "
