@@ -82,7 +82,8 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
 
 MEANING = """\
 each: of a call in the log, mean; hot: of a run alone, one right after the other, median; cold: the
-same with its data driven out of the caches; log / hot: times longer in the log than alone"""
+same with its data driven out of the caches, where it is large enough to matter; log / hot: how
+many times longer it took in the log than alone"""
 
 
 def replay_table(rows: Sequence[ReplayedRow]) -> Table:
@@ -104,18 +105,10 @@ def replay_table(rows: Sequence[ReplayedRow]) -> Table:
         )
     hot = sum(row.calls * row.hot_ms for row in rows if row.hot_ms is not None)
     log = sum(row.total_ms for row in rows)
-    cold = cold_sum(rows)
     table.add_row("all, times calls", f"{sum(row.calls for row in rows):,}", f"{log:,.1f}", "",
-                  f"{hot:,.1f}", "" if cold is None else f"{cold:,.1f}",
+                  f"{hot:,.1f}", "",
                   f"{log / hot:,.2f}" if hot else "")  # fmt: skip
     return table
-
-
-def cold_sum(rows: Sequence[ReplayedRow]) -> float | None:
-    """All calls' cold times, if all have one."""
-    times = [None if row.cold_ms is None else row.calls * row.cold_ms for row in rows]
-    known = [time for time in times if time is not None]
-    return sum(known) if len(known) == len(times) else None
 
 
 def described(row: ReplayedRow) -> str:

@@ -1,6 +1,7 @@
 """benchdnn's process: on the cores that it is given, and never longer than it may take."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -12,6 +13,8 @@ from launch.pinning.environment import BINDING_VARIABLES
 from launch.pinning.memory_policy import set_preferred
 from profiling.replay.replay import Conditions
 
+ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -20,7 +23,7 @@ class Ended:
     status: int | None
     """Its exit status, negative a signal's number; None: it took too long and was ended."""
     why: str
-    """In a few words, where it is not 0."""
+    """In a few words; benchdnn complains of some options, and ends with 0."""
 
 
 def run_benchdnn(
@@ -115,12 +118,10 @@ def environment(conditions: Conditions) -> dict[str, str]:
 
 
 def words(status: int, output: Path) -> str:
-    """Why it ended so: a signal's name, or the last line that speaks of an error."""
-    if status == 0:
-        return ""
+    """Why it ended so: a signal's name, or the first line that speaks of an error."""
     if status < 0:
         name = signal.Signals(-status).name
         return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    told = [line.strip() for line in lines if "error" in line.lower()]
-    return told[-1] if told else f"ended with status {status}"
+    told = next((line.strip() for line in lines if ERROR.search(line)), "")
+    return told or (f"ended with status {status}" if status else "")

@@ -5,8 +5,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.read import read_logs
-from profiling.replay.benchdnn.process import Ended, run_benchdnn
+from profiling.replay.benchdnn.process import run_benchdnn
 from profiling.replay.replay import Conditions
 from retinanet.errors import InputError
 
@@ -60,23 +61,37 @@ def ask_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
     """
     with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
         output = Path(folder, "output")
-        ended = run_benchdnn(path, SMALLEST, output, conditions=conditions, patience=PATIENCE)
-        if ended.status != 0:
-            raise InputError(f"{path}: does not run: {ended.why}")
-        try:
-            log = read_logs([output])
-        except InputError:
-            raise InputError(
-                f"{path}: its oneDNN writes no log, so it is not known what it runs; build it "
-                "with ONEDNN_VERBOSE=ON, which is the default"
-            ) from None
-        if not log.versions or not log.versions[0].partition(".")[0].isdigit():
-            raise InputError(f"{path}: its oneDNN does not tell its version")
-        cold = ("--mode=P", "--fix-times-per-prb=1", "--cold-cache=all", *SMALLEST)
-        answer = run_benchdnn(path, cold, output, conditions=conditions, patience=PATIENCE)
+        log = first_log(path, output, conditions)
+        listing = (*SMALLEST[:1], "--mode=L", "--cold-cache=all", *SMALLEST[1:])
+        run_benchdnn(path, listing, output, conditions=conditions, patience=PATIENCE)
+        has_cold_cache = "LISTED" in output.read_text(encoding="utf-8", errors="replace")
     return Benchdnn(
         path=path,
         version=log.versions[0],
         instruction_set=log.instruction_sets[0] if log.instruction_sets else "",
-        has_cold_cache=answer == Ended(0, ""),
+        has_cold_cache=has_cold_cache,
     )
+
+
+def first_log(path: Path, output: Path, conditions: Conditions) -> OneDnnLog:
+    """What oneDNN writes while benchdnn runs its smallest problem.
+
+    Raises:
+        InputError: It does not run, or its library writes no log.
+    """
+    try:
+        ended = run_benchdnn(path, SMALLEST, output, conditions=conditions, patience=PATIENCE)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be started: {error.strerror}") from error
+    if ended.status != 0:
+        raise InputError(f"{path}: does not run: {ended.why}")
+    try:
+        log = read_logs([output])
+    except InputError:
+        raise InputError(
+            f"{path}: is no benchdnn, or one whose oneDNN writes no log (build it with "
+            "ONEDNN_VERBOSE=ON, which is the default)"
+        ) from None
+    if not log.versions:
+        raise InputError(f"{path}: its oneDNN does not tell its version")
+    return log

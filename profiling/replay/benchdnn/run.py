@@ -2,12 +2,13 @@
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import gbyte
 from profiling.replay.benchdnn.output import TEMPLATE, read_timed, refusal
 from profiling.replay.benchdnn.process import run_benchdnn
 from profiling.replay.benchdnn.program import Benchdnn, ask_benchdnn
@@ -19,6 +20,13 @@ LONGEST_MS = 5_000.0
 """That the runs of a problem may take, as far as its time in the log tells."""
 
 FEWEST_RUNS = 3
+
+LEAST_COLD_GB = 32_768 / 1e9
+"""Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
+would prepare so many copies of them that it takes minutes and gigabytes."""
+
+FINE_MS = 0.01
+"""From here on the steps of the log's clock do not matter."""
 
 PATIENCE = 120.0
 """Seconds that filling tensors and making the primitive may take, beside the runs."""
@@ -91,13 +99,14 @@ def run_lines(
     cold = cold and benchdnn.has_cold_cache
     progress(0, len(alike))
     for done, problems in enumerate(alike.values(), start=1):
+        size = gbyte(problems[0])
         result = run_one(
             lines[problems[0]],
             mean_ms=max(calls[problem].mean_ms for problem in problems),
             benchdnn=benchdnn,
             conditions=replay.conditions,
             repeats=repeats,
-            cold=cold,
+            cold=cold and (size is None or size >= LEAST_COLD_GB),
         )
         for problem in problems:
             if isinstance(result, ReplayTime):
@@ -140,8 +149,21 @@ def run_one(
         if not timed:
             return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
     return ReplayTime(
-        hot_ms=median(timed[0].milliseconds),
-        cold_ms=median(timed[1].milliseconds) if len(timed) > 1 else None,
+        hot_ms=typical(timed[0].milliseconds),
+        cold_ms=typical(timed[1].milliseconds) if len(timed) > 1 else None,
         runs=runs,
         implementation=timed[0].problem.implementation,
     )
+
+
+def typical(milliseconds: Sequence[float]) -> float:
+    """The median; of runs so short that the log's clock shows steps, the mean of the middle half.
+
+    oneDNN writes times as differences of milliseconds since 1970, whose last digit is about a
+    microsecond.
+    """
+    middle = median(milliseconds)
+    if middle >= FINE_MS or len(milliseconds) < 4:
+        return middle
+    quarter = len(milliseconds) // 4
+    return fmean(sorted(milliseconds)[quarter : len(milliseconds) - quarter])
