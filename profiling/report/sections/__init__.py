@@ -1,0 +1,1 @@
+"""The chapters of the page: each from the material to plain blocks."""

@@ -1,0 +1,78 @@
+"""What to look at next."""
+
+from collections.abc import Sequence
+
+from profiling.report.advice import Advice, ordered, saving
+from profiling.report.advice_on_others import (
+    calls_the_reference_does_not_make,
+    fragmented,
+    slower_than_alone,
+)
+from profiling.report.advice_on_problems import (
+    fallbacks,
+    float32_beside_bf16,
+    lost_to_the_roofline,
+    reorders,
+    slow_convolutions,
+)
+from profiling.report.advice_on_run import (
+    many_page_faults,
+    mostly_outside,
+    not_understood,
+    primitives_made_again,
+    uneven_ranks,
+    uneven_steps,
+)
+from profiling.report.blocks import Block, Section, Suggestion, Suggestions, Text
+from profiling.report.material import Material
+
+MEANING = (
+    "Read off the numbers of this page, what could save most first. What two of them would save "
+    "may be the same time, so the numbers do not add up; and they are bounds, not promises."
+)
+
+
+def advice_of(material: Material) -> list[Advice]:
+    """All findings, in order."""
+    measured, log = material.measured, material.log
+    found = [
+        *lost_to_the_roofline(measured),
+        *reorders(measured),
+        *fallbacks(measured),
+        *slow_convolutions(measured),
+        *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=material.peaks),
+        *mostly_outside(measured, log),
+        *primitives_made_again(measured, log),
+        *uneven_ranks(log),
+        *uneven_steps(log),
+        *many_page_faults(material.counters),
+        *not_understood(log),
+    ]
+    if material.comparison:
+        found += calls_the_reference_does_not_make(material.comparison)
+    if material.efficiency:
+        found += slower_than_alone(material.efficiency)
+    if material.traced:
+        found += fragmented(material.traced.analysis)
+    return ordered(found)
+
+
+def what_next(material: Material, found: Sequence[Advice]) -> Section:
+    """Each with its numbers."""
+    blocks: list[Block]
+    if found:
+        shown = [
+            Suggestion(
+                one.title, one.evidence, saving(one, material.measured), one.todo, one.section
+            )
+            for one in found
+        ]
+        blocks = [Text([MEANING]), Suggestions(shown)]
+    else:
+        looked = (
+            ""
+            if material.peaks
+            else " Much of what is looked for needs the machine's peaks (--peaks)."
+        )
+        blocks = [Text([f"Nothing stands out in what was given.{looked}"])]
+    return Section("next", "What to look at next", blocks)
