@@ -10,7 +10,11 @@ from collections.abc import Callable
 
 from profiling.bench.command import add_bench
 from profiling.compare.command import add_compare
+from profiling.efficiency.command import add_efficiency
+from profiling.peaks.command import add_peaks
+from profiling.replay.benchdnn_command import add_benchdnn
 from profiling.stats.command import add_stats
+from profiling.trace.command import add_trace
 from retinanet.command_line import run_command
 
 
@@ -22,9 +26,16 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_stats(commands)
-    add_compare(commands)
-    add_bench(commands)
+    for add in (
+        add_stats,
+        add_compare,
+        add_efficiency,
+        add_benchdnn,
+        add_peaks,
+        add_trace,
+        add_bench,
+    ):
+        add(commands)
     arguments = vars(parser.parse_args())
     run: Callable[..., int] = arguments.pop("run")
     return run(**arguments)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from profiling.bench.contestant import Contestant
-from profiling.bench.onednn_log import is_computing
 from profiling.bench.run import Ratio, Run, times_as_fast
 from profiling.bench.workload import Workload
+from profiling.onednn_log.problem import COMPUTING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,10 @@ class Primitives:
     @property
     def onednn_share(self) -> float:
         """Share of the run inside oneDNN's convolutions and matrix products."""
-        return sum(s for name, s in self.by_kind.items() if is_computing(name)) / self.seconds
+        return (
+            sum(s for name, s in self.by_kind.items() if name.split(maxsplit=1)[0] in COMPUTING)
+            / self.seconds
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
