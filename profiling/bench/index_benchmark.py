@@ -12,7 +12,6 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NamedTuple
 
-from data.index_cache import find_or_make_index
 from launch.resources import private_mb
 from profiling.bench.finding import Finding
 from profiling.bench.findings_output import put_out
@@ -139,6 +138,7 @@ def open_as_rank(
     source: Path, together: Barrier, results: "multiprocessing.queues.SimpleQueue[Opening]"
 ) -> None:
     """What each process does."""
+    from data.index_cache import find_or_make_index
     from data.sampler import training_keys  # loads torch, of which opening must not be the price
 
     together.wait()

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling.directions import direction_name
 from profiling.onednn_log.dimensions import product_sizes
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.problem import Problem
-from profiling.pictures import direction_name
 from retinanet.errors import InputError
 
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from profiling.directions import DIRECTION_COLOURS, direction_name
 from profiling.efficiency.efficiency import Efficiency, Part, cold_ratio, hot_ratio
 from profiling.efficiency.projection import Projection
 from profiling.efficiency.readable import kind_and_direction
-from profiling.pictures import DIRECTION_COLOURS, direction_name, new_figure
+from profiling.pictures import new_figure
 
 MOST = 12
 """Kinds and directions that are shown, the costliest."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from profiling.pictures import DIRECTION_COLOURS, direction_name, new_figure
+from profiling.directions import DIRECTION_COLOURS, direction_name
+from profiling.pictures import new_figure
 from profiling.stats.rows import Part
 
 BARS = 12

@@ -6,8 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
+from profiling.directions import DIRECTION_COLOURS, direction_name
 from profiling.peaks.peaks import Peaks
-from profiling.pictures import DIRECTION_COLOURS, direction_name, new_figure
+from profiling.pictures import new_figure
 from profiling.stats.rows import Row
 
 LARGEST_DOT = 900
