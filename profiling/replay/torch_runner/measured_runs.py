@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.backends import mkldnn
 
+from profiling.capture.descriptors import OUTPUT, redirected
 from profiling.onednn_log.marks import Mark, mark_line
 from profiling.peaks.caches import last_level_bytes
 
@@ -49,17 +50,13 @@ def measure(
     """
     for _ in range(WARM_UP):
         run()
-    with log.open("ab", buffering=0) as file:
-        standard_output = os.dup(1)
-        # oneDNN prints from C to descriptor 1, below Python's sys.stdout.
-        os.dup2(file.fileno(), 1)
-        try:
-            with mkldnn.verbose(mkldnn.VERBOSE_ON):
-                hot = repeat(run, first=0, repeats=repeats, before=None)
-                cold = repeat(run, first=hot, repeats=repeats, before=flush) if flush else 0
-        finally:
-            os.dup2(standard_output, 1)
-            os.close(standard_output)
+    with (
+        log.open("ab", buffering=0) as file,
+        redirected(OUTPUT, file.fileno()),
+        mkldnn.verbose(mkldnn.VERBOSE_ON),
+    ):
+        hot = repeat(run, first=0, repeats=repeats, before=None)
+        cold = repeat(run, first=hot, repeats=repeats, before=flush) if flush else 0
     return Runs(hot, cold)
 
 
@@ -81,4 +78,4 @@ def repeat(
 
 def mark(step: int, *, is_begin: bool) -> None:
     """Write a mark where oneDNN writes; it flushes each of its lines."""
-    os.write(1, mark_line(Mark(time.time() * 1000, is_begin, step, None)).encode())
+    os.write(OUTPUT, mark_line(Mark(time.time() * 1000, is_begin, step, None)).encode())

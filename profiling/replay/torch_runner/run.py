@@ -74,7 +74,7 @@ def as_replay(
     *,
     conditions: Conditions,
 ) -> Replay:
-    """All times, also of what came back with other problems after its own run had not brought it."""
+    """All times, also of what came back with another problem after its own run had failed."""
     times = {
         problem: time
         for problem in calls

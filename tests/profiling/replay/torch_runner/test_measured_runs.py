@@ -1,0 +1,74 @@
+"""Runs of the worker, in this process: how often, how marked, and with empty caches or not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiling.onednn_log.read import read_logs
+from profiling.replay.torch_runner import measured_runs
+from profiling.replay.torch_runner.measured_runs import (
+    LEAST_RUNS,
+    WARM_UP,
+    WITHOUT_KNOWN_CACHES,
+    Runs,
+    flusher,
+    measure,
+)
+
+
+class Counted:
+    """A convolution, and what was called in which order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.images, self.weight = torch.randn(1, 8, 6, 6), torch.randn(4, 8, 1, 1)
+
+    def run(self) -> None:
+        self.calls.append("run")
+        torch.ops.aten.mkldnn_convolution(self.images, self.weight, None, [0, 0], [1, 1], [1, 1], 1)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+
+def test_each_run_is_a_step_of_the_log_and_warm_up_is_none(tmp_path: Path) -> None:
+    counted = Counted()
+    runs = measure(counted.run, tmp_path / "log", repeats=5, flush=counted.flush)
+    assert runs == Runs(hot=5, cold=5)
+    assert counted.calls == ["run"] * (WARM_UP + 5) + ["flush", "run"] * 5
+    log = read_logs([tmp_path / "log"])
+    assert log.steps == list(range(10))
+    convolutions = [
+        calls.count
+        for problems in log.executions.values()
+        for problem, calls in problems.items()
+        if problem.kind == "convolution"
+    ]
+    assert convolutions == [1] * 10
+
+
+def test_slow_problems_run_less_often_but_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_runs, "SECONDS", 0.0)
+    runs = measure(Counted().run, tmp_path / "log", repeats=50, flush=None)
+    assert runs == Runs(hot=LEAST_RUNS, cold=0)
+
+
+def test_the_caches_are_overwritten_twice(tmp_path: Path) -> None:
+    for cpu in (0, 1):
+        for index, (level, size, sharers) in enumerate(
+            (("1", "48K", str(cpu)), ("2", "512K", str(cpu)), ("3", "4096K", "0-1"))
+        ):
+            folder = tmp_path / f"cpu{cpu}/cache/index{index}"
+            folder.mkdir(parents=True)
+            (folder / "level").write_text(level)
+            (folder / "size").write_text(size)
+            (folder / "shared_cpu_list").write_text(sharers)
+    buffer = flusher(tmp_path)()
+    assert isinstance(buffer, torch.Tensor)
+    assert buffer.numel() * buffer.element_size() == 2 * 4096 * 1024
+    unknown = flusher(tmp_path / "nothing")()
+    assert isinstance(unknown, torch.Tensor)
+    assert unknown.numel() * unknown.element_size() == WITHOUT_KNOWN_CACHES
