@@ -138,6 +138,32 @@ def test_ipex_in_bf16_is_refused_where_its_gradients_are_wrong() -> None:
         assert load_config("coco.yaml", [*words, other]).engine.allocator == "tuned"
 
 
+@pytest.mark.parametrize(
+    ("value", "steps"),
+    [("20-22", range(20, 23)), ("7", range(7, 8)), ("1-1", range(1, 2)), ("null", range(0))],
+)
+def test_a_window_of_steps_is_a_number_or_two(value: str, steps: range) -> None:
+    words = [f"profile.onednn.steps={value}", f"profile.trace.steps={value}"]
+    profile = load_config("demo.yaml", words).profile
+    assert (profile.onednn_steps, profile.trace_steps) == (steps, steps)
+    assert not profile.perf
+
+
+@pytest.mark.parametrize("value", ["0", "0-3", "5-3", "-1", "1-", "20,21", "1.5", "true", "[1, 2]"])
+def test_what_is_no_window_of_steps_is_refused(value: str) -> None:
+    for section in ("onednn", "trace"):
+        message = message_of(lambda: load_config("demo", [f"profile.{section}.steps={value}"]))  # noqa: B023
+        assert message.startswith(f"command line: profile.{section}.steps: ")
+        assert "such as 20-22 or 20" in message
+
+
+def test_counters_without_steps_are_refused() -> None:
+    for words in ([], ["profile.onednn.steps=null"], ["profile.trace={}"]):
+        message = message_of(lambda: load_config("demo", ["profile.perf=true", *words]))  # noqa: B023
+        assert "add profile.onednn.steps=20-22" in message
+    assert load_config("demo", ["profile.perf=true", "profile.trace.steps=3"]).profile.perf
+
+
 def test_null_takes_a_section_or_a_value_away() -> None:
     config = load_config("demo.yaml", ["data.scenes=null", "training.target_map=null"])
     assert config.data.scenes is None and config.training.target_map is None

@@ -1,5 +1,7 @@
 """The fast forward pass gives the model's own numbers, gradients included."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import pytest
@@ -160,3 +162,32 @@ def test_odd_channels_do_not_read_past_the_gradient() -> None:
         del poison
         found = gradients(model, forward(images()))
         assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("norm", ["frozen", "batch"])
+def test_what_is_put_around_modules_is_around_each_that_computes_and_changes_nothing(
+    norm: str,
+) -> None:
+    model = make_model(norm=norm, trainable_layers=5)
+    forward = FoldedForward(model, precision="float32")
+    called: set[nn.Module] = set()
+    around: list[nn.Module] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda module, *_: called.add(module))
+    expected = forward(images())
+
+    @contextmanager
+    def note(module: nn.Module) -> Iterator[None]:
+        around.append(module)
+        yield
+
+    forward.around = note
+    found = forward(images())
+    names = {module: name for name, module in model.named_modules()}
+    convolutions = {one for one in model.modules() if isinstance(one, nn.Conv2d)}
+    assert {names[one] for one in convolutions - called} <= {names[one] for one in around}
+    assert not called & set(around)  # those that are called have hooks for it
+    assert len(set(around)) == len(around)
+    assert around[0] is model.backbone.body and model.head in around
+    for one, other in zip(found.cls_logits, expected.cls_logits, strict=True):
+        assert torch.equal(one, other)

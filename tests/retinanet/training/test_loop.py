@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -163,6 +164,47 @@ def test_the_rate_of_every_step_reaches_the_optimizer(frozen_model: RetinaNet) -
     hook.remove()
     assert used == [4e-9, 5e-9]  # the rate of a step is asked for with the steps done before
     assert [result.learning_rate for result in results] == used
+
+
+class Told:
+    """`Phases` that keep what they are told."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def notes(self, steps: range) -> list[str]:
+        return []
+
+    @contextmanager
+    def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
+        self.words.append(f"{number}")
+        yield
+        self.words.append(f"end of {number}")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.words.append(name)
+        yield
+        self.words.append("end")
+
+
+def test_each_step_tells_of_its_phases_and_of_nothing_between(frozen_model: RetinaNet) -> None:
+    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    told = Told()
+    steps = train_one_epoch(
+        prepared(frozen_model, optimizer),
+        [make_batch(seed=seed) for seed in range(4)],
+        learning_rate=lambda _: 0.0,
+        first_step=6,
+        gradient_accumulation=2,
+        phases=told,
+    )
+    one_batch = ["forward", "end", "loss", "end", "backward", "end"]
+    phases = ["data", "end", *one_batch, *one_batch, "optimizer", "end"]
+    next(steps)
+    assert told.words == ["7", *phases, "end of 7"]  # ended before others hear of the step
+    next(steps)
+    assert told.words[len(phases) + 2 :] == ["8", *phases, "end of 8"]
 
 
 def test_gradients_do_not_pile_up_over_steps(frozen_model: RetinaNet) -> None:

@@ -1,0 +1,54 @@
+"""Runs of `train.py` on a few drawn scenes, in processes of their own, and what their logs hold."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from profiling.onednn_log.marks import PHASES
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SETTINGS = (
+    "data.scenes.train=8",
+    "data.scenes.validation=2",
+    "data.image_size=64",
+    "training.batch_size=2",
+    "training.max_steps=6",
+    "evaluation.every=1",
+    "evaluation.pictures=0",
+)
+"""Four steps an epoch, evaluations after steps 4 and 6."""
+
+
+def settings_in(root: Path, name: str, *changes: str) -> list[str]:
+    return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """`python train.py` on one thread, so that sums are in one order."""
+    return subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "train.py"), *words, "launch.threads=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def marks_of(log: Path) -> list[str]:
+    """The marks without their times: `begin,3,forward`."""
+    lines = log.read_text().splitlines()
+    return [line.split(",", 2)[2] for line in lines if line.startswith("profilednn_mark,")]
+
+
+def marks_of_step(number: int) -> list[str]:
+    """Those of a step of one batch."""
+    inner = [f"{edge},{number},{phase}" for phase in PHASES for edge in ("begin", "end")]
+    return [f"begin,{number}", *inner, f"end,{number}"]
+
+
+def events_of(trace: Path) -> list[dict[str, Any]]:
+    """The trace's events that have a duration."""
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        return [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]

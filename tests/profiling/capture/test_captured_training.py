@@ -1,0 +1,205 @@
+"""One training with all hooks on and one with none: what they wrote, and that they are equal."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from profiling.onednn_log.marks import PHASES
+from profiling.onednn_log.read import read_logs
+from tests.profiling.capture.small_runs import (
+    events_of,
+    marks_of,
+    marks_of_step,
+    settings_in,
+    start,
+)
+
+STEPS = [3, 4, 5]
+"""The evaluation after step 4 lies in the window."""
+
+
+class Runs(NamedTuple):
+    """The folder and the words of each."""
+
+    profiled: Path
+    plain: Path
+    output: str
+    plain_output: str
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    root = tmp_path_factory.mktemp("captured")
+    hooks = ("profile.onednn.steps=3-5", "profile.trace.steps=5", "profile.perf=true")
+    processes = [
+        start(*settings_in(root, "profiled", *hooks)),
+        start(*settings_in(root, "plain", "launch.pin=false")),  # else on the same core
+    ]
+    ends = [process.communicate(timeout=120) for process in processes]
+    for process, (_, errors) in zip(processes, ends, strict=True):
+        assert process.returncode == 0, errors
+        assert errors == ""
+    yield Runs(root / "profiled", root / "plain", ends[0][0], ends[1][0])
+    shutil.rmtree(root)  # a checkpoint has 400 MB
+
+
+@pytest.fixture(scope="module")
+def log(runs: Runs) -> Path:
+    return runs.profiled / "onednn" / "rank0.log"
+
+
+@pytest.fixture(scope="module")
+def events(runs: Runs) -> list[dict[str, Any]]:
+    return events_of(runs.profiled / "trace" / "rank0.json.gz")
+
+
+def test_weights_and_losses_are_those_of_a_run_without_hooks(runs: Runs) -> None:
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        found, expected = (
+            load_file(run / "checkpoints" / "last" / file) for run in (runs.profiled, runs.plain)
+        )
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), file
+    found_losses, expected_losses = (
+        [json.loads(line).get("loss") for line in (run / "metrics.jsonl").open()]
+        for run in (runs.profiled, runs.plain)
+    )
+    assert found_losses == expected_losses and len(found_losses) == 6 + 2
+
+
+def test_a_run_without_hooks_makes_none_of_their_folders(runs: Runs) -> None:
+    assert not {"onednn", "trace", "perf"} & {path.name for path in runs.plain.iterdir()}
+    assert "profiled" not in runs.plain_output
+
+
+def test_the_log_marks_every_step_and_phase_in_order(log: Path) -> None:
+    assert marks_of(log) == [mark for step in STEPS for mark in marks_of_step(step)]
+
+
+def test_all_that_onednn_ran_lies_in_a_phase_and_in_its_time(log: Path) -> None:
+    executed: Counter[str] = Counter()
+    begun = 0.0
+    phase = None
+    for line in log.read_text().splitlines():
+        kind, *fields = line.split(",")
+        if kind == "profilednn_mark" and len(fields) == 4:
+            ends = fields[1] == "end"
+            assert float(fields[0]) >= begun
+            begun, phase = float(fields[0]), None if ends else fields[3]
+        elif ",primitive,exec," in line:
+            assert phase is not None, line
+            assert float(fields[1]) >= begun
+            executed[phase] += 1
+    # One convolution and more a layer; as many again for inputs and for weights.
+    assert executed["forward"] > 50 * len(STEPS)
+    assert executed["backward"] > executed["forward"]
+    assert set(executed) == {"forward", "backward"}
+
+
+def test_the_log_holds_nothing_else_and_the_terminal_nothing_of_it(log: Path, runs: Runs) -> None:
+    for line in log.read_text().splitlines():
+        assert line.startswith(("onednn_verbose,v1,", "profilednn_mark,", "profilednn_facts,"))
+    assert "_verbose" not in runs.output and "profilednn" not in runs.output
+    words = ("finished after 6 steps", "epoch 2/6, steps 6/6", "after step 4, epoch 1")
+    assert all(word in runs.output and word in runs.plain_output for word in words)
+
+
+def test_the_log_is_read_with_its_header_and_facts(log: Path) -> None:
+    read = read_logs([log])
+    assert len(read.versions) == 1 and read.threads == [1] and len(read.instruction_sets) == 1
+    assert read.steps == STEPS and read.ranks == [0] and read.not_understood_count == 0
+    assert {where.phase for where in read.phase_ms} == {*PHASES, None}
+    [facts] = read.facts
+    expected = {
+        **{"run": "profiled", "rank": 0, "ranks": 1, "local_rank": 0, "threads": 1},
+        **{"images_a_step": 2, "image_size": 64, "precision": "bf16", "engine": "torch"},
+        **{"convolutions": "auto", "allocator": "tuned", "pinned": True, "ipex": None},
+        "torch": torch.__version__,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    assert str(facts["cpus"]).isdigit() and str(facts["memory_nodes"]).isdigit()
+    assert facts["own_kernels"] in ("winograd", None)
+    assert isinstance(facts["command"], list) and facts["command"][0] == "train.py"
+
+
+def test_the_trace_has_its_step_and_phases(events: list[dict[str, Any]]) -> None:
+    marks = [event for event in events if event["cat"] == "user_annotation"]
+    [step] = [event for event in marks if event["name"].startswith("step ")]
+    assert step["name"] == "step 5"
+    phases = [event for event in marks if event["name"].startswith("phase: ")]
+    names = [event["name"] for event in sorted(phases, key=lambda event: event["ts"])]
+    assert names == [f"phase: {one}" for one in PHASES]
+    assert sum(event["dur"] for event in phases) > 0.8 * step["dur"]
+    for event in events:
+        if event["cat"] == "cpu_op":
+            assert within(event, step), event["name"]
+
+
+def test_the_module_of_each_convolution_can_be_told_forward_and_backward(
+    events: list[dict[str, Any]],
+) -> None:
+    modules = [event for event in events if event["name"].startswith("module: ")]
+    operators = [event for event in events if event["cat"] == "cpu_op"]
+    module_of_sequence = {}
+    found = set()
+    for operator in operators:
+        if operator["name"] in ("aten::convolution", "_Convolution", "_WinogradConvolution"):
+            inner = min(
+                (module for module in modules if within(operator, module)),
+                key=lambda module: float(module["dur"]),
+            )
+            found.add(inner["name"].removeprefix("module: "))
+            if "Sequence number" in operator["args"]:
+                module_of_sequence[operator["args"]["Sequence number"]] = inner["name"]
+    assert {
+        "backbone.body.conv1",
+        "backbone.body.layer3.0.conv2",
+        "backbone.body.layer4.0.downsample.0",
+        "backbone.fpn.inner_blocks.0.0",
+        "backbone.fpn.extra_blocks.p7",
+        "head.classification_head.conv.3.0",
+        "head.classification_head.cls_logits",
+        "head.regression_head.bbox_reg",
+    } <= found
+    backward = [
+        operator["args"]["Sequence number"]
+        for operator in operators
+        if operator["name"].startswith("autograd::engine::evaluate_function: ")
+        and "ConvolutionBackward" in operator["name"]
+    ]
+    assert len(backward) > 60
+    assert set(backward) <= module_of_sequence.keys()
+
+
+def within(event: dict[str, Any], outer: dict[str, Any]) -> bool:
+    end = event["ts"] + event["dur"]
+    return bool(outer["ts"] <= event["ts"] and end <= outer["ts"] + outer["dur"])
+
+
+@pytest.mark.skipif(shutil.which("perf") is None, reason="there is no perf here")
+def test_perf_counts_in_the_steps_of_the_windows(runs: Runs) -> None:
+    file = runs.profiled / "perf" / "rank0.json"
+    if not file.exists():
+        assert "note: profile.perf: perf: " in runs.output  # it may not count here
+        pytest.skip("perf may not count here")
+    counted = json.loads(file.read_text())
+    assert (counted["rank"], counted["steps"]) == (0, STEPS)
+    busy = counted["counters"]["task-clock"]
+    assert busy["unit"] == "msec"
+    assert 0.3 * counted["seconds"] < busy["value"] / 1000 < 1.5 * counted["seconds"]
+    note = "note: profile.perf: perf has no counters here for "
+    assert (note + ", ".join(counted["not_counted"]) in runs.output) == bool(counted["not_counted"])
+
+
+def test_the_last_words_tell_where_files_are_and_how_to_read_them(runs: Runs) -> None:
+    words = runs.output[runs.output.index("profiled\n") :]
+    log, trace = runs.profiled / "onednn" / "rank0.log", runs.profiled / "trace" / "rank0.json.gz"
+    assert f"{log}, steps 3-5\n" in words and f"{trace}, step 5\n" in words
+    assert f"python -m profiling stats {log}\n" in words
+    assert f"python -m profiling trace {trace}\n" in words

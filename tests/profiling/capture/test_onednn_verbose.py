@@ -1,0 +1,58 @@
+"""Both copies of oneDNN that a process may have, and where their words go."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from profiling.onednn_log.read import read_logs
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+TWO_COPIES = """
+import os, sys
+import torch
+from profiling.capture.descriptors import python_output_apart, redirected
+from profiling.capture.onednn_verbose import verbose
+from retinanet.engine.ipex_engine import import_ipex
+
+ipex = import_ipex()
+own = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last).train()
+optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+own, optimizer = ipex.optimize(own, optimizer=optimizer, dtype=torch.bfloat16)
+images = torch.randn(1, 16, 32, 32).to(memory_format=torch.channels_last)
+matrix = torch.randn(64, 64).bfloat16()
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+with python_output_apart():
+    for _ in range(2):
+        with redirected(1, log), verbose():
+            print("a word of Python's")
+            with torch.autocast("cpu", torch.bfloat16):
+                own(images)
+            matrix @ matrix
+        matrix @ matrix
+"""
+
+
+@pytest.mark.skipif(
+    find_spec("intel_extension_for_pytorch") is None,
+    reason="IPEX is not installed; `make ipex` adds it",
+)
+def test_torchs_and_ipexs_onednn_both_write_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "both.log"
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_COPIES, str(log)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "a word of Python's\n" * 2
+    read = read_logs([log])
+    assert len(read.versions) == 2
+    calls = {problem.kind: one.count for problem, one in read.calls().items() if one}
+    assert calls["convolution"] == calls["matmul"] == 2  # those outside are not in it
+    assert not [line for line in log.read_text().splitlines() if "verbose" not in line]

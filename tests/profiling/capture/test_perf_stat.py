@@ -1,0 +1,71 @@
+"""perf on this process: only while it is told to count, and its words where it cannot."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from profiling.capture.perf_hook import parse_counters
+from profiling.capture.perf_stat import PerfFailedError, PerfStat
+
+
+@pytest.mark.skipif(shutil.which("perf") is None, reason="there is no perf here")
+def test_it_counts_while_it_is_on() -> None:
+    try:
+        perf = PerfStat(["task-clock"])
+    except PerfFailedError as error:
+        pytest.skip(f"it may not count here: {error}")
+    busy(0.2)
+    perf.count(on=True)
+    busy(0.1)
+    perf.count(on=False)
+    busy(0.2)
+    counters, missing = parse_counters(perf.end())
+    assert missing == [] and counters["task-clock"]["unit"] == "msec"
+    assert 20 < counters["task-clock"]["value"] < 300
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo Error: >&2; echo 'No permission to enable.' >&2; exit 255", "No permission"),
+        ("exit 1", "does not answer"),
+    ],
+)
+def test_a_perf_that_cannot_says_why(
+    script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "perf").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(PerfFailedError, match=f"perf: {told}"):
+        PerfStat(["task-clock"])
+
+
+def test_no_perf_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PerfFailedError, match="cannot be started: No such file"):
+        PerfStat(["task-clock"])
+
+
+def test_counters_that_took_turns_and_those_that_are_missing() -> None:
+    counters, missing = parse_counters(
+        "# started on Sat Nov 21 23:22:24 2026\n\n"
+        "370.91,msec,task-clock:u,370913970,100.00,0.115,CPUs utilized\n"
+        "1200,,cycles,370913970,48.50,3.2,GHz\n"
+        "<not supported>,,instructions,0,100.00,,\n"
+        "<not counted>,,cache-misses:u,0,0.00,,\n"
+    )
+    assert counters == {
+        "task-clock": {"value": 370.91, "unit": "msec", "share": 1.0},
+        "cycles": {"value": 1200.0, "unit": "", "share": 0.485},
+    }
+    assert missing == ["instructions", "cache-misses"]
