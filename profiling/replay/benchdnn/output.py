@@ -55,15 +55,19 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
     """
     timed: list[Timed] = []
     heads: list[Head] = []
+    is_refused = False
     for line in lines_of(output):
         found = MARKER.match(line)
         if found:
             head = head_of(line[found.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
+        elif refused_in(line):
+            is_refused = True
         elif line.startswith(f"{SIGN},"):
-            timed.append(last_runs(heads, driver=driver, runs=runs))
-            heads = []
+            if not is_refused:  # a refused problem gets its line too, with zeros
+                timed.append(last_runs(heads, driver=driver, runs=runs))
+            heads, is_refused = [], False
     return timed
 
 
@@ -87,11 +91,16 @@ def last_runs(heads: list[Head], *, driver: str, runs: int) -> Timed:
 
 def refusal(output: Path) -> str | None:
     """benchdnn's word on a problem that it did not run: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
-    for line in lines_of(output):
-        found = STATE.match(line)
-        if found and found[1] not in UNREMARKABLE:
-            return f"benchdnn: {found[1]}" + (f" ({found[2]})" if found[2] else "")
-    return None
+    words = (refused_in(line) for line in lines_of(output))
+    return next((f"benchdnn: {word}" for word in words if word), None)
+
+
+def refused_in(line: str) -> str:
+    """The word of a line that tells of a problem which did not run; empty for other lines."""
+    found = STATE.match(line)
+    if not found or found[1] in UNREMARKABLE:
+        return ""
+    return found[1] + (f" ({found[2]})" if found[2] else "")
 
 
 def lines_of(output: Path) -> Iterable[str]:

@@ -10,7 +10,7 @@ from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
 from profiling.onednn_log.work import gbyte
 from profiling.replay.benchdnn.output import TEMPLATE, read_timed, refusal
-from profiling.replay.benchdnn.process import run_benchdnn
+from profiling.replay.benchdnn.process import Ended, run_benchdnn
 from profiling.replay.benchdnn.program import Benchdnn, ask_benchdnn
 from profiling.replay.problem_files.problem_line import Dialect, Layouts, ProblemLine
 from profiling.replay.problem_files.write import express
@@ -125,29 +125,49 @@ def run_one(
     repeats: int,
     cold: bool,
 ) -> ReplayTime | str:
-    """Measure one problem, hot and then cold; where it cannot be, say why in one line."""
+    """Measure one problem, hot and then cold; where it cannot be, say why in one line.
+
+    Where benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
+    normalization in inference, it is run again with one number in all of them.
+    """
     runs = max(min(repeats, FEWEST_RUNS), min(repeats, int(LONGEST_MS / max(mean_ms, 1e-6))))
+    # Running alone it is rarely slower than in the log; ten times that is a hang.
+    patience = PATIENCE + 10 * (runs + 1) * 2 * mean_ms / 1000
     arguments = [
-        "--mode=P",
         f"--fix-times-per-prb={runs}",
         f"--{line.driver}",
         TEMPLATE,
         *line.words,
         *(["--cold-cache=all", *line.words] if cold else []),
     ]
-    # Running alone it is rarely slower than in the log; ten times that is a hang.
-    patience = PATIENCE + 10 * (runs + 1) * 2 * mean_ms / 1000
-    with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
-        output = Path(folder, "output")
-        ended = run_benchdnn(
-            benchdnn.path, arguments, output, conditions=conditions, patience=patience
-        )
-        try:
-            timed = read_timed(output, driver=line.driver, runs=runs)
-        except ValueError as error:
-            return f"benchdnn's output is not understood: {error}"
-        if not timed:
-            return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
+    why = ""
+    for mode in (("--mode=P",), ("--mode=P", "--mode-modifier=M")):
+        with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
+            output = Path(folder, "output")
+            ended = run_benchdnn(
+                benchdnn.path,
+                [*mode, *arguments],
+                output,
+                conditions=conditions,
+                patience=patience,
+            )
+            result = result_of(output, ended, driver=line.driver, runs=runs)
+        if isinstance(result, ReplayTime):
+            return result
+        why = why or result
+        if ended.status in (None, 0):
+            break
+    return why
+
+
+def result_of(output: Path, ended: Ended, *, driver: str, runs: int) -> ReplayTime | str:
+    """What a process measured, or in one line why it did not."""
+    try:
+        timed = read_timed(output, driver=driver, runs=runs)
+    except ValueError as error:
+        return f"benchdnn's output is not understood: {error}"
+    if not timed:
+        return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
     return ReplayTime(
         hot_ms=typical(timed[0].milliseconds),
         cold_ms=typical(timed[1].milliseconds) if len(timed) > 1 else None,

@@ -32,12 +32,13 @@ def matmul_line(problem: Problem, dialect: Dialect) -> ProblemLine:
     sizes = tensor_sizes(problem, at_least=2, at_most=2)
     if "sparse" in (source.kind, weights.kind, destination.kind):
         raise NotExpressibleError("a product of sparse matrices; the log does not tell how sparse")
+    masks = auxiliary_of(problem).get("runtime_dims_masks")
     options = [
         triple_option(source.type, weights.type, destination.type, dialect),
-        *layout_options((source, weights, destination), NAMES, dialect),
+        # Layouts of sizes that come at run time cannot be chosen before.
+        *layout_options((source, weights, destination), NAMES, dialect, takes_any=not masks),
         *bias_options(problem, dimensions=sizes[0].count("x") + 1),
     ]
-    masks = auxiliary_of(problem).get("runtime_dims_masks")
     if masks:
         options.append(f"--runtime_dims_masks={masks}")
     options += attribute_options(problem, dialect, dimensions=sizes[0].count("x") + 1)
