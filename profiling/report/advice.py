@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiling.report.measured import Measured
+from profiling.report.words import three
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ def ordered(found: Sequence[Advice]) -> list[Advice]:
 def saving(one: Advice, measured: Measured) -> str:
     """How much it would save, in words."""
     if one.saves_ms is None:
-        return "how much it would save is not known"
+        return "How much it would save is not known."
     whole, of = (
         (measured.wall_ms, "of it") if measured.wall_ms else (measured.ms, "of oneDNN's time")
     )
     share = f", {one.saves_ms / whole:.1%} {of}" if whole else ""
-    return f"at most {one.saves_ms:,.4g} ms {measured.unit}{share}"
+    return f"At most {three(one.saves_ms)} ms {measured.unit}{share}."

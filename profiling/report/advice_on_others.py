@@ -4,10 +4,12 @@ from profiling.compare.comparison import Comparison, Pair
 from profiling.efficiency.efficiency import Efficiency, hot_ratio
 from profiling.efficiency.readable import kind_and_direction, readable
 from profiling.report.advice import Advice
+from profiling.report.words import three, times
 from profiling.trace.analysis import Analysis
 from profiling.trace.verdict import gap_share, short_share
 
 MOST = 3
+ALIKE = 0.5
 EXTRA_SHARE = 0.01
 LOST_SHARE = 0.05
 GAP_SHARE = 0.05
@@ -16,6 +18,8 @@ SHORT_SHARE = 0.1
 
 def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
     """Work that the other log shows to be unnecessary, or to be done elsewhere."""
+    if alike_share(comparison) < ALIKE:
+        return []  # another model, image size or type: every call is one that the other lacks
     groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in comparison.only_one:
         if pair.extra_calls > 0:
@@ -31,16 +35,23 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
         found.append(
             Advice(
                 title=f"{kind_and_direction(kind, direction)}: the reference makes fewer calls",
-                evidence=f"{sum(pair.extra_calls for pair in pairs):,.4g} calls more {unit} than "
-                f"{comparison.second.name}, {extra:,.4g} ms. The costliest: "
-                f"{first.question.shape} {first.question.types}, {first.extra_ms:,.4g} ms.",
+                evidence=f"{times(sum(pair.extra_calls for pair in pairs))} more {unit} than "
+                f"{comparison.second.name}, {three(extra)} ms. The costliest: "
+                f"{first.question.shape} {first.question.types}, {three(first.extra_ms)} ms.",
                 todo="Find out who asks for them: gradients of frozen layers, layouts that change, "
-                "another model or image size.",
+                "or batches of another size.",
                 section="comparison",
                 saves_ms=extra,
             )
         )
     return sorted(found, key=lambda one: -(one.saves_ms or 0.0))[:MOST]
+
+
+def alike_share(comparison: Comparison) -> float:
+    """Of the log's time, what is in questions that the reference asks too."""
+    whole = sum(pair.first.ms for pair in comparison.pairs)
+    both = sum(pair.first.ms for pair in comparison.pairs if pair.second.calls)
+    return both / whole if whole else 0.0
 
 
 def slower_than_alone(efficiency: Efficiency) -> list[Advice]:
@@ -54,7 +65,7 @@ def slower_than_alone(efficiency: Efficiency) -> list[Advice]:
     advice = Advice(
         title="Primitives are slower in the run than alone",
         evidence=f"Alone, with warm caches, they take {ratio:.0%} of the time. Most is lost in "
-        f"{readable(first.problem)}: {first.lost_ms / count:,.4g} ms.",
+        f"{readable(first.problem)}: {three(first.lost_ms / count)} ms.",
         todo="Cold caches, neighbours on the memory bus, and cores that are shared do that: pin "
         "ranks, give each its own memory node, and see that nothing else runs.",
         section="efficiency",

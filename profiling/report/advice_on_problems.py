@@ -11,6 +11,7 @@ from profiling.peaks.peaks import Peaks
 from profiling.peaks.roofline import roofline_ms
 from profiling.report.advice import Advice
 from profiling.report.measured import Measured, MeasuredProblem, parts_of
+from profiling.report.words import three, times
 
 MOST = 5
 """Findings of one sort."""
@@ -39,9 +40,9 @@ def lost_to_the_roofline(measured: Measured) -> list[Advice]:
         found.append(
             Advice(
                 title=f"{name}: {part.bounded_ms / ideal:.2f} times as long as the roofline allows",
-                evidence=f"{part.bounded_ms:,.4g} ms {measured.unit} in {part.calls:,.4g} calls; "
-                f"at this machine's peaks it would be {ideal:,.4g} ms. Most is lost in "
-                f"{readable(first.problem)}: {first.lost_ms:,.4g} ms.",
+                evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
+                f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
+                f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
                 todo="Sort the table of all problems by what is lost.",
                 section="problems",
                 saves_ms=part.lost_ms,
@@ -57,9 +58,9 @@ def reorders(measured: Measured) -> list[Advice]:
     if not some or total <= REORDER_SHARE * measured.ms:
         return []
     evidence = (
-        f"{total:,.4g} ms {measured.unit} in {sum(one.calls for one in some):,.4g} calls, "
+        f"{three(total)} ms {measured.unit} in {times(sum(one.calls for one in some))}, "
         f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
-        f"{readable(some[0].problem)}, {some[0].ms:,.4g} ms."
+        f"{readable(some[0].problem)}, {three(some[0].ms)} ms."
     )
     advice = Advice(
         title="Reorders: layouts or types change between operators",
@@ -95,7 +96,7 @@ def fallbacks(measured: Measured) -> list[Advice]:
         found.append(
             Advice(
                 title=f"{kind_and_direction(kind, direction)} falls back to {implementation}",
-                evidence=f"{total:,.4g} ms {measured.unit} in {len(some)} problems, "
+                evidence=f"{three(total)} ms {measured.unit} in {len(some)} problems, "
                 f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
                 f"{readable(some[0].problem)}.",
                 todo="A log with ONEDNN_VERBOSE=dispatch says why better ones were passed over; "
@@ -122,7 +123,7 @@ def slow_convolutions(measured: Measured) -> list[Advice]:
     return [
         Advice(
             title=f"{readable(one.problem)}: {one.peak_share:.0%} of the peak rate",
-            evidence=f"{one.ms:,.4g} ms {measured.unit} in {one.calls:,.4g} calls of "
+            evidence=f"{three(one.ms)} ms {measured.unit} in {times(one.calls)} of "
             f"{one.problem.implementation}, {one.share:.1%} of oneDNN's time, at "
             f"{one.gflop_per_s:,.0f} GFLOP/s.",
             todo=why_slow(one.problem),
@@ -176,7 +177,7 @@ def float32_beside_bf16(
     by_kind = dict.fromkeys(kind_and_direction(p.problem.kind, p.problem.direction) for p in some)
     advice = Advice(
         title="Arithmetic in float32 on a machine that has BF16",
-        evidence=f"{total:,.4g} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
+        evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
         f"{', '.join(by_kind)}."
         + (f" Peaks: {rates['f32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in BF16."
            if "f32" in rates else ""),

@@ -8,6 +8,7 @@ from profiling.report.advice import Advice
 from profiling.report.counters import Counters
 from profiling.report.measured import Measured
 from profiling.report.phases import phases_of
+from profiling.report.words import three
 
 Step = tuple[int | None, int | None]
 """Rank and number."""
@@ -26,12 +27,12 @@ def mostly_outside(measured: Measured, log: OneDnnLog) -> list[Advice]:
         return []
     phases = sorted(phases_of(log), key=lambda phase: -phase.elsewhere_ms)
     largest = (
-        f" Most of it is in {phases[0].name}: {phases[0].elsewhere_ms:,.4g} ms." if phases else ""
+        f" Most of it is in {phases[0].name}: {three(phases[0].elsewhere_ms)} ms." if phases else ""
     )
     advice = Advice(
         title="More time outside of oneDNN than inside",
-        evidence=f"{outside:,.4g} ms of a step of {measured.wall_ms:,.4g} ms are not in oneDNN's "
-        f"primitives.{largest}",
+        evidence=f"{three(outside)} ms of a step of {three(measured.wall_ms)} ms are not in "
+        f"oneDNN's primitives.{largest}",
         todo="A trace names the operators: profile.trace.steps, then python -m profiling trace.",
         section="phases",
         saves_ms=outside,
@@ -49,7 +50,7 @@ def primitives_made_again(measured: Measured, log: OneDnnLog) -> list[Advice]:
     advice = Advice(
         title="Primitives are made again and again",
         evidence=f"{misses:,} were made (cache_miss) of {len(log.creations):,} different ones; "
-        f"making took {total:,.4g} ms of the log.",
+        f"making took {three(total)} ms of the log.",
         todo="ONEDNN_PRIMITIVE_CACHE_CAPACITY may be too small for so many shapes, or shapes "
         "change from step to step.",
         section="log",
@@ -74,13 +75,13 @@ def uneven_ranks(log: OneDnnLog) -> list[Advice]:
         if lost <= UNEVEN * mean(times.values()):
             continue
         title = f"Rank {slowest} is slower than the others {words}"
-        listed = ", ".join(f"rank {rank} {ms:,.4g} ms" for rank, ms in sorted(times.items())[:16])
+        listed = ", ".join(f"rank {rank} {three(ms)} ms" for rank, ms in sorted(times.items())[:16])
         more = f", and {len(times) - 16} more" if len(times) > 16 else ""
         found.append(
             Advice(
                 title=title,
                 evidence=f"Time a step {words}: {listed}{more}; on average "
-                f"{mean(times.values()):,.4g} ms.",
+                f"{three(mean(times.values()))} ms.",
                 todo="Ranks wait for the slowest. Look at its cores and its memory node: another "
                 "program there, fewer cores, or memory of another node.",
                 section="ranks",
@@ -102,7 +103,7 @@ def uneven_steps(log: OneDnnLog) -> list[Advice]:
     rank = f" of rank {slowest.rank}" if slowest.rank is not None else ""
     advice = Advice(
         title=f"Step {slowest.step}{rank} is longer than the others",
-        evidence=f"{times[slowest]:,.4g} ms, the others {others:,.4g} ms on average.",
+        evidence=f"{three(times[slowest])} ms, the others {three(others)} ms on average.",
         todo="Means over so few steps say little then: log more of them, later in the run, and "
         "see that nothing else runs on the machine.",
         section="ranks",

@@ -42,6 +42,11 @@ class Table:
     notes: Sequence[str] = ()
 
     @property
+    def has_details(self) -> bool:
+        """Whether rows need room for smaller lines."""
+        return any(row[0].details for row in self.rows)
+
+    @property
     def has_filter(self) -> bool:
         """Whether there is something to search in."""
         return len(self.rows) > 10

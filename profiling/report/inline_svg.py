@@ -26,6 +26,8 @@ PASSED_OVER = ("version", "style", "type", "preserveAspectRatio")
 FONTS = "DejaVu Sans, Verdana, sans-serif"
 """Verdana is as wide as the font that matplotlib measures with."""
 NOT_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+"""Blanks at the beginning of a text are dropped; these are not."""
 DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 
@@ -68,10 +70,12 @@ def clean(element: ET.Element, name: str) -> None:
             element.remove(child)
         else:
             clean(child, name)
-    if element.tag not in ("text", "tspan"):
-        element.text = element.tail = None
+    element.tail = None
+    if element.tag in ("text", "tspan") and element.text:
+        rest = element.text.lstrip(" ")
+        element.text = NO_BREAK * (len(element.text) - len(rest)) + rest
     else:
-        element.tail = None
+        element.text = None
 
 
 def changed(key: str, value: str, name: str) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from profiling.directions import DIRECTION_COLOURS, direction_name
 from profiling.efficiency.readable import kind_and_direction
-from profiling.pictures import DIRECTION_COLOURS, direction_name, new_figure
+from profiling.pictures import new_figure
 from profiling.report.measured import MeasuredPart
 
 BARS = 12

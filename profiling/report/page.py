@@ -31,8 +31,10 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
         lstrip_blocks=True,
     )
     style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    environment.filters["with_code"] = with_code
     return environment.get_template("page.html").render(
         sections=sections,
+        headings={section.name: section.heading for section in sections},
         title=title,
         summary=summary,
         markup=Markup,
@@ -45,6 +47,13 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
 def harmless(value: object) -> object:
     """Text without control characters and marks that turn the direction of writing."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def with_code(text: str) -> Markup:
+    """Text in which `what stands between backticks` is code; everything is escaped."""
+    pieces = enumerate(printable(text).split("`"))
+    marked = (Markup("<code>{}</code>" if place % 2 else "{}").format(one) for place, one in pieces)
+    return Markup("").join(marked)
 
 
 def content_policy(style: str, script: str) -> str:

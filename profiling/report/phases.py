@@ -50,7 +50,7 @@ def phases_of(log: OneDnnLog) -> list[Phase]:
     ]  # fmt: skip
     rest = steps.wall_ms - sum(phase.wall_ms for phase in found)
     between = kinds_of(log, None)
-    if found and (rest > 0.001 * steps.wall_ms or between):
+    if found:
         found.append(Phase(BETWEEN, wall_ms=rest, kinds_ms=between))
     return found
 

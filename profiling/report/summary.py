@@ -37,7 +37,7 @@ def summary_of(material: Material, advice: Sequence[Advice]) -> list[str]:
         sentences.append(f"{text}.")
     worth = [one for one in advice if one.saves_ms]
     if worth:
-        sentences.append(f"Look first at: {worth[0].title} ({saving(worth[0], measured)}).")
+        sentences.append(f"Look first at: {worth[0].title}. {saving(worth[0], measured)}")
     if material.log.not_understood_count:
         sentences.append(
             f"{material.log.not_understood_count:,} lines of the log are not understood."

@@ -26,6 +26,17 @@ def percent(value: float | None) -> Cell:
     return Cell("") if value is None else Cell(f"{value:.1%}", value)
 
 
+def times(count: float) -> str:
+    """`1 call`, `12.5 calls`."""
+    return "1 call" if count == 1 else f"{count:,.4g} calls"
+
+
+def sentence(text: str) -> str:
+    """With a capital, and a full stop; oneDNN stays as it is written."""
+    begin = text[:1] if text.startswith("oneDNN") else text[:1].upper()
+    return f"{begin}{text[1:]}."
+
+
 def listed(words: list[str], most: int) -> str:
     """The first of them with commas, and how many more there are."""
     more = f" and {len(words) - most:,} more" if len(words) > most else ""

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from profiling.compare.chart import draw_comparison
 from profiling.compare.comparison import Comparison, Pair, kinds_of
 from profiling.compare.report import hint_on_types, library_of, way_of
+from profiling.report.advice_on_others import ALIKE, alike_share
 from profiling.report.blocks import Block, Cell, Column, Missing, Section, Table, Text
 from profiling.report.drawing import chart
 from profiling.report.material import Material
@@ -45,6 +46,12 @@ def sides(found: Comparison, unit: str) -> list[str]:
         f"{found.second.name}; {library_of(found.second.log)}. Calls and times are those "
         f"{unit}."
     ]
+    alike = alike_share(found)
+    if alike < ALIKE:
+        lines.append(
+            f"They have little in common: only {alike:.0%} of this log's time is in problems that "
+            "the reference has too."
+        )
     if hint_on_types(found):
         lines.append(
             "The types of numbers differ, so that little is alike: `python -m profiling compare "

@@ -3,7 +3,7 @@
 from profiling.report.blocks import Block, Cell, Column, Missing, Section, Table, Text
 from profiling.report.drawing import chart
 from profiling.report.material import Material, Traced
-from profiling.report.words import count, number, percent
+from profiling.report.words import count, number, percent, sentence
 from profiling.trace.analysis import Analysis
 from profiling.trace.operators_chart import draw_operators
 from profiling.trace.report import describe, module_text, remarks, times_of
@@ -42,12 +42,6 @@ def said(traced: Traced) -> list[str]:
     )
     notes = [f"Note: {one}." for one in remarks(analysis)]
     return [f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes]
-
-
-def sentence(text: str) -> str:
-    """With a capital, and a full stop."""
-    keeps = text.startswith("oneDNN")
-    return f"{text if keeps else text[:1].upper() + text[1:]}."
 
 
 def charts(traced: Traced, costly: list[Costly]) -> list[Block]:

@@ -25,6 +25,7 @@ from profiling.report.advice_on_run import (
 )
 from profiling.report.blocks import Block, Section, Suggestion, Suggestions, Text
 from profiling.report.material import Material
+from profiling.report.words import sentence
 
 MEANING = (
     "Read off the numbers of this page, what could save most first. What two of them would save "
@@ -63,7 +64,11 @@ def what_next(material: Material, found: Sequence[Advice]) -> Section:
     if found:
         shown = [
             Suggestion(
-                one.title, one.evidence, saving(one, material.measured), one.todo, one.section
+                sentence(one.title).rstrip("."),
+                one.evidence,
+                saving(one, material.measured),
+                one.todo,
+                one.section,
             )
             for one in found
         ]
