@@ -107,7 +107,8 @@ def print_not_replayed(console: Console, found: Efficiency) -> None:
         return
     say(
         console,
-        f"not replayed: {len(found.not_replayed)} problems, {found.not_replayed_ms:,.1f} ms, "
+        f"not replayed: {len(found.not_replayed)} problem{'s' if found.not_replayed[1:] else ''}, "
+        f"{found.not_replayed_ms:,.1f} ms, "
         f"{found.not_replayed_share:.1%} of the time; left out of both sides of every ratio",
     )
     for why, some in by_reason(found.not_replayed)[:REASONS]:
