@@ -89,6 +89,13 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
         name = phase or "whole step"
         table.add_row(name, f"{wall:,.1f}", f"{inside:,.1f}", f"{wall - inside:,.1f}")
     console.print(table)
+    own = sorted({str(facts["own_kernels"]) for facts in log.facts if facts.get("own_kernels")})
+    if own:
+        say(
+            console,
+            f"elsewhere: also the program's own convolutions ({', '.join(own)}), which are not in "
+            "oneDNN's log; a trace tells them apart, engine.convolutions=onednn does without",
+        )
 
 
 def onednn_ms(log: OneDnnLog, phase: str | None) -> float:
