@@ -43,6 +43,11 @@ class ProblemEfficiency:
         return None if cold is None else cold * self.calls
 
     @property
+    def cold_measured_ms(self) -> float:
+        """Measured time that the cold replay is to be held against."""
+        return 0.0 if self.replayed.cold_ms is None else self.measured_ms
+
+    @property
     def lost_ms(self) -> float:
         """Measured time beyond the hot replay's; below 0 where the run was faster."""
         return self.measured_ms - self.hot_ms
@@ -68,7 +73,9 @@ class Part:
     measured_ms: float
     hot_ms: float
     cold_ms: float | None
-    """None where one of them has no cold replay."""
+    """Of those that have a cold replay; None where none has. benchdnn runs small ones hot only."""
+    cold_measured_ms: float
+    """Measured time of the same."""
 
     @property
     def lost_ms(self) -> float:
@@ -85,6 +92,8 @@ class Timed(Protocol):
     def hot_ms(self) -> float: ...  # noqa: D102
     @property
     def cold_ms(self) -> float | None: ...  # noqa: D102
+    @property
+    def cold_measured_ms(self) -> float: ...  # noqa: D102
 
 
 def hot_ratio(one: Timed) -> float | None:
@@ -93,8 +102,10 @@ def hot_ratio(one: Timed) -> float | None:
 
 
 def cold_ratio(one: Timed) -> float | None:
-    """Cold replay over measured; None where there is none."""
-    return one.cold_ms / one.measured_ms if one.measured_ms and one.cold_ms is not None else None
+    """Cold replay over the measured time of the same problems; None where there is none."""
+    if one.cold_ms is None or not one.cold_measured_ms:
+        return None
+    return one.cold_ms / one.cold_measured_ms
 
 
 @dataclass(frozen=True)
@@ -187,5 +198,6 @@ def together(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -
         calls=sum(one.calls for one in problems),
         measured_ms=sum(one.measured_ms for one in problems),
         hot_ms=sum(one.hot_ms for one in problems),
-        cold_ms=sum(cold) if problems and len(cold) == len(problems) else None,
+        cold_ms=sum(cold) if cold else None,
+        cold_measured_ms=sum(one.cold_measured_ms for one in problems),
     )

@@ -68,11 +68,10 @@ def project(
         return Speed(name, onednn_s, step_s, images / step_s if images and step_s else None)
 
     found = [speed("as measured", efficiency.measured_ms)]
-    rest_ms = efficiency.not_replayed_ms
     if efficiency.problems:
-        found.append(speed("at the hot replay's speed", efficiency.total.hot_ms + rest_ms))
+        found.append(speed("at the hot replay's speed", total_ms(efficiency, hot)))
     if efficiency.total.cold_ms is not None:
-        found.append(speed("at the cold replay's speed", efficiency.total.cold_ms + rest_ms))
+        found.append(speed("at the cold replay's speed", total_ms(efficiency, cold_or_hot)))
     bounded = [one for one in efficiency.problems if one.roofline_ms is not None]
     if bounded:
         found.append(speed("at the roofline", total_ms(efficiency, roofline_or_measured)))
@@ -88,6 +87,16 @@ def project(
 def total_ms(efficiency: Efficiency, milliseconds: Callable[[ProblemEfficiency], float]) -> float:
     """All replayed problems by some measure, and the measured time of the others."""
     return sum(map(milliseconds, efficiency.problems)) + efficiency.not_replayed_ms
+
+
+def hot(one: ProblemEfficiency) -> float:
+    """All calls at the hot replay's speed."""
+    return one.hot_ms
+
+
+def cold_or_hot(one: ProblemEfficiency) -> float:
+    """All calls at the cold replay's speed; what is too small to be run cold, at the hot one's."""
+    return one.hot_ms if one.cold_ms is None else one.cold_ms
 
 
 def roofline_or_measured(one: ProblemEfficiency) -> float:

@@ -32,12 +32,15 @@ lost: measured time beyond the hot replay's; only what was replayed is in ratios
 def print_efficiency(console: Console, found: Efficiency) -> None:
     """The replay, the ratio, its parts, what was not replayed, what loses most."""
     describe_replay(console, found)
-    if not found.problems:
+    if not found.total.measured_ms:
         say(console, "nothing could be replayed: there is no ratio")
     else:
         say(console, headline(found))
         console.print(parts_table(found.parts, found.total))
         say(console, MEANING)
+        share = found.total.cold_measured_ms / found.total.measured_ms
+        if 0 < share < ALMOST_ALL:
+            say(console, f"cold ratios are of the {share:.1%} of the time that were run cold")
     print_not_replayed(console, found)
     worst = [one for one in found.problems if one.lost_ms > 0][:WORST]
     if worst:

@@ -137,7 +137,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
     # A suite that was started in the background hands down a SIGINT that is ignored.
-    command = ["env", "--default-signal=INT", sys.executable, "-c", SNIPPET, "efficiency"]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "profiling", "efficiency"]
     command += [str(write_log(tmp_path)), "--runner=torch", "--repeats=100000"]
     # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = subprocess.Popen(
@@ -156,10 +156,3 @@ def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert errors == "interrupted\n"
     assert not Path(f"/proc/{workers[0]}").exists()
-
-
-SNIPPET = """
-import sys
-from tests.profiling.efficiency.test_command import efficiency
-sys.exit(efficiency(*sys.argv[2:]))
-"""

@@ -95,6 +95,19 @@ def test_a_problem_that_the_replay_does_not_know_is_named(tmp_path: Path) -> Non
     assert efficiency.total.cold_ms is None and cold_ratio(efficiency.total) is None
 
 
+def test_a_cold_ratio_is_of_what_was_run_cold(tmp_path: Path) -> None:
+    efficiency = found(tmp_path, replay=replay_of(HOT, {FORWARD: 12.0}))
+    total = efficiency.total
+    assert (total.cold_ms, total.cold_measured_ms) == (48, 48)
+    assert (hot_ratio(total), cold_ratio(total)) == (68 / 100, 1)
+    parts = {part.direction: part for part in efficiency.parts}
+    assert cold_ratio(parts["backward_data"]) is None
+    projection = project(efficiency, steps=None, images_a_step=None)
+    assert projection is not None
+    cold = projection.speeds[2]
+    assert cold.onednn_s == pytest.approx((48 + 20 + 12 + 8) / 2 / 1000)
+
+
 def test_a_step_is_projected_with_the_rest_of_it_kept(tmp_path: Path) -> None:
     projection = project(found(tmp_path), steps=None, images_a_step=None)
     assert projection is not None
