@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt; `./setup.sh ipex` adds those of
 # requirements-ipex.txt; `./setup.sh simd` puts Pillow-SIMD in Pillow's place, and `./setup.sh
-# pillow` puts Pillow back. `make demo` and `make test` call this; a second call finds everything in
+# pillow` puts Pillow back; `./setup.sh browser` looks for the browser that a test needs, and
+# installs one where it may. `make demo` and `make test` call this; a second call finds everything in
 # place and returns at once. Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
@@ -130,6 +131,32 @@ put_pillow_simd() {
     rm -r .venv/simd .venv/.setup-pillow-changing
 }
 
+find_browser() {
+    local candidate
+    for candidate in chromium-headless-shell chromium chromium-browser google-chrome; do
+        if "$candidate" --version >/dev/null 2>&1 </dev/null; then return; fi
+    done
+    return 1
+}
+
+# Only the test of the report's page needs one, so nothing ends here if there is none.
+install_browser() {
+    local package
+    if find_browser; then return; fi
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        echo "setup: installing Chromium by apt-get, for the test of the report's page"
+        apt_get update || true
+        for package in chromium-headless-shell chromium; do
+            if apt_get install -y --no-install-recommends "$package" && find_browser; then return; fi
+        done
+    fi
+    echo "setup: no Chromium on PATH, so the test of the report's page will be skipped; install one (Debian and Ubuntu: apt-get install chromium)"
+}
+
+apt_get() {
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::http::Timeout=20 "$@" >/dev/null 2>&1 </dev/null
+}
+
 is_finished() { # MARKER WANTED
     [ -e ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
 }
@@ -139,8 +166,12 @@ fail_installing() {
 }
 
 case "$*" in
+browser)
+    install_browser
+    exit
+    ;;
 '' | ipex | simd | pillow) ;;
-*) fail "unknown argument $*; known are: ipex, simd, pillow" ;;
+*) fail "unknown argument $*; known are: ipex, simd, pillow, browser" ;;
 esac
 
 wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"

@@ -26,7 +26,7 @@ class Advice:
 
 def ordered(found: Sequence[Advice]) -> list[Advice]:
     """What saves most first; what is not known last."""
-    return sorted(found, key=lambda one: -1.0 if one.saves_ms is None else -one.saves_ms - 1)
+    return sorted(found, key=lambda one: (one.saves_ms is None, -(one.saves_ms or 0.0)))
 
 
 def saving(one: Advice, measured: Measured) -> str:

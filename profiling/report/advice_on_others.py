@@ -9,7 +9,7 @@ from profiling.trace.analysis import Analysis
 from profiling.trace.verdict import gap_share, short_share
 
 MOST = 3
-ALIKE = 0.5
+ALIKE = 0.25
 EXTRA_SHARE = 0.01
 LOST_SHARE = 0.05
 GAP_SHARE = 0.05

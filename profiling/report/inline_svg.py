@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 from matplotlib.figure import Figure
 
 from profiling.pictures import as_svg
+from profiling.stats.report import printable
 
 DROPPED = ("metadata", "style")
 ELEMENTS = ("svg", "g", "defs", "path", "use", "text", "tspan", "clipPath", "rect", "image",
@@ -46,7 +47,7 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> str:
     root.attrib |= {
         "class": "wide" if width > 760 else "narrow",
         "role": "img",
-        "aria-label": label,
+        "aria-label": printable(label),
         "stroke-linejoin": "round",
         "stroke-linecap": "butt",
     }
@@ -72,7 +73,7 @@ def clean(element: ET.Element, name: str) -> None:
             clean(child, name)
     element.tail = None
     if element.tag in ("text", "tspan") and element.text:
-        rest = element.text.lstrip(" ")
+        rest = printable(element.text).lstrip(" ")
         element.text = NO_BREAK * (len(element.text) - len(rest)) + rest
     else:
         element.text = None

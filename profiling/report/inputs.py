@@ -35,18 +35,26 @@ def find_inputs(asked: Sequence[Path], *, trace: Path | None, environment: Path 
     Raises:
         InputError: A folder has no log.
     """
-    runs = list(dict.fromkeys(run for path in asked if (run := run_of(path))))
-    traces = [file for run in runs for file in files_by_rank(run / TRACES, (".json", ".json.gz"))]
-    environments = [run / ENVIRONMENT for run in runs] + [
-        path.parent / ENVIRONMENT for path in asked if not path.is_dir()
-    ]
+    environments, traces, counters = [], [], []
+    for path in asked:
+        if run := run_of(path):
+            environments.append(run / ENVIRONMENT)
+            traces += of_same_rank(path, files_by_rank(run / TRACES, (".json", ".json.gz")))
+            counters += of_same_rank(path, files_by_rank(run / COUNTERS, (".json",)))
+        elif not path.is_dir():
+            environments.append(path.parent / ENVIRONMENT)
     found = next((file for file in environments if file.is_file()), None)
     return Inputs(
         logs=tuple(log for path in asked for log in logs_of(path)),
         trace=trace or next(iter(traces), None),
         environment=environment or found,
-        counters=tuple(file for run in runs for file in files_by_rank(run / COUNTERS, (".json",))),
+        counters=tuple(dict.fromkeys(counters)),
     )
+
+
+def of_same_rank(path: Path, files: list[Path]) -> list[Path]:
+    """All of them for a folder; for one rank's log that rank's."""
+    return files if path.is_dir() else [file for file in files if rank_of(file) == rank_of(path)]
 
 
 def run_of(path: Path) -> Path | None:

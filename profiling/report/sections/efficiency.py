@@ -12,7 +12,7 @@ from profiling.report.words import count, number, percent, three
 
 def efficiency_section(material: Material) -> Section:
     """Ratios by kind, and a step at each speed."""
-    heading = "As fast as alone?"
+    heading = "In the run, and alone"
     found = material.efficiency
     if found is None:
         missing = Missing(

@@ -1,0 +1,295 @@
+"""Findings on rows made by hand: each says something, says how much, and is silent otherwise."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from profiling.compare.comparison import Comparison, compare
+from profiling.compare.side import side_of
+from profiling.efficiency.efficiency import efficiency_of
+from profiling.efficiency.steps import Steps
+from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
+from profiling.onednn_log.memory_descriptor import MemoryDescriptor
+from profiling.onednn_log.problem import Problem
+from profiling.peaks.peaks import Peaks
+from profiling.replay.replay import Conditions, Replay, ReplayTime
+from profiling.report.advice import Advice, ordered, saving
+from profiling.report.advice_on_others import calls_the_reference_does_not_make, slower_than_alone
+from profiling.report.advice_on_problems import (
+    fallbacks,
+    float32_beside_bf16,
+    lost_to_the_roofline,
+    reorders,
+    slow_convolutions,
+)
+from profiling.report.advice_on_run import (
+    many_page_faults,
+    mostly_outside,
+    not_understood,
+    primitives_made_again,
+    uneven_ranks,
+    uneven_steps,
+)
+from profiling.report.counters import Counters
+from profiling.report.measured import Measured, MeasuredProblem
+
+PEAKS = Peaks({"f32": 100.0, "bf16": 400.0}, 20.0, threads=2, cpu="a CPU", versions={})
+NO_STEPS = Steps(frozenset(), ranks=1, wall_ms=None, images=None, ranks_of_run=None)
+
+
+def problem(
+    kind: str = "convolution",
+    *,
+    implementation: str = "brg:avx512_core",
+    type_: str = "bf16",
+    direction: str = "forward_training",
+    channels: int = 256,
+    groups: int = 1,
+) -> Problem:
+    memories = tuple(MemoryDescriptor(role, type_, tag="acdb") for role in ("src", "wei", "dst"))
+    prefix = f"g{groups}" if groups > 1 else ""
+    shape = f"{prefix}mb2_ic{channels}oc{channels}_ih50oh50kh3sh1dh0ph1_iw50ow50kw3sw1dw0pw1"
+    if kind == "reorder":
+        memories, shape, direction = memories[::2], "2x16x7x7", "undef"
+    return Problem("primitive", "cpu", kind, implementation, direction, memories, "",
+                   "alg:convolution_direct", shape)  # fmt: skip
+
+
+def one(
+    what: Problem,
+    ms: float,
+    *,
+    share: float = 0.5,
+    roofline_ms: float | None = None,
+    peak_share: float | None = None,
+    calls: float = 2,
+) -> MeasuredProblem:
+    return MeasuredProblem(what, calls, ms, share, 10.0, 1.0, roofline_ms, peak_share)
+
+
+def measured(*problems: MeasuredProblem, wall_ms: float | None = None) -> Measured:
+    return Measured(problems, NO_STEPS, wall_ms)
+
+
+def only(found: Sequence[Advice]) -> Advice:
+    (advice,) = found
+    return advice
+
+
+def test_what_saves_most_comes_first_and_the_unknown_last() -> None:
+    found = [Advice(str(ms), "", "", "", ms) for ms in (None, 1.0, 0.0, 30.0)]
+    assert [one.title for one in ordered(found)] == ["30.0", "1.0", "0.0", "None"]
+
+
+def test_a_saving_is_told_of_a_step_or_of_onednns_time() -> None:
+    advice = Advice("", "", "", "", 25.0)
+    log = measured(one(problem(), 50.0))
+    assert saving(advice, log) == "At most 25.0 ms in the log, 50.0% of oneDNN's time."
+    whole = frozenset({(0, 1)})
+    step = Measured(log.problems, Steps(whole, 1, 100.0, None, None), wall_ms=100.0)
+    assert saving(advice, step) == "At most 25.0 ms a step, 25.0% of it."
+    assert saving(Advice("", "", "", ""), step) == "How much it would save is not known."
+
+
+def test_kinds_that_lose_most_against_the_roofline() -> None:
+    backward = problem(direction="backward_weights")
+    found = lost_to_the_roofline(
+        measured(
+            one(problem(), 60.0, roofline_ms=50.0),
+            one(backward, 35.0, roofline_ms=5.0),
+            one(backward, 4.0, roofline_ms=4.5),  # caches made it faster: nothing lost
+            one(problem("matmul"), 1.0, roofline_ms=0.5),  # loses too little to tell
+        )
+    )
+    assert [(advice.title, advice.saves_ms) for advice in found] == [
+        ("convolution backward weights: 4.33 times as long as the roofline allows", 30.0),
+        ("convolution forward training: 1.20 times as long as the roofline allows", 10.0),
+    ]
+    assert "39.0 ms in the log in 4 calls; at this machine's peaks it would be 9.00 ms" in (
+        found[0].evidence
+    )
+    assert lost_to_the_roofline(measured(one(problem(), 60.0))) == []
+
+
+@pytest.mark.parametrize(("ms", "is_found"), [(4.0, False), (8.0, True)])
+def test_reorders_from_a_twentieth_of_the_time_on(ms: float, is_found: bool) -> None:
+    found = reorders(measured(one(problem(), 92.0), one(problem("reorder"), ms)))
+    assert bool(found) == is_found
+    if found:
+        assert found[0].saves_ms == ms
+        assert "8.00 ms in the log in 2 calls, 8.0% of oneDNN's time" in found[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("kind", "implementation", "is_found"),
+    [
+        ("convolution", "ref:any", True),
+        ("convolution", "gemm:jit", True),
+        ("pooling", "jit_ref", True),
+        ("convolution", "brg:avx512_core", False),
+        ("matmul", "gemm:jit", False),  # there it is the best in float32
+        ("reorder", "simple:any", False),
+        ("convolution", "jit:prefetch", False),
+    ],
+)
+def test_implementations_that_are_not_for_this_machine(
+    kind: str, implementation: str, is_found: bool
+) -> None:
+    found = fallbacks(measured(one(problem(kind, implementation=implementation), 10.0)))
+    assert bool(found) == is_found
+    if found:
+        assert found[0].title.endswith(f"falls back to {implementation}")
+        assert found[0].saves_ms == 10.0  # no roofline: at most all of it
+
+
+def test_a_fallback_saves_no_more_than_the_roofline_allows() -> None:
+    reference = problem(implementation="ref:any")
+    advice = only(fallbacks(measured(one(reference, 10.0, roofline_ms=2.0))))
+    assert advice.saves_ms == 8.0
+    rare = measured(one(problem(), 999.0), one(reference, 1.0))
+    assert fallbacks(rare) == []
+
+
+def test_convolutions_below_half_of_the_peak_rate() -> None:
+    narrow = problem(groups=32, channels=128)
+    slow = {"roofline_ms": 4.0, "share": 0.1}
+    found = slow_convolutions(
+        measured(
+            one(narrow, 40.0, peak_share=0.1, **slow),
+            one(problem(), 40.0, peak_share=0.6, **slow),  # fast enough
+            one(problem(), 10.0, peak_share=0.1, roofline_ms=4.0, share=0.01),  # costs little
+            one(problem(implementation="ref:any"), 40.0, peak_share=0.1, **slow),  # told before
+            one(problem("matmul"), 40.0, peak_share=0.1, **slow),
+            one(problem(), 40.0, peak_share=0.1, roofline_ms=41.0),  # memory allows no more
+        )
+    )
+    advice = only(found)
+    assert advice.title.startswith("convolution forward training, 3×3, 128 → 128 in 32 groups")
+    assert advice.title.endswith("10% of the peak rate")
+    assert advice.saves_ms == 36.0
+    assert "Only 4 channels of a group" in advice.todo
+
+
+def test_float32_where_the_machine_has_bf16() -> None:
+    log = measured(one(problem(type_="f32"), 60.0, calls=2), one(problem(type_="bf16"), 40.0))
+    advice = only(float32_beside_bf16(log, instruction_sets=[], peaks=PEAKS))
+    # 2 × 2 × 256² × 2500 × 9 operations at 400 GFLOP/s are 14.75 ms a call
+    assert advice.saves_ms == pytest.approx(60.0 - 2 * 14.7456)
+    assert "60.0 ms in the log, 60.0% of oneDNN's time: convolution forward" in advice.evidence
+    without = Peaks({"f32": 100.0, "bf16": 90.0}, 20.0, threads=2, cpu="", versions={})
+    assert float32_beside_bf16(log, instruction_sets=["Intel AMX"], peaks=without) == []
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "is_found"),
+    [
+        ("Intel AVX-512 with Intel DL Boost and bfloat16 support", True),
+        ("Intel AVX-512 with float16, Intel DL Boost and Intel AMX", True),
+        ("Intel AVX-512 with Intel DL Boost", False),
+        ("Intel AVX2", False),
+    ],
+)
+def test_without_peaks_the_instruction_set_tells_of_bf16(
+    instruction_set: str, is_found: bool
+) -> None:
+    log = measured(one(problem(type_="f32"), 60.0))
+    found = float32_beside_bf16(log, instruction_sets=[instruction_set], peaks=None)
+    assert bool(found) == is_found
+    assert all(advice.saves_ms is None for advice in found)
+
+
+def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
+    """Steps as rank, number, milliseconds in all, and in oneDNN."""
+    log = OneDnnLog()
+    for rank, step, wall, inside in steps:
+        log.phase_ms[Where(rank, step)] = wall
+        log.phase_ms[Where(rank, step, "forward")] = wall - 1
+        log.executions[Where(rank, step, "forward")] = {problem(): Calls(1, inside)}
+    return log
+
+
+def test_more_time_outside_of_onednn_than_inside() -> None:
+    log = marked((0, 1, 100.0, 40.0))
+    step = Measured([one(problem(), 40.0)], NO_STEPS, wall_ms=100.0)
+    advice = only(mostly_outside(step, log))
+    assert advice.saves_ms == 60.0
+    assert "60.0 ms of a step of 100 ms" in advice.evidence
+    assert "forward: 59.0 ms" in advice.evidence
+    assert mostly_outside(Measured([one(problem(), 60.0)], NO_STEPS, 100.0), log) == []
+    assert mostly_outside(measured(one(problem(), 1.0)), OneDnnLog()) == []
+
+
+def test_primitives_that_are_made_again() -> None:
+    log = OneDnnLog(creations={problem(): Calls(9, 18.0), problem("reorder"): Calls(1, 2.0)})
+    log.creation_states.update({"cache_hit": 5, "cache_miss": 5})
+    steps = Steps(frozenset({(0, 1), (0, 2)}), 1, 50.0, None, None)
+    advice = only(primitives_made_again(Measured([one(problem(), 1.0)], steps, 50.0), log))
+    assert advice.saves_ms == 10.0  # 20 ms in two steps
+    assert "5 were made (cache_miss) of 2 different ones" in advice.evidence
+    log.creation_states["cache_miss"] = 2  # each once
+    assert primitives_made_again(measured(one(problem(), 1.0)), log) == []
+
+
+def test_a_rank_that_the_others_wait_for() -> None:
+    even = marked((0, 1, 100.0, 50.0), (1, 1, 101.0, 51.0))
+    assert uneven_ranks(even) == []
+    assert uneven_ranks(marked((0, 1, 100.0, 50.0), (0, 2, 300.0, 99.0))) == []
+    slow = marked((0, 1, 100.0, 50.0), (1, 1, 100.0, 70.0))  # the first waits: steps are even
+    advice = only(uneven_ranks(slow))
+    assert advice.title == "Rank 1 is slower than the others in oneDNN"
+    assert advice.saves_ms == 10.0
+
+
+def test_a_step_that_is_unlike_the_others() -> None:
+    log = marked((0, 1, 100.0, 50.0), (0, 2, 100.0, 50.0), (0, 3, 160.0, 50.0))
+    advice = only(uneven_steps(log))
+    assert advice.title == "Step 3 of rank 0 is longer than the others"
+    assert advice.saves_ms == 20.0  # of a mean step
+    assert uneven_steps(marked((0, 1, 100.0, 50.0), (0, 2, 110.0, 50.0))) == []
+
+
+def test_lines_that_are_in_no_number() -> None:
+    log = OneDnnLog(onednn_lines=10, not_understood_count=2)
+    log.not_understood.append(NotUnderstood("a", 1, "", ""))
+    assert "2 of 10 lines" in only(not_understood(log)).evidence
+    assert not_understood(OneDnnLog()) == []
+
+
+def test_page_faults_of_the_rank_that_has_most() -> None:
+    ranks = [Counters(rank, 2, 3.0, {"page-faults": faults}, ())
+             for rank, faults in enumerate((60_000.0, 80_000.0))]  # fmt: skip
+    assert "40,000 page faults a step of 1.5 s, rank 1" in only(many_page_faults(ranks)).evidence
+    assert many_page_faults([Counters(0, 2, 3.0, {"page-faults": 60.0}, ())]) == []
+    assert many_page_faults([Counters(0, 2, 3.0, {}, ("page-faults",))]) == []
+    assert many_page_faults([]) == []
+
+
+def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Comparison:
+    sides = [side_of(name, OneDnnLog(executions={Where(): calls}), by_step=False)
+             for name, calls in (("ours", first), ("theirs", second))]  # fmt: skip
+    return compare(*sides, with_types=True, is_by_step=False)
+
+
+def test_calls_that_the_reference_does_not_make() -> None:
+    forward, backward = problem(), problem(direction="backward_data")
+    both = compared({forward: Calls(2, 60.0), backward: Calls(4, 40.0)}, {forward: Calls(2, 66.0)})
+    advice = only(calls_the_reference_does_not_make(both))
+    assert advice.title == "convolution backward data: the reference makes fewer calls"
+    assert advice.saves_ms == 40.0
+    assert "4 calls more in the log than theirs" in advice.evidence
+    fewer = compared({forward: Calls(2, 60.0)}, {forward: Calls(3, 66.0)})
+    assert calls_the_reference_does_not_make(fewer) == []
+
+
+def test_of_two_logs_that_are_not_alike_nothing_is_said() -> None:
+    unlike = compared({problem(): Calls(2, 60.0)}, {problem(type_="f32"): Calls(2, 60.0)})
+    assert calls_the_reference_does_not_make(unlike) == []
+
+
+@pytest.mark.parametrize(("hot_ms", "saves_ms"), [(20.0, 20.0), (29.0, None)])
+def test_primitives_that_are_slower_in_the_run(hot_ms: float, saves_ms: float | None) -> None:
+    log = OneDnnLog(executions={Where(): {problem(): Calls(2, 60.0)}})
+    times = {problem(): ReplayTime(hot_ms, None, 3, "brg")}
+    replay = Replay("torch", "3.7.1", "", Conditions(2), times)
+    found = slower_than_alone(efficiency_of(log, replay, peaks=None))
+    assert [advice.saves_ms for advice in found] == ([] if saves_ms is None else [saves_ms])

@@ -1,0 +1,109 @@
+"""`setup.sh browser`, with stand-ins for apt-get and for who we are: nothing is installed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[1] / "setup.sh"
+SKIPPED = "the test of the report's page will be skipped; install one"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """All that is on PATH: what the script itself needs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "sh", "dirname", "chmod"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    program(folder / "id", "echo 0")
+    return folder
+
+
+def program(file: Path, text: str) -> None:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+def apt_get(programs: Path, *, installs: str) -> None:
+    """Notes what it is asked for, and makes the package's program if it has it."""
+    program(
+        programs / "apt-get",
+        f"""echo "$*" >>{programs}/asked
+        for last in "$@"; do :; done
+        case $last in
+        update) exit 100 ;;
+        {installs}) echo '#!/bin/sh' >{programs}/$last; chmod +x {programs}/$last ;;
+        *) exit 100 ;;
+        esac""",
+    )
+
+
+def set_up(programs: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(programs / "bash"), str(SETUP), *words],
+        env={"PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def asked(programs: Path) -> list[str]:
+    """The last words of apt-get's calls."""
+    file = programs / "asked"
+    return [line.split()[-1] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_browser_that_is_there_is_all_that_is_needed(programs: Path) -> None:
+    program(programs / "chromium", "exit 0")
+    apt_get(programs, installs="*")
+    done = set_up(programs, "browser")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert asked(programs) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "calls"),
+    [
+        ("chromium-headless-shell", ["update", "chromium-headless-shell"]),
+        ("chromium", ["update", "chromium-headless-shell", "chromium"]),
+    ],
+)
+def test_root_gets_the_smaller_package_that_there_is(
+    programs: Path, package: str, calls: list[str]
+) -> None:
+    apt_get(programs, installs=package)
+    done = set_up(programs, "browser")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "installing Chromium by apt-get" in done.stdout
+    assert SKIPPED not in done.stdout
+    assert asked(programs) == calls
+
+
+def test_a_notice_in_a_browsers_place_is_none(programs: Path) -> None:
+    program(programs / "chromium-browser", "echo needs snap >&2; exit 1")
+    done = set_up(programs, "browser")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    assert SKIPPED in done.stdout
+
+
+def test_where_nothing_can_be_installed_a_line_says_so_and_nothing_fails(programs: Path) -> None:
+    apt_get(programs, installs="nothing")
+    done = set_up(programs, "browser")
+    assert done.returncode == 0
+    assert SKIPPED in done.stdout
+    program(programs / "id", "echo 1000")
+    (programs / "asked").unlink()
+    done = set_up(programs, "browser")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert SKIPPED in done.stdout
+    assert asked(programs) == []
+
+
+def test_words_that_are_not_known_are_named(programs: Path) -> None:
+    done = set_up(programs, "browsers")
+    assert done.returncode == 2
+    assert "unknown argument browsers; known are: ipex, simd, pillow, browser" in done.stderr
