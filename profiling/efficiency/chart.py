@@ -53,7 +53,9 @@ def draw_ratios(axes: Axes, parts: Sequence[Part], total: Part) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     overall = hot_ratio(total)
     if overall is not None:
-        axes.axvline(overall, color="#e6194b", linestyle="--", linewidth=1, label="all, hot")
+        axes.axvline(
+            overall, color="#e6194b", linestyle="--", linewidth=1, label=f"all, hot: {overall:.2f}"
+        )
     axes.set_xlim(0, 1.08 * max(1.0, axes.get_xlim()[1]))
     axes.set_xlabel("replayed time / measured time: 1 is as fast as alone, less is slower")
     axes.barh(0, 0, color=DIRECTION_COLOURS[""], label="hot replay")

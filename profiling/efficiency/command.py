@@ -125,25 +125,23 @@ def efficiency_command(
         InputError: A file cannot be read or written, or problems cannot be run again here.
     """
     console = make_console()
-    require_free_json(json_file)
-    if out is not None:
-        require_free(outputs(out), overwrite=overwrite, advice="give --overwrite or another --out")
-    loaded = None if replay is None else load_replay(replay)
-    if loaded is not None and (runner != "auto" or benchdnn or threads):
+    require_writable(out, json_file, overwrite=overwrite)
+    kept = None if replay is None else load_replay(replay)
+    if kept is not None and (runner != "auto" or benchdnn or threads):
         raise InputError("--replay: is made already; leave --runner, --benchdnn, --threads out")
-    program = None if loaded else chosen_benchdnn(runner, benchdnn)
+    program = None if kept else chosen_benchdnn(runner, benchdnn)
     log = read_with_progress(logs, console)
     require_fitting(steps_of(log), steps)
     describe_log(console, log)
+    measured_peaks = peaks_as_asked(peaks, log, console=console, folder=out)
     disturbed = ""
-    if loaded is None:
-        loaded, disturbed = replay_now(
+    if kept is None:
+        kept, disturbed = replay_now(
             log, benchdnn=program, threads=threads, repeats=repeats, cold=cold, console=console
         )
         if out is not None:
-            save_replay(loaded, out / "replay.json")
-    measured_peaks = peaks_as_asked(peaks, log, console=console, folder=out)
-    found = efficiency_of(log, loaded, peaks=measured_peaks)
+            save_replay(kept, out / "replay.json")
+    found = efficiency_of(log, kept, peaks=measured_peaks)
     projection = project(found, steps=steps, images_a_step=images_a_step)
     print_efficiency(console, found)
     print_projection(console, found, projection)
@@ -155,6 +153,20 @@ def efficiency_command(
         write_out(found, projection, files=log.files, folder=out)
         say(console, f"table and chart: {out}")
     return FINISHED
+
+
+def require_writable(out: Path | None, json_file: Path | None, *, overwrite: bool) -> None:
+    """Refuse what cannot be written, before the work that fills it.
+
+    Raises:
+        InputError: A file is there already, or a folder is a file.
+    """
+    require_free_json(json_file)
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} is a file; name a folder")
+    require_free(outputs(out), overwrite=overwrite, advice="give --overwrite or another --out")
 
 
 def outputs(folder: Path) -> list[Path]:

@@ -22,6 +22,11 @@ WORST = 3
 REASONS = 5
 ALMOST_ALL = 0.9995
 """More is shown as 100.0%."""
+FASTER_THAN_ALONE = 1.1
+ABOVE_1 = (
+    "well above 1: the replay ran under worse conditions than the run: other work beside it, other "
+    "threads or cores, another oneDNN, or memory from elsewhere"
+)
 
 MEANING = """\
 ratio: the replay's time over the measured, 1.00 where primitives ran in training as fast as alone
@@ -39,6 +44,8 @@ def print_efficiency(console: Console, found: Efficiency) -> None:
         console.print(parts_table(found.parts, found.total))
         say(console, MEANING)
         share = found.total.cold_measured_ms / found.total.measured_ms
+        if (hot_ratio(found.total) or 0) > FASTER_THAN_ALONE:
+            say(console, ABOVE_1)
         if 0 < share < ALMOST_ALL:
             say(console, f"cold ratios are of the {share:.1%} of the time that were run cold")
     print_not_replayed(console, found)

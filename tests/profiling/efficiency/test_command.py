@@ -120,6 +120,8 @@ def test_runners_that_are_not_there_or_contradict_are_refused(
         (["--runner=torch", "--benchdnn=/bin/true"], "--benchdnn: --runner torch runs none"),
         (["--benchdnn=/no/such"], "--benchdnn: /no/such is not there"),
         (["--replay=/no/such.json"], "/no/such.json: cannot be read"),
+        (["--runner=torch", "--peaks=/no/such.json"], "/no/such.json: cannot be read"),
+        (["--runner=torch", f"--out={log}"], f"--out: {log} is a file; name a folder"),
     ):
         assert efficiency(log, *arguments) == 2
         assert why in capsys.readouterr().err
