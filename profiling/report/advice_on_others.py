@@ -39,7 +39,7 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
                 f"{comparison.second.name}, {three(extra)} ms. The costliest: "
                 f"{first.question.shape} {first.question.types}, {three(first.extra_ms)} ms.",
                 todo="Find out who asks for them: gradients of frozen layers, layouts that change, "
-                "or batches of another size.",
+                "batches of another size; or the reference has other kernels for them.",
                 section="comparison",
                 saves_ms=extra,
             )

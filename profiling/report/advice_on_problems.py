@@ -1,8 +1,9 @@
 """What the log's problems alone say: what loses most, falls back, or has too large types."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from profiling.efficiency.readable import kind_and_direction, readable
 from profiling.onednn_log.dimensions import named_sizes
@@ -21,6 +22,8 @@ FALLBACK_SHARE = 0.005
 FLOAT32_SHARE = 0.05
 HALF = 0.5
 FEW_CHANNELS = 16
+MUCH_FASTER = 0.7
+NOTHING: Mapping[Problem, float] = MappingProxyType({})
 REFERENCE = re.compile(r"(^|[:_])ref([:_]|$)")
 CONVOLUTIONS = ("convolution", "deconvolution")
 HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
@@ -108,8 +111,13 @@ def fallbacks(measured: Measured) -> list[Advice]:
     return sorted(found, key=lambda one: -(one.saves_ms or 0.0))[:MOST]
 
 
-def slow_convolutions(measured: Measured) -> list[Advice]:
-    """Convolutions below half of the peak rate that cost enough to matter."""
+def slow_convolutions(
+    measured: Measured, *, alone_ms: Mapping[Problem, float] = NOTHING
+) -> list[Advice]:
+    """Convolutions below half of the peak rate that cost enough to matter.
+
+    `alone_ms`: of one call of each problem that was run again alone, with warm caches.
+    """
     some = [
         one
         for one in measured.problems
@@ -125,8 +133,8 @@ def slow_convolutions(measured: Measured) -> list[Advice]:
             title=f"{readable(one.problem)}: {one.peak_share:.0%} of the peak rate",
             evidence=f"{three(one.ms)} ms {measured.unit} in {times(one.calls)} of "
             f"{one.problem.implementation}, {one.share:.1%} of oneDNN's time, at "
-            f"{one.gflop_per_s:,.0f} GFLOP/s.",
-            todo=why_slow(one.problem),
+            f"{one.gflop_per_s:,.0f} GFLOP/s.{compared(one, alone_ms)}",
+            todo=why_slow(one, alone_ms),
             section="problems",
             saves_ms=one.lost_ms,
         )
@@ -134,14 +142,25 @@ def slow_convolutions(measured: Measured) -> list[Advice]:
     ]
 
 
-def why_slow(problem: Problem) -> str:
-    """What its sizes say of it."""
-    sizes = named_sizes(problem.shape)
+def compared(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
+    """What it takes alone, where that is known."""
+    alone = alone_ms.get(one.problem)
+    return "" if alone is None else f" Alone it takes {three(alone * one.calls)} ms."
+
+
+def why_slow(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
+    """What its sizes and its time alone say of it."""
+    alone = alone_ms.get(one.problem)
+    if alone is not None and alone * one.calls < MUCH_FASTER * one.ms:
+        return "The implementation can do better: it is what ran beside it, or before."
+    sizes = named_sizes(one.problem.shape)
     groups = sizes.get("g", 1)
     each = min(sizes.get("ic", 0), sizes.get("oc", 0)) // groups
     if each < FEW_CHANNELS:
         of = "of a group meet" if groups > 1 else "meet"
         return f"Only {each} channels {of} here, fewer than a vector holds; wider is faster."
+    if alone is not None:
+        return "It is the implementation: another one, or another shape, may be faster."
     return (
         "`python -m profiling efficiency` runs it alone: if it is as slow there, it is the "
         "implementation, else what ran beside it."

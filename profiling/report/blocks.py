@@ -49,7 +49,7 @@ class Table:
     @property
     def has_filter(self) -> bool:
         """Whether there is something to search in."""
-        return len(self.rows) > 10
+        return len(self.rows) > 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,13 @@ MEANING = (
 def advice_of(material: Material) -> list[Advice]:
     """All findings, in order."""
     measured, log = material.measured, material.log
+    replayed = material.efficiency.problems if material.efficiency else ()
+    alone_ms = {one.problem: one.replayed.hot_ms for one in replayed}
     found = [
         *lost_to_the_roofline(measured),
         *reorders(measured),
         *fallbacks(measured),
-        *slow_convolutions(measured),
+        *slow_convolutions(measured, alone_ms=alone_ms),
         *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=material.peaks),
         *mostly_outside(measured, log),
         *primitives_made_again(measured, log),

@@ -3,7 +3,7 @@
 // Headers become buttons that sort, long tables show their first rows and get a field that filters.
 // Rows are moved and hidden, never made anew. Without this script all rows are there, as written.
 
-const FIRST = 20;
+const FIRST = 12;
 const collator = new Intl.Collator("en", { numeric: true });
 
 function element(name, properties) {

@@ -170,6 +170,15 @@ def test_convolutions_below_half_of_the_peak_rate() -> None:
     assert "Only 4 channels of a group" in advice.todo
 
 
+def test_a_slow_convolution_that_is_fast_alone_is_slowed_by_what_is_beside_it() -> None:
+    log = measured(one(problem(), 40.0, peak_share=0.1, roofline_ms=4.0))
+    for alone_ms, words in ((5.0, "it is what ran beside it"), (19.0, "It is the implementation")):
+        advice = only(slow_convolutions(log, alone_ms={problem(): alone_ms}))
+        assert f"Alone it takes {2 * alone_ms:.1f} ms." in advice.evidence
+        assert words in advice.todo
+    assert "runs it alone" in only(slow_convolutions(log)).todo
+
+
 def test_float32_where_the_machine_has_bf16() -> None:
     log = measured(one(problem(type_="f32"), 60.0, calls=2), one(problem(type_="bf16"), 40.0))
     advice = only(float32_beside_bf16(log, instruction_sets=[], peaks=PEAKS))

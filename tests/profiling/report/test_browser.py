@@ -12,6 +12,8 @@ from tests.profiling.report.logs_by_hand import convolution, hostile_log, write_
 from tests.profiling.report.pages import written_page
 
 MANY = 40
+FIRST = 12
+"""Rows that a long table shows."""
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +111,18 @@ def test_numbers_sort_as_numbers_and_a_row_stays_whole(opened: Opened) -> None:
 
 def test_a_long_table_shows_its_first_rows_whatever_it_is_sorted_by(opened: Opened) -> None:
     table, section = problems(opened.page), opened.page.locator("#problems")
-    assert [float(cell) for cell in shown(table, 4)] == [*range(MANY, MANY - 20, -1)]
-    assert f"20 of {MANY} rows are shown." in section.inner_text()
+    assert [float(cell) for cell in shown(table, 4)] == [*range(MANY, MANY - FIRST, -1)]
+    assert f"{FIRST} of {MANY} rows are shown." in section.inner_text()
     time = table.get_by_role("columnheader", name="ms in the log").get_by_role("button")
     time.click()
     time.click()
-    assert [float(cell) for cell in shown(table, 4)] == [*range(1, 21)]
+    assert [float(cell) for cell in shown(table, 4)] == [*range(1, FIRST + 1)]
     more = section.get_by_role("button", name=f"Show all {MANY}")
     assert more.get_attribute("aria-expanded") == "false"
     more.click()
     assert len(shown(table, 1)) == MANY
-    section.get_by_role("button", name="Show the first 20").click()
-    assert len(shown(table, 1)) == 20
+    section.get_by_role("button", name=f"Show the first {FIRST}").click()
+    assert len(shown(table, 1)) == FIRST
 
 
 def test_the_filter_finds_all_words_in_any_row_and_forgets_nothing(opened: Opened) -> None:
@@ -134,7 +136,7 @@ def test_the_filter_finds_all_words_in_any_row_and_forgets_nothing(opened: Opene
     field.fill("forward")
     assert len(shown(table, 1)) == MANY // 2
     field.fill("")
-    assert len(shown(table, 1)) == 20
+    assert len(shown(table, 1)) == FIRST
     assert table.locator("tbody tr").count() == MANY
 
 
