@@ -9,7 +9,7 @@ CONVOLUTION_BACKWARD = "aten::convolution_backward"
 ONEDNN = re.compile(
     r"""
     (aten::|mkldnn::|mkldnn_prepacked::)_*mkldnn_ |  # convolution, linear, pooling, reorders, rnn
-    mkldnn::_ |                                      # torch.compile's: _convolution_pointwise …
+    aten::to_mkldnn | mkldnn::_ |                    # and torch.compile's: _convolution_pointwise …
     onednn::q |                                      # quantized, torch.compile's
     aten::convolution_backward(_overrideable)?$ |
     torch_ipex::(convolution_(forward_impl|backward)|conv_transpose|ipex_linear|linear_backward)|

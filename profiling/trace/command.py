@@ -18,6 +18,9 @@ from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free, require_free_json
 from retinanet.progress import make_console, progress_in_bytes
 
+MANY = 200_000
+"""Calls that take seconds to add up."""
+
 ABOUT = """\
 Say where a training step goes, from a trace of torch.profiler: oneDNN against everything else,
 forward against backward, the operators outside oneDNN by cost and the modules that call them, and
@@ -99,6 +102,8 @@ def trace_command(
         advice = "give --overwrite or another --out"
         require_free(output_files(out), overwrite=overwrite, advice=advice)
     trace = read_shown(file, console)
+    if len(trace.operators) > MANY:
+        say(console, f"adding up {len(trace.operators):,} calls of operators")
     analysis = analyze(trace, chosen=step)
     log = read_with_progress([onednn_log], console) if onednn_log else None
     beside = lay_beside(analysis, log) if log else None

@@ -92,7 +92,9 @@ def times_of(analysis: Analysis, phase: str | None) -> list[float]:
 
 def milliseconds(value: float) -> str:
     """With as many decimals as one wants to read."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
 
 
 def fragmentation_table(analysis: Analysis) -> Table:
@@ -147,7 +149,7 @@ def remarks(analysis: Analysis) -> list[str]:
     """What a reader should know of this trace."""
     found = []
     if analysis.is_cut_off:
-        found.append("the file ends in the middle (was its writer killed?); this is what is there")
+        found.append("the file ends in the middle (was its writer killed?); this is what it holds")
     if not analysis.steps.phases_are_marked:
         found.append(
             "no phases are marked: forward is all but backward, optimizer and data, loss included"

@@ -76,7 +76,7 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
         chosen: Numbers of steps; all that are marked where it is None.
 
     Raises:
-        InputError: A step that was chosen is not there, or none is marked.
+        InputError: A step that was chosen is not there, or there is no time at all.
     """
     marks = step_marks(trace.annotations)
     main = marks[0][1].thread if marks else busiest_thread(trace)
@@ -91,8 +91,11 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
     ]
     rest = UNMARKED if marked else "forward"
     intervals = marked or sorted(unmarked_phases(trace, main, training))
+    cells = tuple(cut(windows, intervals, rest))
+    if not cells:
+        raise InputError(f"{trace.file}: its operators take no time")
     return Steps(
-        cells=tuple(cut(windows, intervals, rest)),
+        cells=cells,
         main_thread=main,
         training_threads=training,
         are_marked=bool(marks),
@@ -150,11 +153,19 @@ def windows_of(
                 have = ", ".join(map(str, sorted(marked)))
                 raise InputError(f"--step: {trace.file} has no step {number}; it has {have}")
     if marked:
-        return {number: marked[number] for number in (chosen or marked)}
+        return {number: marked[number] for number in (chosen or whole_steps(trace, marked))}
     operators = trace.operators
     places = [span for span, thread in enumerate(operators.thread) if thread in training]
     begin = min(operators.start[span] for span in places)
     return {WHOLE: (begin, max(operators.end[span] for span in places))}
+
+
+def whole_steps(trace: Trace, marked: dict[int, tuple[int, int]]) -> list[int]:
+    """All steps, without those that a file that was cut off holds in part; at least one."""
+    if not trace.is_cut_off:
+        return list(marked)
+    last = max(trace.operators.start)
+    return [number for number, (_, end) in marked.items() if end <= last] or [min(marked)]
 
 
 def unmarked_phases(

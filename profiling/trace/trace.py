@@ -118,7 +118,7 @@ class _Reader:
         arguments = event.get("args") or {}
         start = nanoseconds(event["ts"])
         self._trace.operators.add(
-            event["name"],
+            str(event["name"]),
             thread=self._thread(event),
             start=start,
             end=start + max(0, nanoseconds(event["dur"])),
@@ -127,7 +127,7 @@ class _Reader:
         )
 
     def _take_annotation(self, event: dict[str, Any]) -> None:
-        annotation = self._annotation(event, event["name"])
+        annotation = self._annotation(event, str(event["name"]))
         self._trace.annotations.append(annotation)
         optimizer = annotation.text.removeprefix(OPTIMIZER_STEP)
         if optimizer.removesuffix(".step") in OUR_OPTIMIZERS:
@@ -154,6 +154,6 @@ def nanoseconds(microseconds: str | int) -> int:
     if isinstance(microseconds, int):
         return microseconds * 1000
     whole, _, fraction = microseconds.partition(".")
-    if not whole.isdigit() or len(fraction) > 3:
+    if not whole.isdigit() or len(fraction) > 3 or not (fraction or "0").isdigit():
         return round(float(microseconds) * 1000)
     return int(whole) * 1000 + int(fraction.ljust(3, "0"))

@@ -1,22 +1,40 @@
 """The events of a Chrome trace, one at a time, whatever the size of the file."""
 
 import codecs
-import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from retinanet.errors import InputError
 
-CHUNK = 1 << 22
-"""Bytes read at a time; also more than any event has."""
+CHUNK = 1 << 20
+"""Bytes read at a time."""
 LONGEST_EVENT = 1 << 26
 """Characters after which what looks like the beginning of an event is taken for rubbish."""
 BLANKS = re.compile(r"[ \t\r\n]*")
 GZIP = b"\x1f\x8b"
+GZIP_WINDOW = 31
+"""zlib's number for gzip with its header."""
+
+
+def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack gzip as far as there is some; a file that ends too early gives what is there.
+
+    Raises:
+        zlib.error: It is damaged.
+    """
+    member = zlib.decompressobj(GZIP_WINDOW)
+    for block in blocks:
+        rest = block
+        while rest:
+            if member.eof:
+                member = zlib.decompressobj(GZIP_WINDOW)
+            yield member.decompress(rest)
+            rest = member.unused_data
 
 
 class TraceEvents:
@@ -36,14 +54,14 @@ class TraceEvents:
         self.fields: dict[str, Any] = {}
         """What stands beside `traceEvents`, such as `baseTimeNanoseconds`."""
         self.is_cut_off = False
-        """Whether the file ends before the last event does; known at the end."""
+        """Whether the file ends, or is damaged, before the end of its events; known at the end."""
         self._file = file
         self._advance = advance or (lambda done, note: None)
         self._decoder = json.JSONDecoder(parse_float=str, strict=False)
         self._text = ""
         self._at = 0
         self._before = 0
-        self._is_over = False
+        self._damage = ""
         self._chunks: Iterator[str] = iter(())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -60,28 +78,29 @@ class TraceEvents:
             raise InputError(f"{self._file}: cannot be read: {error.strerror or error}") from error
 
     def _decoded(self, file: IO[bytes]) -> Iterator[str]:
-        is_gzip = file.read(2) == GZIP
-        file.seek(0)
-        unpacked = gzip.GzipFile(fileobj=file) if is_gzip else file
         decoder = codecs.getincrementaldecoder("utf-8")()
-        while True:
-            try:
-                chunk = unpacked.read(CHUNK)
-                text = decoder.decode(chunk)
-            except EOFError:  # gzip, cut off
-                return
-            except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
-                self._refuse("is neither JSON nor JSON in gzip", error)
-            if not chunk:
-                return
-            self._advance(file.tell(), "")
-            yield text
+        blocks = self._blocks(file)
+        first = next(blocks, b"")
+        blocks = chain([first], blocks)
+        try:
+            for block in unpacked(blocks) if first.startswith(GZIP) else blocks:
+                yield decoder.decode(block)
+        except UnicodeDecodeError as error:
+            self._refuse("is neither JSON nor JSON in gzip", error)
+        except zlib.error as error:
+            self._damage = str(error)
+
+    def _blocks(self, file: IO[bytes]) -> Iterator[bytes]:
+        done = 0
+        while block := file.read(max(CHUNK, len(GZIP))):
+            done += len(block)
+            self._advance(done, "")
+            yield block
 
     def _more(self) -> bool:
         """Read on; what was decoded is let go."""
         chunk = next(self._chunks, None)
         if chunk is None:
-            self._is_over = True
             return False
         self._before += self._at
         self._text = self._text[self._at :] + chunk
@@ -127,7 +146,7 @@ class TraceEvents:
     def _document(self) -> Iterator[dict[str, Any]]:
         first = self._peek()
         if not first:
-            self._refuse("is empty")
+            self._refuse("is damaged from its beginning on" if self._damage else "is empty")
         if first not in "{[":
             self._refuse("is no JSON: it does not begin with { or [")
         try:

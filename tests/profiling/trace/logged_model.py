@@ -1,0 +1,46 @@
+"""A program that trains a little in BF16, with a trace and oneDNN's log of the same steps.
+
+python logged_model.py TRACE > LOG, under ONEDNN_VERBOSE=1
+"""
+
+import sys
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from profiling.onednn_log.marks import Mark, mark_line
+
+STEPS = (20, 21)
+PHASES = ("forward", "backward")
+
+
+def main(trace: str) -> None:
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3), torch.nn.Flatten(), torch.nn.Linear(64 * 62 * 62, 32)
+    ).bfloat16()
+    image = torch.randn(2, 3, 64, 64, dtype=torch.bfloat16)
+    model(image).sum().backward()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for number in STEPS:
+            say(number, None, is_begin=True)
+            with record_function(f"step {number}"):
+                say(number, "forward", is_begin=True)
+                with record_function("phase: forward"):
+                    loss = model(image).sum()
+                say(number, "forward", is_begin=False)
+                say(number, "backward", is_begin=True)
+                with record_function("phase: backward"):
+                    loss.backward()
+                say(number, "backward", is_begin=False)
+            say(number, None, is_begin=False)
+    profiler.export_chrome_trace(trace)
+
+
+def say(step: int, phase: str | None, *, is_begin: bool) -> None:
+    print(mark_line(Mark(time.time() * 1000, is_begin, step, phase)), end="", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

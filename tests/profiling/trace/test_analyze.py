@@ -1,0 +1,269 @@
+"""Where time goes in traces that were added up by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from profiling.trace.analysis import Analysis
+from profiling.trace.analyze import analyze
+from profiling.trace.categories import Category, category_of
+from profiling.trace.pieces import Piece
+from profiling.trace.trace import read_trace
+from retinanet.errors import InputError
+from tests.profiling.trace.traces_by_hand import (
+    BACKWARD,
+    OTHER,
+    STEP,
+    Event,
+    annotation,
+    module,
+    operator,
+    write,
+)
+
+CONV = "ConvolutionBackward0"
+EVALUATE = "autograd::engine::evaluate_function: "
+
+
+def analysis_of(folder: Path, *events: Event, chosen: tuple[int, ...] | None = None) -> Analysis:
+    analysis = analyze(read_trace(write(folder / "trace.json", *events)), chosen=chosen)
+    assert analysis.wall_ns == analysis.operator_ns + sum(analysis.gaps_ns.values())
+    assert sum(analysis.pieces_ns.values()) == analysis.operator_ns
+    return analysis
+
+
+def own_us(analysis: Analysis) -> dict[tuple[str, str], float]:
+    """Self time by operator and phase. [µs]"""
+    found: dict[tuple[str, str], float] = {}
+    for one, cost in analysis.operators.items():
+        key = one.name.removeprefix(EVALUATE), one.phase
+        found[key] = found.get(key, 0) + cost.own_ns / 1000
+    return found
+
+
+def modules(analysis: Analysis) -> dict[str, str]:
+    return {one.name.removeprefix(EVALUATE): one.module for one in analysis.operators}
+
+
+def test_a_step_added_up_by_hand(tmp_path: Path) -> None:
+    analysis = analysis_of(tmp_path, *STEP)
+    assert analysis.steps.numbers == [20]
+    assert analysis.steps.phases == ["forward", "loss", "backward", "between phases"]
+    assert analysis.wall_ns == 1_000_000
+    assert [analysis.phase_ns(one) for one in analysis.steps.phases] == [400_000, 100_000, 400_000,
+                                                                         100_000]  # fmt: skip
+    assert analysis.gaps_ns == {
+        "forward": 140_000, "loss": 30_000, "backward": 110_000, "between phases": 100_000
+    }  # fmt: skip
+    assert own_us(analysis) == {
+        ("aten::conv2d", "forward"): 20,
+        ("aten::mkldnn_convolution", "forward"): 230,
+        ("aten::empty", "forward"): 10,
+        ("aten::mul", "loss"): 40,
+        ("aten::sum", "loss"): 30,
+        (CONV, "backward"): 40,  # the node, and autograd's wrapper around it
+        ("aten::convolution_backward", "backward"): 240,
+        ("torch::autograd::AccumulateGrad", "backward"): 10,
+    }
+    assert analysis.category_ns(Category.ONEDNN) == 470_000
+    assert analysis.category_ns(Category.ONEDNN, "backward") == 240_000
+    assert sum(cost.calls for cost in analysis.operators.values()) == analysis.spans == 9
+
+
+def test_a_backward_operator_has_its_forward_operators_module(tmp_path: Path) -> None:
+    found = modules(analysis_of(tmp_path, *STEP))
+    assert found["aten::mkldnn_convolution"] == "body.conv"
+    assert found["aten::convolution_backward"] == "body.conv"
+    assert found["torch::autograd::AccumulateGrad"] == "body.conv"  # the node before it
+    assert found["aten::mul"] == ""
+
+
+def test_of_operators_with_one_sequence_number_the_last_made_the_node(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        annotation("module: outer", 0, 100),
+        operator("aten::add_", 0, 5, sequence=3),  # under no_grad: makes no node
+        annotation("module: outer.norm", 10, 60),
+        operator("aten::batch_norm", 20, 50, sequence=3),
+        operator(f"{EVALUATE}NormBackward", 200, 300, sequence=3, forward=1),
+        operator("aten::norm_backward", 210, 290),
+    )
+    assert modules(analysis)["aten::norm_backward"] == "outer.norm"
+
+
+def test_forward_again_within_backward_belongs_to_what_runs_then(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        annotation("module: whole", 0, 1000),  # the backward pass is started within a module
+        annotation("module: block", 10, 60),
+        operator("aten::relu", 20, 50, sequence=3),
+        operator(f"{EVALUATE}ReluBackward", 200, 400, sequence=3, forward=1),
+        annotation("module: block.inner", 210, 290),
+        operator("aten::exp", 220, 280),
+        operator("aten::threshold_backward", 300, 390),
+    )
+    found = modules(analysis)
+    assert found["aten::exp"] == "block.inner"
+    assert found["aten::threshold_backward"] == "block"
+
+
+def test_without_marks_modules_are_torchs_own(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        module("Net_0", 0, 100),
+        module("Linear_0", 10, 60),
+        operator("aten::addmm", 20, 50, sequence=3),
+        operator("aten::exp", 70, 90),
+    )
+    assert modules(analysis) == {"aten::addmm": "Net_0.Linear_0", "aten::exp": "Net_0"}
+
+
+def test_two_threads_at_once_are_not_counted_twice(tmp_path: Path) -> None:
+    """By hand: main 100..200 and 500..600; autograd's thread 150..550, of which 200..500 count."""
+    analysis = analysis_of(
+        tmp_path,
+        annotation("step 1", 0, 1000),
+        operator("aten::mul", 100, 200, sequence=1),
+        operator(f"{EVALUATE}MulBackward0", 150, 550, thread=BACKWARD, sequence=1, forward=1),
+        operator("aten::neg", 300, 400, thread=BACKWARD),
+        operator("aten::add", 500, 600),
+        operator("aten::decode", 0, 900, thread=OTHER),
+    )
+    assert own_us(analysis) == {
+        ("aten::mul", "forward"): 50,
+        ("aten::mul", "backward"): 50,  # autograd's first node begins in its middle
+        ("MulBackward0", "backward"): 200,
+        ("aten::neg", "backward"): 100,
+        ("aten::add", "backward"): 50,
+        ("aten::add", "forward"): 50,
+    }
+    assert sum(analysis.gaps_ns.values()) == 500_000
+    assert analysis.elsewhere_ns == 900_000
+
+
+def test_without_phases_torchs_own_marks_tell_backward_optimizer_and_data(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100),
+        operator("aten::stack", 10, 90),
+        operator("aten::mul", 110, 200, sequence=1),
+        operator(f"{EVALUATE}A", 300, 400, sequence=1, forward=1),
+        operator(f"{EVALUATE}B", 450, 500, sequence=0, forward=1),
+        annotation("Optimizer.step#SGD.step", 600, 700),
+        operator("aten::add_", 610, 690),
+        operator("aten::item", 700, 710),
+    )
+    assert not analysis.steps.are_marked and not analysis.steps.phases_are_marked
+    phases = {one: analysis.phase_ns(one) for one in analysis.steps.phases}
+    # The trace begins with its first operator and ends with its last.
+    assert phases == {
+        "data": 90_000, "forward": 310_000, "backward": 200_000, "optimizer": 100_000
+    }  # fmt: skip
+    assert analysis.gaps_ns["backward"] == 50_000
+    assert analysis.optimizer_steps == 1
+
+
+def test_steps_are_chosen_and_the_mean_is_over_those(tmp_path: Path) -> None:
+    events = (
+        annotation("step 3", 0, 100),
+        operator("aten::mul", 10, 50),
+        annotation("step 4", 200, 400),
+        operator("aten::mul", 210, 310),
+        operator("aten::mul", 500, 600),
+    )
+    both = analysis_of(tmp_path, *events)
+    assert both.steps.durations == {3: 100_000, 4: 200_000}
+    assert own_us(both) == {("aten::mul", "forward"): 140}
+    second = analysis_of(tmp_path, *events, chosen=(4,))
+    assert own_us(second) == {("aten::mul", "forward"): 100} and second.spans == 1
+    with pytest.raises(InputError, match="has no step 5; it has 3, 4"):
+        analysis_of(tmp_path, *events, chosen=(4, 5))
+    with pytest.raises(InputError, match="marks no steps; leave --step out"):
+        analysis_of(tmp_path, operator("aten::mul", 0, 1), chosen=(4,))
+
+
+def test_steps_of_ours_go_before_those_of_the_profilers_schedule(tmp_path: Path) -> None:
+    schedule = (annotation("ProfilerStep#7", 0, 100), operator("aten::mul", 0, 10))
+    assert analysis_of(tmp_path, *schedule).steps.numbers == [7]
+    assert analysis_of(tmp_path, *schedule, annotation("step 2", 0, 50)).steps.numbers == [2]
+
+
+def test_fragmentation_by_hand(tmp_path: Path) -> None:
+    """What works: convolution 300 µs with its allocation, two muls of 20, one add of 40.
+
+    conv2d only calls: 4 µs before and 6 after. linear calls too, and 120 µs of it are between two
+    calls, which is no short piece.
+    """
+    analysis = analysis_of(
+        tmp_path,
+        annotation("step 1", 0, 1000),
+        operator("aten::conv2d", 0, 310),
+        operator("aten::mkldnn_convolution", 4, 304),
+        operator("aten::empty", 10, 20),
+        operator("aten::mul", 400, 420),
+        operator("aten::mul", 430, 450),
+        operator("aten::linear", 500, 820),
+        operator("aten::addmm", 500, 600),
+        operator("aten::add", 720, 820),
+        operator("aten::add", 900, 940),
+    )
+    trace_names = read_trace(tmp_path / "trace.json").operators
+    assert [trace_names.name_of(one) for one in analysis.working] == [
+        "aten::mkldnn_convolution", "aten::mul", "aten::mul", "aten::addmm", "aten::add",
+        "aten::add",
+    ]  # fmt: skip
+    assert analysis.switches == 3
+    assert analysis.median_working_ns == 70_000
+    assert analysis.pieces_ns == {
+        Piece.CALLING: 10_000,
+        Piece.SHORT: 80_000,
+        Piece.LONG: 300_000 + 100_000 + 120_000 + 100_000,
+    }
+    assert analysis.spans == 9
+
+
+def test_spans_that_overlap_without_one_in_the_other_are_counted_once(tmp_path: Path) -> None:
+    analysis = analysis_of(tmp_path, operator("aten::a", 0, 100), operator("aten::b", 60, 150))
+    assert own_us(analysis) == {("aten::a", "forward"): 60, ("aten::b", "forward"): 90}
+
+
+def test_a_convolution_of_another_library_is_not_onednns_on_its_way_back(tmp_path: Path) -> None:
+    analysis = analysis_of(
+        tmp_path,
+        operator("aten::convolution", 0, 100, sequence=1),
+        operator("aten::_slow_conv2d_forward", 10, 90),
+        operator("aten::convolution", 100, 200, sequence=2),
+        operator("aten::mkldnn_convolution", 110, 190),
+        operator(f"{EVALUATE}{CONV}", 300, 400, sequence=2, forward=1),
+        operator("aten::convolution_backward", 310, 390),
+        operator(f"{EVALUATE}{CONV}", 400, 500, sequence=1, forward=1),
+        operator("aten::convolution_backward", 410, 480),
+    )
+    assert analysis.category_ns(Category.ONEDNN, "backward") == 80_000
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::mkldnn_convolution", Category.ONEDNN),
+        ("aten::_mkldnn_reshape", Category.ONEDNN),
+        ("aten::to_mkldnn", Category.ONEDNN),
+        ("mkldnn::_linear_pointwise", Category.ONEDNN),
+        ("torch_ipex::convolution_forward_impl", Category.ONEDNN),
+        ("torch_ipex::convolution_backward", Category.ONEDNN),
+        ("onednn::qlinear_pointwise", Category.ONEDNN),
+        ("torch_ipex::batch_norm_forward", Category.OTHER),
+        ("aten::convolution", Category.OTHER),
+        ("aten::mm", Category.PRODUCTS),
+        ("aten::addmm", Category.PRODUCTS),
+        ("aten::addmm_grad_of_mine", Category.OTHER),
+        ("mkl::_mkl_linear", Category.PRODUCTS),
+        ("c10d::allreduce_", Category.COMMUNICATION),
+        ("gloo:all_reduce", Category.COMMUNICATION),
+        ("_WinogradConvolutionBackward", Category.OURS),
+        ("my_WinogradConvolution", Category.OTHER),
+        ("aten::copy_", Category.OTHER),
+    ],
+)
+def test_what_an_operators_time_is_spent_in(name: str, expected: Category) -> None:
+    assert category_of(name) == expected

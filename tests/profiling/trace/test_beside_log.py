@@ -1,0 +1,103 @@
+"""A trace with oneDNN's log of the same steps beside it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from profiling.onednn_log.log import Calls, OneDnnLog, Where
+from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.read import read_logs
+from profiling.trace.analysis import Analysis
+from profiling.trace.analyze import analyze
+from profiling.trace.beside_log import lay_beside
+from profiling.trace.categories import Category
+from profiling.trace.trace import read_trace
+from retinanet.errors import InputError
+from tests.profiling.trace.traces_by_hand import STEP, operator, write
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROGRAM = Path(__file__).with_name("logged_model.py")
+CONVOLUTION = Problem("primitive", "cpu", "convolution", "brgconv", "backward_data", (), "", "", "")
+REORDER = Problem("primitive", "cpu", "reorder", "jit:uni", "undef", (), "", "", "")
+
+
+def test_a_real_log_tells_what_the_trace_cannot(tmp_path: Path) -> None:
+    trace_file, log_file = tmp_path / "trace.json", tmp_path / "onednn.log"
+    environment = {**os.environ, "ONEDNN_VERBOSE": "1", "PYTHONPATH": str(REPOSITORY)}
+    with log_file.open("w") as log:
+        subprocess.run(
+            [sys.executable, PROGRAM, trace_file], env=environment, stdout=log, check=True
+        )
+    analysis = analyze(read_trace(trace_file))
+    beside = lay_beside(analysis, read_logs([log_file]))
+    assert beside.has_steps and beside.other_ms == 0
+    assert sum(beside.kinds_ms.values()) == pytest.approx(beside.total_ms)
+    assert beside.kinds_ms["convolution backward_weights"] > 0
+    for phase in ("forward", "backward"):
+        callers = analysis.category_ns(Category.ONEDNN, phase)
+        products = analysis.category_ns(Category.PRODUCTS, phase)
+        # oneDNN's own time lies within the operators that call it, one step with another.
+        assert 0 < beside.log_ms[phase] < (callers + products) / 1e6 / analysis.count
+        assert callers > 0 and products > 0
+    one_step = analyze(read_trace(trace_file), chosen=(21,))
+    of_one = lay_beside(one_step, read_logs([log_file]))
+    assert of_one.log_ms["forward"] < 2 * beside.log_ms["forward"]
+    assert of_one.log_ms["forward"] != beside.log_ms["forward"]
+
+
+def analysis_of(folder: Path, *, marked: bool = True) -> Analysis:
+    events = STEP if marked else (operator("aten::mul", 0, 10),)
+    return analyze(read_trace(write(folder / "trace.json", *events)))
+
+
+def log_of(
+    *executions: tuple[Where, Problem, float], files: Sequence[str] = ("a.log",)
+) -> OneDnnLog:
+    log = OneDnnLog(files=list(files))
+    for where, problem, ms in executions:
+        log.executions.setdefault(where, {})[problem] = Calls(1, ms)
+    return log
+
+
+def test_only_the_traces_steps_count_and_phases_go_by_name(tmp_path: Path) -> None:
+    log = log_of(
+        (Where(0, 20, "backward"), CONVOLUTION, 0.25),
+        (Where(0, 20, "backward"), REORDER, 0.05),
+        (Where(0, 20, "evaluation"), REORDER, 0.03),
+        (Where(0, 20, None), REORDER, 0.01),
+        (Where(0, 21, "backward"), CONVOLUTION, 100.0),
+    )
+    beside = lay_beside(analysis_of(tmp_path), log)
+    assert beside.log_ms == pytest.approx(
+        {"forward": 0, "loss": 0, "backward": 0.3, "between phases": 0}
+    )
+    assert beside.other_ms == pytest.approx(0.04)
+    assert beside.kinds_ms == pytest.approx({"convolution backward_data": 0.25, "reorder": 0.09})
+
+
+def test_a_log_without_marks_goes_with_a_trace_without_steps(tmp_path: Path) -> None:
+    beside = lay_beside(analysis_of(tmp_path, marked=False), log_of((Where(), REORDER, 0.004)))
+    assert beside.total_ms == pytest.approx(0.004)
+    assert not beside.has_steps
+
+
+@pytest.mark.parametrize(
+    ("places", "marked", "expected"),
+    [
+        ([Where(0, 21, "loss")], True, "a.log has steps 21, and not 20; choose with --step"),
+        ([Where()], True, "a.log marks no steps; train with profile.onednn.steps"),
+        ([Where(0, 20, "loss")], False, "marks steps, the trace does not"),
+        ([Where(0, 20), Where(1, 20)], True, "has several ranks; give that of the trace's rank"),
+    ],
+)
+def test_what_does_not_fit_is_told(
+    tmp_path: Path, places: list[Where], marked: bool, expected: str
+) -> None:
+    log = log_of(*((place, REORDER, 1.0) for place in places))
+    with pytest.raises(InputError, match="--onednn-log: ") as raised:
+        lay_beside(analysis_of(tmp_path, marked=marked), log)
+    assert expected in str(raised.value)

@@ -1,0 +1,112 @@
+"""A small model trained under torch's profiler, and what torch itself says of its trace."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+CPU = [ProfilerActivity.CPU]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A trace, and the numbers of torch's own sums over it."""
+
+    file: Path
+    self_us: dict[str, float]
+    """By operator."""
+    calls: dict[str, int]
+
+
+def small_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(4 * 12 * 12, 5),
+    )
+
+
+def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int = 2) -> Traced:
+    """Train for some steps.
+
+    Args:
+        file: Where the trace goes.
+        marks: Mark steps, phases and modules as a run of ours does.
+        modules: Let torch tell of modules, by `with_stack` and `with_modules`.
+        steps: How many.
+    """
+    model = small_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    images, labels = torch.randn(2, 3, 12, 12), torch.tensor([1, 2])
+    around = mark if marks else unmarked
+    if marks:
+        mark_modules(model)
+
+    def train(number: int) -> None:
+        with around(f"step {number}"):
+            with around("phase: forward"):
+                outputs: Tensor = model(images)
+            with around("phase: loss"):
+                loss = nn.functional.cross_entropy(outputs, labels)
+            with around("phase: backward"):
+                loss.backward()
+            with around("phase: optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    train(0)
+    with profile(activities=CPU, with_stack=modules, with_modules=modules) as profiler:
+        for number in range(20, 20 + steps):
+            train(number)
+    profiler.export_chrome_trace(str(file))
+    return summed_by_torch(file, profiler)
+
+
+def traced_on_schedule(file: Path) -> None:
+    """Steps 2 and 3 of torch's own schedule."""
+    model = small_model()
+    with profile(activities=CPU, schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
+        for _ in range(4):
+            model(torch.randn(2, 3, 12, 12)).sum().backward()
+            profiler.step()
+    profiler.export_chrome_trace(str(file))
+
+
+def summed_by_torch(file: Path, profiler: profile) -> Traced:
+    averages = [one for one in profiler.key_averages() if not one.is_user_annotation]
+    return Traced(
+        file,
+        self_us={one.key: one.self_cpu_time_total for one in averages},
+        calls={one.key: one.count for one in averages},
+    )
+
+
+@contextmanager
+def unmarked(text: str) -> Iterator[None]:
+    yield
+
+
+def mark(text: str) -> record_function:
+    return record_function(text)
+
+
+def mark_modules(model: nn.Module) -> None:
+    marks: list[record_function] = []
+
+    def begin(name: str) -> None:
+        marks.append(record_function(f"module: {name}"))
+        marks[-1].__enter__()
+
+    for name, one in model.named_children():
+        one.register_forward_pre_hook(lambda module, inputs, name=name: begin(name))
+        one.register_forward_hook(
+            lambda module, inputs, outputs: marks.pop().__exit__(None, None, None)
+        )
