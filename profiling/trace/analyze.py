@@ -9,10 +9,11 @@ from statistics import median
 
 from profiling.trace.analysis import Analysis, Cost, Operator
 from profiling.trace.categories import CATEGORIES
+from profiling.trace.cells import Cell
 from profiling.trace.origins import Origins, find_origins
 from profiling.trace.pieces import SHORT_NS, Piece, own_times, working_spans
 from profiling.trace.spans import Stretch, overlay, stretches
-from profiling.trace.steps import Cell, Steps, find_steps
+from profiling.trace.steps import Steps, find_steps
 from profiling.trace.trace import OPTIMIZER_STEP, Trace
 
 
@@ -49,12 +50,7 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
         working=working,
         median_working_ns=median(durations) if durations else 0.0,
         switches=changes([spans.name[one] for one in working]),
-        elsewhere_ns=sum(
-            piece.end - piece.start
-            for thread, ordered in by_thread.items()
-            if thread not in steps.training_threads
-            for piece, _ in clipped(stretches(spans, ordered), steps.cells)
-        ),
+        elsewhere_ns=time_elsewhere(trace, steps),
         origins=origins,
         is_cut_off=trace.is_cut_off,
         gpu_events=trace.gpu_events,
@@ -134,6 +130,16 @@ def gaps(steps: Steps, operators: dict[Operator, Cost]) -> dict[str, int]:
     for one, cost in operators.items():
         found[one.phase] -= cost.own_ns
     return dict(found)
+
+
+def time_elsewhere(trace: Trace, steps: Steps) -> int:
+    """Within the steps, of operators on threads that do not train; those threads overlap."""
+    return sum(
+        piece.end - piece.start
+        for thread, ordered in trace.by_thread.items()
+        if thread not in steps.training_threads
+        for piece, _ in clipped(stretches(trace.operators, ordered), steps.cells)
+    )
 
 
 def changes(names: Iterable[int]) -> int:

@@ -9,8 +9,9 @@ from profiling.log_option import read_with_progress
 from profiling.stats.report import say
 from profiling.trace.analyze import analyze
 from profiling.trace.beside_log import lay_beside
+from profiling.trace.log_report import print_beside_log
 from profiling.trace.output import output_files, write_json, write_pictures, write_table
-from profiling.trace.report import print_analysis, print_beside_log, print_verdict
+from profiling.trace.report import print_analysis, print_verdict
 from profiling.trace.rows import costliest_outside_onednn, rows_of
 from profiling.trace.trace import Trace, read_trace
 from retinanet.command_line import add_json_option, positive

@@ -11,8 +11,8 @@ from profiling.trace.categories import (
     Category,
     category_of,
 )
+from profiling.trace.phases import EVALUATE
 from profiling.trace.spans import NO_SEQUENCE, parents
-from profiling.trace.steps import EVALUATE
 from profiling.trace.trace import Annotation, Trace
 
 MODULE_MARK = "module: "

@@ -1,40 +1,17 @@
 """The events of a Chrome trace, one at a time, whatever the size of the file."""
 
-import codecs
 import json
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
+from profiling.trace.text_chunks import text_chunks
 from retinanet.errors import InputError
 
-CHUNK = 1 << 20
-"""Bytes read at a time."""
 LONGEST_EVENT = 1 << 26
 """Characters after which what looks like the beginning of an event is taken for rubbish."""
 BLANKS = re.compile(r"[ \t\r\n]*")
-GZIP = b"\x1f\x8b"
-GZIP_WINDOW = 31
-"""zlib's number for gzip with its header."""
-
-
-def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Unpack gzip as far as there is some; a file that ends too early gives what is there.
-
-    Raises:
-        zlib.error: It is damaged.
-    """
-    member = zlib.decompressobj(GZIP_WINDOW)
-    for block in blocks:
-        rest = block
-        while rest:
-            if member.eof:
-                member = zlib.decompressobj(GZIP_WINDOW)
-            yield member.decompress(rest)
-            rest = member.unused_data
 
 
 class TraceEvents:
@@ -61,7 +38,6 @@ class TraceEvents:
         self._text = ""
         self._at = 0
         self._before = 0
-        self._damage = ""
         self._chunks: Iterator[str] = iter(())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -72,30 +48,12 @@ class TraceEvents:
         """
         try:
             with self._file.open("rb") as file:
-                self._chunks = self._decoded(file)
+                self._chunks = text_chunks(file, self._advance)
                 yield from self._document()
-        except OSError as error:
-            raise InputError(f"{self._file}: cannot be read: {error.strerror or error}") from error
-
-    def _decoded(self, file: IO[bytes]) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        blocks = self._blocks(file)
-        first = next(blocks, b"")
-        blocks = chain([first], blocks)
-        try:
-            for block in unpacked(blocks) if first.startswith(GZIP) else blocks:
-                yield decoder.decode(block)
         except UnicodeDecodeError as error:
             self._refuse("is neither JSON nor JSON in gzip", error)
-        except zlib.error as error:
-            self._damage = str(error)
-
-    def _blocks(self, file: IO[bytes]) -> Iterator[bytes]:
-        done = 0
-        while block := file.read(max(CHUNK, len(GZIP))):
-            done += len(block)
-            self._advance(done, "")
-            yield block
+        except OSError as error:
+            raise InputError(f"{self._file}: cannot be read: {error.strerror or error}") from error
 
     def _more(self) -> bool:
         """Read on; what was decoded is let go."""
@@ -146,7 +104,7 @@ class TraceEvents:
     def _document(self) -> Iterator[dict[str, Any]]:
         first = self._peek()
         if not first:
-            self._refuse("is damaged from its beginning on" if self._damage else "is empty")
+            self._refuse("is empty, or damaged from its beginning on")
         if first not in "{[":
             self._refuse("is no JSON: it does not begin with { or [")
         try:

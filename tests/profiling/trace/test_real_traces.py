@@ -95,6 +95,7 @@ def test_steps_of_torchs_schedule(tmp_path: Path) -> None:
     assert not analysis.modules_are_known
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_convolutions_with_onednn_switched_off_are_not_onednns(tmp_path: Path) -> None:
     with torch.backends.mkldnn.flags(enabled=False):
         run = traced(tmp_path / "trace.json", steps=1)
