@@ -77,11 +77,8 @@ def report_command(
     """
     require_free([out], overwrite=overwrite, advice="give --overwrite or another --out")
     # Here, because matplotlib and the trace's numpy are slow to load, and --help needs none.
+    from profiling.report.compose import compose  # noqa: PLC0415
     from profiling.report.gather import gather  # noqa: PLC0415
-    from profiling.report.page import render_page  # noqa: PLC0415
-    from profiling.report.sections.all_sections import all_sections  # noqa: PLC0415
-    from profiling.report.sections.what_next import advice_of  # noqa: PLC0415
-    from profiling.report.summary import summary_of, title_of  # noqa: PLC0415
 
     console = make_console()
     material = gather(
@@ -93,13 +90,9 @@ def report_command(
         environment=environment,
         console=console,
     )
-    advice = advice_of(material)
-    summary = summary_of(material, advice)
-    page = render_page(
-        all_sections(material, advice), title=title or title_of(material), summary=summary
-    )
-    write_whole(out, page)
-    for sentence in summary:
+    page = compose(material, title=title)
+    write_whole(out, page.html)
+    for sentence in page.summary:
         say(console, printable(sentence))
-    say(console, f"page: {out}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
+    say(console, f"page: {out}, {len(page.html.encode()) / 1e6:.1f} MB; open it in a browser")
     return FINISHED

@@ -22,8 +22,9 @@ from profiling.report.material import Material, Traced
 from profiling.report.measured import measured_of
 from profiling.trace.analyze import analyze
 from profiling.trace.beside_log import BesideLog, lay_beside
-from profiling.trace.command import read_shown
+from profiling.trace.trace import read_trace
 from retinanet.errors import InputError
+from retinanet.progress import progress_in_bytes
 
 
 def gather(
@@ -99,7 +100,9 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
     Raises:
         InputError: It is no trace.
     """
-    trace = read_shown(file, console)
+    size = file.stat().st_size if file.is_file() else 0
+    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
+        trace = read_trace(file, advance)
     analysis = analyze(trace)
     rank = rank_of(file)
     of_rank = {where: one for where, one in log.executions.items() if where.rank in (rank, None)}

@@ -1,6 +1,6 @@
 """Ranks and steps beside each other, and what perf counted in them."""
 
-from profiling.report.advice_on_run import onednn_ms_by_step, wall_ms_by_step
+from profiling.report.advice_on_ranks import onednn_ms_by_step, wall_ms_by_step
 from profiling.report.blocks import Block, Cell, Column, Missing, Section, Table, Text
 from profiling.report.counters import Counters
 from profiling.report.material import Material

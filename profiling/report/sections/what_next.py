@@ -11,22 +11,22 @@ from profiling.report.advice_on_others import (
 from profiling.report.advice_on_problems import (
     fallbacks,
     float32_beside_bf16,
-    lost_to_the_roofline,
     reorders,
-    slow_convolutions,
 )
+from profiling.report.advice_on_ranks import uneven_ranks, uneven_steps
 from profiling.report.advice_on_run import (
     many_page_faults,
     mostly_outside,
     not_understood,
     primitives_made_again,
-    uneven_ranks,
-    uneven_steps,
 )
+from profiling.report.advice_on_speed import lost_to_the_roofline, slow_convolutions
 from profiling.report.blocks import Block, Section, Suggestion, Suggestions, Text
 from profiling.report.material import Material
 from profiling.report.words import sentence
+from profiling.trace.rows import costliest_outside_onednn, rows_of
 
+OPERATORS = 3
 MEANING = (
     "Read off the numbers of this page, what could save most first. What two of them would save "
     "may be the same time, so the numbers do not add up; and they are bounds, not promises."
@@ -44,7 +44,7 @@ def advice_of(material: Material) -> list[Advice]:
         *fallbacks(measured),
         *slow_convolutions(measured, alone_ms=alone_ms),
         *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=material.peaks),
-        *mostly_outside(measured, log),
+        *mostly_outside(measured, log, operators=outside_onednn(material)),
         *primitives_made_again(measured, log),
         *uneven_ranks(log),
         *uneven_steps(log),
@@ -58,6 +58,14 @@ def advice_of(material: Material) -> list[Advice]:
     if material.traced:
         found += fragmented(material.traced.analysis)
     return ordered(found)
+
+
+def outside_onednn(material: Material) -> list[tuple[str, float]]:
+    """The operators that cost most there and their milliseconds, as far as there is a trace."""
+    if material.traced is None:
+        return []
+    costly = costliest_outside_onednn(rows_of(material.traced.analysis))
+    return [(f"{one.operator} ({one.phase})", one.self_ms) for one in costly[:OPERATORS]]
 
 
 def what_next(material: Material, found: Sequence[Advice]) -> Section:

@@ -18,18 +18,16 @@ from profiling.report.advice_on_others import calls_the_reference_does_not_make,
 from profiling.report.advice_on_problems import (
     fallbacks,
     float32_beside_bf16,
-    lost_to_the_roofline,
     reorders,
-    slow_convolutions,
 )
+from profiling.report.advice_on_ranks import uneven_ranks, uneven_steps
 from profiling.report.advice_on_run import (
     many_page_faults,
     mostly_outside,
     not_understood,
     primitives_made_again,
-    uneven_ranks,
-    uneven_steps,
 )
+from profiling.report.advice_on_speed import lost_to_the_roofline, slow_convolutions
 from profiling.report.counters import Counters
 from profiling.report.measured import Measured, MeasuredProblem
 
@@ -224,6 +222,9 @@ def test_more_time_outside_of_onednn_than_inside() -> None:
     assert advice.saves_ms == 60.0
     assert "60.0 ms of a step of 100 ms" in advice.evidence
     assert "forward: 59.0 ms" in advice.evidence
+    assert "profile.trace.steps" in advice.todo
+    traced = only(mostly_outside(step, log, operators=[("aten::add (forward)", 30.0)]))
+    assert traced.todo == "In the trace cost most: aten::add (forward) 30.0 ms."
     assert mostly_outside(Measured([one(problem(), 60.0)], NO_STEPS, 100.0), log) == []
     assert mostly_outside(measured(one(problem(), 1.0)), OneDnnLog()) == []
 
