@@ -14,6 +14,9 @@ SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237}
 """The number of set_mempolicy; the C library has no function for it."""
 
 MPOL_PREFERRED = 1
+MPOL_BIND = 2
+MPOL_INTERLEAVE = 3
+MPOL_LOCAL = 4
 MPOL_PREFERRED_MANY = 5  # since Linux 5.15
 
 BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
@@ -62,11 +65,11 @@ def set_preferred(nodes: Collection[int]) -> int | None:
 
 
 def set_policy(mode: int, nodes: Collection[int]) -> int | None:
-    """Make the system call; return its error number, or None."""
+    """Make the system call; return its error number, or None. MPOL_LOCAL takes no nodes."""
     call = SYSTEM_CALLS.get(platform.machine())
     if call is None:
         return errno.ENOSYS
-    words = (ctypes.c_ulong * (max(nodes) // BITS + 1))()
+    words = (ctypes.c_ulong * (max(nodes, default=0) // BITS + 1))()
     for node in nodes:
         words[node // BITS] |= 1 << node % BITS
     library = ctypes.CDLL(None, use_errno=True)

@@ -6,7 +6,7 @@ from typing import Self
 
 from profiling.bench.available_memory import available_mb
 from profiling.bench.contestant import Contestant
-from profiling.bench.worker_process import Worker
+from profiling.bench.worker_process import Worker, contestant_worker
 from profiling.bench.workload import Workload
 
 SPARE_MB = 1000.0
@@ -63,7 +63,7 @@ class Crew:
             return worker
         # Before its first run a contestant is taken to need as much as the hungriest so far.
         self._make_room(self.peak_mb.get(name, max(self.peak_mb.values(), default=0.0)))
-        worker = Worker(contestant, self.workload)
+        worker = contestant_worker(contestant, self.workload)
         self.workers[name] = worker
         self.facts[name] = worker.facts
         for _ in range(self.warm_up):

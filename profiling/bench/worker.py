@@ -1,47 +1,31 @@
-"""A contestant's own process: `python -m profiling.bench.worker SPECIFICATION`.
-
-The specification is JSON. Questions come as lines on standard input; each is answered by a line of
-JSON on what was standard output at the start. It ends with its input, so that it never outlives
-the benchmark.
-"""
+"""A contestant's own process: `python -m profiling.bench.worker SPECIFICATION`."""
 
 import importlib
-import json
-import os
-import sys
 import time
 from typing import Any
 
 from launch.pinning.allocator import set_allocator
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from profiling.bench.recipe import Prepared
+from profiling.bench.serve import Answering, serve
 from profiling.bench.workload import Workload
-from retinanet.errors import InputError
 
 
 def main() -> None:
     """Prepare the contestant, then answer until there are no more questions."""
-    specification = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    serve(settle, prepare)
 
-    def answer(content: object) -> None:
-        answers.write(json.dumps(content) + "\n")
 
-    try:
-        # It may start this command again, so that the pipes must still be where they were.
-        set_allocator(specification["allocator"])
-        os.dup2(2, 1)  # what libraries print must not mix with the answers
-        # Recipes load torch, which has to wait for the memory policy.
-        recipe = importlib.import_module(specification["recipe"])
-        prepared = recipe.prepare(Workload(**specification["workload"]), **specification["options"])
-        answer({"facts": dict(prepared.facts)})
-        for question in sys.stdin:
-            answer(QUESTIONS[question.strip()](prepared))
-    except Exception as error:  # told to the parent, which ends the benchmark with it
-        first_line = str(error).strip().split("\n", maxsplit=1)[0]
-        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-        answer({"error": kind + first_line})
-        raise
+def settle(specification: dict[str, Any]) -> None:
+    """Set the memory policy, for which torch has to wait."""
+    set_allocator(specification["allocator"])
+
+
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]:
+    """Let the contestant's recipe prepare; its facts, and what answers `QUESTIONS`."""
+    recipe = importlib.import_module(specification["recipe"])  # loads torch
+    prepared = recipe.prepare(Workload(**specification["workload"]), **specification["options"])
+    return dict(prepared.facts), lambda question: QUESTIONS[question](prepared)
 
 
 def run(prepared: Prepared) -> dict[str, Any]:

@@ -3,17 +3,20 @@
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from profiling.bench.contestant import Contestant
 from profiling.bench.run import Run
 from profiling.bench.workload import Workload
+from retinanet.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -22,30 +25,55 @@ class WorkerDiedError(RuntimeError):
     """A worker ended before it answered; the message is one line with its name and why."""
 
 
-class Worker:
-    """A contestant's process, alive until `close`."""
+def contestant_worker(contestant: Contestant, workload: Workload) -> "Worker":
+    """Start a contestant's worker and wait until it is prepared.
 
-    def __init__(self, contestant: Contestant, workload: Workload) -> None:
+    Raises:
+        WorkerDiedError: It could not be prepared.
+        InputError: It asks for what is not here.
+    """
+    specification = {
+        "recipe": contestant.recipe,
+        "allocator": contestant.allocator,
+        "options": dict(contestant.options),
+        "workload": dataclasses.asdict(workload),
+    }
+    return Worker(contestant.name, module="profiling.bench.worker", specification=specification)
+
+
+class Worker:
+    """A process that `profiling.bench.serve` runs in, alive until `close`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        module: str,
+        specification: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it and wait until it is prepared.
+
+        Args:
+            name: How messages call it.
+            module: Python module that calls `serve`.
+            specification: What it is told first, as JSON.
+            environment: Variables beside those of this process.
 
         Raises:
             WorkerDiedError: It could not be prepared.
+            InputError: It asks for what is not here.
         """
-        self.name = contestant.name
+        self.name = name
         self.rss_mb = 0.0
         """Resident memory after its last run. [10⁶ bytes]"""
-        specification = {
-            "recipe": contestant.recipe,
-            "allocator": contestant.allocator,
-            "options": dict(contestant.options),
-            "workload": dataclasses.asdict(workload),
-        }
         self.errors: IO[str] = tempfile.TemporaryFile(  # noqa: SIM115 (closed with the worker)
             "w+", encoding="utf-8", errors="replace"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "profiling.bench.worker", json.dumps(specification)],
+            [sys.executable, "-m", module, json.dumps(specification)],
             cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -53,7 +81,7 @@ class Worker:
             process_group=0,  # Ctrl-C reaches the benchmark alone, which then ends its workers
         )
         try:
-            self.facts: dict[str, float] = self._answer()["facts"]
+            self.facts: dict[str, Any] = self._answer()["facts"]
         except BaseException:
             self.close()
             raise
@@ -73,6 +101,7 @@ class Worker:
 
         Raises:
             WorkerDiedError: It did not come back.
+            InputError: It asks for what is not here.
         """
         assert self.process.stdin is not None
         try:
@@ -99,6 +128,8 @@ class Worker:
         if not line:
             raise WorkerDiedError(self._cause_of_death())
         answer: dict[str, Any] = json.loads(line)
+        if "error" in answer and answer["is_input"]:
+            raise InputError(answer["error"])
         if "error" in answer:
             raise WorkerDiedError(f"{self.name}: {answer['error']}")
         return answer

@@ -6,7 +6,7 @@ import pytest
 from profiling.bench.contestant import Contestant
 from profiling.bench.crew import Crew
 from profiling.bench.turns import take_turns
-from profiling.bench.worker_process import Worker, WorkerDiedError
+from profiling.bench.worker_process import WorkerDiedError, contestant_worker
 from profiling.bench.workload import Workload
 
 WORKLOAD = Workload(images=3)
@@ -30,7 +30,7 @@ def is_alive(process: float) -> bool:
 
 
 def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
-    worker = Worker(contestant("one"), WORKLOAD)
+    worker = contestant_worker(contestant("one"), WORKLOAD)
     first, second = worker.run(), worker.run()
     assert first.details == {"runs": 1, "images": 3} and second.details["runs"] == 2
     assert first.seconds >= 0.001
@@ -48,7 +48,7 @@ def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
     ],
 )
 def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) -> None:
-    worker = Worker(contestant("one", behaviour=behaviour), WORKLOAD)
+    worker = contestant_worker(contestant("one", behaviour=behaviour), WORKLOAD)
     with pytest.raises(WorkerDiedError) as caught:
         worker.run()
     assert str(caught.value) == why
@@ -58,7 +58,7 @@ def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) ->
 
 def test_a_worker_that_is_not_prepared_is_named_with_the_cause() -> None:
     with pytest.raises(WorkerDiedError, match=r"^one: ValueError: no such thing$"):
-        Worker(contestant("one", behaviour="is not prepared"), WORKLOAD)
+        contestant_worker(contestant("one", behaviour="is not prepared"), WORKLOAD)
 
 
 def test_contestants_run_in_turn_after_their_warm_up() -> None:
