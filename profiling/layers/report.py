@@ -1,0 +1,179 @@
+"""A study of layers as a person reads it."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from profiling.bench.other_load import disturbance
+from profiling.layers.measured import BETWEEN, Layer, Measured
+from profiling.layers.subject import Subject
+
+TOP = 15
+"""Layers in the printed table; all are in the files of --out and --json."""
+
+PAPER = "the 2017 study found up to 83 % in AlexNet and ResNet-50"
+CONVOLUTIONS_MEAN = {
+    "retinanet": " (frozen norms, and the heads' activations, are computed inside)",
+}
+
+
+def print_study(
+    console: Console,
+    subject: Subject,
+    measured: Sequence[Measured],
+    *,
+    remarks: Sequence[str],
+    other_cores: float,
+) -> None:
+    """All tables and sentences."""
+    first = measured[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.facts["versions"].items())
+    console.print(
+        f"{subject}; {len(first.watched)} iterations of forward and backward pass; {versions}",
+        soft_wrap=True,
+    )
+    console.print(summary_table(subject, measured))
+    console.print(layers_table(measured))
+    console.print("milliseconds on average; all rows together are the whole iteration")
+    for line in (*sentences(subject, measured), *remarks, *worker_notes(measured)):
+        console.print(line, soft_wrap=True, markup=False)
+    disturbed = disturbance(other_cores)
+    if disturbed and subject.device == "cpu":
+        console.print(disturbed, soft_wrap=True)
+
+
+def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
+    """A row for each configuration."""
+    table = Table()
+    headings = ["", "forward ms", "backward ms", "both ms", "images/s", "convolutions",
+                "unwatched ms", "watching adds", "peak MB"]  # fmt: skip
+    has_huge = any(one.configuration.huge_pages for one in measured)
+    for heading in [*headings, "huge pages MB"] if has_huge else headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    for one in measured:
+        cells = [
+            one.label,
+            f"{one.whole('forward').mean:,.1f}",
+            f"{one.whole('backward').mean:,.1f}",
+            f"{one.total_ms:,.1f}",
+            f"{subject.batch / one.total_ms * 1000:.3g}",
+            f"{one.convolving_share:.1%}",
+            f"{one.plain_ms:,.1f}",
+            f"{one.watching_cost:+.1%}",
+            f"{one.peak_mb:,.0f}",
+        ]
+        table.add_row(*cells, *([f"{one.huge_pages_mb:,.0f}"] if has_huge else []))
+    return table
+
+
+def layers_table(measured: Sequence[Measured]) -> Table:
+    """The costliest layers, forward and backward in each configuration."""
+    table = Table()
+    table.add_column("layer", overflow="fold")
+    table.add_column("type")
+    for one in measured:
+        of = f"\n{one.label}" if len(measured) > 1 else ""
+        for heading in ("forward", "backward", "share"):
+            table.add_column(f"{heading}{of}", justify="right")
+    table.add_column("GFLOP/s" + (f"\n{measured[-1].label}" if len(measured) > 1 else ""),
+                     justify="right")  # fmt: skip
+    by_label = {one.label: {layer.name: layer for layer in one.layers()} for one in measured}
+    names = costliest(measured)
+    for name in names[:TOP]:
+        layers = [by_label[one.label][name] for one in measured]
+        cells = [cell for layer in layers for cell in times(layer)]
+        rate = layers[-1].gflop_per_s
+        table.add_row(name, layers[0].type, *cells, f"{rate:,.0f}" if rate else "")
+    others = names[TOP:]
+    if others:
+        cells = []
+        for one in measured:
+            rest = [by_label[one.label][name] for name in others]
+            forward = sum(layer.forward.mean for layer in rest)
+            backward = sum(layer.backward.mean for layer in rest if layer.backward)
+            share = sum(layer.share for layer in rest)
+            cells += [f"{forward:,.2f}", f"{backward:,.2f}", f"{share:.1%}"]
+        table.add_section()
+        table.add_row(f"{len(others)} others", "", *cells, "")
+    return table
+
+
+def times(layer: Layer) -> list[str]:
+    """Forward, backward, share."""
+    backward = "–" if layer.backward is None else f"{layer.backward.mean:,.2f}"
+    return [f"{layer.forward.mean:,.2f}", backward, f"{layer.share:.1%}"]
+
+
+def costliest(measured: Sequence[Measured]) -> list[str]:
+    """Names of all rows, by their time in the configuration where they take longest."""
+    most: dict[str, float] = {}
+    for one in measured:
+        for layer in one.layers():
+            most[layer.name] = max(most.get(layer.name, 0.0), layer.total_ms)
+    return sorted(most, key=lambda name: -most[name])
+
+
+def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
+    """What the study says: the comparison of engines, convolutions, frozen layers."""
+    found = comparisons(measured)
+    last = measured[-1]
+    inside = CONVOLUTIONS_MEAN.get(subject.model, "")
+    of = f" ({last.label})" if len(measured) > 1 else ""
+    found.append(
+        f"convolutions take {last.convolving_share:.0%} of the iteration{of}{inside}; {PAPER}"
+    )
+    frozen = [layer.name for layer in last.layers() if layer.backward is None]
+    if frozen:
+        found.append(
+            f"no backward pass (–): {len(frozen)} layers, {frozen[0]} to {frozen[-1]}, as neither "
+            "they nor what comes before them train"
+        )
+    nodes = list(last.nodes().items())[:4]
+    if nodes:
+        parts = ", ".join(f"{name} {ms:.2f}" for name, ms in nodes)
+        found.append(f"{BETWEEN}, backward, ms{of}: {parts}")
+    return found
+
+
+def comparisons(measured: Sequence[Measured]) -> list[str]:
+    """Pairs that differ in the engine alone; where engines do not differ, all against the first."""
+    pairs = [
+        (one, other)
+        for one in measured
+        for other in measured
+        if not one.configuration.onednn
+        and other.configuration.onednn
+        and same_otherwise(one, other)
+    ]
+    lines = []
+    for one, other in pairs:
+        where = one.label.removeprefix("default")
+        lines.append(
+            f"default engine (oneDNN off) {one.total_ms / 1000:.3g} s, optimized (oneDNN on) "
+            f"{other.total_ms / 1000:.3g} s{where}: {one.total_ms / other.total_ms:.2f} times as "
+            "fast"
+        )
+    if not pairs:
+        first = measured[0]
+        lines += [
+            f"{one.label}: {first.total_ms / one.total_ms:.2f} times as fast as {first.label}"
+            for one in measured[1:]
+        ]
+    return lines
+
+
+def same_otherwise(one: Measured, other: Measured) -> bool:
+    """Whether two configurations differ in nothing but the engine."""
+    mine, theirs = (dict(vars(each.configuration), onednn=None) for each in (one, other))
+    return mine == theirs
+
+
+def worker_notes(measured: Sequence[Measured]) -> list[str]:
+    """What workers said of their cores, and oneDNN where it ran though it was off."""
+    lines = [f"note: {one.label}: {note}" for one in measured for note in one.facts["notes"]]
+    for one in measured:
+        if not one.configuration.onednn and one.primitives:
+            kinds = ", ".join(one.primitives)
+            lines.append(f"note: {one.label}: oneDNN ran all the same: {kinds}")
+    return lines
