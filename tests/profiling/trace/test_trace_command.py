@@ -68,7 +68,7 @@ def test_a_real_trace_becomes_tables_and_pictures(
             assert picture.width > 800 and len(picture.convert("RGB").getcolors(1 << 24) or ()) > 5
         ElementTree.parse(out / f"{name}.svg")
     svg = (out / "timeline.svg").read_text()
-    assert "backward" in svg and "gaps: no operator runs" in svg
+    assert "main" in svg and "gaps: no operator runs" in svg
 
 
 def test_what_is_printed_of_a_trace_by_hand(
