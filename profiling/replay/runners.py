@@ -10,6 +10,7 @@ from rich.console import Console
 from launch.host.cpu_lists import format_cpu_list
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
+from profiling.replay.benchdnn.process import memory_note
 from profiling.replay.benchdnn.program import Benchdnn
 from profiling.replay.benchdnn.run import empty_replay, run_lines
 from profiling.replay.problem_files.write import ProblemFiles
@@ -43,6 +44,8 @@ def run_with_benchdnn(
     say(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
     if work.cold and not benchdnn.has_cold_cache:
         say(console, "note: this benchdnn cannot empty caches between runs; no cold times")
+    if note := memory_note(work.conditions):
+        say(console, f"note: {note}")
     replay = empty_replay(benchdnn, work.conditions)
     replay.not_replayed.update(files.not_expressible)
     saved = time.monotonic()

@@ -4,13 +4,14 @@ import os
 import re
 import signal
 import subprocess
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.host.allowance import read_allowance
 from launch.pinning.environment import BINDING_VARIABLES
-from launch.pinning.memory_policy import set_preferred
+from launch.pinning.memory_policy import prefer_memory
 from profiling.replay.replay import Conditions
 
 ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
@@ -55,9 +56,7 @@ def run_benchdnn(
         except subprocess.TimeoutExpired:
             return Ended(None, f"took longer than {patience:.0f} s and was ended")
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            end(process)
     return Ended(status, words(status, output))
 
 
@@ -69,34 +68,53 @@ def started(
     A process inherits cores and memory policy of the thread that starts it, and such a thread can
     take them on without touching this process.
     """
-    processes: list[subprocess.Popen[bytes]] = []
-    errors: list[OSError] = []
 
-    def start() -> None:
+    def start() -> "subprocess.Popen[bytes]":
+        take_on(conditions)
+        return subprocess.Popen(
+            [path, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment(conditions),
+            process_group=0,  # Ctrl-C reaches this process alone, which then ends it
+        )
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        starting = pool.submit(start)
         try:
-            if conditions.cpus:
-                os.sched_setaffinity(0, conditions.cpus)
-            if conditions.memory_nodes:
-                set_preferred(conditions.memory_nodes)
-            processes.append(
-                subprocess.Popen(
-                    [path, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=stream,
-                    env=environment(conditions),
-                    process_group=0,  # Ctrl-C reaches this process alone, which then ends it
-                )
-            )
-        except OSError as error:
-            errors.append(error)
+            return starting.result()
+        except KeyboardInterrupt:
+            end(starting.result())
+            raise
 
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return processes[0]
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End it with all its threads and children, if it still runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def take_on(conditions: Conditions) -> str | None:
+    """Give the calling thread, and what it starts, cores and memory nodes.
+
+    Returns:
+        A sentence that says what was lost, where the memory nodes could not be had.
+    """
+    if conditions.cpus:
+        os.sched_setaffinity(0, conditions.cpus)
+    if not conditions.memory_nodes:
+        return None
+    return prefer_memory(conditions.memory_nodes, allowed=read_allowance().memory_nodes)
+
+
+def memory_note(conditions: Conditions) -> str | None:
+    """What `take_on` would say, without any effect on this thread."""
+    if not conditions.memory_nodes:
+        return None
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(take_on, conditions).result()
 
 
 def environment(conditions: Conditions) -> dict[str, str]:
