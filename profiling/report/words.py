@@ -7,6 +7,8 @@ def three(value: float) -> str:
     """With about three figures and never an exponent: `12,346`, `12.3`, `0.012`."""
     if value == 0:
         return "0"
+    if 0 < value < 0.0005:
+        return "< 0.001"
     decimals = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{decimals}f}"
 
