@@ -11,8 +11,10 @@ from collections.abc import Callable
 from profiling.bench.command import add_bench
 from profiling.compare.command import add_compare
 from profiling.efficiency.command import add_efficiency
+from profiling.layers.command import add_layers
 from profiling.peaks.command import add_peaks
 from profiling.replay.benchdnn_command import add_benchdnn
+from profiling.report.command import add_report
 from profiling.stats.command import add_stats
 from profiling.trace.command import add_trace
 from retinanet.command_line import run_command
@@ -28,11 +30,13 @@ def main() -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         add_stats,
+        add_report,
         add_compare,
         add_efficiency,
         add_benchdnn,
         add_peaks,
         add_trace,
+        add_layers,
         add_bench,
     ):
         add(commands)

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 
 from retinanet.output_files import write_whole
 
+mpl.rcParams["text.parse_math"] = False  # a name in a log may hold a $
+
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure without a window, `width` x `height` inches at 110 dots an inch."""

@@ -74,4 +74,4 @@ def label_of(pair: Pair) -> str:
     shape = question.shape
     if len(shape) > LONGEST_SHAPE:
         shape = shape[: LONGEST_SHAPE - 1] + "…"
-    return f"{question.kind} {question.direction}".strip() + "\n" + shape.replace("$", r"\$")
+    return f"{question.kind} {question.direction}".strip() + "\n" + shape
