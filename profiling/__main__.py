@@ -11,7 +11,7 @@ from collections.abc import Callable
 from profiling.bench.command import add_bench
 from profiling.compare.command import add_compare
 from profiling.efficiency.command import add_efficiency
-from profiling.layers.command import add_layers
+from profiling.layers.options import add_layers
 from profiling.peaks.command import add_peaks
 from profiling.replay.benchdnn_command import add_benchdnn
 from profiling.report.command import add_report
