@@ -26,7 +26,10 @@ def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: b
     axes.set_yticks(range(len(costly)), names, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0, 2.0 * max((one.self_ms for one in costly), default=1.0))
-    axes.set_xlabel("milliseconds of self time")
+    axes.set_xlabel(
+        "milliseconds of self time; share of the wall time"
+        + (", the costliest module with its part, + how many others" if modules_are_known else "")
+    )
     axes.spines[["top", "right"]].set_visible(False)
     for category in dict.fromkeys(Category(one.category) for one in costly):
         axes.bar(0, 0, color=COLOURS[category], label=category.value)
