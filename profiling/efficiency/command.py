@@ -7,6 +7,7 @@ import json
 from dataclasses import astuple
 from pathlib import Path
 
+from profiling.bench.other_load import disturbance
 from profiling.efficiency.efficiency import Efficiency, efficiency_of
 from profiling.efficiency.projection import Projection, project
 from profiling.efficiency.replaying import RUNNERS, chosen_benchdnn, replay_now
@@ -147,6 +148,8 @@ def efficiency_command(
     print_projection(console, found, projection)
     if disturbed:
         say(console, disturbed)
+    if measured_peaks is not None and disturbance(measured_peaks.other_cores):
+        say(console, f"the peaks, measured before: {disturbance(measured_peaks.other_cores)}")
     if json_file is not None:
         write_whole(json_file, json.dumps(as_json(found, projection, files=log.files), indent=1))
     if out is not None:
