@@ -25,8 +25,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     notes += check_cores(share)
     # torch had to wait for the cores.
-    from profiling.replay.torch_runner.answer import answer
-    from profiling.replay.torch_runner.measured_runs import flusher
+    from profiling.replay.torch_runner.answer import answer  # noqa: PLC0415
+    from profiling.replay.torch_runner.measured_runs import flusher  # noqa: PLC0415
 
     flush = flusher()
     answers.write(json.dumps({"notes": notes}) + "\n")
