@@ -8,6 +8,7 @@ from typing import Any
 
 from profiling.peaks.peaks import Peaks
 from retinanet.errors import InputError
+from retinanet.json_objects import read_json_object
 from retinanet.output_files import write_whole
 
 ADVICE = "write one with python -m profiling peaks --json FILE"
@@ -28,14 +29,7 @@ def load_peaks(path: Path) -> Peaks:
     Raises:
         InputError: It is not there, or not such a file; names the field.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; {ADVICE}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON; {ADVICE}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected an object of peaks; {ADVICE}")
+    content = read_json_object(path, advice=ADVICE)
     try:
         return peaks_of(content)
     except ValueError as error:

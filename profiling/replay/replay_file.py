@@ -9,9 +9,11 @@ from profiling.onednn_log.memory_descriptor import MemoryDescriptor
 from profiling.onednn_log.problem import Problem
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from retinanet.errors import InputError
+from retinanet.json_objects import read_json_object
 from retinanet.output_files import write_whole
 
 FORMAT = "profilednn replay 1"
+ADVICE = "expected what `python -m profiling benchdnn` writes"
 
 
 def save_replay(replay: Replay, file: Path) -> None:
@@ -42,16 +44,9 @@ def load_replay(file: Path) -> Replay:
     Raises:
         InputError: It cannot be read, or is no such file.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{file}: is not JSON: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(
-            f"{file}: holds no replay; expected what `python -m profiling benchdnn` writes"
-        )
+    content = read_json_object(file, advice=ADVICE)
+    if content.get("format") != FORMAT:
+        raise InputError(f"{file}: holds no replay; {ADVICE}")
     try:
         return replay_of(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

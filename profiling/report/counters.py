@@ -1,11 +1,11 @@
 """What perf counted in a run's steps, as `profile.perf` writes it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retinanet.errors import InputError
+from retinanet.json_objects import read_json_object
 
 ADVICE = "expected what profile.perf=true writes to runs/NAME/perf"
 
@@ -34,12 +34,7 @@ def load_counters(file: Path) -> Counters:
     Raises:
         InputError: It cannot be read, or is no such file.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{file}: is not JSON; {ADVICE}") from error
+    content = read_json_object(file, advice=ADVICE)
     try:
         return counters_of(content)
     except (KeyError, TypeError, ValueError) as error:

@@ -1,6 +1,5 @@
 """Reading all that a report is made from."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from profiling.trace.analyze import analyze
 from profiling.trace.beside_log import BesideLog, lay_beside
 from profiling.trace.trace import read_trace
 from retinanet.errors import InputError
+from retinanet.json_objects import read_json_object
 from retinanet.progress import progress_in_bytes
 
 
@@ -68,15 +68,7 @@ def load_environment(file: Path) -> Mapping[str, Any]:
     Raises:
         InputError: It cannot be read, or is no object of JSON.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{file}: is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{file}: expected an object, as a run's environment.json is")
-    return content
+    return read_json_object(file, advice="expected a run's environment.json")
 
 
 def compare_with(reference: Path, log: OneDnnLog, first: Path, console: Console) -> Comparison:

@@ -43,7 +43,7 @@ def test_a_replay_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     ("content", "why"),
     [
         ("", "is not JSON"),
-        ("[1]", "holds no replay"),
+        ("[1]", "holds no JSON object"),
         ('{"format": "something else"}', "holds no replay"),
         ('{"format": "profilednn replay 1"}', "is damaged: KeyError"),
     ],

@@ -197,7 +197,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("option", "content", "message"),
     [
-        ("--environment", "[1]", "expected an object"),
+        ("--environment", "[1]", "holds no JSON object"),
         ("--environment", "{", "is not JSON"),
         ("--replay", "{}", "holds no replay"),
         ("--trace", "{}", ""),
