@@ -13,7 +13,7 @@ from profiling.efficiency.steps import Steps, steps_of
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.problem import Problem
 from profiling.peaks.peaks import Peaks
-from profiling.peaks.roofline import matrix_peak, roofline_ms
+from profiling.peaks.roofline import roofline_ms
 from profiling.replay.mismatches import mismatches
 from profiling.replay.replay import Replay, ReplayTime
 
@@ -157,7 +157,7 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
             why = replay.not_replayed.get(problem, "it is not in the replay")
             not_replayed.append(NotReplayed(problem, one.count, one.total_ms, why))
             continue
-        ideal = bound_ms(problem, peaks)
+        ideal = roofline_ms(problem, peaks) if peaks else None
         problems.append(ProblemEfficiency(problem, one.count, one.total_ms, time, ideal))
     return Efficiency(
         replay=replay,
@@ -171,13 +171,6 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
         ),
         mismatches=mismatches(log, replay),
     )
-
-
-def bound_ms(problem: Problem, peaks: Peaks | None) -> float | None:
-    """Of a call at the peaks; None where arithmetic has no peak: memory alone does not bound it."""
-    if peaks is None or (problem.is_computing and matrix_peak(problem, peaks) is None):
-        return None
-    return roofline_ms(problem, peaks)
 
 
 def parts_of(problems: Sequence[ProblemEfficiency]) -> list[Part]:

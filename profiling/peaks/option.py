@@ -1,12 +1,12 @@
 """The option `--peaks`: measured now, from a file, or none."""
 
 import argparse
-import os
 from pathlib import Path
 
 from rich.console import Console
 
 from profiling.onednn_log.log import OneDnnLog
+from profiling.peaks.cores import choose_cores
 from profiling.peaks.file import load_peaks, save
 from profiling.peaks.measured import measured_peaks
 from profiling.peaks.peaks import Peaks
@@ -23,8 +23,8 @@ def add_peaks_option(parser: argparse.ArgumentParser) -> None:
         "--peaks",
         default=MEASURE,
         metavar="FILE",
-        help="the machine's peaks from `python -m profiling peaks --json FILE`; `none`: draw no "
-        "ceilings (default: measure this machine now, with as many threads as the log had)",
+        help="the machine's peaks from `python -m profiling peaks --json FILE`; `none`: do "
+        "without (default: measure this machine now, with as many threads as the log had)",
     )
 
 
@@ -46,7 +46,7 @@ def peaks_as_asked(
         return None
     if asked != MEASURE:
         return load_peaks(Path(asked))
-    usable = len(os.sched_getaffinity(0))
+    usable = choose_cores(threads=None).threads
     threads = min(max(log.threads, default=usable), usable)
     title = f"measuring this machine's peaks with {threads} threads, percent"
     try:

@@ -17,12 +17,15 @@ def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
 def roofline_ms(problem: Problem, peaks: Peaks) -> float | None:
     """Milliseconds of one call at the peaks: of its arithmetic or its tensors, what takes longer.
 
-    None where neither is known. Data that stays in a cache can be faster than the roofline says.
+    None where it is not known, as for a type that has no peak. Data that stays in a cache can be
+    faster than the roofline says.
     """
     computed, moved = gflop(problem), gbyte(problem)
-    peak = matrix_peak(problem, peaks)
     times = []
-    if computed is not None and peak:
+    if problem.is_computing:
+        peak = matrix_peak(problem, peaks)
+        if computed is None or not peak:
+            return None  # the memory alone would promise too much
         times.append(computed / peak)
     if moved is not None:
         times.append(moved / peaks.bandwidth_gb_per_s)

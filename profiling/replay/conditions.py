@@ -6,6 +6,7 @@ from typing import Any
 
 from launch.host.cpu_lists import format_cpu_list, parse_cpu_list
 from profiling.onednn_log.log import OneDnnLog
+from profiling.peaks.cores import choose_cores
 from profiling.replay.replay import Conditions
 from retinanet.errors import InputError
 
@@ -34,12 +35,12 @@ def conditions_of(
         chosen = within(numbers(facts.get("cpus")), allowed, say=say)
     else:
         chosen = given(cpus, allowed)
-    available = len(chosen or allowed)
+    available = choose_cores(threads=None, cpus=tuple(chosen)).threads
     wanted = threads or threads_of(log, facts) or available
     count = min(wanted, available)
     if count < wanted:
         whose = "asked for" if threads else "of the log"
-        say(f"{wanted} threads {whose}, {count} here: there are no more CPUs for them")
+        say(f"{wanted} threads {whose}, {count} here: there are no more cores for them")
     if log.ranks[1:] and cpus is None and facts:
         say(f"the log is of {len(log.ranks)} ranks; its problems run again alone, as rank 0 had it")
     return Conditions(

@@ -34,7 +34,7 @@ def test_more_threads_than_there_are_cpus_become_fewer_with_a_note() -> None:
     found = conditions_of(OneDnnLog(threads=[4096]), threads=None, cpus=None, say=said.append)
     assert found.threads == len(ALLOWED)
     assert said == [
-        f"4096 threads of the log, {len(ALLOWED)} here: there are no more CPUs for them"
+        f"4096 threads of the log, {len(ALLOWED)} here: there are no more cores for them"
     ]
 
 
