@@ -27,7 +27,8 @@ class TraceHook:
 
     def open(self, prepared: PreparedTraining) -> None:
         """Start the profiler, which takes a second; it traces nothing yet."""
-        self._profiler = profile(activities=CPU, record_shapes=True)
+        # With shapes, memory would grow by a gigabyte a step of two large images.
+        self._profiler = profile(activities=CPU)
         with errors_to_nowhere():
             self._profiler.start()
         self._trace(on=False)

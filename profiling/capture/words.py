@@ -1,8 +1,7 @@
 """What a person is told of a run's profile: what does not come, what was written, what next."""
 
 import shlex
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console
 
@@ -12,8 +11,6 @@ from retinanet.command_line import installed
 from retinanet.training.report import print_summary
 
 FILES = {"profile.onednn": "oneDNN's log", "profile.trace": "trace", "profile.perf": "counters"}
-COMMANDS = {"profile.onednn": "stats", "profile.trace": "trace"}
-"""Of `python -m profiling`, which read those files."""
 
 
 def first_notes(watches: Sequence[Watch], steps: range) -> list[str]:
@@ -57,17 +54,22 @@ def print_files(console: Console, watches: Sequence[Watch], *, ranks: int) -> No
         headline="profiled",
         facts={FILES[one.name]: f"{one.hook.file}, {shown(one.done)}{others}" for one in written},
         paths={},
-        next_commands=[
-            reading_command(COMMANDS[one.name], one.hook.file)
-            for one in written
-            if one.name in COMMANDS
-        ],
+        next_commands=reading_commands({one.name: one for one in written}),
     )
 
 
-def reading_command(command: str, file: Path) -> str:
-    """Such as `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log`."""
-    return shlex.join([installed("python"), "-m", "profiling", command, str(file)])
+def reading_commands(written: Mapping[str, Watch]) -> list[str]:
+    """Such as `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`."""
+    log, trace = written.get("profile.onednn"), written.get("profile.trace")
+    commands = []
+    if log:
+        file = log.hook.file
+        commands.append(["stats", str(file), "--out", str(file.with_name("stats"))])
+    if trace:
+        file = trace.hook.file
+        same = ["--onednn-log", str(log.hook.file)] if log and log.done == trace.done else []
+        commands.append(["trace", str(file), *same, "--out", str(file.with_name("tables"))])
+    return [shlex.join([installed("python"), "-m", "profiling", *words]) for words in commands]
 
 
 def shown(steps: Collection[int]) -> str:

@@ -201,5 +201,5 @@ def test_the_last_words_tell_where_files_are_and_how_to_read_them(runs: Runs) ->
     words = runs.output[runs.output.index("profiled\n") :]
     log, trace = runs.profiled / "onednn" / "rank0.log", runs.profiled / "trace" / "rank0.json.gz"
     assert f"{log}, steps 3-5\n" in words and f"{trace}, step 5\n" in words
-    assert f"python -m profiling stats {log}\n" in words
-    assert f"python -m profiling trace {trace}\n" in words
+    assert f"python -m profiling stats {log} --out {log.with_name('stats')}\n" in words
+    assert f"python -m profiling trace {trace} --out {trace.with_name('tables')}\n" in words
