@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.console import Console
 from launch.host.cpu_lists import format_cpu_list
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
+from profiling.replay.benchdnn.plan import expected_seconds
 from profiling.replay.benchdnn.process import memory_note
 from profiling.replay.benchdnn.program import Benchdnn
 from profiling.replay.benchdnn.run import empty_replay, run_lines
@@ -48,17 +50,21 @@ def run_with_benchdnn(
         say(console, f"note: {note}")
     replay = empty_replay(benchdnn, work.conditions)
     replay.not_replayed.update(files.not_expressible)
+    expected = expected_seconds(files.lines, work.calls, repeats=work.repeats, cold=work.cold)
+    spent = [0.0, *accumulate(expected)]
+    whole = int(spent[-1]) + 1
     saved = time.monotonic()
 
-    def show(done: int, _: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal saved
-        advance(done, "")
+        seconds = int(spent[done]) if done < total else whole
+        advance(seconds, f"{done} of {total} problems")
         if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
             save_part(replay, work)
             saved = time.monotonic()
 
-    different = len({(line.driver, line.text) for line in files.lines.values()})
-    with progress(console, "problems", total=different) as advance:
+    # The costliest come first, so that a plain count of problems would promise a long wait.
+    with progress(console, "seconds, about", total=whole) as advance:
         try:
             run_lines(
                 files.lines,

@@ -1,29 +1,24 @@
 """A log's problems through benchdnn, one process for each."""
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import gbyte
 from profiling.replay.benchdnn.output import TEMPLATE, read_timed, refusal
+from profiling.replay.benchdnn.plan import (
+    is_worth_cold,
+    longest_ms,
+    runs_that_count,
+    told_alike,
+)
 from profiling.replay.benchdnn.process import Ended, run_benchdnn
 from profiling.replay.benchdnn.program import Benchdnn, ask_benchdnn
 from profiling.replay.problem_files.problem_line import Dialect, Layouts, ProblemLine
 from profiling.replay.problem_files.write import express
 from profiling.replay.replay import Conditions, Replay, ReplayTime
-
-LONGEST_MS = 5_000.0
-"""That the runs of a problem may take, as far as its time in the log tells."""
-
-FEWEST_RUNS = 3
-
-LEAST_COLD_GB = 32_768 / 1e9
-"""Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
-would prepare so many copies of them that it takes minutes and gigabytes."""
 
 FINE_MS = 0.01
 """From here on the steps of the log's clock do not matter."""
@@ -93,27 +88,24 @@ def run_lines(
     Problems that benchdnn is told alike run once. What is in the replay stays there when this is
     interrupted.
     """
-    alike: dict[tuple[str, str], list[Problem]] = defaultdict(list)
-    for problem, line in lines.items():
-        alike[line.driver, line.text].append(problem)
+    groups = told_alike(lines)
     cold = cold and benchdnn.has_cold_cache
-    progress(0, len(alike))
-    for done, problems in enumerate(alike.values(), start=1):
-        size = gbyte(problems[0])
+    progress(0, len(groups))
+    for done, problems in enumerate(groups, start=1):
         result = run_one(
             lines[problems[0]],
-            mean_ms=max(calls[problem].mean_ms for problem in problems),
+            mean_ms=longest_ms(problems, calls),
             benchdnn=benchdnn,
             conditions=replay.conditions,
             repeats=repeats,
-            cold=cold and (size is None or size >= LEAST_COLD_GB),
+            cold=cold and is_worth_cold(problems[0]),
         )
         for problem in problems:
             if isinstance(result, ReplayTime):
                 replay.times[problem] = result
             else:
                 replay.not_replayed[problem] = result
-        progress(done, len(alike))
+        progress(done, len(groups))
 
 
 def run_one(
@@ -130,7 +122,7 @@ def run_one(
     Where benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
     normalization in inference, it is run again with one number in all of them.
     """
-    runs = max(min(repeats, FEWEST_RUNS), min(repeats, int(LONGEST_MS / max(mean_ms, 1e-6))))
+    runs = runs_that_count(mean_ms, repeats)
     # Running alone it is rarely slower than in the log; ten times that is a hang.
     patience = PATIENCE + 10 * (runs + 1) * 2 * mean_ms / 1000
     arguments = [
