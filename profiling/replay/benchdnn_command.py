@@ -84,11 +84,7 @@ def benchdnn_command(
         InputError: A log, an option or a file is not as it should be.
     """
     console = make_console()
-    require_free_json(json_file)
-    if write_only and json_file is not None:
-        raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    advice = "give --overwrite or another --out"
-    require_free([out / REPLAY], overwrite=overwrite, advice=advice)
+    require_possible(out, json_file, write_only=write_only, overwrite=overwrite)
     path = None if write_only else find_benchdnn(benchdnn)
     log = read_with_progress(logs, console)
     calls = costliest(log.calls(), top, console)
@@ -109,6 +105,21 @@ def benchdnn_command(
     finish(console, log, calls, replay, json_file=json_file)
     say(console, f"times of all problems: {work.file}")
     return FINISHED
+
+
+def require_possible(
+    out: Path, json_file: Path | None, *, write_only: bool, overwrite: bool
+) -> None:
+    """Look at where results go before the work begins.
+
+    Raises:
+        InputError: A file exists, or numbers are asked for where there will be none.
+    """
+    require_free_json(json_file)
+    if write_only and json_file is not None:
+        raise InputError("--json: there are no numbers to write with --write-only; leave one out")
+    advice = "give --overwrite or another --out"
+    require_free([out / REPLAY], overwrite=overwrite, advice=advice)
 
 
 def work_of(

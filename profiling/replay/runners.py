@@ -42,12 +42,7 @@ def run_with_benchdnn(
     console: Console, benchdnn: Benchdnn, files: ProblemFiles, work: Work
 ) -> Replay:
     """Run the problem files' lines; what is done is saved now and then, and on Ctrl-C."""
-    where = placed(work.conditions)
-    say(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
-    if work.cold and not benchdnn.has_cold_cache:
-        say(console, "note: this benchdnn cannot empty caches between runs; no cold times")
-    if note := memory_note(work.conditions):
-        say(console, f"note: {note}")
+    announce(console, benchdnn, work)
     replay = empty_replay(benchdnn, work.conditions)
     replay.not_replayed.update(files.not_expressible)
     expected = expected_seconds(files.lines, work.calls, repeats=work.repeats, cold=work.cold)
@@ -81,6 +76,16 @@ def run_with_benchdnn(
             say(console, f"interrupted: times of {count} are kept in {work.file}")
             raise
     return replay
+
+
+def announce(console: Console, benchdnn: Benchdnn, work: Work) -> None:
+    """Say who runs the problems, where, and what cannot be had."""
+    where = placed(work.conditions)
+    say(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
+    if work.cold and not benchdnn.has_cold_cache:
+        say(console, "note: this benchdnn cannot empty caches between runs; no cold times")
+    if note := memory_note(work.conditions):
+        say(console, f"note: {note}")
 
 
 def save_part(replay: Replay, work: Work) -> None:
