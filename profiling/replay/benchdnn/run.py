@@ -143,49 +143,6 @@ def run_one(
             runs=runs,
         )
         if isinstance(result, ReplayTime):
-                replay.times[problem] = result
-            else:
-                replay.not_replayed[problem] = result
-        progress(done, len(groups))
-
-
-def run_one(
-    line: ProblemLine,
-    *,
-    mean_ms: float,
-    benchdnn: Benchdnn,
-    conditions: Conditions,
-    repeats: int,
-    cold: bool,
-) -> ReplayTime | str:
-    """Measure one problem, hot and then cold; where it cannot be, say why in one line.
-
-    Where benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
-    normalization in inference, it is run again with one number in all of them.
-    """
-    runs = runs_that_count(mean_ms, repeats)
-    # Running alone it is rarely slower than in the log; ten times that is a hang.
-    patience = PATIENCE + 10 * (runs + 1) * 2 * mean_ms / 1000
-    arguments = [
-        f"--fix-times-per-prb={runs}",
-        f"--{line.driver}",
-        TEMPLATE,
-        *line.words,
-        *(["--cold-cache=all", *line.words] if cold else []),
-    ]
-    why = ""
-    for mode in (("--mode=P",), ("--mode=P", "--mode-modifier=M")):
-        with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
-            output = Path(folder, "output")
-            ended = run_benchdnn(
-                benchdnn.path,
-                [*mode, *arguments],
-                output,
-                conditions=conditions,
-                patience=patience,
-            )
-            result = result_of(output, ended, driver=line.driver, runs=runs)
-        if isinstance(result, ReplayTime):
             return result
         why = why or result
         if ended.status in (None, 0):
