@@ -12,6 +12,11 @@ from profiling.layers.subject import Subject
 TOP = 15
 """Layers in the printed table; all are in the files of --out and --json."""
 
+LEAST_PAIRS = 3
+"""With fewer iterations that nobody watched, what watching adds is chance."""
+MOST_BY_PASS = 2
+"""Configurations whose passes have columns of their own."""
+
 PAPER = "the 2017 study found up to 83 % in AlexNet and ResNet-50"
 CONVOLUTIONS_MEAN = {
     "retinanet": " (frozen norms, and the heads' activations, are computed inside)",
@@ -35,7 +40,8 @@ def print_study(
     )
     console.print(summary_table(subject, measured))
     console.print(layers_table(measured))
-    console.print("milliseconds on average; all rows together are the whole iteration")
+    passes = "" if len(measured) <= MOST_BY_PASS else ", both passes together"
+    console.print(f"milliseconds on average{passes}; all rows are the whole iteration")
     for line in (*sentences(subject, measured), *remarks, *worker_notes(measured)):
         console.print(line, soft_wrap=True, markup=False)
     disturbed = disturbance(other_cores)
@@ -60,7 +66,7 @@ def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
             f"{subject.batch / one.total_ms * 1000:.3g}",
             f"{one.convolving_share:.1%}",
             f"{one.plain_ms:,.1f}",
-            f"{one.watching_cost:+.1%}",
+            f"{one.watching_cost:+.1%}" if len(one.plain) >= LEAST_PAIRS else "",
             f"{one.peak_mb:,.0f}",
         ]
         table.add_row(*cells, *([f"{one.huge_pages_mb:,.0f}"] if has_huge else []))
@@ -68,41 +74,44 @@ def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
 
 
 def layers_table(measured: Sequence[Measured]) -> Table:
-    """The costliest layers, forward and backward in each configuration."""
+    """The costliest layers in each configuration: by pass, or both passes where there are many."""
+    by_pass = len(measured) <= MOST_BY_PASS
     table = Table()
-    table.add_column("layer", overflow="fold")
-    table.add_column("type")
+    table.add_column("layer", no_wrap=by_pass)
+    table.add_column("type", no_wrap=True)
     for one in measured:
         of = f"\n{one.label}" if len(measured) > 1 else ""
-        for heading in ("forward", "backward", "share"):
+        for heading in ("forward", "backward", "share") if by_pass else ("ms",):
             table.add_column(f"{heading}{of}", justify="right")
-    table.add_column("GFLOP/s" + (f"\n{measured[-1].label}" if len(measured) > 1 else ""),
-                     justify="right")  # fmt: skip
     by_label = {one.label: {layer.name: layer for layer in one.layers()} for one in measured}
+    if len(measured) == 1:
+        table.add_column("GFLOP/s", justify="right")
     names = costliest(measured)
     for name in names[:TOP]:
         layers = [by_label[one.label][name] for one in measured]
-        cells = [cell for layer in layers for cell in times(layer)]
-        rate = layers[-1].gflop_per_s
-        table.add_row(name, layers[0].type, *cells, f"{rate:,.0f}" if rate else "")
+        cells = [cell for layer in layers for cell in times([layer], by_pass=by_pass)]
+        rate = layers[0].gflop_per_s if len(measured) == 1 else None
+        table.add_row(name, layers[0].type, *cells, *([f"{rate:,.0f}"] if rate else []))
     others = names[TOP:]
     if others:
+        table.add_section()
         cells = []
         for one in measured:
-            rest = [by_label[one.label][name] for name in others]
-            forward = sum(layer.forward.mean for layer in rest)
-            backward = sum(layer.backward.mean for layer in rest if layer.backward)
-            share = sum(layer.share for layer in rest)
-            cells += [f"{forward:,.2f}", f"{backward:,.2f}", f"{share:.1%}"]
-        table.add_section()
-        table.add_row(f"{len(others)} others", "", *cells, "")
+            cells += times([by_label[one.label][name] for name in others], by_pass=by_pass)
+        table.add_row(f"{len(others)} others", "", *cells)
     return table
 
 
-def times(layer: Layer) -> list[str]:
-    """Forward, backward, share."""
-    backward = "–" if layer.backward is None else f"{layer.backward.mean:,.2f}"
-    return [f"{layer.forward.mean:,.2f}", backward, f"{layer.share:.1%}"]
+def times(layers: Sequence[Layer], *, by_pass: bool) -> list[str]:
+    """Forward, backward and share of all of them together; or both passes alone."""
+    if not by_pass:
+        return [f"{sum(layer.total_ms for layer in layers):,.2f}"]
+    passes = [layer.backward.mean for layer in layers if layer.backward]
+    return [
+        f"{sum(layer.forward.mean for layer in layers):,.2f}",
+        f"{sum(passes):,.2f}" if passes else "–",
+        f"{sum(layer.share for layer in layers):.1%}",
+    ]
 
 
 def costliest(measured: Sequence[Measured]) -> list[str]:

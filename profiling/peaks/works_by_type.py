@@ -20,8 +20,9 @@ LARGE, SMALL = 100, 50
 """Sides of maps: P3's and P4's of images of 800x800."""
 SMALL_OUT = 720
 LEAST_IMAGES = 2
-PROBE_SIZE = 256
-"""A product that is done soon even where the type is emulated number by number."""
+PROBE_SIZE = 512
+"""A product that is done soon even where the type is emulated number by number, and that takes
+longer than a busy machine may keep one of the threads waiting."""
 
 
 def probe(type_name: str) -> Work:
