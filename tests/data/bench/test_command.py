@@ -57,9 +57,9 @@ def test_a_damaged_photo_is_one_line(photos: Path) -> None:
     damaged = photos / "3.jpg"
     damaged.write_bytes(damaged.read_bytes()[:-50])
     done = bench(f"--images={photos}", "--image-size=64", "--rounds=1")
-    assert done.returncode == 1
+    assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: decode-simplejpeg: {damaged}: damaged image: ")
+    assert last.startswith(f"error: {damaged}: damaged image: ")
 
 
 @pytest.mark.parametrize(
