@@ -47,6 +47,7 @@ def facts_of(
             }
             for name in sorted(layers, key=lambda name: first[name])
         ],
+        "winograd": timed.folded is not None and timed.folded.has_winograd,
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if subject.device == "cuda" else "cpu",

@@ -18,6 +18,10 @@ MOST_BY_PASS = 2
 """Configurations whose passes have columns of their own."""
 
 PAPER = "the 2017 study found up to 83 % in AlexNet and ResNet-50"
+WINOGRAD = (
+    "GFLOP/s counts convolutions in their direct form; Winograd's, of heads and pyramid, compute "
+    "less than half of that, and may go beyond the machine's peak"
+)
 CONVOLUTIONS_MEAN = {
     "retinanet": " (frozen norms, and the heads' activations, are computed inside)",
 }
@@ -132,6 +136,8 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
     found.append(
         f"convolutions take {last.convolving_share:.0%} of the iteration{of}{inside}; {PAPER}"
     )
+    if len(measured) == 1 and last.facts["winograd"]:
+        found.append(WINOGRAD)
     frozen = [layer.name for layer in last.layers() if layer.backward is None]
     if frozen:
         found.append(

@@ -56,7 +56,13 @@ def measured(*, onednn: bool, times: float = 1.0, threads: int = 2) -> Measured:
     return Measured(
         configuration=Configuration(onednn=onednn, threads=threads),
         label="optimized" if onednn else "default",
-        facts={"layers": facts, "versions": {"torch": "2.8.0"}, "device": "cpu", "notes": []},
+        facts={
+            "layers": facts,
+            "versions": {"torch": "2.8.0"},
+            "device": "cpu",
+            "notes": [],
+            "winograd": onednn,
+        },
         watched=watched,
         plain=[{"forward": 8 * times, "backward": 16 * times}],
     )
@@ -104,6 +110,7 @@ def test_engines_are_compared_with_all_else_equal() -> None:
 def test_frozen_layers_and_convolutions_are_told() -> None:
     lines = sentences(SUBJECT, [measured(onednn=True)])
     assert any("convolutions take 69% of the iteration" in line for line in lines)
+    assert any("Winograd's, of heads and pyramid" in line for line in lines)
     assert any("no backward pass (–): 1 layers, frozen to frozen" in line for line in lines)
 
 
