@@ -23,16 +23,14 @@ Writes a log with time stamps and other programs' lines in between to a temporar
 it in a process of its own. The sum that is read must be the sum that was written."""
 
 READ = """\
-import json, re, sys, time
+import json, sys, time
 from pathlib import Path
+from launch.resources import peak_resident_mb
 from profiling.onednn_log.read import read_logs
 began = time.perf_counter()
 log = read_logs([Path(sys.argv[1])])
 seconds = time.perf_counter() - began
-# not getrusage's: that begins with the memory of the process that started this one
-peak_kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
-peak_mb = int(peak_kb) * 1024 / 1e6
-print(json.dumps({"seconds": seconds, "peak_mb": peak_mb, "total_ms": log.total_ms,
+print(json.dumps({"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms": log.total_ms,
                   "problems": len(log.calls()), "not_understood": log.not_understood_count}))
 """
 
