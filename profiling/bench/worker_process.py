@@ -52,13 +52,9 @@ class Worker:
         specification: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it and wait until it is prepared.
+        """Start `module`, which calls `serve`, and wait until it is prepared.
 
-        Args:
-            name: How messages call it.
-            module: Python module that calls `serve`.
-            specification: What it is told first, as JSON.
-            environment: Variables beside those of this process.
+        `environment`: variables beside those of this process. `name` is for messages.
 
         Raises:
             WorkerDiedError: It could not be prepared.

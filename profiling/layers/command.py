@@ -60,45 +60,58 @@ def layers_command(
     Raises:
         InputError: Something asked for is not known or not here, or a file exists.
     """
-    require_free_json(json_file)
-    if out is not None:
-        advice = "give --overwrite or another --out"
-        require_free(output_files(out), overwrite=overwrite, advice=advice)
-    subject = subject_of(
-        model, batch=batch, image_size=image_size, precision=precision, device=device
-    )
+    require_outputs(out, overwrite=overwrite, json_file=json_file)
+    subject = subject_of(model, batch, image_size, precision=precision, device=device)
     configurations = combine(
         onednn=onednn, threads=threads, memory=memory, huge_pages=huge_pages, device=device
     )
     remarks = remarks_on(subject, configurations)
-    progress_console = Console(stderr=True, highlight=False)
-    for remark in remarks:
-        progress_console.print(remark, soft_wrap=True, markup=False)
     with other_load() as others:
         try:
-            measured = run_study(
-                subject,
-                configurations,
-                iterations=iterations,
-                warm_up=warm_up,
-                console=progress_console,
-            )
+            measured = study(subject, configurations, remarks, counts=(iterations, warm_up))
         except WorkerDiedError as error:
             print(f"error: {error}", file=sys.stderr)
             return OUR_BUG
-    console = make_console()
-    print_study(console, subject, measured, remarks=remarks, other_cores=others.cores)
+    print_study(make_console(), subject, measured, remarks=remarks, other_cores=others.cores)
     if json_file is not None:
         text = as_json(subject, measured, remarks=remarks, other_cores=others.cores)
         write_whole(json_file, text + "\n")
     if out is not None:
         write_files(subject, measured, out)
-        console.print(f"table and chart: {out}", soft_wrap=True)
     return FINISHED
 
 
+def study(
+    subject: Subject,
+    configurations: Sequence[Configuration],
+    remarks: Sequence[str],
+    *,
+    counts: tuple[int, int],
+) -> list[Measured]:
+    """Tell what will have no effect, and run; `counts` are iterations that count, and warm-up."""
+    console = Console(stderr=True, highlight=False)
+    for remark in remarks:
+        console.print(remark, soft_wrap=True, markup=False)
+    iterations, warm_up = counts
+    return run_study(
+        subject, configurations, iterations=iterations, warm_up=warm_up, console=console
+    )
+
+
+def require_outputs(out: Path | None, *, overwrite: bool, json_file: Path | None) -> None:
+    """Refuse to replace files, before the work that fills them.
+
+    Raises:
+        InputError: Names the first.
+    """
+    require_free_json(json_file)
+    if out is not None:
+        advice = "give --overwrite or another --out"
+        require_free(output_files(out), overwrite=overwrite, advice=advice)
+
+
 def subject_of(
-    model: str, *, batch: int | None, image_size: int | None, precision: str, device: str
+    model: str, batch: int | None, image_size: int | None, *, precision: str, device: str
 ) -> Subject:
     """The network, with its usual batch where none is asked for.
 
@@ -162,7 +175,7 @@ def remarks_on(subject: Subject, configurations: Sequence[Configuration]) -> lis
 
 
 def write_files(subject: Subject, measured: Sequence[Measured], folder: Path) -> None:
-    """The table and the chart.
+    """The table and the chart, and say where they are.
 
     Raises:
         InputError: They cannot be written.
@@ -175,3 +188,4 @@ def write_files(subject: Subject, measured: Sequence[Measured], folder: Path) ->
     device = measured[0].facts["device"]
     name = environment()["cpu"] if device == "cpu" else device
     write_picture(draw_layers(measured, title=f"{subject}; {name}"), folder / "layers")
+    make_console().print(f"table and chart: {folder}", soft_wrap=True)

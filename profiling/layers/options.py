@@ -42,6 +42,23 @@ def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_subject_options(parser)
+    add_configuration_options(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write layers.csv, layers.png and layers.svg here",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files of an earlier call in DIR"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=layers_command)
+
+
+def add_subject_options(parser: argparse.ArgumentParser) -> None:
+    """What is timed, and how often."""
     parser.add_argument("model", metavar="MODEL", help=", ".join(DEFAULT_BATCH))
     batches = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
     parser.add_argument(
@@ -65,18 +82,6 @@ def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     ):
         help_text = f"{what} (default: {default})"
         parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
-    add_configuration_options(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write layers.csv, layers.png and layers.svg here",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier call in DIR"
-    )
-    add_json_option(parser)
-    parser.set_defaults(run=layers_command)
 
 
 def add_configuration_options(parser: argparse.ArgumentParser) -> None:

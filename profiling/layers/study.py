@@ -65,22 +65,37 @@ def run_study(
             advance(done, note)
 
         while left:
-            with ExitStack() as workers:
-                group: list[Contestant] = []
-                while left and fits(group):
-                    label, configuration = left.pop(0)
-                    told(0, f"{label}: warming up")
-                    contestant = start(subject, configuration, label=label)
-                    workers.enter_context(closing(contestant.worker))
-                    ask(contestant, f"warm-up {warm_up}")
-                    told(warm_up, f"{label}: warmed up")
-                    group.append(contestant)
-                if left:
-                    later = ", ".join(label for label, _ in left)
-                    console.print(f"memory does not do for all at once: {later} come afterwards")
-                take_turns(group, iterations=iterations, told=told)
-                measured += [one.measured for one in group]
+            measured += run_group(
+                subject, left, iterations=iterations, warm_up=warm_up, told=told, console=console
+            )
     return measured
+
+
+def run_group(
+    subject: Subject,
+    left: list[tuple[str, Configuration]],
+    *,
+    iterations: int,
+    warm_up: int,
+    told: Told,
+    console: Console,
+) -> list[Measured]:
+    """Take as many from `left` as fit into memory together, and time them in turn."""
+    with ExitStack() as workers:
+        group: list[Contestant] = []
+        while left and fits(group):
+            label, configuration = left.pop(0)
+            told(0, f"{label}: warming up")
+            contestant = start(subject, configuration, label=label)
+            workers.enter_context(closing(contestant.worker))
+            ask(contestant, f"warm-up {warm_up}")
+            told(warm_up, f"{label}: warmed up")
+            group.append(contestant)
+        if left:
+            later = ", ".join(label for label, _ in left)
+            console.print(f"memory does not do for all at once: {later} come afterwards")
+        take_turns(group, iterations=iterations, told=told)
+    return [one.measured for one in group]
 
 
 def fits(group: Sequence[Contestant]) -> bool:
