@@ -14,7 +14,7 @@ class Where(NamedTuple):
     rank: int | None = None
     step: int | None = None
     phase: str | None = None
-    """`forward`, `loss`, `backward`, `optimizer`, as the marks of `profile.onednn` have it."""
+    """`data`, `forward`, `loss`, `backward`, `optimizer`, as the marks of `profile.onednn` have it."""
 
 
 @dataclass(slots=True)
