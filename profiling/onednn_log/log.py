@@ -14,7 +14,7 @@ class Where(NamedTuple):
     rank: int | None = None
     step: int | None = None
     phase: str | None = None
-    """`data`, `forward`, `loss`, `backward`, `optimizer`, as the marks of `profile.onednn` have it."""
+    """One of `profiling.onednn_log.marks.PHASES`, as `profile.onednn` marks them."""
 
 
 @dataclass(slots=True)
