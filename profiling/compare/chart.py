@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from profiling.compare.comparison import Comparison, KindPair, Pair, kinds_of
 from profiling.pictures import new_figure
+from profiling.stats.distribution_chart import short
 
 FIRST, SECOND = "#3c8ddc", "#f08c00"
 BARS = 10
@@ -36,7 +37,7 @@ def draw_kinds(axes: Axes, kinds: Sequence[KindPair], *, names: tuple[str, str],
             (BAR / 2, kind.second_ms, SECOND),
         ):
             axes.barh(place + offset, value, height=BAR, color=colour)
-            axes.text(value, place + offset, f" {value:,.4g}", va="center", fontsize=8)
+            axes.text(value, place + offset, f" {short(value)}", va="center", fontsize=8)
     for name, colour in zip(names, (FIRST, SECOND), strict=True):
         axes.barh(0, 0, color=colour, label=name)
     axes.set_yticks(range(len(kinds)), [kind.name for kind in kinds])

@@ -39,7 +39,9 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> Figure:
                 axes.text(middle, place, f"{part.share:.0%}", ha="center", va="center",
                           color="white", fontsize=9)  # fmt: skip
             start += part.total_ms
-        axes.text(start, place, f"  {start:,.4g} ms, {start / total:.1%}", va="center", fontsize=9)
+        axes.text(
+            start, place, f"  {short(start)} ms, {start / total:.1%}", va="center", fontsize=9
+        )
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds in all calls")
@@ -51,6 +53,11 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> Figure:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16 - 0.3 / len(rows)), ncol=5)
     figure.suptitle(title)
     return figure
+
+
+def short(milliseconds: float) -> str:
+    """Three digits that count, never fewer than are before the point."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
 def name_of(part: Part) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from profiling.directions import DIRECTION_COLOURS, direction_name
 from profiling.peaks.peaks import Peaks
@@ -54,8 +54,9 @@ def draw_computing(axes: Axes, rows: Sequence[Row], peaks: Peaks | None) -> None
     axes.set_yscale("log")
     if peaks:
         draw_ceilings(axes, rows, peaks)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("FLOP a byte of tensors")
     axes.set_ylabel("GFLOP/s")
     axes.grid(alpha=0.3)
@@ -72,12 +73,13 @@ def draw_ceilings(axes: Axes, rows: Sequence[Row], peaks: Peaks) -> None:
     shown = {name: peak for name, peak in peaks.matrix_gflop_per_s.items() if name in types}
     top = max([*shown.values(), *(row.gflop_per_s or 0 for row in rows)])
     ridge = min(highest, top / peaks.bandwidth_gb_per_s)
+    lowest = min(lowest, ridge / 6)  # so that the slope is seen
     ends = [lowest, ridge]
     axes.plot(ends, [peaks.bandwidth_gb_per_s * x for x in ends], color=CEILING, linewidth=1.2)
     axes.annotate(
         f"memory {peaks.bandwidth_gb_per_s:,.0f} GB/s",
         (lowest, peaks.bandwidth_gb_per_s * lowest),
-        xytext=(0, 12),
+        xytext=(10, -4),
         textcoords="offset points",
         fontsize=9,
     )
