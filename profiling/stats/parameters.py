@@ -4,19 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from profiling.onednn_log.drivers import DRIVERS
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
-
-DRIVERS = {
-    "convolution": "conv",
-    "deconvolution": "deconv",
-    "inner_product": "ip",
-    "batch_normalization": "bnorm",
-    "layer_normalization": "lnorm",
-    "group_normalization": "gnorm",
-    "pooling": "pool",
-}
-"""benchdnn's names of kinds, where they are not oneDNN's."""
 
 DIRECTIONS = {
     "forward_training": "FWD_D",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling.onednn_log.drivers import DRIVERS
 from profiling.onednn_log.line import MARKER, Head, head_of, meaning_of, milliseconds
 from profiling.onednn_log.problem import Problem
 
@@ -14,15 +15,7 @@ TEMPLATE = f"--perf-template={SIGN},%-time%,%0time%,%prb%"
 so the times are taken from oneDNN's log, which has each run: the same clock as in the log that is
 replayed."""
 
-KINDS = {
-    "bnorm": "batch_normalization",
-    "conv": "convolution",
-    "deconv": "deconvolution",
-    "gnorm": "group_normalization",
-    "ip": "inner_product",
-    "lnorm": "layer_normalization",
-    "pool": "pooling",
-}
+KINDS = {driver: kind for kind, driver in DRIVERS.items()}
 """What a log calls a driver's primitives, where the two differ."""
 
 STATE = re.compile(r"\d+:([A-Z_]+)(?: \((.*?)\))?(?: \(.*\))? __REPRO: ")
