@@ -1,8 +1,6 @@
 """`python -m profiling compare`: its command line, and a comparison from start to end."""
 
 import argparse
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,9 @@ from profiling.compare.comparison import Comparison, Pair, compare, kinds_of
 from profiling.compare.condition import is_met, parse_condition, ratio_of
 from profiling.compare.report import print_comparison
 from profiling.compare.side import files_of, marked_steps, side_of
+from profiling.csv_text import as_csv
 from profiling.log_option import read_with_progress
-from profiling.stats.report import say
+from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import CONDITION_MET, FINISHED
@@ -143,12 +142,9 @@ def write_files(comparison: Comparison, folder: Path) -> None:
     from profiling.compare.chart import draw_comparison  # noqa: PLC0415
     from profiling.pictures import write_picture  # noqa: PLC0415
 
-    text = io.StringIO()
     table = [pair_json(pair) for pair in (*comparison.only_one, *comparison.both)]
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    write_whole(folder / "comparison.csv", text.getvalue())
+    rows = (pair.values() for pair in table)
+    write_whole(folder / "comparison.csv", as_csv(table[0], rows))
     write_picture(draw_comparison(comparison), folder / "comparison")
 
 

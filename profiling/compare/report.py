@@ -8,7 +8,7 @@ from rich.text import Text
 
 from profiling.compare.comparison import Answers, Comparison, Pair, kinds_of
 from profiling.onednn_log.log import OneDnnLog
-from profiling.stats.report import printable, say
+from profiling.terminal import printable, say
 
 MOSTLY_DIFFERENT = 0.5
 """Share of the time in questions that one side alone asks, from which a hint is given."""

@@ -1,13 +1,12 @@
 """`python -m profiling efficiency`: its command line, and from logs to files."""
 
 import argparse
-import csv
-import io
 import json
 from dataclasses import astuple
 from pathlib import Path
 
 from profiling.bench.other_load import disturbance
+from profiling.csv_text import as_csv
 from profiling.efficiency.efficiency import Efficiency, efficiency_of
 from profiling.efficiency.projection import Projection, project
 from profiling.efficiency.replaying import RUNNERS, chosen_benchdnn, replay_now
@@ -17,7 +16,8 @@ from profiling.efficiency.tables import COLUMNS, as_json, rows_of
 from profiling.log_option import add_logs, read_with_progress
 from profiling.peaks.option import add_peaks_option, peaks_as_asked
 from profiling.replay.replay_file import load_replay, save_replay
-from profiling.stats.report import describe_log, say
+from profiling.stats.report import describe_log
+from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
@@ -190,11 +190,7 @@ def write_out(
     from profiling.efficiency.chart import draw_efficiency  # noqa: PLC0415
     from profiling.pictures import write_picture  # noqa: PLC0415
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(astuple, rows_of(found)))
-    write_whole(folder / "efficiency.csv", text.getvalue())
+    write_whole(folder / "efficiency.csv", as_csv(COLUMNS, map(astuple, rows_of(found))))
     name = ", ".join(Path(file).name for file in files[:3])
     name += f" and {len(files) - 3} more" if len(files) > 3 else ""
     title = f"efficiency of {name}, replayed through {found.replay.runner}"

@@ -16,7 +16,7 @@ from profiling.efficiency.efficiency import (
 )
 from profiling.efficiency.projection import Projection
 from profiling.efficiency.readable import kind_and_direction, readable
-from profiling.stats.report import printable, say
+from profiling.terminal import printable, say
 
 WORST = 3
 REASONS = 5

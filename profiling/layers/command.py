@@ -15,7 +15,7 @@ from profiling.layers.gpu import require_gpu
 from profiling.layers.huge_pages import huge_pages_remark
 from profiling.layers.measured import Measured
 from profiling.layers.memory_choice import memory_remark, parse_memory
-from profiling.layers.output import as_csv, as_json, output_files
+from profiling.layers.output import as_json, layers_csv, output_files
 from profiling.layers.report import print_study
 from profiling.layers.study import run_study
 from profiling.layers.subject import (
@@ -184,7 +184,7 @@ def write_files(subject: Subject, measured: Sequence[Measured], folder: Path) ->
     from profiling.layers.chart import draw_layers  # noqa: PLC0415
     from profiling.pictures import write_picture  # noqa: PLC0415
 
-    write_whole(folder / "layers.csv", as_csv(measured))
+    write_whole(folder / "layers.csv", layers_csv(measured))
     device = measured[0].facts["device"]
     name = environment()["cpu"] if device == "cpu" else device
     write_picture(draw_layers(measured, title=f"{subject}; {name}"), folder / "layers")

@@ -1,7 +1,5 @@
 """What a study of layers leaves: a table of all layers, a chart, JSON."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from profiling.bench.environment import environment
-from profiling.layers.measured import Measured
+from profiling.csv_text import as_csv
+from profiling.layers.measured import Layer, Measured
 from profiling.layers.subject import Subject
 
 COLUMNS = (
@@ -34,36 +33,34 @@ def output_files(folder: Path) -> list[Path]:
     return [folder / f"layers.{ending}" for ending in ("csv", "png", "svg")]
 
 
-def as_csv(measured: Sequence[Measured]) -> str:
+def layers_csv(measured: Sequence[Measured]) -> str:
     """A row for each layer of each configuration, in the order of the network.
 
     Averages over the iterations, beside medians and standard deviations; backward is empty where a
     layer has none. The averages of all rows of a configuration add up to its iteration.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in measured:
-        for layer in one.layers():
-            forward, backward = layer.forward, layer.backward
-            writer.writerow(
-                [
-                    one.label,
-                    layer.name,
-                    layer.type,
-                    layer.calls,
-                    number(forward.mean),
-                    number(backward.mean if backward else None),
-                    number(forward.median),
-                    number(backward.median if backward else None),
-                    number(forward.deviation),
-                    number(backward.deviation if backward else None),
-                    number(layer.share),
-                    number(layer.gflop or None),
-                    number(layer.gflop_per_s),
-                ]
-            )
-    return text.getvalue()
+    rows = (row_of(one.label, layer) for one in measured for layer in one.layers())
+    return as_csv(COLUMNS, rows)
+
+
+def row_of(label: str, layer: Layer) -> list[object]:
+    """A layer of the configuration of that name."""
+    forward, backward = layer.forward, layer.backward
+    return [
+        label,
+        layer.name,
+        layer.type,
+        layer.calls,
+        number(forward.mean),
+        number(backward.mean if backward else None),
+        number(forward.median),
+        number(backward.median if backward else None),
+        number(forward.deviation),
+        number(backward.deviation if backward else None),
+        number(layer.share),
+        number(layer.gflop or None),
+        number(layer.gflop_per_s),
+    ]
 
 
 def number(value: float | None) -> str:

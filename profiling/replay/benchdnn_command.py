@@ -21,7 +21,7 @@ from profiling.replay.problem_files.write import ProblemFiles, write_problem_fil
 from profiling.replay.replay import Replay
 from profiling.replay.replay_file import save_replay
 from profiling.replay.runners import Work, run_with_benchdnn, run_with_torch
-from profiling.stats.report import say
+from profiling.terminal import say
 from retinanet.command_line import add_json_option
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED

@@ -12,7 +12,7 @@ from rich.text import Text
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
 from profiling.replay.replay import Replay, ReplayTime
-from profiling.stats.report import printable, say
+from profiling.terminal import printable, say
 
 SHOWN = 20
 """Rows that are printed; the files have all."""

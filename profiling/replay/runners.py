@@ -19,7 +19,7 @@ from profiling.replay.problem_files.write import ProblemFiles
 from profiling.replay.replay import Conditions, Replay
 from profiling.replay.replay_file import save_replay
 from profiling.replay.torch_runner.run import replay_with_torch
-from profiling.stats.report import say
+from profiling.terminal import say
 from retinanet.progress import progress
 
 NOT_REACHED = "interrupted before its turn"

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from profiling.peaks.option import add_peaks_option
-from profiling.stats.report import printable, say
+from profiling.terminal import printable, say
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free, write_whole
 from retinanet.progress import make_console

@@ -1,13 +1,12 @@
 """`python -m profiling stats`: its command line, and from logs to files."""
 
 import argparse
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 
+from profiling.csv_text import as_csv
 from profiling.log_option import add_logs, read_with_progress
 from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks.option import add_peaks_option, peaks_as_asked
@@ -19,9 +18,9 @@ from profiling.stats.report import (
     print_phases,
     print_remarks,
     print_rows,
-    say,
 )
 from profiling.stats.rows import Part, Row, parts_of, rows_of
+from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free, require_free_json, write_whole
@@ -136,15 +135,6 @@ def write_pictures(
     write_picture(
         draw_roofline(table, peaks, title=f"what oneDNN reaches: {name}{on}"), folder / "roofline"
     )
-
-
-def as_csv(columns: Sequence[str], lines: "map[tuple[object, ...]]") -> str:
-    """A table as CSV; what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(lines)
-    return text.getvalue()
 
 
 def as_json(log: OneDnnLog, parts: Sequence[Part], table: Sequence[Row]) -> dict[str, object]:

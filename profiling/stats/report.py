@@ -8,14 +8,10 @@ from rich.text import Text
 
 from profiling.onednn_log.log import OneDnnLog, Where
 from profiling.stats.rows import Part, Row
+from profiling.terminal import printable, say
 
 MESSAGES = 5
 """Dispatch reasons and messages that are shown."""
-
-
-def printable(text: str) -> str:
-    """Text of a log that does nothing to a terminal: control characters are replaced."""
-    return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def describe_log(console: Console, log: OneDnnLog) -> None:
@@ -126,8 +122,3 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
         if log.not_understood_count > len(log.not_understood):
             more = log.not_understood_count - len(log.not_understood)
             say(console, f"  and {more:,} more")
-
-
-def say(console: Console, text: str) -> None:
-    """A line as it is, however long."""
-    console.print(text, markup=False, soft_wrap=True)

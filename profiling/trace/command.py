@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from profiling.log_option import read_with_progress
-from profiling.stats.report import say
+from profiling.terminal import say
 from profiling.trace.analyze import analyze
 from profiling.trace.beside_log import lay_beside
 from profiling.trace.log_report import print_beside_log

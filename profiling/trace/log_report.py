@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiling.stats.report import printable, say
+from profiling.terminal import printable, say
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
 from profiling.trace.categories import Category

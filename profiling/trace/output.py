@@ -1,13 +1,12 @@
 """What an analysis of a trace leaves: JSON, a table, pictures."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
+from profiling.csv_text import as_csv
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
 from profiling.trace.pieces import Piece
@@ -38,11 +37,7 @@ def write_table(rows: Sequence[Row], file: Path) -> None:
     Raises:
         InputError: It cannot be written.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(Row))
-    writer.writerows(astuple(row) for row in rows)
-    write_whole(file, text.getvalue())
+    write_whole(file, as_csv((field.name for field in fields(Row)), map(astuple, rows)))
 
 
 def write_pictures(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from profiling.layers.measured import BETWEEN, Measured
-from profiling.layers.output import COLUMNS, as_csv, as_json
+from profiling.layers.output import COLUMNS, as_json, layers_csv
 from profiling.layers.report import comparisons, sentences
 from profiling.layers.subject import Configuration, Subject, labels
 
@@ -116,7 +116,7 @@ def test_frozen_layers_and_convolutions_are_told() -> None:
 
 def test_the_table_of_all_layers_adds_up() -> None:
     study = [measured(onednn=False, times=3), measured(onednn=True)]
-    rows = list(csv.DictReader(as_csv(study).splitlines()))
+    rows = list(csv.DictReader(layers_csv(study).splitlines()))
     assert tuple(rows[0]) == COLUMNS and len(rows) == 8
     for one in study:
         own = [row for row in rows if row["configuration"] == one.label]
