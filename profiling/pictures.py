@@ -19,6 +19,11 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def short(milliseconds: float) -> str:
+    """Three digits that count, never fewer than are before the point."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+
+
 def as_svg(figure: Figure) -> str:
     """The figure as SVG whose text is text, equal for equal figures."""
     picture = io.StringIO()

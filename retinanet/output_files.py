@@ -26,6 +26,11 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
             raise InputError(f"{file}: exists; {advice}")
 
 
+def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
+    """`require_free` for what a command writes to its `--out`, and replaces with `--overwrite`."""
+    require_free(files, overwrite=overwrite, advice="give --overwrite or another --out")
+
+
 def require_free_json(json_file: Path | None) -> None:
     """`require_free` for the file that `--json` names, if it was given."""
     if json_file is not None:

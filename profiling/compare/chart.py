@@ -6,8 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiling.compare.comparison import Comparison, KindPair, Pair, kinds_of
-from profiling.pictures import new_figure
-from profiling.stats.distribution_chart import short
+from profiling.pictures import new_figure, short
 
 FIRST, SECOND = "#3c8ddc", "#f08c00"
 BARS = 10

@@ -15,7 +15,7 @@ from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import CONDITION_MET, FINISHED
-from retinanet.output_files import require_free, require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.progress import make_console
 
 ABOUT = """\
@@ -87,7 +87,7 @@ def compare_command(
     conditions = [parse_condition(text) for text in fail_if]
     require_free_json(json_file)
     if out is not None:
-        require_free(outputs(out), overwrite=overwrite, advice="give --overwrite or another --out")
+        require_free_outputs(outputs(out), overwrite=overwrite)
     called = names_of(names, first, second)
     logs = [read_with_progress(files_of(path), console) for path in (first, second)]
     by_step = all(marked_steps(log) for log in logs)

@@ -21,7 +21,7 @@ from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.progress import make_console
 
 ABOUT = """\
@@ -169,7 +169,7 @@ def require_writable(out: Path | None, json_file: Path | None, *, overwrite: boo
         return
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder")
-    require_free(outputs(out), overwrite=overwrite, advice="give --overwrite or another --out")
+    require_free_outputs(outputs(out), overwrite=overwrite)
 
 
 def outputs(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from profiling.directions import DIRECTION_COLOURS
 from profiling.layers.measured import BETWEEN, Layer, Measured
 from profiling.layers.report import costliest
-from profiling.pictures import new_figure
+from profiling.pictures import new_figure, short
 
 LAYERS = 30
 """With bars of their own; the others share one."""
@@ -109,7 +109,7 @@ def draw_pass(
         places = [place + (number + 0.5) * height - BARS / 2 for place in range(len(rows))]
         values = [row[number, work] for row in rows.values()]
         bars = axes.barh(places, values, height=height, color=colour, label=one.label)
-        axes.bar_label(bars, [short(value) for value in values],
+        axes.bar_label(bars, [short_or_dash(value) for value in values],
                        fontsize=7, padding=2)  # fmt: skip
     axes.set_axisbelow(True)
     axes.set_xlabel("milliseconds")
@@ -117,8 +117,6 @@ def draw_pass(
     axes.grid(axis="x", alpha=0.3)
 
 
-def short(milliseconds: float) -> str:
-    """Three digits or more; a dash where there is nothing."""
-    if milliseconds == 0:
-        return "–"
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+def short_or_dash(milliseconds: float) -> str:
+    """A dash where there is nothing."""
+    return short(milliseconds) if milliseconds else "–"

@@ -28,7 +28,7 @@ from profiling.layers.subject import (
 from profiling.peaks.cores import choose_cores
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, OUR_BUG
-from retinanet.output_files import require_free, require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.progress import make_console
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
@@ -106,8 +106,7 @@ def require_outputs(out: Path | None, *, overwrite: bool, json_file: Path | None
     """
     require_free_json(json_file)
     if out is not None:
-        advice = "give --overwrite or another --out"
-        require_free(output_files(out), overwrite=overwrite, advice=advice)
+        require_free_outputs(output_files(out), overwrite=overwrite)
 
 
 def subject_of(

@@ -25,7 +25,7 @@ from profiling.terminal import say
 from retinanet.command_line import add_json_option
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.progress import make_console
 
 REPLAY = "replay.json"
@@ -118,8 +118,7 @@ def require_possible(
     require_free_json(json_file)
     if write_only and json_file is not None:
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    advice = "give --overwrite or another --out"
-    require_free([out / REPLAY], overwrite=overwrite, advice=advice)
+    require_free_outputs([out / REPLAY], overwrite=overwrite)
 
 
 def work_of(

@@ -6,7 +6,7 @@ from pathlib import Path
 from profiling.peaks.option import add_peaks_option
 from profiling.terminal import printable, say
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, write_whole
+from retinanet.output_files import require_free_outputs, write_whole
 from retinanet.progress import make_console
 
 ABOUT = """\
@@ -75,7 +75,7 @@ def report_command(
     Raises:
         InputError: A file cannot be read or written, or holds something else.
     """
-    require_free([out], overwrite=overwrite, advice="give --overwrite or another --out")
+    require_free_outputs([out], overwrite=overwrite)
     # Here, because matplotlib and the trace's numpy are slow to load, and --help needs none.
     from profiling.report.compose import compose  # noqa: PLC0415
     from profiling.report.gather import gather  # noqa: PLC0415

@@ -9,7 +9,7 @@ from profiling.onednn_log.problem import Problem
 from profiling.onednn_log.work import gbyte, gflop
 from profiling.peaks.peaks import Peaks
 from profiling.peaks.roofline import matrix_peak, roofline_ms
-from profiling.stats.rows import identity
+from profiling.stats.rows import told_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,11 @@ def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     """Sum up a log; a mean step where it has whole ones, over steps and ranks."""
     steps = steps_of(log)
     divisor = steps.count or 1
-    merged: dict[tuple[str, ...], tuple[Problem, Calls]] = {}
-    for problem, one in log.calls(steps.holds).items():
-        merged.setdefault(identity(problem), (problem, Calls()))[1].add(one)
-    total = sum(one.total_ms for _, one in merged.values())
+    merged = told_apart(log.calls(steps.holds))
+    total = sum(one.total_ms for _, one in merged)
     problems = [
         measured_problem(problem, one, divisor=divisor, total_ms=total, peaks=peaks)
-        for problem, one in merged.values()
+        for problem, one in merged
     ]
     return Measured(
         sorted(problems, key=lambda one: -one.ms),

@@ -23,7 +23,7 @@ from profiling.stats.rows import Part, Row, parts_of, rows_of
 from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.progress import make_console
 
 EXAMPLES = """\
@@ -81,7 +81,7 @@ def stats_command(
     console = make_console()
     require_free_json(json_file)
     if out is not None:
-        require_free(outputs(out), overwrite=overwrite, advice="give --overwrite or another --out")
+        require_free_outputs(outputs(out), overwrite=overwrite)
     log = read_with_progress(logs, console)
     calls = log.calls()
     table = rows_of(calls)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from profiling.directions import DIRECTION_COLOURS, direction_name
-from profiling.pictures import new_figure
+from profiling.pictures import new_figure, short
 from profiling.stats.rows import Part
 
 BARS = 12
@@ -53,11 +53,6 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> Figure:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16 - 0.3 / len(rows)), ncol=5)
     figure.suptitle(title)
     return figure
-
-
-def short(milliseconds: float) -> str:
-    """Three digits that count, never fewer than are before the point."""
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
 def name_of(part: Part) -> str:

@@ -39,12 +39,16 @@ COLUMNS = tuple(field.name for field in fields(Row))
 def rows_of(calls: Mapping[Problem, Calls]) -> list[Row]:
     """A row for each problem, the costliest first. Problems that no column tells apart are one."""
     total_ms = sum(one.total_ms for one in calls.values())
+    rows = [row_of(problem, one, total_ms=total_ms) for problem, one in told_apart(calls)]
+    return sorted(rows, key=lambda row: -row.total_ms)
+
+
+def told_apart(calls: Mapping[Problem, Calls]) -> list[tuple[Problem, Calls]]:
+    """The calls of problems that a column tells apart, each with the first such problem."""
     merged: dict[tuple[str, ...], tuple[Problem, Calls]] = {}
     for problem, one in calls.items():
-        _, together = merged.setdefault(identity(problem), (problem, Calls()))
-        together.add(one)
-    rows = [row_of(problem, one, total_ms=total_ms) for problem, one in merged.values()]
-    return sorted(rows, key=lambda row: -row.total_ms)
+        merged.setdefault(identity(problem), (problem, Calls()))[1].add(one)
+    return list(merged.values())
 
 
 def identity(problem: Problem) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from profiling.trace.rows import costliest_outside_onednn, rows_of
 from profiling.trace.trace import Trace, read_trace
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free, require_free_json
+from retinanet.output_files import require_free_json, require_free_outputs
 from retinanet.progress import make_console, progress_in_bytes
 
 MANY = 200_000
@@ -100,8 +100,7 @@ def trace_command(
     console = make_console()
     require_free_json(json_file)
     if out is not None:
-        advice = "give --overwrite or another --out"
-        require_free(output_files(out), overwrite=overwrite, advice=advice)
+        require_free_outputs(output_files(out), overwrite=overwrite)
     trace = read_shown(file, console)
     if len(trace.operators) > MANY:
         say(console, f"adding up {len(trace.operators):,} calls of operators")

@@ -9,7 +9,7 @@ from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
 from profiling.replay.problem_files.express import problem_line
 from profiling.replay.problem_files.problem_line import Dialect, NotExpressibleError, ProblemLine
-from retinanet.output_files import require_free, write_whole
+from retinanet.output_files import require_free_outputs, write_whole
 
 NOT_EXPRESSIBLE = "not-expressible.txt"
 
@@ -60,8 +60,7 @@ def write_problem_files(
     }
     if refused:
         contents[folder / NOT_EXPRESSIBLE] = refused_text(refused, calls)
-    advice = "give --overwrite or another --out"
-    require_free(list(contents), overwrite=overwrite, advice=advice)
+    require_free_outputs(list(contents), overwrite=overwrite)
     if overwrite:
         remove_earlier(folder, keep=contents)
     for file, text in contents.items():
