@@ -1,24 +1,16 @@
 """The benchmark's side of a worker process."""
 
-import contextlib
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from profiling.answering_process import AnsweringProcess
 from profiling.bench.contestant import Contestant
 from profiling.bench.run import Run
 from profiling.bench.workload import Workload
 from retinanet.errors import InputError
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class WorkerDiedError(RuntimeError):
@@ -63,19 +55,7 @@ class Worker:
         self.name = name
         self.rss_mb = 0.0
         """Resident memory after its last run. [10⁶ bytes]"""
-        self.errors: IO[str] = tempfile.TemporaryFile(  # noqa: SIM115 (closed with the worker)
-            "w+", encoding="utf-8", errors="replace"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(specification)],
-            cwd=REPOSITORY,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            process_group=0,  # Ctrl-C reaches the benchmark alone, which then ends its workers
-        )
+        self.process = AnsweringProcess(module, specification, environment=environment)
         try:
             self.facts: dict[str, Any] = self._answer()["facts"]
         except BaseException:
@@ -99,46 +79,24 @@ class Worker:
             WorkerDiedError: It did not come back.
             InputError: It asks for what is not here.
         """
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{question}\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkerDiedError(self._cause_of_death()) from None
+        self.process.ask(question)
         answer = self._answer()
         self._wait_until_idle()
         return answer
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            if stream is not None and not stream.closed:
-                with contextlib.suppress(BrokenPipeError):  # a question that nobody read
-                    stream.close()
+        self.process.close()
 
     def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise WorkerDiedError(self._cause_of_death())
-        answer: dict[str, Any] = json.loads(line)
+        answer = self.process.answer()
+        if answer is None:
+            raise WorkerDiedError(f"{self.name}: {self.process.cause_of_death()}")
         if "error" in answer and answer["is_input"]:
             raise InputError(answer["error"])
         if "error" in answer:
             raise WorkerDiedError(f"{self.name}: {answer['error']}")
         return answer
-
-    def _cause_of_death(self) -> str:
-        status = self.process.wait()
-        if status < 0:
-            name = signal.Signals(-status).name
-            hint = " (out of memory?)" if name == "SIGKILL" else ""
-            return f"{self.name}: its process was ended by {name}{hint}"
-        self.errors.seek(0)
-        last_words = self.errors.read().strip().splitlines()[-1:] or ["it said nothing"]
-        return f"{self.name}: its process ended with status {status}: {last_words[0]}"
 
     def _wait_until_idle(self, *, patience: float = 2.0) -> None:
         """Threads that spin for a while after their work would slow the next contestant down."""
