@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from data.annotations import Annotations
 from data.columns import JsonTable, shown
 from data.growing import GrowingColumns
+from data.image_paths import leaves_folder
 from data.json_stream import Advance, stream_lists
 from data.positions import positions_in, repeated
 from data.text_column import TextColumn
@@ -19,6 +20,8 @@ from retinanet.errors import InputError
 
 INT32_MAX = 2**31 - 1
 GROUP_FIELDS = ("IsGroupOf", "isgroupof")
+LARGEST_COORDINATE = 1e9
+"""Pixels; sums and products of such numbers are finite, in float32 too."""
 NO_ID = -(2**63)
 """What no annotation's id can be."""
 
@@ -103,7 +106,7 @@ def image_columns(table: JsonTable) -> Columns:
 def box_columns(table: JsonTable) -> Columns:
     """`image_id`, `category_id`, `boxes` as xyxy, `iscrowd`, `area`, and `id` or NO_ID."""
     image_ids, category_ids = table.integers("image_id"), table.integers("category_id")
-    xywh = table.boxes("bbox")
+    xywh = table.boxes("bbox", largest=LARGEST_COORDINATE)
     has_ids = any("id" in entry for entry in table.entries)
     return {
         "image_id": image_ids,
@@ -165,12 +168,6 @@ def relative_file_names(table: JsonTable) -> tuple[str, ...]:
                 f"expected a path inside the folder of images, found {shown(name)}",
             )
     return names
-
-
-def leaves_folder(name: str) -> bool:
-    """Whether a file name, put behind a folder, may name a file outside of it."""
-    upwards = ".." in name and ".." in PurePosixPath(name).parts
-    return upwards or name.startswith("/") or "\0" in name
 
 
 def crowd_flags(table: JsonTable) -> NDArray[np.bool_]:

@@ -108,18 +108,25 @@ class JsonTable:
             )
         return array
 
-    def boxes(self, field: str) -> NDArray[np.float64]:
-        """A float64 column `[N, 4]` of COCO's boxes: x, y, width, height in pixels."""
+    def boxes(self, field: str, *, largest: float) -> NDArray[np.float64]:
+        """A float64 column `[N, 4]` of COCO's boxes: x, y, width, height in pixels, whose sizes
+        are at most `largest`.
+        """
         column = self.values(field)
         array = None
         if set(map(type, column)) <= {list} and set(map(len, column)) <= {4}:
             array = _finite(list(chain.from_iterable(column)))
-        if array is None or bool((array.reshape(-1, 4)[:, 2:] < 0).any()):
+        if (
+            array is None
+            or bool((array.reshape(-1, 4)[:, 2:] < 0).any())
+            or bool((np.abs(array) > largest).any())
+        ):
             self._refuse_first(
                 column,
                 field,
-                _is_box,
-                expected="[x, y, width, height]: 4 finite numbers, the last two ≥ 0",
+                lambda value: _is_box(value, largest=largest),
+                expected="[x, y, width, height]: 4 finite numbers, the last two ≥ 0"
+                f" and none beyond {largest:g}",
             )
         return array.reshape(-1, 4)
 
@@ -139,7 +146,10 @@ class JsonTable:
 
 def shown(value: object) -> str:
     """A JSON value in one short line, for an error message."""
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a value that is nested too deep"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -158,7 +168,7 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and _finite([value]) is not None
 
 
-def _is_box(value: object) -> bool:
+def _is_box(value: object, *, largest: float) -> bool:
     if not (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))):
         return False
-    return bool(value[2] >= 0 and value[3] >= 0)
+    return bool(value[2] >= 0 and value[3] >= 0 and max(map(abs, value)) <= largest)

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from data.annotations import Annotations
 from data.classes import ClassMap
 from data.decoding import decode_image
+from data.image_paths import image_path
 from data.sizes import is_resized_copy
 from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 from retinanet.errors import InputError
@@ -81,7 +82,7 @@ class DetectionDataset(Dataset[Sample]):
         replace_bad_images: bool = False,
     ) -> None:
         class_map.labels_of(annotations.category_ids)
-        first = image_folder / annotations.file_names[0]
+        first = image_path(image_folder, annotations.file_names[0])
         if not (first.is_file() or replace_bad_images):
             raise InputError(
                 f"{first}: no such image file; check the folder of images and file_name"
@@ -121,7 +122,7 @@ class DetectionDataset(Dataset[Sample]):
             InputError: The image cannot be read, or is not of the shape that is annotated.
         """
         row = int(self.rows[key.index])
-        path = self.image_folder / self.annotations.file_names[row]
+        path = image_path(self.image_folder, self.annotations.file_names[row])
         pixels = decode_image(path, decoder=self.decoder)
         original_size = self._original_size(row)
         _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)

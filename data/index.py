@@ -18,8 +18,25 @@ from data.annotations import Annotations
 from data.text_column import TextColumn
 from retinanet.errors import InputError
 
+DTYPES = {
+    "category_ids": "int64",
+    "image_ids": "int64",
+    "widths": "int32",
+    "heights": "int32",
+    "box_offsets": "int64",
+    "boxes": "float64",
+    "box_category_ids": "int64",
+    "box_is_crowd": "bool",
+    "box_areas": "float64",
+    "box_ids": "int64",
+    "category_names": "uint8",
+    "category_names_starts": "int64",
+    "file_names": "uint8",
+    "file_names_starts": "int64",
+}
 FORMAT = 1
 """Another number for every change of the files, so that no index is read as what it is not."""
+COUNTS = ("categories", "images", "boxes")
 DESCRIPTION = "index.json"
 TEXTS = ("category_names", "file_names")
 
@@ -73,6 +90,7 @@ def open_index(folder: Path) -> Annotations:
             )
         annotations = Annotations(**columns)
         check_lengths(annotations, description)
+        check_offsets(annotations.box_offsets, end=len(annotations.boxes), name="box_offsets")
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
             f"{folder}: a damaged index ({error}); remove the folder, and convert again"
@@ -89,7 +107,10 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads((folder / DESCRIPTION).read_bytes())
         number = description["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        counts = [description[name] for name in COUNTS] if number == FORMAT else []
+        if not set(map(type, counts)) <= {int}:
+            raise ValueError("a count is no number")  # noqa: TRY301 - told below as other damage
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder}: not an index: {DESCRIPTION} is missing or damaged") from error
     if number != FORMAT:
         raise InputError(
@@ -117,19 +138,35 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
     """One file, as an array whose pages are the kernel's."""
     path = folder / f"{name}.npy"
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        # The kernel maps no file of zero length; the header says that nothing is missing.
-        array = np.load(path, allow_pickle=False)
-        if array.size:
-            raise ValueError(f"{path.name}: {error}") from error
+        array = load_array(path)
+    except OSError:
+        raise
+    except Exception as error:  # the header is a piece of Python, which can be wrong in any way
+        raise ValueError(f"{path.name}: {error}") from error
+    shape = array.shape[1:]
+    if array.dtype != DTYPES[name] or array.ndim < 1 or shape != ((4,) if name == "boxes" else ()):
+        raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
     # As a plain array: each access to a np.memmap would make another Python object of its class.
     return array.view(np.ndarray)
 
 
+def load_array(path: Path) -> NDArray[Any]:
+    """A file of numpy's, mapped."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError:
+        # The kernel maps no file of zero length; the header says that nothing is missing.
+        array = np.load(path, allow_pickle=False)
+        if array.size:
+            raise
+    return array
+
+
 def read_texts(folder: Path, name: str) -> TextColumn:
     """A column of texts."""
-    return TextColumn(map_array(folder, name), map_array(folder, f"{name}_starts"))
+    content, starts = map_array(folder, name), map_array(folder, f"{name}_starts")
+    check_offsets(starts, end=len(content), name=f"{name}_starts")
+    return TextColumn(content, starts)
 
 
 def check_lengths(annotations: Annotations, description: dict[str, Any]) -> None:
@@ -139,6 +176,12 @@ def check_lengths(annotations: Annotations, description: dict[str, Any]) -> None
         found = len(getattr(annotations, field.name))
         if found != wanted:
             raise ValueError(f"{field.name} has {found} rows in place of {wanted}")
+
+
+def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
+    """Refuse offsets that do not rise from 0 to `end`. The only columns that are read whole."""
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+        raise ValueError(f"{name} does not rise from 0 to {end}")
 
 
 def rows_of(column: str, description: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ from data.index import FORMAT, is_index, open_index, write_index
 from data.json_stream import Advance
 from retinanet.cache_folder import first_writable, one_process_at_a_time, user_cache
 from retinanet.errors import InputError
-from retinanet.progress import make_console, progress_in_bytes
+from retinanet.progress import progress_in_bytes
+from retinanet.terminal import make_console
 
 CURRENT = "current.json"
 """Beside the indexes made of a file: which one is its content's, and how the file looked then."""
@@ -100,6 +102,8 @@ def stamp_of(path: Path) -> Stamp:
     """The file's size and time of change. Raises InputError where it cannot be read."""
     try:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
+            raise InputError(f"{path}: is no file; give annotations in COCO's format, or an index")
         with path.open("rb"):
             return Stamp(status.st_size, status.st_mtime_ns)
     except OSError as error:
@@ -126,9 +130,14 @@ def read_current(home: Path) -> dict[str, Any] | None:
     """What is known of a file's current index: `index`, `size`, `modified_ns`."""
     try:
         current = json.loads((home / CURRENT).read_bytes())
-        return {name: current[name] for name in ("index", "size", "modified_ns")}
-    except (OSError, ValueError, KeyError, TypeError):
+        found = {name: current[name] for name in ("index", "size", "modified_ns")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    name = found["index"]
+    # A name of a folder in this one, and no way to another.
+    if not isinstance(name, str) or Path(name).name != name or name == ".." or "\0" in name:
+        return None
+    return found
 
 
 def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:

@@ -75,7 +75,7 @@ def training_loader(
     workers: int = 0,
     cores: Collection[int] = (),
 ) -> DetectionLoader:
-    """Batches in the sampler's order: `batches.set_position(epoch, step)`, then iterate.
+    """Batches in the sampler's order: `batches.set_position(epoch, first)`, then iterate.
 
     Args:
         dataset: What the sampler's keys are of.

@@ -12,6 +12,9 @@ from data.index_cache import open_annotations
 from data.sources import Split
 from retinanet.errors import InputError
 
+MOST_CLASSES = 99_999
+"""As `model.num_classes`: each is an output of the model, for every anchor."""
+
 
 class DetectionData(NamedTuple):
     """What a run trains on and is evaluated on."""
@@ -87,6 +90,11 @@ def class_map_of(
     ids, names = annotations.category_ids, annotations.category_names
     if class_indices == "category_id":
         outputs = int(ids.max()) + 1 if num_classes is None else num_classes
+        if outputs > MOST_CLASSES:
+            raise InputError(
+                f"{source}: categories: id {ids.max()} would need {outputs:,} classes, of at most "
+                f"{MOST_CLASSES:,}; set data.class_indices=contiguous"
+            )
         return ClassMap.by_category_id(ids, names, outputs, source=source)
     if num_classes not in (None, len(ids)):
         raise InputError(

@@ -19,23 +19,23 @@ def training_keys(
     seed: int,
     epoch: int,
     batch_size: int,
-    start_step: int = 0,
+    first: int = 0,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[list[SampleKey]]:
-    """One rank's batches of an epoch, from `start_step` on.
+    """One rank's batches of an epoch, from place `first` of its order on.
 
-    All ranks share one order: step `s` takes the next `ranks × batch_size` places of it, and
-    rank `r` the r-th `batch_size` of these. Images that fill no whole step wait for another
-    epoch's order; where the images are fewer than one step, the order is repeated. The seed of
-    a key depends on (seed, epoch, place), so neither workers nor a resumption change a sample.
+    All ranks share one order: a step takes its next `ranks × batch_size` places, and rank `r` the
+    r-th `batch_size` of these. Images that fill no whole step wait for another epoch's order; where
+    the images are fewer than one step, the order is repeated. The seed of a key depends on (seed,
+    epoch, place), so neither workers, nor a resumption, nor the number of ranks change a sample.
     """
     order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
-    steps = steps_per_epoch(num_images, batch_size=batch_size, ranks=ranks)
-    places = steps * ranks * batch_size
+    together = ranks * batch_size
+    places = max(num_images, together)
     key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
-    for step in range(start_step, steps):
-        start = (step * ranks + rank) * batch_size
+    for step_start in range(first, places - together + 1, together):
+        start = step_start + rank * batch_size
         yield [
             SampleKey(int(order[place % num_images]), int(key_seeds[place]))
             for place in range(start, start + batch_size)
@@ -58,12 +58,12 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.seed = seed
         self.rank = rank
         self.ranks = ranks
-        self.set_position(epoch=0, step=0)
+        self.set_position(epoch=0)
 
-    def set_position(self, epoch: int, step: int = 0) -> None:
-        """The next iteration starts before batch `step` of `epoch` (both from 0)."""
+    def set_position(self, epoch: int, first: int = 0) -> None:
+        """The next iteration starts at place `first` of the order of `epoch` (both from 0)."""
         self.epoch = epoch
-        self.step = step
+        self.first = first
 
     def __len__(self) -> int:
         """Steps of a whole epoch, wherever the position is."""
@@ -76,7 +76,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             seed=self.seed,
             epoch=self.epoch,
             batch_size=self.batch_size,
-            start_step=self.step,
+            first=self.first,
             rank=self.rank,
             ranks=self.ranks,
         )

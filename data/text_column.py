@@ -40,7 +40,10 @@ class TextColumn(Sequence[str]):
             return [self[place] for place in range(len(self))[index]]
         place = range(len(self))[index]
         text = self.content[self.starts[place] : self.starts[place + 1]].tobytes()
-        return text.decode("utf-8", "surrogatepass")
+        try:
+            return text.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:  # an index that is not of our making
+            return text.decode("utf-8", "replace")
 
     def __iter__(self) -> Iterator[str]:
         return (self[place] for place in range(len(self)))

@@ -1,7 +1,8 @@
 """Signals in processes that load or check images.
 
-Ctrl-C and a batch system's SIGTERM reach all processes of a run. The training process ends its step
-first, for which it needs its workers; then it ends them by a SIGTERM of its own.
+Ctrl-C, and what a batch system or Open MPI's mpirun sends, reach all processes of a run. The
+training process ends its step first, for which it needs its workers; then it ends them by a SIGTERM
+of its own.
 """
 
 import ctypes
@@ -11,14 +12,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
+"""Signals that ask a run to stop."""
+
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never hear SIGINT and SIGTERM, in any of their threads.
+    """Processes that are started meanwhile never hear `STOPS`, in any of their threads.
 
     This process gets what has come meanwhile afterwards.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
@@ -28,9 +32,9 @@ def signals_blocked() -> Iterator[None]:
 def let_signals_in() -> None:
     """Under `signals_blocked`, take what has come until now: Ctrl-C raises KeyboardInterrupt."""
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
 
 PR_SET_PDEATHSIG = 1

@@ -21,8 +21,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from data.bench.measuring import describe_decoders, measure_photos
 from data.bench.report import as_json, print_results
 from data.bench.source import STANDARD_SIZE, find_source
@@ -31,6 +29,7 @@ from retinanet.command_line import add_json_option, add_overrides, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, write_whole
+from retinanet.terminal import make_console
 
 WORKER_DIED = 1
 
@@ -90,7 +89,7 @@ def run(
     if overrides and config is None:
         raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
     require_free_json(json_file)
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="data-bench-") as scratch:
         source = find_source(
             Path(scratch),

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from data.bench.contestants import MLPERF
@@ -15,6 +14,7 @@ from profiling.bench.json_file import contestant_json, findings_json
 from profiling.bench.other_load import disturbance
 from profiling.bench.report import PIPE_WIDTH, findings_table
 from profiling.bench.results import Results
+from retinanet.terminal import make_console
 
 TARGET = 2.0
 """Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
@@ -32,9 +32,7 @@ def find(results: Results) -> list[Finding]:
 
 def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
     """Everybody's rate, where the pipelines' time goes, and who is how many times as fast."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH, highlight=False)
+    console = make_console(pipe_width=PIPE_WIDTH)
     side = source.image_size
     rounds = len(results.runs[MLPERF])
     title = f"{len(source.photos)} images of {source.name} to {side}×{side}; {rounds} rounds"

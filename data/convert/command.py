@@ -18,7 +18,7 @@ from pathlib import Path
 from data.convert.convert import convert_folder, convert_json
 from data.openimages.coco_export import write_coco_json
 from retinanet.errors import InputError
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,6 @@
 """An image file to an RGB array: what is opened, how large it may be, and how it is refused."""
 
+import stat
 import struct
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from retinanet.errors import InputError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """What data sets hold. Pillow knows dozens more, some of which call other programs."""
+
+MAX_SIDE = 65_535
+"""JPEG's own. In a few bytes a BMP can claim a line of pixels that takes seconds to fill."""
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """What files of these formats are called, in lower case."""
@@ -56,10 +60,12 @@ def decode_image(
     read without a word, as it does where the middle of the data is damaged: parts may be grey.
 
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
-    more than `MAX_PIXELS`; the last before a pixel is decoded.
+    more than `MAX_PIXELS` or `MAX_SIDE`; the last before a pixel is decoded.
     """
     try:
         # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe might never end, or never begin
+            raise OSError("it is no file")
         with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
             return _decode(
                 file,
@@ -90,9 +96,11 @@ def _decode(
 ) -> NDArray[np.uint8]:
     # Opening reads format, mode and size from the header (0.03 ms), whoever then decodes.
     with Image.open(file, formats=FORMATS) as image:
-        if image.width * image.height > MAX_PIXELS:  # Pillow has its own limit, which one may lift
-            found = f"{image.width}×{image.height} pixels"
+        size, found = image.width * image.height, f"{image.width}×{image.height} pixels"
+        if size > MAX_PIXELS:  # Pillow has its own limit, which one may lift
             raise Image.DecompressionBombError(f"{found} exceed the limit of {MAX_PIXELS} pixels")
+        if max(image.size) > MAX_SIDE:
+            raise Image.DecompressionBombError(f"{found}; a side of {MAX_SIDE} is the limit")
         if apply_exif_orientation:
             return to_rgb(ImageOps.exif_transpose(image))
         is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")

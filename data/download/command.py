@@ -39,7 +39,7 @@ from data.sources import SplitName
 from retinanet.command_line import installed
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 INCOMPLETE = 1
 """The exit status when files could not be had."""

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from data.coco_json import GROUP_FIELDS, INT32_MAX, leaves_folder
+from data.coco_json import GROUP_FIELDS, INT32_MAX
 from data.columns import INT64_MAX
+from data.image_paths import leaves_folder
 
 
 class Fault(NamedTuple):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from data.decoding.decode import decode_image
+from data.image_paths import leaves_folder
 from data.process_pool import results_of, usable_cores
 from data.sizes import is_resized_copy
 from data.verify.entries import Entries
@@ -91,6 +92,8 @@ def check_some(folder: Path, decoder: str, task: Task) -> tuple[int, list[FileFa
     """How many images there were, and the faults of their files."""
     faults = []
     for row, name, size in zip(*task, strict=True):
+        if leaves_folder(name):
+            continue  # told as such; what lies there is no matter
         fault = fault_of_file(folder / name, decoder=decoder, annotated=size)
         if fault is not None:
             faults.append(FileFault(row, *fault))

@@ -11,6 +11,7 @@ from data.verify.findings import Finding
 from data.verify.image_files import processes_for
 from data.verify.kinds import Severity
 from data.verify.split_check import CheckedSplit, Contents
+from retinanet.printable import printable
 from retinanet.progress import clock
 
 CLASSES_SHOWN = 5
@@ -137,9 +138,3 @@ def conclusion(checked: Sequence[CheckedSplit]) -> str:
 def say(console: Console, text: str, *, wrap: bool = False) -> None:
     """A line as it is, however long; with `wrap` a terminal gets it word by word."""
     console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
-
-
-def printable(text: str) -> str:
-    """A text from a file as any terminal can show it."""
-    shown = "".join(letter if letter.isprintable() else "�" for letter in text)
-    return shown.encode("utf-8", "replace").decode("utf-8")

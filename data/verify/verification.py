@@ -23,7 +23,7 @@ from retinanet.config_file import load_config
 from retinanet.configured_splits import configured_split
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, write_whole
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""

@@ -60,7 +60,7 @@ def test_order_and_augmentation_do_not_depend_on_workers(tmp_path: Path) -> None
         for epoch in range(2):
             batches.set_position(epoch, 0)
             read.append(list(loader))
-        batches.set_position(1, 3)
+        batches.set_position(1, 3 * 2)
         read.append(list(loader))
         epochs.append(read)
     alone, by_workers = epochs
@@ -163,7 +163,7 @@ def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
     stream = iter(loader)
     batches = [next(stream), next(stream)]  # one of each: both are ready
     workers = processes() - others
-    for name in ("INT", "TERM"):
+    for name in ("INT", "TERM", "USR1"):
         subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True)
     batches += list(stream)
     assert [len(batch.images) for batch in batches] == [2] * 5
@@ -235,7 +235,7 @@ def test_loading_moves_between_this_process_and_another_without_a_difference(
     read: list[Batch] = []
     for in_this_process in (True, False, True, False):
         loader.in_this_process = in_this_process
-        batches.set_position(0, len(read))
+        batches.set_position(0, 2 * len(read))
         for batch in loader:
             read.append(batch)
             if len(read) in (1, 3, 4):

@@ -11,9 +11,9 @@ def indices(batches: list[list[SampleKey]]) -> list[int]:
 
 
 def epoch_of(
-    epoch: int, *, num_images: int = 23, seed: int = 5, start: int = 0
+    epoch: int, *, num_images: int = 23, seed: int = 5, first: int = 0
 ) -> list[list[SampleKey]]:
-    keys = training_keys(num_images, seed=seed, epoch=epoch, batch_size=4, start_step=start)
+    keys = training_keys(num_images, seed=seed, epoch=epoch, batch_size=4, first=first)
     return list(keys)
 
 
@@ -36,9 +36,9 @@ def test_every_key_has_its_own_seed_even_for_the_same_image() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 4, 5])
 def test_resuming_gives_exactly_the_remaining_batches(step: int) -> None:
-    assert epoch_of(2, start=step) == epoch_of(2)[step:]
+    assert epoch_of(2, first=4 * step) == epoch_of(2)[step:]
     batches = TrainingBatches(23, batch_size=4, seed=5)
-    batches.set_position(2, step)
+    batches.set_position(2, 4 * step)
     assert list(batches) == epoch_of(2)[step:]
     assert len(batches) == 5
 
@@ -46,7 +46,7 @@ def test_resuming_gives_exactly_the_remaining_batches(step: int) -> None:
 def test_a_position_set_after_iteration_began_counts_from_the_next() -> None:
     batches = TrainingBatches(23, batch_size=4, seed=5)
     iterator = iter(batches)
-    batches.set_position(7, 3)
+    batches.set_position(7, 12)
     assert list(iterator) == epoch_of(0)
     assert list(batches) == epoch_of(7)[3:]
 
@@ -70,6 +70,20 @@ def test_ranks_take_equal_steps_of_one_common_order(num_images: int, ranks: int)
     assert {len(part) for part in parts} == {len(whole)}
     for step, batch in enumerate(whole):
         assert list(itertools.chain(*(part[step] for part in parts))) == batch
+
+
+@pytest.mark.parametrize("first", [0, 8, 24, 60])
+def test_another_number_of_ranks_goes_on_with_the_same_samples(first: int) -> None:
+    """Images and their augmentation: what is left of the order, in the same order."""
+    alone = TrainingBatches(64, batch_size=4, seed=9)
+    three = [TrainingBatches(64, batch_size=4, seed=9, rank=rank, ranks=3) for rank in range(3)]
+    for batches in (alone, *three):
+        batches.set_position(1, first)
+    left = list(itertools.chain(*alone))
+    steps = list(zip(*three, strict=True))
+    assert len(steps) == (64 - first) // 12
+    read = list(itertools.chain(*itertools.chain(*steps)))
+    assert read == left[: len(read)]
 
 
 @pytest.mark.parametrize(("num_images", "sizes"), [(10, [4, 4, 2]), (8, [4, 4]), (1, [1])])

@@ -60,7 +60,7 @@ def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> D
         category_ids=np.array([1]),
         category_names=["thing"],
         image_ids=np.arange(count),
-        file_names=[str(photo) for photo in photos],
+        file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
         widths=np.array([width for width, _ in sizes], dtype=np.int32),
         heights=np.array([height for _, height in sizes], dtype=np.int32),
         box_offsets=np.zeros(count + 1, dtype=np.int64),

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from data.__main__ import main
+from tests.commands import RunHere
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -71,15 +74,17 @@ def test_a_damaged_photo_is_one_line(photos: Path) -> None:
         (["--config=coco.yaml", "data.root=none"], "data.root: none is not a folder"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], words: str) -> None:
-    done = bench(*arguments)
+def test_mistakes_are_one_line(arguments: list[str], words: str, run_here: RunHere) -> None:
+    done = run_here(main, "bench", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {words}") and done.stderr.count("\n") == 1
 
 
-def test_a_file_that_exists_is_not_overwritten(photos: Path, tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_overwritten(
+    photos: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     file = tmp_path / "numbers.json"
     file.write_text("kept")
-    done = bench(f"--images={photos}", f"--json={file}")
+    done = run_here(main, "bench", f"--images={photos}", f"--json={file}")
     assert done.returncode == 2 and str(file) in done.stderr
     assert file.read_text() == "kept"

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from data.__main__ import main
 from retinanet.errors import InputError
+from tests.commands import RunHere
 from tests.data.verify.small_set import (
     counts,
     entries,
@@ -64,12 +66,14 @@ def test_a_good_set_ends_with_the_command_that_trains(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith(f"train.py --config {config} training.epochs=1")
 
 
-def test_overrides_may_stand_between_options(tmp_path: Path) -> None:
+def test_overrides_may_stand_between_options(tmp_path: Path, run_here: RunHere) -> None:
     config = str(two_splits(tmp_path))
     overrides = [f"data.root={tmp_path}", "training.epochs=1", "run.name=other"]
-    done = type_command(overrides[0], "--config", config, overrides[1], "--no-images", overrides[2])
+    words = (overrides[0], "--config", config, overrides[1], "--no-images", overrides[2])
+    done = run_here(main, "verify", *words)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith(" ".join(overrides))
-    done = type_command("--config", config, "--no-image", "--nothing", "training.epochs=1")
+    more = ("--config", config, "--no-image", "--nothing", "training.epochs=1")
+    done = run_here(main, "verify", *more)
     assert done.returncode == 2 and "unrecognized arguments: --nothing" in done.stderr
 
 
@@ -84,8 +88,10 @@ def test_overrides_may_stand_between_options(tmp_path: Path) -> None:
         (["--config", "coco.yaml", "--sample", "5", "--no-images"], "not allowed with"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_status_2(arguments: list[str], message: str) -> None:
-    done = type_command(*arguments)
+def test_bad_input_is_one_line_and_exit_status_2(
+    arguments: list[str], message: str, run_here: RunHere
+) -> None:
+    done = run_here(main, "verify", *arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
@@ -116,10 +122,10 @@ def test_a_json_file_that_exists_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--json", "--write-clean"])
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path: Path, option: str
+    tmp_path: Path, option: str, run_here: RunHere
 ) -> None:
     config = two_splits(tmp_path)
-    done = type_command("--config", str(config), option, f"{config}/below/name")
+    done = run_here(main, "verify", "--config", str(config), option, f"{config}/below/name")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"error: {config}: is no folder that can be written to; name another\n"
 

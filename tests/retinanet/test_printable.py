@@ -1,0 +1,36 @@
+import pickle
+
+import pytest
+
+from retinanet.errors import InputError
+from retinanet.printable import LONGEST, one_line, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("dog, 狗, ß × 3 – 4 …", "dog, 狗, ß × 3 – 4 …"),
+        ("\x1b[31mred\x1b[0m", "�[31mred�[0m"),
+        ("a\0b\x7f\x9b", "a�b��"),
+        ("left\u202eright", "left�right"),
+        ("half \udc80", "half �"),
+    ],
+)
+def test_what_is_not_printed_is_replaced(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_many_lines_become_one() -> None:
+    assert one_line(" a.json: bad\r\n  name\tx\u2028y\n") == "a.json: bad name x y"
+
+
+def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
+    line = one_line("file.json: " + "x" * 10**6 + "; give another")
+    assert line.startswith("file.json: x") and line.endswith("x; give another")
+    assert len(line) == LONGEST
+
+
+def test_an_input_error_is_one_line_whatever_its_names_hold() -> None:
+    error = InputError("/tmp/a\nb\x1b]0;title\x07.json: images: wrong")
+    assert str(error) == "/tmp/a b�]0;title�.json: images: wrong"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
