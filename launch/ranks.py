@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from retinanet.errors import InputError
 
 OPEN_MPI = "OMPI_COMM_WORLD_"
+LONGEST_COUNT = 9
+"""Digits."""
+MOST_HOSTS = 1_000_000
 BATCH_STEPS = 0xFFFFFFF0
 """Slurm's step numbers from here on are its own: the batch script, an interactive shell."""
 
@@ -102,7 +105,7 @@ def in_slurm_step(environment: Mapping[str, str]) -> bool:
     """
     if number(environment, "SLURM_PROCID", default=0) > 0:
         return True
-    step = number(environment, "SLURM_STEP_ID", default=BATCH_STEPS)
+    step = number(environment, "SLURM_STEP_ID", default=BATCH_STEPS, most_digits=10)
     return "SLURM_PROCID" in environment and step < BATCH_STEPS
 
 
@@ -131,8 +134,8 @@ def tasks_per_node(environment: Mapping[str, str], name: str) -> list[int]:
     """Counts of each host in order, of a variable such as `2(x3),1`."""
     tasks: list[int] = []
     for part in environment.get(name, "").split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
-        if match is None:
+        match = re.fullmatch(r"(\d{1,9})(?:\(x([1-9]\d{0,6})\))?", part, re.ASCII)
+        if match is None or len(tasks) + int(match[2] or 1) > MOST_HOSTS:
             raise InputError(
                 f"{name}={environment.get(name, '')}: expected a count for each host, such as "
                 "2(x3),1; start with srun python train.py …"
@@ -175,7 +178,13 @@ def checked(
     )
 
 
-def number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+def number(
+    environment: Mapping[str, str],
+    name: str,
+    *,
+    default: int | None = None,
+    most_digits: int = LONGEST_COUNT,
+) -> int:
     """A count from the environment.
 
     Raises:
@@ -184,7 +193,8 @@ def number(environment: Mapping[str, str], name: str, *, default: int | None = N
     text = environment.get(name)
     if text is None and default is not None:
         return default
-    if text is None or not (text.isascii() and text.isdigit()):
+    is_count = text is not None and text.isascii() and text.isdigit()
+    if text is None or not is_count or len(text.lstrip("0")) > most_digits:
         found = "is not set" if text is None else "is no count"
         raise InputError(
             f"{name}{'' if text is None else f'={text}'}: {found}; start with mpirun, srun or "

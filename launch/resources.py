@@ -38,6 +38,11 @@ def private_mb() -> float:
     return sum(kilobytes) * KIB / 1e6
 
 
+def anonymous_bytes() -> int:
+    """Memory in RAM that is no file's, which another process like this one would take too."""
+    return round(memory_status("RssAnon") * 1e6)
+
+
 def memory_status(name: str) -> float:
     """A size from Linux's `/proc/self/status`. [10⁶ bytes]"""
     for line in (

@@ -6,6 +6,7 @@ nothing more: it is finished before torch is loaded.
 """
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -15,11 +16,14 @@ from pathlib import Path
 import mpi4py
 
 from launch.group.interfaces import network_of_this_process, own_addresses
+from launch.host.cpu_lists import is_number
 from launch.ranks import Ranks
 from launch.start.hosts import expand_hosts
 from retinanet.errors import InputError
 
 MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
+JOB_NUMBER = re.compile("[0-9]{1,18}")
+LAST_PORT = 65_535
 FIRST_PORT, PORTS = 20_000, 10_000
 """Slurm's jobs meet at a port that follows from their number."""
 
@@ -56,7 +60,7 @@ def meet(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
     # torch tells of every attempt to connect and of every peer that is gone, with its stack.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "MASTER_ADDR" in environment:
-        return Meeting(addresses=(environment["MASTER_ADDR"],), port=master_port(environment))
+        return told_meeting(environment)
     if ranks.launcher in MPI_LAUNCHERS:
         return meet_through_mpi(ranks, environment)
     if ranks.launcher == "slurm":
@@ -64,10 +68,27 @@ def meet(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
     raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
 
 
+def told_meeting(environment: Mapping[str, str]) -> Meeting:
+    """Where `MASTER_ADDR` and `MASTER_PORT` say.
+
+    Raises:
+        InputError: The one is no address or host that is known here, or the other no port.
+    """
+    port, address = master_port(environment), environment.get("MASTER_ADDR", "")
+    try:
+        socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"MASTER_ADDR: {address!r} is no address or host that is known here ({error}); give "
+            "that of rank 0's host"
+        ) from error
+    return Meeting(addresses=(address,), port=port)
+
+
 def master_port(environment: Mapping[str, str]) -> int:
     """`MASTER_PORT` as a number."""
     text = environment.get("MASTER_PORT", "")
-    if not text.isdigit():
+    if not is_number(text) or not 0 < int(text) <= LAST_PORT:
         raise InputError(f"MASTER_PORT: {text!r} is no port, beside MASTER_ADDR; give one")
     return int(text)
 
@@ -76,13 +97,13 @@ def meet_in_slurm(environment: Mapping[str, str]) -> Meeting:
     """The first host of the step, at a port that follows from the job's and the step's number."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     job = environment.get("SLURM_JOB_ID", "")
-    if not nodes or not job.isdigit():
+    if not nodes or not JOB_NUMBER.fullmatch(job):
         raise InputError(
             "SLURM_STEP_NODELIST, SLURM_JOB_ID: not set, as srun does; give MASTER_ADDR and "
             "MASTER_PORT"
         )
     step = environment.get("SLURM_STEP_ID", "0")
-    number = int(job) * 16 + (int(step) if step.isdigit() else 0)
+    number = int(job) * 16 + (int(step) if JOB_NUMBER.fullmatch(step) else 0)
     return Meeting(addresses=(expand_hosts(nodes)[0],), port=FIRST_PORT + number % PORTS)
 
 

@@ -25,13 +25,14 @@ from launch.group.interfaces import (
     network_of_this_process,
     reachable,
 )
+from launch.group.launcher_process import launcher_process
 from launch.group.meeting import Meeting
 from launch.group.watch import Watch, watch_as_first, watch_as_other
 from launch.pinning.compute_threads import started_on
 from launch.pinning.pin import check_pinning
 from launch.place import Place
 from launch.ranks import Ranks
-from retinanet.exit_codes import described, exit_code_of
+from retinanet.exit_codes import INTERRUPTED, described, exit_code_of
 
 SILENT_SHARE = 0.8
 """Of `timeout_s`: the watch, which knows who is silent, speaks before an exchange gives up."""
@@ -110,6 +111,13 @@ class ProcessGroup:
                 dist.all_reduce(tensor, group=self.control)
                 tensor.div_(self.size)
 
+    def interrupt(self) -> NoReturn:
+        """End the job now, from any thread of any rank; does not return."""
+        if self.watch is None:
+            print(described(KeyboardInterrupt()), file=sys.stderr, flush=True)
+            os._exit(INTERRUPTED)
+        self.watch.fail(INTERRUPTED, f"{described(KeyboardInterrupt())}")
+
     def fail(self, error: BaseException) -> NoReturn:
         """End the job with an error of this rank; does not return."""
         assert self.watch is not None
@@ -147,7 +155,8 @@ def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
             notes=notes,
         )
     assert group.watch is not None
-    group.watch.start(silence_s=SILENT_SHARE * timeout_s)
+    launcher = launcher_process(ranks, os.environ)
+    group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher)
     try:
         yield group
         group.barrier()  # nobody leaves while another works

@@ -18,6 +18,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import NoReturn
 
+from launch.group.launcher_process import is_gone, stop_without_launcher
+
 SECONDS_BETWEEN_BEATS = 1.0
 PATIENCE = 5.0
 """How long a failing rank waits for rank 0's word, and rank 0 for the others' ends. [seconds]"""
@@ -59,10 +61,13 @@ class Watch:
         self._is_over = False
         self._thread: threading.Thread | None = None
 
-    def start(self, *, silence_s: float) -> None:
-        """Watch from now on, in a thread; a rank that is silent for `silence_s` has failed."""
+    def start(self, *, silence_s: float, launcher: int | None = None) -> None:
+        """Watch from now on, in a thread; a rank that is silent for `silence_s` has failed.
+
+        `launcher`: the parent process, whose end asks this rank to stop.
+        """
         self._thread = threading.Thread(
-            target=self._watch, args=(silence_s,), name="watch", daemon=True
+            target=self._watch, args=(silence_s, launcher), name="watch", daemon=True
         )
         self._thread.start()
 
@@ -85,7 +90,7 @@ class Watch:
         for connection in self._connections.values():
             connection.close()
 
-    def _watch(self, silence_s: float) -> None:
+    def _watch(self, silence_s: float, launcher: int | None) -> None:
         ranks = {connection: rank for rank, connection in self._connections.items()}
         heard = dict.fromkeys(ranks.values(), time.monotonic())
         next_beat = 0.0
@@ -99,6 +104,9 @@ class Watch:
             if now < next_beat:
                 continue
             next_beat = now + SECONDS_BETWEEN_BEATS
+            if is_gone(launcher):
+                launcher = None
+                stop_without_launcher()
             for rank in ranks.values():
                 self._send(rank, BEAT)
                 if now - heard[rank] > silence_s and not self._is_over:
@@ -156,16 +164,18 @@ class Watch:
 
 
 def print_failure(failure: Failure) -> None:
-    """To stderr, whole."""
-    sys.stdout.flush()
-    print(failure.text, file=sys.stderr, flush=True)
+    """To stderr, whole; nowhere if its reader is gone."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        print(failure.text, file=sys.stderr, flush=True)
 
 
 def end_process(failure: Failure, *, prints: bool) -> NoReturn:
     """End now: the main thread may be in an exchange that never returns."""
     if prints:
         print_failure(failure)
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(failure.code)
 
 

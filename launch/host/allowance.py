@@ -39,5 +39,8 @@ def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allow
 
 
 def read_memory_nodes(status: Path) -> frozenset[int]:
-    """The list that follows `Mems_allowed_list:`; empty where there is none."""
-    return parse_cpu_list(read_status(status).get("Mems_allowed_list", ""))
+    """The list that follows `Mems_allowed_list:`; empty where there is none that can be read."""
+    try:
+        return parse_cpu_list(read_status(status).get("Mems_allowed_list", ""))
+    except ValueError:
+        return frozenset()

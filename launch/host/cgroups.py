@@ -5,9 +5,12 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files and
 https://docs.kernel.org/scheduler/sched-bwc.html describe the files.
 """
 
+import re
 from pathlib import Path
 
 from launch.host.proc_files import read_text
+
+MICROSECONDS = re.compile("[1-9][0-9]{0,17}")
 
 
 def read_quota(*, process: Path, cgroups: Path) -> float | None:
@@ -60,6 +63,6 @@ def quota_of(group: Path) -> float | None:
     if not words:
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         words = [word for name in names for word in read_text(group / name).split()]
-    if len(words) != 2 or not all(word.isdigit() and int(word) > 0 for word in words):
+    if len(words) != 2 or not all(map(MICROSECONDS.fullmatch, words)):
         return None  # `max` in version 2 and -1 in version 1 are no limit
     return int(words[0]) / int(words[1])

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+MOST_NUMBERS = 65_536
+
 
 def parse_cpu_list(text: str) -> frozenset[int]:
     """The numbers of a list such as `0-3,8`; an empty text is an empty set.
@@ -12,7 +14,15 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     stripped = text.strip()
     if not stripped:
         return frozenset()
-    return frozenset(number for part in stripped.split(",") for number in numbers_of(part.strip()))
+    numbers: set[int] = set()
+    listed = 0
+    for part in stripped.split(","):
+        found = numbers_of(part.strip())
+        listed += len(found)
+        if listed > MOST_NUMBERS:
+            raise ValueError(f"more than {MOST_NUMBERS:,} CPUs")
+        numbers.update(found)
+    return frozenset(numbers)
 
 
 def numbers_of(part: str) -> range:

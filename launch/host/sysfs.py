@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from launch.host.cpu_facts import CpuFacts
-from launch.host.cpu_lists import parse_cpu_list
+from launch.host.cpu_lists import is_number, parse_cpu_list
 from retinanet.errors import InputError
 
 PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
@@ -50,7 +50,8 @@ def online(cpu_folder: Path) -> frozenset[int]:
     if (cpu_folder / "online").is_file():
         return read_list(cpu_folder / "online")
     found = cpu_folder.glob("cpu[0-9]*/topology/core_id")
-    return frozenset(int(file.parts[-3].removeprefix("cpu")) for file in found)
+    names = (file.parts[-3].removeprefix("cpu") for file in found)
+    return frozenset(int(name) for name in names if is_number(name))
 
 
 def read_core_id(topology: Path, cpu: int) -> tuple[int, int]:
@@ -66,9 +67,8 @@ def read_core_id(topology: Path, cpu: int) -> tuple[int, int]:
 def read_nodes(node_folder: Path) -> dict[int, int]:
     """The memory node of each CPU; nothing where the kernel knows no nodes."""
     files = sorted(node_folder.glob("node[0-9]*/cpulist"))
-    return {
-        cpu: int(file.parent.name.removeprefix("node")) for file in files for cpu in read_list(file)
-    }
+    names = ((file, file.parent.name.removeprefix("node")) for file in files)
+    return {cpu: int(name) for file, name in names if is_number(name) for cpu in read_list(file)}
 
 
 def read_list(file: Path) -> frozenset[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from launch.host.cpu_facts import CpuFacts
 from launch.host.lscpu import read_lscpu
 from launch.host.sysfs import find_cpu_folder, has_topology, read_sysfs
+from retinanet.errors import InputError
 
 SYSFS = Path("/sys/devices/system")
 
@@ -48,7 +49,10 @@ def read_topology(path: Path | None = None) -> Topology:
     """
     if path is None:
         return read_this_machine()
-    return topology_of(read_sysfs(find_cpu_folder(path)) if path.is_dir() else read_lscpu(path))
+    facts = read_sysfs(find_cpu_folder(path)) if path.is_dir() else read_lscpu(path)
+    if not facts:
+        raise InputError(f"{path}: no CPU is online there; give a copy of /sys, or lscpu's output")
+    return topology_of(facts)
 
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:

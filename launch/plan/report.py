@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +10,7 @@ from launch.host.cpu_lists import format_cpu_list
 from launch.host.sockets import describe_sockets, sockets_of
 from launch.plan.job_plan import HostPlan, Plan, RankPlan
 from launch.plan.picture import host_picture
+from retinanet.terminal import make_console
 
 WIDTH = 100
 HOSTS_NAMED = 4
@@ -18,9 +18,8 @@ HOSTS_NAMED = 4
 
 def print_plan(plan: Plan) -> None:
     """Print it, in 100 columns at most."""
-    console = Console(highlight=False)
-    width = min(WIDTH, console.width) if console.is_terminal else WIDTH
-    console = Console(highlight=False, width=width)
+    console = make_console(pipe_width=WIDTH)
+    width = console.width = min(WIDTH, console.width)
     for alike in hosts_alike(plan.hosts):
         console.print(heading(alike), style="bold", markup=False)
         console.print(described_host(plan), markup=False)

@@ -21,7 +21,7 @@ from retinanet.config_file import load_config
 from retinanet.configured_place import core_request
 from retinanet.errors import InputError
 from retinanet.output_files import require_free
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 DECIDED_HERE = {
     "launch.threads": "--threads decides it",

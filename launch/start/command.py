@@ -20,7 +20,8 @@ A hostfile has one host a line, with the number of ranks that it has places for,
   node1 slots=8      # as Open MPI writes it
   node1              # then all hosts run as many ranks
 
-Exit status and signals are mpirun's: Ctrl-C, or SIGTERM, lets the ranks write a checkpoint first.
+Exit status is mpirun's. Ctrl-C, SIGTERM and SIGHUP let the ranks write a checkpoint first, and so
+does the end of this process; a second Ctrl-C ends them at once.
 """
 
 import argparse
@@ -29,11 +30,12 @@ import shlex
 import sys
 from pathlib import Path
 
+from launch.start.gentle_stop import GENTLE, gentle_stop
 from launch.start.hostfile import ranks_of_hosts, read_hostfile
 from launch.start.hosts import hosts_with_ranks
 from launch.start.mpirun import choose_mpirun
 from launch.start.mpirun_command import by_this_python, mpirun_command
-from launch.start.relay import become, run_with_gentle_stop
+from launch.start.relay import run_with_gentle_stop
 from launch.start.where import add_where
 from retinanet.command_line import positive
 from retinanet.errors import InputError
@@ -90,7 +92,8 @@ def run_ranks(
     print(shlex.join(words), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:
         return FINISHED
-    return run_with_gentle_stop(words) if found.family == "open-mpi" else become(words)
+    os.environ[GENTLE] = "1"
+    return run_with_gentle_stop(words, ask=gentle_stop(found.family))
 
 
 def chosen_hosts(

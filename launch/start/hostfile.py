@@ -13,7 +13,11 @@ from pathlib import Path
 from launch.start.hosts import hosts_with_ranks
 from retinanet.errors import InputError
 
-LINE = re.compile(r"([^\s:=,\[\]]+)(?::(\d+)|\s+slots\s*=\s*(\d+))?(?:\s+max[_-]slots\s*=\s*\d+)?")
+LINE = re.compile(
+    r"([A-Za-z0-9_][\w.-]*)(?::(\d{1,6})|\s+slots\s*=\s*(\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?",
+    re.ASCII,
+)
+"""A name cannot begin with a dash: launchers hand it to ssh, which would take it for an option."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def read_line(line: str, *, place: str) -> Host:
     """A line without its comment."""
     match = LINE.fullmatch(line)
     slots = (match[2] or match[3]) if match else None
-    if match is None or slots == "0":
+    if match is None or (slots and int(slots) == 0):
         raise InputError(
             f"--hostfile: {place}: found {line!r}, expected HOST, HOST:SLOTS or HOST slots=N"
         )

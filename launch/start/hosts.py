@@ -21,11 +21,15 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     Raises:
         InputError: Brackets or numbers are not such a list, a host is named twice or there is none.
     """
-    hosts = tuple(host for word in split_list(text) for host in expand_word(word, text))
+    hosts: list[str] = []
+    for word in split_list(text):
+        hosts += expand_word(word, text)
+        if len(hosts) > MOST_HOSTS or word.startswith("-"):  # ssh would take it for an option
+            raise wrong_list(text)
     host, count = Counter(hosts).most_common(1)[0]
     if count > 1:
         raise InputError(f"hosts {text!r}: {host} is named twice; give each host once")
-    return hosts
+    return tuple(hosts)
 
 
 def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], ...]:
@@ -95,21 +99,28 @@ def expand_word(word: str, text: str) -> list[str]:
     if "".join(pieces) != word or any(letter.isspace() for letter in word):
         raise wrong_list(text)
     choices = [
-        [number for part in piece[1:-1].split(",") for number in expand_numbers(part, text)]
-        if piece.startswith("[")
-        else [piece]
-        for piece in pieces
+        expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece] for piece in pieces
     ]
     if math.prod(len(one) for one in choices) > MOST_HOSTS:
         raise wrong_list(text)
     return ["".join(names) for names in itertools.product(*choices)]
 
 
+def expand_bracket(content: str, text: str) -> list[str]:
+    """`01-03,07` as its numbers."""
+    numbers: list[str] = []
+    for part in content.split(","):
+        numbers += expand_numbers(part, text)
+        if len(numbers) > MOST_HOSTS:
+            raise wrong_list(text)
+    return numbers
+
+
 def expand_numbers(part: str, text: str) -> list[str]:
     """`07`, or `01-03` with both ends and as many digits."""
     first, dash, last = part.strip().partition("-")
     last = last if dash else first
-    if not (is_number(first) and is_number(last) and int(first) <= int(last)):
+    if not (is_number(first) and is_number(last) and 0 <= int(last) - int(first) < MOST_HOSTS):
         raise wrong_list(text)
     return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
 

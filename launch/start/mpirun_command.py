@@ -27,6 +27,7 @@ PASSED_ON = (
     "OMP_",
     "ONEDNN_",
     "PYTHON",
+    "RETINANET_",
     "TCMALLOC_",
     "TORCH_",
 )

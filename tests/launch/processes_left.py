@@ -4,15 +4,15 @@ import time
 from pathlib import Path
 
 
-def processes_with(text: str) -> list[int]:
-    """Numbers of the processes whose command line has the text, zombies left out."""
+def processes_with(text: str, *, begin: str = "") -> list[int]:
+    """Numbers of the processes whose command line has the text, and such a begin; no zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # it has ended meanwhile
             continue
-        if text in command:
+        if text in command and command.startswith(begin):
             found.append(int(folder.name))
     return found
 

@@ -59,6 +59,7 @@ def test_one_host_shows_the_plan_and_starts_ranks() -> None:
     assert "rank" in done.stdout and "image_size: 128" in done.stdout
 
 
+@pytest.mark.whole_machine
 @uses_its_environment
 def test_several_hosts_are_read_from_the_file_and_one_rank_speaks(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
@@ -102,7 +103,7 @@ SRUN = "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config co
     [
         ("0", "0", [SRUN]),
         ("75", "0", [SRUN, "requeue 17"]),
-        ("3", "2", [f"{SRUN} --resume"]),
+        ("3", "2", [f"{SRUN} --auto-resume"]),
     ],
 )
 def test_a_slurm_job_queues_itself_again_after_a_checkpoint_and_resumes(

@@ -5,6 +5,7 @@ group_program.py CASE TIMEOUT_S
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,12 @@ from retinanet.errors import InputError, NonFiniteLossError
 
 LONG = 100.0
 """Longer than any test waits. [seconds]"""
+
+
+def stop_for(seconds: float) -> None:
+    """Be a slow rank: a process that gets no time on its processor."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def main() -> int:
@@ -49,6 +56,8 @@ def main() -> int:
     def talk(group: ProcessGroup) -> int:
         import torch
 
+        if group.rank == 1:
+            stop_for(2.0)
         tensor = torch.full((2,), float(group.rank))
         group.average([tensor])
         copied = torch.full((2,), float(group.rank))

@@ -21,8 +21,8 @@ def lines_about(text: str, ended: Ended) -> list[str]:
     return [line for line in ended.errors.splitlines() if text in line]
 
 
-def test_ranks_hear_each_other() -> None:
-    job = job_of("talk", ranks=3)
+def test_ranks_hear_each_other_and_wait_for_a_slow_one() -> None:
+    job = job_of("talk", ranks=3, timeout_s=TIMEOUT_S)
     assert job.code == 0, job.errors
     common = "'from_first': 'made by 0', 'average': [1.0, 1.0], 'broadcast': [0.0, 0.0]}"
     assert sorted(filter(None, job.output.splitlines())) == [
@@ -87,7 +87,7 @@ def test_a_lost_rank_is_noticed_without_a_launcher_and_away_from_any_exchange(
     lost = 0 if "first" in case else 1
     left = apart.pop(1 - lost)
     _, errors = left.communicate(timeout=60)
-    assert time.monotonic() - begin < TIMEOUT_S + 10  # torch's start included
+    assert time.monotonic() - begin < TIMEOUT_S + 30  # torch's start included
     assert left.returncode == 1
     assert told.format(host=socket.gethostname()) in errors
     [process] = apart
@@ -100,7 +100,7 @@ def test_an_exchange_that_a_rank_never_joins_ends_with_the_timeout_and_leaves_no
     job = job_of("stuck", timeout_s=TIMEOUT_S)
     assert job.code == 1
     assert "imed out" in job.errors
-    assert time.monotonic() - begin < TIMEOUT_S + 15
+    assert time.monotonic() - begin < TIMEOUT_S + 30
     wait_until_gone(PROGRAM)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from launch.pinning.preload import ALLOCATORS, STARTED_AGAIN, find, preloading
 from retinanet.errors import InputError
+from tests.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -173,6 +174,7 @@ def test_train_py_and_its_signals_work_under_a_preloaded_allocator(
         return
     overrides = ["data.scenes.train=8", "data.scenes.validation=2", "data.image_size=64"]
     overrides += ["training.batch_size=2", "training.epochs=1000", "evaluation.every=1000"]
+    overrides += [f"engine.precision={FAST_PRECISION}"]
     command = [sys.executable, "train.py", *overrides, f"run.root={tmp_path}"]
     process = subprocess.Popen(
         [*command, f"engine.allocator={name}"],

@@ -20,6 +20,7 @@ CORES = len({cpu.core for cpu in read_topology().restricted(CPUS).cpus})
 HALF = json.dumps({"request": {"threads": CORES // 2}})
 
 pytestmark = [
+    pytest.mark.whole_machine,
     pytest.mark.skipif(CORES < 2, reason="one core leaves nothing to bind to"),
     pytest.mark.skipif(
         read_allowance().quota is not None, reason="under a CPU quota ranks are not bound"

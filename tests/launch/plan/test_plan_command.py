@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from launch.__main__ import main
+from tests.commands import RunHere
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 TWO_SOCKETS_OF_4_CORES = """\
@@ -46,8 +49,8 @@ def described(tmp_path: Path) -> Path:
     return file
 
 
-def planned(json_file: Path, *arguments: str | Path) -> dict[str, Any]:
-    done = run_plan("--json", json_file, *arguments)
+def planned(run_here: RunHere, json_file: Path, *arguments: str | Path) -> dict[str, Any]:
+    done = run_here(main, "plan", "--json", json_file, *arguments)
     assert done.returncode == 0, done.stderr
     content: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
     return content
@@ -77,8 +80,11 @@ def test_a_described_host_is_drawn_with_a_cell_for_each_core(described: Path) ->
     ]
 
 
-def test_json_has_every_rank_with_its_environment(described: Path, tmp_path: Path) -> None:
+def test_json_has_every_rank_with_its_environment(
+    described: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     content = planned(
+        run_here,
         tmp_path / "plan.json",
         *("--topology", described, "--hosts", "n[1-2]:2", "--openmp", "gnu", "--backend", "gloo"),
     )
@@ -110,8 +116,8 @@ def test_json_has_every_rank_with_its_environment(described: Path, tmp_path: Pat
     }
 
 
-def test_hosts_with_as_many_ranks_are_drawn_once(described: Path) -> None:
-    done = run_plan("--topology", described, "--hosts", "a:2,b:4,c:2")
+def test_hosts_with_as_many_ranks_are_drawn_once(described: Path, run_here: RunHere) -> None:
+    done = run_here(main, "plan", "--topology", described, "--hosts", "a:2,b:4,c:2")
     pictures = [line for line in done.stdout.splitlines() if line.startswith(("host", "2 hosts"))]
     assert pictures == [
         "2 hosts, all the same, a (ranks 0-1), c (ranks 6-7); shown is a",
@@ -119,40 +125,44 @@ def test_hosts_with_as_many_ranks_are_drawn_once(described: Path) -> None:
     ]
 
 
-def test_cpus_that_may_not_be_used_are_marked(described: Path) -> None:
-    done = run_plan("--topology", described, "--cpus", "1-2,9")
+def test_cpus_that_may_not_be_used_are_marked(described: Path, run_here: RunHere) -> None:
+    done = run_here(main, "plan", "--topology", described, "--cpus", "1-2,9")
     assert "node 0  x 0 0 x" in done.stdout
     assert "node 1  x x x x" in done.stdout
     assert "only CPUs 1-2,9 may be used" in done.stdout
 
 
-def test_a_quota_is_planned_for_and_noted(described: Path, tmp_path: Path) -> None:
-    content = planned(tmp_path / "plan.json", "--topology", described, "--quota", "1.5")
+def test_a_quota_is_planned_for_and_noted(
+    described: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    content = planned(run_here, tmp_path / "plan.json", "--topology", described, "--quota", "1.5")
     rank = content["ranks"][0]
     assert (rank["threads"], rank["floating"], rank["cpus"]) == (1, True, [0, 1, 2, 3])
     assert content["notes"][1].startswith("the CPU quota of 1.5 keeps 1 of 4 cores busy")
 
 
-def test_a_configuration_that_does_not_pin_is_noted(described: Path, tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_pin_is_noted(
+    described: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     arguments = ("--np", "2", "--topology", described, "launch.pin=false")
-    content = planned(tmp_path / "plan.json", *arguments)
+    content = planned(run_here, tmp_path / "plan.json", *arguments)
     assert content["notes"] == [
         "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
     ]
 
 
-def test_long_variables_are_shown_to_their_end(described: Path) -> None:
+def test_long_variables_are_shown_to_their_end(described: Path, run_here: RunHere) -> None:
     row = [f"{cpu},{cpu},0,0" for cpu in range(100, 160)]
     described.write_text("\n".join(["# CPU,Core,Socket,Node", *row]), encoding="utf-8")
-    done = run_plan("--topology", described, "--openmp", "intel")
+    done = run_here(main, "plan", "--topology", described, "--openmp", "intel")
     words = "".join(done.stdout.partition("KMP_AFFINITY=")[2].split("│")).split()
     assert "".join(words).startswith(
         f"granularity=fine,explicit,proclist=[{','.join(str(cpu) for cpu in range(100, 160))}]"
     )
 
 
-def test_this_machine_is_planned_within_its_affinity(tmp_path: Path) -> None:
-    content = planned(tmp_path / "plan.json")
+def test_this_machine_is_planned_within_its_affinity(tmp_path: Path, run_here: RunHere) -> None:
+    content = planned(run_here, tmp_path / "plan.json")
     assert set(content["ranks"][0]["cpus"]) <= os.sched_getaffinity(0)
     assert len(content["ranks"]) == 1
 
@@ -176,22 +186,22 @@ def test_this_machine_is_planned_within_its_affinity(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(
-    described: Path, arguments: list[str], message: str
+    described: Path, arguments: list[str], message: str, run_here: RunHere
 ) -> None:
-    done = run_plan("--topology", described, *arguments)
+    done = run_here(main, "plan", "--topology", described, *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("quota", ["0", "nan", "half", "-1"])
-def test_a_quota_that_is_none_is_refused(quota: str) -> None:
-    done = run_plan(f"--quota={quota}")
+def test_a_quota_that_is_none_is_refused(quota: str, run_here: RunHere) -> None:
+    done = run_here(main, "plan", f"--quota={quota}")
     assert done.returncode == 2
     assert f"expected a number of CPUs such as 1.5, found {quota!r}" in done.stderr
 
 
-def test_an_existing_json_file_is_kept(described: Path, tmp_path: Path) -> None:
+def test_an_existing_json_file_is_kept(described: Path, tmp_path: Path, run_here: RunHere) -> None:
     kept = tmp_path / "plan.json"
     kept.write_text("mine", encoding="utf-8")
-    done = run_plan("--topology", described, "--json", kept)
+    done = run_here(main, "plan", "--topology", described, "--json", kept)
     assert done.returncode == 2
     assert kept.read_text(encoding="utf-8") == "mine"

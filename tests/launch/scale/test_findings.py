@@ -14,7 +14,7 @@ SAME_CORES = [
 
 
 def found(*overrides: str, batch: int | None, of: list[Measured] = SAME_CORES) -> list[Finding]:
-    config = load_config("demo.yaml", overrides)
+    config = load_config("demo.yaml", ["engine.precision=bf16", *overrides])
     return findings(of, config=config, global_batch=batch)
 
 
@@ -49,7 +49,7 @@ def test_targets_are_for_the_standard_workload_alone(
 
 
 def test_other_workloads_show_no_targets() -> None:
-    assert is_standard(load_config("demo.yaml", STANDARD))
+    assert is_standard(load_config("demo.yaml", ["engine.precision=bf16", *STANDARD]))
     assert not is_standard(load_config("demo.yaml"))
 
 

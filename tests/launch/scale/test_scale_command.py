@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from launch.__main__ import main
+from tests.commands import RunHere
+from tests.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN, REPOSITORY, ended
 from tests.launch.start.two_hosts import two_hosts
 
@@ -25,10 +28,7 @@ SMALL = (
     "data.scenes.train=8",
     "data.scenes.validation=1",
     "data.image_size=64",
-)
-
-needs_two_cores = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores, this process has one"
+    f"engine.precision={FAST_PRECISION}",
 )
 
 
@@ -66,7 +66,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
     return output, json.loads(file.read_text()), file.with_suffix(".png")
 
 
-@needs_two_cores
+@pytest.mark.whole_machine
 def test_ranks_under_mpirun_are_measured(study: tuple[str, dict[str, Any], Path]) -> None:
     _, content, _ = study
     one, two, many = content["workload"]["combinations"]
@@ -85,7 +85,7 @@ def test_ranks_under_mpirun_are_measured(study: tuple[str, dict[str, Any], Path]
     assert content["workload"]["complete"]
 
 
-@needs_two_cores
+@pytest.mark.whole_machine
 def test_what_does_not_fit_is_a_dash_with_its_reason(
     study: tuple[str, dict[str, Any], Path],
 ) -> None:
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_a_dash_with_its_reason(
     assert f"chart: {chart}" in output
 
 
-@needs_two_cores
+@pytest.mark.whole_machine
 def test_ctrl_c_ends_all_ranks_and_prints_what_was_measured() -> None:
     mark = f"run.name=interrupted-{os.getpid()}"
     process = start("--ranks", "1,2", "--threads", "1", "--steps", "3", *SMALL, mark)
@@ -114,6 +114,7 @@ def test_ctrl_c_ends_all_ranks_and_prints_what_was_measured() -> None:
     assert processes_with(mark) == []
 
 
+@pytest.mark.whole_machine
 def test_ranks_on_two_hosts_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     words = ("--hosts", "left,right", "--ranks", "1,2", "--threads", "1", "--rounds", "1")
@@ -151,11 +152,12 @@ def test_a_mistake_that_ranks_find_ends_the_study(tmp_path: Path) -> None:
         (["--mpirun", "README.md"], "--mpirun: README.md is not a program"),
     ],
 )
-def test_wrong_arguments_are_told_before_anything_runs(words: list[str], expected: str) -> None:
-    process = start(*words)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert expected in errors
+def test_wrong_arguments_are_told_before_anything_runs(
+    words: list[str], expected: str, run_here: RunHere
+) -> None:
+    done = run_here(main, "scale", *words)
+    assert done.returncode == 2
+    assert expected in done.stderr
 
 
 def test_the_command_line_loads_neither_torch_nor_matplotlib() -> None:

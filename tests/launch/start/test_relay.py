@@ -14,9 +14,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 RELAY = """
-import sys
+import signal, sys
 from launch.start.relay import run_with_gentle_stop
-sys.exit(run_with_gentle_stop(sys.argv[1:]))
+sys.exit(run_with_gentle_stop(sys.argv[1:], ask=signal.SIGUSR1, patience_s=0.3))
 """
 
 # As mpirun does, it says when it is there; as ranks do, it ends after the first SIGUSR1 with 75.
@@ -26,6 +26,14 @@ trap 'echo TERM; exit 143' TERM
 trap 'echo INT; exit 130' INT
 echo ready
 while :; do sleep 0.05; done
+"""
+
+PYTHON_CHILD = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(print("USR1") or 75))
+print("ready", flush=True)
+while True:
+    signal.pause()
 """
 
 
@@ -70,6 +78,53 @@ def test_the_second_signal_is_passed_on_as_it_is() -> None:
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=10)
     assert (output, process.returncode) == ("TERM\n", 143)
+
+
+def test_a_second_ctrl_c_ends_with_the_status_of_one() -> None:
+    # Open MPI's mpirun kills its ranks then and ends with 1.
+    process = relay("bash", "-c", f"stay=1{CHILD.replace('exit 130', 'exit 1')}")
+    assert first_line(process) == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert first_line(process) == "USR1\n"
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("INT\n", 130)
+
+
+def test_a_launcher_that_is_started_by_a_script_is_asked_itself() -> None:
+    # Intel MPI's mpirun is such a script: SIGTERM and SIGUSR1 would end it alone.
+    script = f"{sys.executable} -c {shlex.quote(PYTHON_CHILD)}\nrc=$?\nexit $rc"
+    process = relay("sh", "-c", script)
+    assert first_line(process) == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=10)
+    assert (output, process.returncode) == ("USR1\n", 75)
+
+
+@pytest.mark.parametrize(("then", "status"), [("sleep 100", 1), ("sleep 0.1; exit 5", 5)])
+def test_a_launcher_that_waits_for_a_host_that_is_cut_off_is_ended(
+    then: str, status: int, tmp_path: Path
+) -> None:
+    # As MPICH's mpirun does when the network is gone: its helper on this host has ended.
+    helper = tmp_path / "hydra_pmi_proxy"
+    helper.write_text("#!/bin/sh\nsleep 0.8\n")
+    helper.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RELAY, "sh", "-c", f"{helper}; {then}"],
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == status
+    assert ("mpirun waits for another host that does not answer" in errors) == (status == 1)
+
+
+def test_a_relay_that_is_killed_asks_its_child_to_stop(running: subprocess.Popen[str]) -> None:
+    assert first_line(running) == "ready\n"
+    running.kill()
+    output, _ = running.communicate(timeout=10)
+    assert output == "USR1\n"
 
 
 def test_ctrl_c_of_a_terminal_reaches_the_child_once() -> None:

@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import main
+from tests.commands import RunHere
+from tests.launch.processes_left import wait_until_gone
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 
 RANK = """
 import os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+def stop(number, frame):
+    open(f"{sys.argv[0]}-{os.environ['PMI_RANK']}", "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
 line = f"rank {os.environ['PMI_RANK']} of {os.environ['PMI_SIZE']}: {sys.argv[1:]}"
 os.write(1, f"{line}\\n".encode())  # at once: lines of two ranks do not mix
 if "wait" in sys.argv:
@@ -54,14 +61,20 @@ def test_ranks_are_started_by_the_printed_command(script: Path) -> None:
     assert pasted.returncode == 3
 
 
-def test_a_signal_reaches_the_ranks_and_their_status_comes_back(script: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_asks_the_ranks_to_stop_and_their_status_comes_back(
+    number: signal.Signals, script: Path
+) -> None:
     process = launch("--np", "2", "--mpirun", str(MPIRUN), "--", str(script), "wait")
     assert process.stdout is not None
     started = {process.stdout.readline() for _ in range(2)}
     assert started == {"rank 0 of 2: ['wait']\n", "rank 1 of 2: ['wait']\n"}
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert process.returncode == 75
+    process.send_signal(number)
+    process.communicate(timeout=30)  # the pipe's other end is closed once all ranks have ended
+    assert process.returncode == (75 if number != signal.SIGKILL else -signal.SIGKILL)
+    asked = sorted(path.name for path in script.parent.glob("rank.py-*"))
+    assert asked == ["rank.py-0", "rank.py-1"]
+    wait_until_gone(str(script))
 
 
 @pytest.mark.parametrize(
@@ -72,14 +85,16 @@ def test_a_signal_reaches_the_ranks_and_their_status_comes_back(script: Path) ->
         (["--hostfile", "hosts"], "-hosts a:2,b:2 -np 4"),
     ],
 )
-def test_a_dry_run_only_prints(where: list[str], expected: str, tmp_path: Path) -> None:
+def test_a_dry_run_only_prints(
+    where: list[str], expected: str, tmp_path: Path, run_here: RunHere
+) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     where = [str(tmp_path / word) if word == "hosts" else word for word in where]
-    process = launch("--np", "4", "--mpirun", str(MPIRUN), *where, "--dry-run", "train.py", "x=1")
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (0, "")
+    start = ("--np", "4", "--mpirun", MPIRUN, *where, "--dry-run", "train.py", "x=1")
+    done = run_here(main, "run", *start)
+    assert (done.returncode, done.stderr) == (0, "")
     words = f"{MPIRUN} -bind-to none {expected} {sys.executable} train.py x=1"
-    assert shlex.split(output) == words.split()
+    assert shlex.split(done.stdout) == words.split()
 
 
 @pytest.mark.parametrize(
@@ -94,12 +109,11 @@ def test_a_dry_run_only_prints(where: list[str], expected: str, tmp_path: Path) 
         (["--np", "2", "--mpirun", "none", "--", "train.py"], "--mpirun: none is not a program"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], named: str) -> None:
-    process = launch(*words)
-    output, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
+def test_mistakes_are_one_line(words: list[str], named: str, run_here: RunHere) -> None:
+    done = run_here(main, "run", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    errors = done.stderr
     assert errors.startswith("error: ") and errors.count("\n") == 1 and named in errors
-    assert output == ""
 
 
 def test_starting_ranks_loads_no_torch() -> None:

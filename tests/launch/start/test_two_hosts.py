@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.processes_left import processes_with, wait_until_gone
 from tests.launch.ranks import MPIRUN, ended
 from tests.launch.start.two_hosts import ADDRESSES, TwoHosts, two_hosts
+
+pytestmark = pytest.mark.whole_machine
 
 MEETING = """
 import os, socket, sys
@@ -114,22 +117,46 @@ def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
     assert weights_of(tmp_path / "two") == weights_of(tmp_path / "one")
 
 
-def test_a_signal_stops_both_hosts_after_a_checkpoint_and_one_host_goes_on(
+def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None:
+    end = time.monotonic() + 90
+    while not (run / "metrics.jsonl").exists() or len(steps_of(run)) < count:
+        assert time.monotonic() < end and job.poll() is None
+        time.sleep(0.05)
+
+
+def test_a_signal_and_a_cut_cable_end_both_hosts_and_one_host_goes_on(
     debian_hosts: TwoHosts, tmp_path: Path
 ) -> None:
     run = tmp_path / "moved"
     train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
-    job = start_on_both(debian_hosts, *train, "training.max_steps=1000", "training.epochs=1000")
-    deadline = time.monotonic() + 90
-    while not (run / "metrics.jsonl").exists() or len(steps_of(run)) < 2:
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.05)
+    train += ["training.epochs=1000"]
+    many = "training.max_steps=1000"
+    job = start_on_both(debian_hosts, *train, many)
+    wait_for_steps(run, job, count=2)
     job.send_signal(signal.SIGTERM)
     stopped = ended(job)
     assert stopped.code == 75, stopped.errors
     assert stopped.output.count("SIGTERM: checkpoint written") == 1
+
+    kept = len(steps_of(run))
+    changes = ["distributed.timeout_s=5", "checkpoint.every=1 steps"]
+    job = start_on_both(debian_hosts, *train, many, *changes, "--resume")
+    wait_for_steps(run, job, count=kept + 3)
+    debian_hosts.cut()
+    end = time.monotonic() + 15
+    ranks = f"{sys.executable} train.py"  # on both hosts; mpirun's command begins otherwise
+    while processes_with(f"run.name={run.name}", begin=ranks):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    [mpirun] = processes_with(f"run.name={run.name}", begin=f"{MPIRUN} ")
+    os.kill(mpirun, signal.SIGKILL)  # it waits for the other host; `launch run` does so after 30 s
+    cut = ended(job)
+    assert cut.code not in (0, 75)
+    wait_until_gone(f"run.name={run.name}")
+    assert cut.errors.count("error: rank 1 on right was silent for 4 s") == 1, cut.errors
+
     done = len(steps_of(run))
     more = f"training.max_steps={done + 1}"
-    resumed = ended(start_on_one(*train, more, "training.epochs=1000", "--resume"))
+    resumed = ended(start_on_one(*train, more, "--resume"))
     assert resumed.code == 0, resumed.errors
     assert len(steps_of(run)) == done + 1

@@ -70,6 +70,11 @@ class TwoHosts:
             start_new_session=True,
         )
 
+    def cut(self) -> None:
+        """Pull the cable out: nobody is told, and what is sent is lost."""
+        cable = ["ip", "link", "set", "eth0", "down"]
+        subprocess.run([*self.enter_left, *cable], check=True)
+
     def launcher_variables(self) -> dict[str, str]:
         """How MPICH and Intel MPI are told of the remote shell."""
         return {
