@@ -15,20 +15,16 @@ from launch.group.one_voice import one_voice
 from launch.place import Place
 from launch.plan.command import print_plan_here
 from launch.ranks import read_ranks
-from retinanet.command_line import (
-    parse_run_arguments,
-    print_config,
-    run_command,
-)
+from retinanet.command_line import parse_run_arguments, print_config, run_command
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
 from retinanet.configured_place import place_on_host
-from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:
     from launch.group.process_group import ProcessGroup
     from retinanet.training.run import Run
+    from retinanet.training.signals import StopRequest
 
 
 def main() -> int:
@@ -41,11 +37,15 @@ def main() -> int:
             print_config(config)
             print_plan_here(config, ranks)
             return FINISHED
-        place = place_on_host(config, ranks)
+        place = place_on_host(config, ranks, binding=not arguments.check)
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.group.process_group import joined
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
+        if arguments.check:
+            from retinanet.preflight.check import check
+
+            return check(config, arguments, group=group, place=place)
         return train(config, arguments, group=group, place=place)
 
 
@@ -59,34 +59,37 @@ def train(
     """
     from profiling.capture.hooks import capturing
     from retinanet.engine.engines import chosen_engine
-    from retinanet.progress import make_console
+    from retinanet.preflight.start import checked
+    from retinanet.terminal import make_console
     from retinanet.training.agreement import in_turn
-    from retinanet.training.checkpoint import read_checkpoint
     from retinanet.training.random_states import seed_everything
-    from retinanet.training.resume import require_same_settings, resume_training
+    from retinanet.training.resume import checkpoint_to_resume, take_up, take_up_the_rest
     from retinanet.training.run import Run
     from retinanet.training.run_data import open_run_data
     from retinanet.training.run_description import facts_of_ranks
     from retinanet.training.run_folder import claim_run_folder
+    from retinanet.training.signals import StopRequest
     from retinanet.training.start import build_model, build_optimizer, starting_weights
 
     engine = chosen_engine(config.engine.name)
+    group = checked(config, arguments, group=group, place=place, engine=engine)
     console = make_console(quiet=not group.is_first)
     path = config.run.root / config.run.name
-    resume, overwrite = arguments.resume, arguments.overwrite
+    resume, auto_resume, overwrite = arguments.resume, arguments.auto_resume, arguments.overwrite
     with (
-        claim_run_folder(path, resume=resume, overwrite=overwrite, group=group) as folder,
+        StopRequest(starting=True, end_now=group.interrupt) as stop,
+        claim_run_folder(
+            path, resume=resume, auto_resume=auto_resume, overwrite=overwrite, group=group
+        ) as folder,
         capturing(config, path, place=place, group=group, console=console) as phases,
     ):
-        reads = resume and group.is_first  # the others get what rank 0 has read
-        checkpoint = read_checkpoint(folder.checkpoints / "last") if reads else None
-        if checkpoint:
-            require_same_settings(checkpoint, config)
+        reads = (resume or auto_resume) and group.is_first  # the others get what rank 0 has read
+        checkpoint = checkpoint_to_resume(folder, config, console=console) if reads else None
         seed_everything(config.run.seed)
         data = in_turn(
             group, lambda: open_run_data(config, scenes_folder=folder.scenes, console=console)
         )
-        weights = None if resume or not group.is_first else starting_weights(config.model)
+        weights = starting_weights(config.model) if group.is_first and not checkpoint else None
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
         optimizer = build_optimizer(config.training, model, engine=engine)
         run = Run(
@@ -100,43 +103,43 @@ def train(
             group=group,
             phases=phases,
         )
-        if checkpoint:
-            resume_training(run, checkpoint)
+        if not take_up(run, checkpoint):
+            return FINISHED
         run.prepare(engine)
+        take_up_the_rest(run, checkpoint)
+        stop.hold_back()
+        group.barrier()  # from here on a signal to any rank leaves what can be resumed
         if group.is_first:
-            folder.begin(config_to_tree(config), ranks=facts_of_ranks(run), resume=resume)
+            ranks = facts_of_ranks(run)
+            folder.begin(config_to_tree(config), ranks=ranks, resume=bool(checkpoint))
         run.begin()
-        return steps_and_evaluations(run)
+        return steps_and_evaluations(run, stop)
 
 
-def steps_and_evaluations(run: "Run") -> int:
+def steps_and_evaluations(run: "Run", stop: "StopRequest") -> int:
     """Train epoch by epoch, evaluate in between; end at the target, the last step, or a signal.
 
     Raises:
-        InputError: An image cannot be read; what was trained until then is in a checkpoint.
+        InputError: An image cannot be read, and what was trained until then is in a checkpoint; or
+            the last checkpoint cannot be written.
     """
-    from retinanet.training.signals import StopRequest
+    from retinanet.training.run_checkpoints import leave_checkpoint, leaving_checkpoint
 
-    with StopRequest() as stop:
-        while True:
-            try:
-                if run.evaluation_is_due():
-                    run.evaluate(stop)
+    run.agree_to_stop(stop)
+    while True:
+        with leaving_checkpoint(run):
+            if run.evaluation_is_due():
+                run.evaluate(stop)
+            for _ in run.rest_of_epoch(stop):
                 if stop:
-                    run.save_checkpoint()
-                    run.say(f"{stop.name}: checkpoint written; go on with: {run.resuming_command}")
-                    return STOPPED_BY_SIGNAL
-                if run.is_finished():
-                    run.finish()
-                    return FINISHED
-                for _ in run.rest_of_epoch(stop):
-                    if stop:
-                        break
-            except InputError as error:
-                if run.step == 0:
-                    raise
-                run.save_checkpoint()
-                raise InputError(f"{error}; then go on with: {run.resuming_command}") from error
+                    break
+        if stop:
+            leave_checkpoint(run)
+            run.say(f"{stop.name}: checkpoint written; go on with: {run.resuming_command}")
+            return STOPPED_BY_SIGNAL
+        if run.is_finished() and not run.evaluation_is_due():
+            run.finish()
+            return FINISHED
 
 
 if __name__ == "__main__":

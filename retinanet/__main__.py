@@ -1,4 +1,7 @@
-"""Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures."""
+"""Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures.
+
+`convert` makes a .pth of somebody whom you trust into a file that training reads.
+"""
 
 import argparse
 import sys
@@ -18,6 +21,10 @@ def main() -> int:
         from retinanet.training.evaluate_command import evaluate
 
         return evaluate(**arguments)
+    if command == "convert":
+        from retinanet.training.convert_command import convert
+
+        return convert(**arguments)
     from retinanet.training.predict_command import predict
 
     return predict(**arguments)
@@ -49,6 +56,19 @@ def parse_arguments() -> argparse.Namespace:
         )
     add_evaluate_options(evaluate)
     add_predict_options(predict)
+    convert = commands.add_parser(
+        "convert",
+        help="weights of a .pth as safetensors, once",
+        description="Write the tensors of a .pth to a .safetensors file, which "
+        "model.pretrained_backbone takes. A .pth is a pickle: a program that builds objects as it "
+        "is loaded. It is read with torch's weights_only=True, which lets it build tensors and "
+        "plain containers only; but that has a known hole in torch before 2.10 (CVE-2026-24747): a "
+        "file made for it corrupts memory, and may run any code as you. So it is done once, by "
+        "this command, of a file from somebody whom you trust, and nothing else ever reads a .pth. "
+        "A state_dict is taken, alone or under `model` (torchvision's and MLPerf's scripts) or "
+        "`state_dict`; what is no tensor is dropped, and named.",
+    )
+    add_convert_options(convert)
     return parser.parse_args()
 
 
@@ -86,6 +106,21 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace files of an earlier prediction"
     )
+
+
+def add_convert_options(parser: argparse.ArgumentParser) -> None:
+    """Which file, where it goes, and the word without which nothing is unpickled."""
+    parser.add_argument("file", type=Path, metavar="FILE.pth", help="torch's file of weights")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE.safetensors", help="the file to write"
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="I trust whoever made this file; needed for all but torchvision's own "
+        "resnext50_32x4d-7cdf4587.pth, which is known by its SHA-512",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def probability(text: str) -> float:

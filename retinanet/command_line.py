@@ -11,7 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from retinanet.config import Config, config_to_tree, field_help
-from retinanet.errors import InputError, NonFiniteLossError
+from retinanet.errors import InputError, NonFiniteLossError, StoppedBeforeStart
 from retinanet.exit_codes import described, exit_code_of
 
 
@@ -19,7 +19,7 @@ def run_command(command: Callable[[], int]) -> int:
     """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
     try:
         return command()
-    except (InputError, NonFiniteLossError, KeyboardInterrupt) as error:
+    except (InputError, NonFiniteLossError, StoppedBeforeStart, KeyboardInterrupt) as error:
         print(described(error), file=sys.stderr)
         return exit_code_of(error)
     except BrokenPipeError:
@@ -29,7 +29,10 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def parse_run_arguments(description: str) -> argparse.Namespace:
-    """`train.py`'s command line: `config`, `overrides`, `dry_run`, `resume`, `overwrite`."""
+    """`train.py`'s command line: `dry_run`, `check`, and what an earlier run means.
+
+    That is `resume`, `auto_resume` or `overwrite`.
+    """
     parser = argparse.ArgumentParser(
         description=description,
         epilog=f"fields, by section:\n\n{field_help()}",
@@ -52,14 +55,35 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
         action="store_true",
         help="print the resolved configuration and where the ranks would run, and stop",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="look in seconds whether the run can work, train nothing, leave nothing: data, disk "
+        "space, /dev/shm, memory, placement, packages, permissions; 0: it can, 2: it cannot; with "
+        "mpirun every host is looked at",
+    )
+    parser.add_argument(
+        "--check-ranks",
+        type=positive,
+        metavar="N",
+        help="with --check and without mpirun: ranks that this host will have (default: 1)",
+    )
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument(
         "--resume", action="store_true", help="go on from the run's last checkpoint"
     )
     existing.add_argument(
+        "--auto-resume",
+        action="store_true",
+        help="the same, or begin where there is no run yet: for jobs that a batch system requeues",
+    )
+    existing.add_argument(
         "--overwrite", action="store_true", help="remove the run's earlier work and start anew"
     )
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    if arguments.check_ranks and not arguments.check:
+        parser.error("--check-ranks is for --check")
+    return arguments
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +125,8 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
 
     `launcher`: what comes before `python`, such as `mpirun -np 8`; torchrun takes its place.
     """
-    words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
+    flags = ("--resume", "--auto-resume", "--overwrite")
+    words = [word for word in sys.argv[1:] if word not in flags]
     python = () if launcher and launcher[0] == "torchrun" else (installed("python"),)
     return shlex.join([*launcher, *python, sys.argv[0], *words, "--resume"])
 

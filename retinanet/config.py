@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -21,6 +22,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from retinanet.checkpoint_interval import is_interval
+from retinanet.processor import fastest_precision
 from retinanet.step_window import is_window, window_of
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -39,16 +42,29 @@ Steps = Annotated[str | None, BeforeValidator(require_steps)]
 """A window of a run's steps; see `retinanet.step_window`."""
 
 
-def number_or_auto(*, least: int) -> BeforeValidator:
-    """Refuse what is neither a number from `least` on, nor `auto`.
+def require_interval(value: object) -> object:
+    """Refuse what is no interval between checkpoints."""
+    if isinstance(value, str) and is_interval(value):
+        return value
+    advice = "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch"
+    raise PydanticCustomError("interval", advice)
+
+
+def resolved_precision(value: str) -> str:
+    """`bf16` or `float32`: what `auto` means on this processor."""
+    return fastest_precision() if value == "auto" else value
+
+
+def number_or_auto(*, least: int, most: int) -> BeforeValidator:
+    """Refuse what is neither a number from `least` to `most`, nor `auto`.
 
     It says both at once: of two kinds, pydantic's own words name one.
     """
 
     def require(value: object) -> object:
-        if value != "auto" and not (type(value) is int and value >= least):
-            advice = "input should be a number from {least} on, or auto"
-            raise PydanticCustomError("number_or_auto", advice, {"least": least})
+        if value != "auto" and not (type(value) is int and least <= value <= most):
+            advice = "input should be a number from {least} to {most}, or auto"
+            raise PydanticCustomError("number_or_auto", advice, {"least": least, "most": most})
         return value
 
     return BeforeValidator(require)
@@ -70,9 +86,9 @@ class RunConfig:
 class ScenesConfig:
     """How many drawn scenes stand in for a data set."""
 
-    train: Annotated[int, Field(ge=1)] = 1000
+    train: Annotated[int, Field(ge=1, le=10**7)] = 1000
     """Scenes to train on. [images]"""
-    validation: Annotated[int, Field(ge=1)] = 150
+    validation: Annotated[int, Field(ge=1, le=10**7)] = 150
     """Held-out scenes to evaluate on. [images]"""
 
 
@@ -92,7 +108,7 @@ class DataConfig:
     """COCO-format JSON, or index, to evaluate on. [path or null]"""
     validation_images: Path | None = None
     """Folder of the validation images. [path or null]"""
-    image_size: Annotated[int, Field(ge=64, multiple_of=32)] = 800
+    image_size: Annotated[int, Field(ge=64, le=16384, multiple_of=32)] = 800
     """Images are resized to this square, whatever their shape. [pixels]"""
     class_indices: Literal["contiguous", "category_id"] = "contiguous"
     """Class numbers of the model: the JSON's categories in order, or its category ids. [name]"""
@@ -104,7 +120,7 @@ class DataConfig:
     """An image that cannot be read: end the run, or let another stand in for it. [name]"""
     bad_image_limit: Annotated[int, Field(ge=1)] = 100
     """With on_bad_image=skip the run ends after so many all the same. [images]"""
-    workers: Annotated[int | Literal["auto"], number_or_auto(least=0)] = "auto"
+    workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096)] = "auto"
     """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
     reserve_cores: Annotated[int, Field(ge=0)] = 0
     """Cores of a rank that only load images; the training has the others. [cores]"""
@@ -119,9 +135,21 @@ class ModelConfig:
     trainable_layers: Annotated[int, Field(ge=0, le=5)] = 3
     """Backbone stages that train, counted from the last; 5 trains all. MLPerf: 3. [stages]"""
     pretrained_backbone: str | None = None
-    """Weights to start from: .safetensors or .pth file, or `torchvision` (download). [or null]"""
-    num_classes: Annotated[int, Field(ge=1)] | None = None
+    """Weights to start from: .safetensors file, or `torchvision` (download). [or null]"""
+    num_classes: Annotated[int, Field(ge=1, lt=10**5)] | None = None
     """Outputs of the classification head; null takes what the categories need. [classes]"""
+
+    @field_validator("pretrained_backbone")
+    @classmethod
+    def require_no_pickle(cls, file: str | None) -> str | None:
+        """Refuse what would have to be unpickled, before anything else is done."""
+        if file not in (None, "torchvision") and not str(file).endswith(".safetensors"):
+            advice = (
+                "input should be a .safetensors file or torchvision; a .pth can run code, so it is "
+                "made into one once, by python -m retinanet convert FILE.pth --out FILE.safetensors"
+            )
+            raise PydanticCustomError("pickle", advice)
+        return file
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -150,6 +178,12 @@ class TrainingConfig:
     """Share of the learning rate at the first step. [factor]"""
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate after warm-up: as it is, or falling to zero at the last step. [name]"""
+    clip_gradient_norm: Annotated[float, Field(gt=0)] | None = None
+    """L2 norm to which a step's gradients are shortened where theirs is larger. [norm or null]"""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradients are not finite: end the run, or go on without it. [name]"""
+    nonfinite_limit: Annotated[int, Field(ge=1)] = 10
+    """With on_nonfinite=skip the run ends after so many skipped all the same. [steps]"""
     target_map: Annotated[float, Field(gt=0, le=1)] | None = None
     """End when an evaluation reaches this mAP (IoU 0.50:0.95); MLPerf: 0.34. [mAP or null]"""
 
@@ -177,13 +211,27 @@ class EvaluationConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What a run keeps of itself while it goes, beside the checkpoints of evaluations."""
+
+    every: Annotated[str, BeforeValidator(require_interval)] = "30min"
+    """Write one so often: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
+    keep: Annotated[int, Field(ge=1)] = 3
+    """The last ones that stay on the disk, beside the best by mAP. [checkpoints]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class EngineConfig:
     """How the arithmetic is done. `engine: ipex` is short for `engine.name: ipex`."""
 
     name: Literal["auto", "torch", "ipex"] = "auto"
     """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
-    precision: Literal["bf16", "float32"] = "bf16"
-    """Of the model's arithmetic; weights, loss and optimizer are float32 in both. [name]"""
+    precision: Annotated[
+        Literal["auto", "bf16", "float32"],
+        AfterValidator(resolved_precision),
+        Field(validate_default=True),
+    ] = "auto"
+    """Of the model's arithmetic: bf16, float32, or auto: bf16 if the processor has it. [name]"""
     convolutions: Literal["auto", "onednn", "winograd"] = "auto"
     """3×3 ones of heads and pyramid in BF16; auto: winograd on AVX-512 BF16 without AMX. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
@@ -208,7 +256,7 @@ class LaunchConfig:
 
     pin: bool = True
     """Keep each rank on cores and memory of its own; false: where the system puts it. [bool]"""
-    threads: Annotated[int | Literal["auto"], number_or_auto(least=1)] = "auto"
+    threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=10**5)] = "auto"
     """Compute threads of a rank, one a core; auto: all cores of its share. [threads]"""
     comm_cores: Annotated[int, Field(ge=0)] = 0
     """Cores of a rank that only exchange gradients; best with ccl on many cores. [cores]"""
@@ -222,7 +270,7 @@ class DistributedConfig:
     """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
     compress: Literal["none", "bf16"] = "none"
     """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    timeout_s: Annotated[float, Field(gt=0, le=10**7)] = 600.0
     """A rank that is silent for so long ends the job; above rank 0's longest work. [seconds]"""
 
 
@@ -283,6 +331,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
     distributed: DistributedConfig = DistributedConfig()
@@ -309,6 +358,7 @@ SECTIONS = {
     "model": ModelConfig,
     "training": TrainingConfig,
     "evaluation": EvaluationConfig,
+    "checkpoint": CheckpointConfig,
     "engine": EngineConfig,
     "launch": LaunchConfig,
     "distributed": DistributedConfig,

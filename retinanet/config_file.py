@@ -17,6 +17,12 @@ from retinanet.errors import InputError
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """Where `--config openimages.yaml` is found from any working directory."""
 
+LONGEST_TEXT = 100_000
+"""Characters."""
+MOST_BRACKETS = 500
+"""The parser takes seconds for some thousand, each within the last."""
+MOST_VALUES = 10_000
+
 SHORTHANDS = {"engine": "name"}
 """A section given as one word means this field of it: `engine: ipex` is `engine.name: ipex`."""
 
@@ -45,19 +51,46 @@ def read_yaml(text: str, source: str) -> Any:
         InputError: The text is not YAML, or holds more than JSON could (a list as a key, a section
             within itself); names the source and, where it is known, the line.
     """
+    if len(text) > LONGEST_TEXT or text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise InputError(
+            f"{source}: longer than {LONGEST_TEXT:,} characters, or more than {MOST_BRACKETS} "
+            "brackets: no configuration"
+        )
     try:
         tree = YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = " ".join(str(error.problem).split())
         raise InputError(f"{source}{line}: not valid YAML: {problem}") from error
-    except (YAMLError, ValueError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    require_few_values(tree, source)
     try:
         json.dumps(tree, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{source}: expected sections and plain values: {error}") from error
     return tree
+
+
+def require_few_values(tree: Any, source: str) -> None:
+    """Refuse what a few aliases make endless: `b: [*a, *a, *a]`, and so on, or `a: &a [*a]`.
+
+    Raises:
+        InputError: There are more than `MOST_VALUES`, each counted as often as it is named.
+    """
+    left, count = [tree], 0
+    while left:
+        value = left.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise InputError(
+                f"{source}: expected sections and plain values: more than {MOST_VALUES:,} values; "
+                "leave aliases out"
+            )
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list | set | tuple):
+            left += value
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> Config:

@@ -8,16 +8,26 @@ from launch.ranks import Ranks
 from retinanet.config import Config
 
 
-def place_on_host(config: Config, ranks: Ranks) -> Place:
+def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Place:
     """Take it, before torch is loaded; see `take_place`.
 
     A oneDNN log that will be written has a time in every line: oneDNN looks for that only once.
+    Without `binding` the ranks only meet, to look at their hosts: no cores, no libraries.
 
     Raises:
         InputError: Something asked for is not installed or does not fit this host.
     """
     if config.profile.onednn_steps:
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
+    if not binding:
+        return take_place(
+            ranks,
+            request=CoreRequest(threads=1, comm_cores=0, loader_cores=0),
+            allocator="system",
+            backend="gloo",
+            pinned=False,
+            timeout_s=config.distributed.timeout_s,
+        )
     return take_place(
         ranks,
         request=core_request(config),

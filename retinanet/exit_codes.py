@@ -1,6 +1,6 @@
 """What a command's exit status says to scripts and schedulers."""
 
-from retinanet.errors import InputError, NonFiniteLossError
+from retinanet.errors import InputError, NonFiniteLossError, StoppedBeforeStart
 
 FINISHED = 0
 OUR_BUG = 1
@@ -9,7 +9,8 @@ LOSS_NOT_FINITE = 3
 CONDITION_MET = 4
 """A comparison went as `--fail-if` says it must not."""
 STOPPED_BY_SIGNAL = 75
-"""After writing a checkpoint; the same command with `--resume` goes on (sysexits' EX_TEMPFAIL)."""
+"""After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
+the same command begins again. (sysexits' EX_TEMPFAIL)"""
 INTERRUPTED = 130
 """Ctrl-C before there was anything to keep, or twice (128 + SIGINT, as shells count)."""
 
@@ -20,6 +21,8 @@ def exit_code_of(error: BaseException) -> int:
         return BAD_INPUT
     if isinstance(error, NonFiniteLossError):
         return LOSS_NOT_FINITE
+    if isinstance(error, StoppedBeforeStart):
+        return STOPPED_BY_SIGNAL
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG
 
 
@@ -27,4 +30,6 @@ def described(error: BaseException) -> str | None:
     """What to say of it in one line on stderr; None where only its traceback will do."""
     if isinstance(error, InputError | NonFiniteLossError):
         return f"error: {error}"
+    if isinstance(error, StoppedBeforeStart):
+        return f"{error} before the first step: nothing was written; the same command begins again"
     return "interrupted" if isinstance(error, KeyboardInterrupt) else None

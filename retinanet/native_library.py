@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from retinanet.cache_folder import first_writable, one_process_at_a_time, private_cache_folders
+from retinanet.processor import cpu_flags
 
 CPU_FLAGS_NEEDED = {
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
@@ -89,15 +90,6 @@ def usable_instruction_sets() -> list[str]:
     return usable
 
 
-def cpu_flags() -> set[str]:
-    """What the processor can do, in /proc/cpuinfo's names, such as `avx512_bf16`; Linux only."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
-
-
 def find_compiler() -> list[str]:
     """The C++ compiler's command: the environment's `CXX`, else `g++`, else `c++`.
 
@@ -134,14 +126,14 @@ def link_with_loaded_openmp() -> list[str]:
     return [str(loaded[0])]
 
 
-def mapped_files(prefix: str) -> set[Path]:
+def mapped_files(*prefixes: str) -> set[Path]:
     """Files that are mapped into this process and whose name starts so; Linux only."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return set()
     paths = (Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
-    return {path for path in paths if path.name.startswith(prefix)}
+    return {path for path in paths if path.name.startswith(prefixes)}
 
 
 def library_folder() -> Path:

@@ -1,6 +1,7 @@
 """Files that commands write: nothing is overwritten unasked, and nothing is left half written."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from retinanet.errors import InputError
@@ -49,4 +50,6 @@ def write_whole(file: Path, content: str | bytes) -> None:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.replace(file)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # a full disk needs the room
         raise InputError(f"{file}: cannot be written: {error.strerror}") from error

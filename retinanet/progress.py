@@ -13,6 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from retinanet.printable import printable
+
 SECONDS_BETWEEN_LINES = 15.0
 """A log file wants a line now and then, not ten a second."""
 
@@ -21,12 +23,6 @@ SHOWN_FROM = 20 * MEGABYTE
 
 Advance = Callable[[int, str], None]
 """Called as `advance(done, note)`: how much is done in all, and what to say of it."""
-
-
-def make_console(*, quiet: bool = False) -> Console:
-    """A console as wide as the terminal; a pipe gets room for whole lines, and no colours."""
-    console = Console(highlight=False, quiet=quiet)
-    return console if console.is_terminal else Console(width=120, highlight=False, quiet=quiet)
 
 
 @contextmanager
@@ -44,8 +40,8 @@ def progress(console: Console, title: str, *, total: int, start: int = 0) -> Ite
         yield lines(console, title, total=total, start=start)
         return
     with show as display:
-        task = display.add_task(title, total=total, completed=start, note="")
-        yield lambda done, note: display.update(task, completed=done, note=note)
+        task = display.add_task(printable(title), total=total, completed=start, note="")
+        yield lambda done, note: display.update(task, completed=done, note=printable(note))
 
 
 @contextmanager
@@ -64,12 +60,12 @@ def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[A
 def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
     """The bar with its columns: amount, time left, note."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
         refresh_per_second=4,
     )

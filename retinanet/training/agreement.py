@@ -15,6 +15,7 @@ from launch.group.process_group import ProcessGroup
 from retinanet.engine.layout import is_one_block
 from retinanet.errors import InputError
 from retinanet.training.loop import StepResult
+from retinanet.training.rank_states import trained_norms
 
 Value = TypeVar("Value")
 
@@ -44,13 +45,18 @@ def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
     if group.size == 1:
         return True
     trained = [one.detach() for one in model.parameters() if one.requires_grad]
-    checksum = 0
-    for tensor in trained:
-        checksum = zlib.crc32(bytes_of(tensor), checksum)
-    if len(set(group.all_gather(checksum))) == 1:
+    if len(set(group.all_gather(checksum_of(trained)))) == 1:
         return True
     group.broadcast(trained)
     return False
+
+
+def checksum_of(tensors: Iterable[Tensor]) -> int:
+    """One number of all bits."""
+    checksum = 0
+    for tensor in tensors:
+        checksum = zlib.crc32(bytes_of(tensor), checksum)
+    return checksum
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -59,13 +65,29 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def averaged_norms(group: ProcessGroup, model: nn.Module) -> dict[str, Tensor]:
+    """Means over the ranks of the running statistics of norms that train; all ranks call it.
+
+    Each rank's own are of its own images.
+
+    Returns:
+        Copies under the names in the `state_dict`; none for one rank, or where norms are constants.
+    """
+    own = trained_norms(model) if group.size > 1 else {}
+    if not own:
+        return {}
+    copied = {name: one.clone() for name, one in own.items()}
+    # A mean of equal numbers may be rounded, and averaging twice must change nothing.
+    if len(set(group.all_gather(checksum_of(copied.values())))) > 1:
+        group.average(copied.values())
+    return copied
+
+
 def average_norms(group: ProcessGroup, model: nn.Module) -> None:
-    """Average the running statistics of norms that train: each rank's are of its own images."""
-    if group.size == 1:
-        return
-    norms = [one for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
-    statistics = ((one.running_mean, one.running_var) for one in norms)
-    group.average(one for pair in statistics for one in pair if one is not None)
+    """Put the means over the ranks in the place of each rank's own running statistics."""
+    own = trained_norms(model)
+    for name, averaged in averaged_norms(group, model).items():
+        own[name].copy_(averaged)
 
 
 def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -96,8 +118,8 @@ def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Ba
 def merged(results: Sequence[StepResult]) -> StepResult:
     """One step of all ranks: losses of all their images, times of the slowest.
 
-    Memory is that of the rank that has most. The exchange took what the last rank waited for it:
-    the others also waited for that rank.
+    Gradients are averages, so all have the same norm. Memory is that of the rank that has most. The
+    exchange took what the last rank waited for it: the others also waited for that rank.
     """
     first = results[0]
     return replace(
@@ -111,6 +133,7 @@ def merged(results: Sequence[StepResult]) -> StepResult:
         resident_mb=max(one.resident_mb for one in results),
         peak_resident_mb=max(one.peak_resident_mb for one in results),
         bad_images=tuple(problem for one in results for problem in one.bad_images),
+        nonfinite=tuple(found for one in results for found in one.nonfinite),
     )
 
 

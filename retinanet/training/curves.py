@@ -1,5 +1,6 @@
 """Curves of a run: losses and mAP against steps."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+from retinanet.output_files import write_whole
 
 LOSSES = (("loss", "both", "#333333"), ("classification", "classification", "#e6194b"),
           ("bbox_regression", "boxes", "#3c8ddc"))  # fmt: skip
@@ -39,16 +42,16 @@ def draw_curves(
         axes.set_xlabel("optimizer steps")
         axes.grid(alpha=0.3)
         axes.set_xlim(left=0)
-    partial = file.with_name(f".{file.name}.partial")
-    figure.savefig(partial, format="png")
-    partial.replace(file)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    write_whole(file, content.getvalue())
 
 
 def draw_losses(axes: Axes, steps: Sequence[dict[str, Any]]) -> None:
     """Every step's losses, pale, and their running mean."""
     places = [record["step"] for record in steps]
     for name, label, colour in LOSSES:
-        values = np.array([record[name] for record in steps], dtype=float)
+        values = np.array([record[name] for record in steps], dtype=float)  # null becomes NaN
         axes.plot(places, values, color=colour, alpha=0.2, linewidth=0.7)
         axes.plot(places, running_mean(values), color=colour, label=label)
     axes.set_title("training loss (mean of 20 steps)")
@@ -72,8 +75,12 @@ def draw_precisions(
 
 
 def running_mean(values: NDArray[np.float64], *, window: int = 20) -> NDArray[np.float64]:
-    """Mean of up to `window` values that end at each place."""
-    sums = np.cumsum(np.insert(values, 0, 0.0))
+    """Mean of up to `window` values that end at each place; NaN, of skipped steps, is left out."""
+    counted = np.isfinite(values)
+    sums = np.cumsum(np.insert(np.where(counted, values, 0.0), 0, 0.0))
+    counts = np.cumsum(np.insert(counted, 0, 0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    with np.errstate(invalid="ignore"):  # no value at all has no mean
+        means: NDArray[np.float64] = (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
+    return means

@@ -15,10 +15,11 @@ from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, write_whole
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.coco_metric import Evaluation
 from retinanet.training.evaluate_split import evaluate_split
+from retinanet.training.pickled_weights import refuse_pickle
 from retinanet.training.report import print_evaluation
 
 
@@ -43,6 +44,7 @@ def evaluate(
         InputError: A file is missing or not what it should be.
     """
     require_free_json(json_file)
+    refuse_pickle(checkpoint, what="checkpoint of a run")
     found = read_checkpoint(checkpoint)
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()
@@ -73,7 +75,7 @@ def validation_split(
     if (annotations is None) != (images is None):
         missing = "--images" if images is None else "--annotations"
         raise InputError(f"command line: {missing}: give --annotations and --images together")
-    settings = config_from_tree(checkpoint.config, str(checkpoint.folder / "state.json")).data
+    settings = config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json")).data
     # Drawn scenes lie in the run's folder, wherever that is now.
     run_folder = checkpoint.folder.resolve().parent.parent
     root = settings.root if settings.scenes is None else run_folder / "scenes"

@@ -2,15 +2,23 @@
 
 from functools import partial
 
+import torch
 from torch import nn
 
+from data.dataset import Batch
 from launch.group.process_group import ProcessGroup
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_exchange import GradientExchange
+from retinanet.engine.running_statistics import RunningStatistics
 from retinanet.engine.shared_gradients import SharedGradients, share_gradients
 from retinanet.errors import InputError
-from retinanet.training.loop import batch_losses
+from retinanet.training.loop import accumulate_gradients, batch_losses
 from retinanet.training.phases import UNWATCHED, Phases
+
+PASSES_UNTIL_SORTED = 2
+"""Backward passes after which DDP has the order in which gradients become ready."""
+SETTLING_SIDE = 128
+"""Of the image for them. [pixels]"""
 
 
 def make_exchange(
@@ -49,12 +57,36 @@ def make_exchange(
             f"distributed.backend: shared: the ranks, on {', '.join(dict.fromkeys(group.hosts))}, "
             "see no memory in common; set distributed.backend=auto"
         )
-    return GradientExchange(
+    exchange = GradientExchange(
         prepared.model,
         partial(batch_losses, prepared, focal_form=focal_form, phases=phases),
         compress=compress,
         shared=shared,
     )
+    if shared is None and group.size > 2:
+        settle_buckets(exchange, prepared)
+    return exchange
+
+
+def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
+    """Have torch sort its buckets anew before the first step, not after the second.
+
+    Over three and more ranks gloo adds a value's parts in an order that depends on its place in a
+    bucket. So a resumed run would round its first steps otherwise than the run that was stopped
+    had done. In shared memory the order is always that of the ranks.
+    """
+    prepared.model.train()
+    statistics = RunningStatistics(prepared.model)
+    statistics.keep()
+    side = SETTLING_SIDE
+    pixels = torch.zeros(1, 3, side, side, dtype=torch.uint8)
+    target = {"boxes": torch.tensor([[8.0, 8.0, 72.0, 72.0]]), "labels": torch.tensor([0])}
+    images = pixels.contiguous(memory_format=torch.channels_last)
+    batch = Batch(images, [target], image_ids=[0], original_sizes=[(side, side)])
+    for _ in range(PASSES_UNTIL_SORTED):
+        accumulate_gradients(prepared, [batch], exchange=exchange)
+        prepared.optimizer.zero_grad(set_to_none=True)
+    statistics.put_back()
 
 
 def share_on_one_host(

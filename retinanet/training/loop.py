@@ -1,7 +1,8 @@
 """The training step and the steps of an epoch."""
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,11 @@ from data.transforms import normalize
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_exchange import GradientExchange
+from retinanet.engine.gradient_norm import clip_gradients, gradient_norm
+from retinanet.engine.running_statistics import RunningStatistics
 from retinanet.errors import NonFiniteLossError
 from retinanet.loss import detection_loss
+from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
 from retinanet.training.phases import UNWATCHED, Phases
 
 
@@ -28,6 +32,8 @@ class StepResult:
     """Optimizer steps done, this one included."""
     losses: dict[str, float]
     """`classification` and `bbox_regression`, averaged over the step's batches."""
+    gradient_norm: float
+    """L2 norm of all gradients, averaged over batches and ranks, before they were clipped."""
     learning_rate: float
     images: int
     seconds: float
@@ -42,8 +48,12 @@ class StepResult:
     """The most so far, evaluations included. [10⁶ bytes]"""
     exchange_seconds: float = 0.0
     """Averaging gradients over the ranks, beyond what the backward pass hides."""
+    forward_seconds: float = 0.0
+    """Forward passes and losses, in which no rank waits for another."""
     bad_images: tuple[str, ...] = ()
     """Images that could not be read and that others stood in for, a line each."""
+    nonfinite: tuple[NonFiniteStep, ...] = ()
+    """Of each rank, where the loss or a gradient was not finite: nothing was updated then."""
 
     @property
     def loss(self) -> float:
@@ -68,19 +78,6 @@ def batch_losses(
         return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
 
 
-def require_finite(losses: dict[str, torch.Tensor], *, step: int, image_ids: list[int]) -> None:
-    """Stop before a broken loss reaches the weights.
-
-    Raises:
-        NonFiniteLossError: Names the step, the terms and the images.
-    """
-    if all(bool(torch.isfinite(value)) for value in losses.values()):
-        return
-    terms = ", ".join(f"{name} {value.item():g}" for name, value in losses.items())
-    images = ", ".join(map(str, image_ids))
-    raise NonFiniteLossError(f"loss not finite at step {step}: {terms}; images {images}")
-
-
 def train_one_epoch(
     prepared: PreparedTraining,
     batches: Iterable[Batch],
@@ -88,6 +85,7 @@ def train_one_epoch(
     learning_rate: Callable[[int], float],
     first_step: int,
     gradient_accumulation: int = 1,
+    longest_gradient: float | None = None,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
     phases: Phases = UNWATCHED,
@@ -95,7 +93,9 @@ def train_one_epoch(
     """Train on the batches, yielding after every optimizer step.
 
     A generator, so that whoever drives it may log, write a checkpoint or stop between any two
-    steps. Batches left over that do not fill a step are not used.
+    steps. Batches left over that do not fill a step are not used. A step whose loss or gradients
+    are not finite leaves weights, optimizer and running statistics as they were, and says so in
+    its result, on all ranks; it is for the caller to go on or not.
 
     Args:
         prepared: The model and its optimizer, see `prepare_training`.
@@ -103,13 +103,13 @@ def train_one_epoch(
         learning_rate: From the number of steps done to the next step's rate.
         first_step: Optimizer steps done before.
         gradient_accumulation: Batches averaged into one step.
+        longest_gradient: The norm to which a step's gradients are clipped; None: they are not.
         focal_form: See `focal_loss`.
         exchange: Averages the gradients over the ranks, where there are several.
         phases: Is told where each step is; an exchange was made with the same.
-
-    Raises NonFiniteLossError before the weights are touched.
     """
     prepared.model.train()
+    statistics = RunningStatistics(prepared.model)
     stream = iter(batches)
     step = first_step
     while True:
@@ -123,14 +123,23 @@ def train_one_epoch(
             data_seconds = time.perf_counter() - start
             rate = learning_rate(step)
             step += 1
-            losses = accumulate_gradients(
-                prepared, group, step=step, focal_form=focal_form, exchange=exchange, phases=phases
+            statistics.keep()
+            terms = accumulate_gradients(
+                prepared, group, focal_form=focal_form, exchange=exchange, phases=phases
             )
             with phases.phase("optimizer"):
-                update_weights(prepared.optimizer, learning_rate=rate)
+                norm = gradient_norm(prepared.model.parameters())
+                if math.isfinite(norm):
+                    clip_gradients(prepared.model.parameters(), norm=norm, longest=longest_gradient)
+                    update_weights(prepared.optimizer, learning_rate=rate)
+                    nonfinite = []
+                else:
+                    statistics.put_back()
+                    nonfinite = [give_up_step(prepared, terms)]
             result = StepResult(
                 step=step,
-                losses=losses,
+                losses=mean_losses(terms),
+                gradient_norm=norm,
                 learning_rate=rate,
                 images=sum(len(batch.image_ids) for batch in group),
                 seconds=time.perf_counter() - start,
@@ -139,9 +148,54 @@ def train_one_epoch(
                 resident_mb=resident_mb(),
                 peak_resident_mb=peak_resident_mb(),
                 exchange_seconds=exchange.exposed_seconds if exchange else 0.0,
+                forward_seconds=sum(one.forward_seconds for one in terms),
                 bad_images=tuple(problem for batch in group for problem in batch.bad_images),
+                nonfinite=tuple(nonfinite),
             )
         yield result
+
+
+def accumulate_gradients(
+    prepared: PreparedTraining,
+    group: list[Batch],
+    *,
+    focal_form: str = "auto",
+    exchange: GradientExchange | None = None,
+    phases: Phases = UNWATCHED,
+) -> list[BatchTerms]:
+    """Add the average gradient of the batches to the parameters; return each batch's losses.
+
+    Where a loss is not finite, the gradients become NaN, so that the average over the ranks does
+    on all of them: none waits for another, and all see it in the norm.
+    """
+    own = partial(batch_losses, prepared, focal_form=focal_form, phases=phases)
+    losses_of = exchange or own
+    found = []
+    for number, batch in enumerate(group, start=1):
+        held_back = exchange.held_back() if exchange and number < len(group) else nullcontext()
+        with held_back:
+            start = time.perf_counter()
+            losses = losses_of(batch)
+            values = {name: value.item() for name, value in losses.items()}
+            terms = BatchTerms(
+                losses=values,
+                image_ids=tuple(batch.image_ids),
+                forward_seconds=time.perf_counter() - start,
+            )
+            loss = sum(losses.values(), torch.zeros(())) / len(group)
+            if not terms.is_finite:  # an infinite loss may have finite gradients
+                loss = loss * math.nan
+            with phases.phase("backward"):
+                exchange.backward(loss) if exchange else loss.backward()
+        found.append(terms)
+    return found
+
+
+def mean_losses(batches: Sequence[BatchTerms]) -> dict[str, float]:
+    """Each term's mean over batches."""
+    return {
+        name: sum(one.losses[name] / len(batches) for one in batches) for name in batches[0].losses
+    }
 
 
 def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
@@ -152,27 +206,19 @@ def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def accumulate_gradients(
-    prepared: PreparedTraining,
-    group: list[Batch],
-    *,
-    step: int,
-    focal_form: str = "auto",
-    exchange: GradientExchange | None = None,
-    phases: Phases = UNWATCHED,
-) -> dict[str, float]:
-    """Add the average gradient of the batches to the parameters; return the average losses."""
-    own = partial(batch_losses, prepared, focal_form=focal_form, phases=phases)
-    losses_of = exchange or own
-    totals: dict[str, float] = {}
-    for number, batch in enumerate(group, start=1):
-        held_back = exchange.held_back() if exchange and number < len(group) else nullcontext()
-        with held_back:
-            losses = losses_of(batch)
-            require_finite(losses, step=step, image_ids=batch.image_ids)
-            loss = sum(losses.values(), torch.zeros(())) / len(group)
-            with phases.phase("backward"):
-                exchange.backward(loss) if exchange else loss.backward()
-        for name, value in losses.items():
-            totals[name] = totals.get(name, 0.0) + value.item() / len(group)
-    return totals
+def give_up_step(prepared: PreparedTraining, terms: Sequence[BatchTerms]) -> NonFiniteStep:
+    """Let go of gradients that are not finite, having looked where they are."""
+    found = find_nonfinite(prepared.model, terms)
+    prepared.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def require_finite(result: StepResult) -> StepResult:
+    """Refuse a step that changed nothing, where no run decides about it.
+
+    Raises:
+        NonFiniteLossError: Its loss or its gradients were not finite.
+    """
+    if result.nonfinite:
+        raise NonFiniteLossError(f"loss or gradients not finite at step {result.step}")
+    return result

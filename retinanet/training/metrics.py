@@ -7,29 +7,33 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.tensorboard.writer import SummaryWriter
 
 from retinanet.training.coco_metric import Evaluation
+from retinanet.training.json_lines import JsonLines
 from retinanet.training.loop import StepResult
+from retinanet.training.tensorboard_log import TensorBoardLog
 
 
 class MetricsLog:
-    """Appends to both files. A resumed run's later lines are dropped, since it makes them again."""
+    """Appends to both files. A resumed run's later lines are dropped, since it makes them again.
+
+    What cannot be written raises OSError; lines then wait for the next that can.
+    """
 
     def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
-        self._file = file
         drop_later_lines(file, step=resumed_step)
-        self._stream = file.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(tensorboard), purge_step=resumed_step + 1)
+        self._lines = JsonLines(file)
+        self._tensorboard = TensorBoardLog(tensorboard, purge_step=resumed_step + 1)
 
     def step(self, result: StepResult, *, epoch: float) -> None:
         """One optimizer step."""
-        record = {
+        record: dict[str, Any] = {
             "kind": "step",
             "step": result.step,
             "epoch": round(epoch, 4),
             "loss": result.loss,
             **result.losses,
+            "gradient_norm": result.gradient_norm,
             "learning_rate": result.learning_rate,
             "images_per_second": result.images / result.seconds,
             "seconds": result.seconds,
@@ -40,12 +44,11 @@ class MetricsLog:
             "peak_resident_mb": result.peak_resident_mb,
         }
         self._write(record)
-        for name in ("loss", *result.losses):
-            self._tensorboard.add_scalar(f"train/{name}", record[name], result.step)
-        for name in ("learning_rate", "images_per_second"):
-            self._tensorboard.add_scalar(f"train/{name}", record[name], result.step)
-        for name in ("page_faults", "resident_mb", "peak_resident_mb"):
-            self._tensorboard.add_scalar(f"memory/{name}", record[name], result.step)
+        train = ("loss", *result.losses, "gradient_norm", "learning_rate", "images_per_second")
+        memory = ("page_faults", "resident_mb", "peak_resident_mb")
+        shown = {f"train/{name}": record[name] for name in train}
+        shown |= {f"memory/{name}": record[name] for name in memory}
+        self._tensorboard.scalars(shown, step=result.step)
 
     def evaluation(
         self, evaluation: Evaluation, *, step: int, epoch: float, seconds: float
@@ -60,21 +63,25 @@ class MetricsLog:
             "seconds": seconds,
         }
         self._write(record)
-        for name, value in evaluation.summary.items():
-            if not math.isnan(value):
-                self._tensorboard.add_scalar(f"evaluation/{name}", value, step)
+        known = {name: one for name, one in evaluation.summary.items() if not math.isnan(one)}
+        shown = {f"evaluation/{name}": one for name, one in known.items()}
+        self._tensorboard.scalars(shown, step=step)
 
     def bad_image(self, problem: str, *, step: int) -> None:
         """An image that could not be read."""
         self._write({"kind": "bad_image", "step": step, "problem": problem})
 
+    def nonfinite(self, report: dict[str, Any]) -> None:
+        """A skipped step; see `nonfinite_report`."""
+        self._write({"kind": "nonfinite", **report})
+
     def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
         """A picture [H, W, 3] for TensorBoard."""
-        self._tensorboard.add_image(name, pixels, step, dataformats="HWC")
+        self._tensorboard.image(name, pixels, step=step)
 
     def close(self) -> None:
         """Write what is buffered."""
-        self._stream.close()
+        self._lines.close()
         self._tensorboard.close()
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -83,8 +90,7 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
-        self._stream.write(json.dumps(clean) + "\n")
-        self._stream.flush()
+        self._lines.write(clean)
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

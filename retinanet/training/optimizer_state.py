@@ -19,7 +19,7 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     """The optimizer's state under the parameters' names: `backbone.fpn…weight/exp_avg`."""
     names = trainable_names(model)
     return {
-        f"{names[index]}/{slot}": tensor.contiguous()
+        f"{names[index]}/{slot}": tensor
         for index, slots in optimizer.state_dict()["state"].items()
         for slot, tensor in slots.items()
     }

@@ -1,5 +1,6 @@
 """Pictures of detections: what was found beside what is there."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from PIL import Image
 from torchvision.utils import draw_bounding_boxes
 
 from data.annotations import Annotations
+from retinanet.output_files import write_whole
+from retinanet.printable import printable
 from retinanet.training.evaluate import ImageDetections
 
 Pixels = NDArray[np.uint8]
@@ -19,8 +22,17 @@ Pixels = NDArray[np.uint8]
 LEAST_SIDE = 480
 """Smaller pictures are enlarged, so that labels can be read. [pixels]"""
 
+MOST_ENLARGED = 4096
+"""The longer side of a picture is enlarged to that at most. [pixels]"""
+
 MOST_BOXES = 40
 """A picture with more boxes than this cannot be read."""
+
+MOST_TRUE_BOXES = 1000
+"""True ones are all to be seen, but for what no picture can show."""
+
+LONGEST_NAME = 60
+"""Characters of a class's name in a label."""
 
 
 PALETTE = (
@@ -46,7 +58,7 @@ def draw_boxes(
         colours: B colours.
     """
     picture = Image.fromarray(pixels)
-    scale = max(1.0, LEAST_SIDE / min(picture.size))
+    scale = max(1.0, min(LEAST_SIDE / min(picture.size), MOST_ENLARGED / max(picture.size)))
     if scale > 1:
         size = round(picture.width * scale), round(picture.height * scale)
         picture = picture.resize(size, Image.Resampling.BICUBIC)
@@ -56,7 +68,7 @@ def draw_boxes(
         tensor = draw_bounding_boxes(
             tensor,
             torch.from_numpy(boxes * scale),
-            labels=[f" {label} " for label in labels],
+            labels=[f" {printable(label)} " for label in labels],
             colors=list(colours),
             width=line,
             font=matplotlib.font_manager.findfont("DejaVu Sans"),
@@ -97,7 +109,8 @@ def draw_detections(
 
 def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
     """The picture of one image with its true boxes; groups and crowds are marked as such."""
-    rows = annotations.boxes_of(index)
+    every = annotations.boxes_of(index)
+    rows = slice(every.start, min(every.stop, every.start + MOST_TRUE_BOXES))
     names = category_names(annotations)
     ids = [int(category_id) for category_id in annotations.box_category_ids[rows]]
     crowds = annotations.box_is_crowd[rows]
@@ -115,7 +128,8 @@ def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
 def category_names(annotations: Annotations) -> dict[int, str]:
     """Category ids to names."""
     ids = annotations.category_ids.tolist()
-    return dict(zip(ids, annotations.category_names, strict=True))
+    names = (name[:LONGEST_NAME] for name in annotations.category_names)
+    return dict(zip(ids, names, strict=True))
 
 
 def colour_of(category_id: int) -> str:
@@ -124,7 +138,11 @@ def colour_of(category_id: int) -> str:
 
 
 def save_picture(pixels: Pixels, file: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
-    Image.fromarray(pixels).save(partial, format="PNG")
-    partial.replace(file)
+    """Write a PNG, whole or not at all.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, format="PNG")
+    write_whole(file, content.getvalue())

@@ -16,10 +16,11 @@ from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.model import RetinaNet
 from retinanet.output_files import require_free, write_whole
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.coco_metric import xywh
 from retinanet.training.evaluate import ImageDetections, detect_batch, on_original
+from retinanet.training.pickled_weights import refuse_pickle
 from retinanet.training.pictures import draw_detections, save_picture
 
 
@@ -47,6 +48,7 @@ def predict(
     """
     drawn = [out / f"{picture.stem}.boxes.png" for picture in pictures]
     check_files(pictures, [*drawn, *([json_file] if json_file else [])], overwrite=overwrite)
+    refuse_pickle(checkpoint, what="checkpoint of a run")
     found = read_checkpoint(checkpoint)
     classes = ClassMap.from_json(found.model.classes)
     names = dict(zip(classes.category_ids, classes.names, strict=True))

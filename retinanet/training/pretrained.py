@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from retinanet.errors import InputError
+from retinanet.training.pickled_weights import IMAGENET_FILE, is_imagenet_file, unpickle_weights
 
 FROM_TORCHVISION = "torchvision"
 
@@ -30,7 +31,7 @@ def require_trainable_start(
     if frozen:
         raise InputError(
             f"{frozen} needs pretrained weights; set model.pretrained_backbone to a "
-            ".safetensors or .pth file of resnext50_32x4d, or to `torchvision` to download them; "
+            ".safetensors file of resnext50_32x4d, or to `torchvision` to download them; "
             "or train from random weights with model.norm=batch model.trainable_layers=5"
         )
 
@@ -39,7 +40,7 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
     """Weights of a resnext50_32x4d.
 
     Args:
-        pretrained_backbone: A .safetensors or .pth file, or `torchvision` for ImageNet's weights
+        pretrained_backbone: A .safetensors file, or `torchvision` for ImageNet's weights
             (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts from), from torch's cache
             or its download site.
 
@@ -47,41 +48,47 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
         InputError: There is no such file, it holds something else, or the site is not reachable.
     """
     if pretrained_backbone == FROM_TORCHVISION:
-        return download_from_torchvision()
+        return read_torchvision_weights()
     file = Path(pretrained_backbone)
     if not file.is_file():
         raise InputError(
-            f"model.pretrained_backbone: {file} does not exist; give a file or `torchvision`"
+            f"model.pretrained_backbone: {file} does not exist; give a .safetensors file or "
+            "`torchvision`"
         )
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        # weights_only: tensors and plain containers, no code.
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
+        return load_file(file)
+    except Exception as error:  # OSError, SafetensorError, and what a hostile header may cause
         reason = str(error).strip().split("\n", maxsplit=1)[0][:160]
         raise InputError(f"model.pretrained_backbone: {file} cannot be read: {reason}") from error
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        content = content["model"]  # as MLPerf's reference and torchvision's scripts save it
-    if not isinstance(content, dict) or not all(
-        isinstance(value, Tensor) for value in content.values()
-    ):
-        raise InputError(
-            f"model.pretrained_backbone: {file} holds no state_dict; save model.state_dict()"
-        )
-    return content
 
 
-def download_from_torchvision() -> dict[str, Tensor]:
-    """ImageNet weights through torch.hub, checked against the hash in their name."""
+def read_torchvision_weights() -> dict[str, Tensor]:
+    """ImageNet weights from torch's cache; they are downloaded to it if they are not there.
+
+    The file is a pickle, so its whole hash is compared before anything of it is loaded.
+
+    Raises:
+        InputError: It cannot be fetched or read, or is another file.
+    """
     from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415 - slow to import
 
-    weights = ResNeXt50_32X4D_Weights.IMAGENET1K_V1
+    url = ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url
+    file = Path(torch.hub.get_dir()) / "checkpoints" / IMAGENET_FILE
     try:
-        return dict(weights.get_state_dict(progress=True, check_hash=True))
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            digits = file.stem.rpartition("-")[2]
+            torch.hub.download_url_to_file(url, str(file), hash_prefix=digits)
+        content = file.read_bytes()
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"model.pretrained_backbone: torchvision: {weights.url} could not be fetched "
-            f"({error}); fetch it elsewhere and give the file's path, or train from random weights "
+            f"model.pretrained_backbone: torchvision: {url} could not be fetched "
+            f"({error}); fetch it elsewhere to {file}, or train from random weights "
             "with model.norm=batch model.trainable_layers=5"
         ) from error
+    if not is_imagenet_file(content):
+        raise InputError(
+            f"model.pretrained_backbone: torchvision: {file} is not the file that torchvision "
+            "publishes (its SHA-512 differs), and was not loaded; remove it, and it is fetched anew"
+        )
+    return unpickle_weights(content, file).tensors

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 
 def seed_everything(seed: int) -> None:
@@ -17,20 +17,38 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """States of Python's and numpy's generators, as JSON takes them."""
+    """States of Python's, numpy's and torch's generators, as JSON takes them."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "python": [version, list(words), gauss],
-        "numpy": [str(name), np.asarray(keys).tolist(), position, has_gauss, cached],
+        "python": [version, np.array(words, dtype=np.uint32).tobytes().hex(), gauss],
+        "numpy": [str(name), np.asarray(keys).tobytes().hex(), position, has_gauss, cached],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
     }
 
 
-def restore_random_states(states: Mapping[str, Any], torch_state: Tensor | None) -> None:
-    """Put the generators back where `random_states` found them."""
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Put the generators back where `random_states` found them.
+
+    Raises:
+        ValueError: The states are not what `random_states` gives.
+    """
+    before = random_states()
+    try:
+        _restore(states)
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        _restore(before)  # a generator took what it could not draw from
+        raise ValueError(f"random states are damaged: {error!r}") from error
+
+
+def _restore(states: Mapping[str, Any]) -> None:
     version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
+    random.setstate((version, tuple(numbers(words, np.uint32).tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    if torch_state is not None:
-        torch.set_rng_state(torch_state)
+    np.random.set_state((name, numbers(keys, np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(torch.from_numpy(numbers(states["torch"], np.uint8)))
+
+
+def numbers(text: str, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    """The numbers of which a hexadecimal text is the memory."""
+    return np.frombuffer(bytearray.fromhex(text), dtype=kind)

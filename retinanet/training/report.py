@@ -58,7 +58,7 @@ def print_summary(
     next_commands: Sequence[str],
 ) -> None:
     """The last words of a run: how it ended, where its work lies, what to know and to try next."""
-    console.print(f"\n[bold]{headline}[/bold]")
+    console.print(f"\n{headline}", style="bold")
     rows = {**paths, **facts}
     width = max(len(name) for name in rows)
     for name, value in rows.items():

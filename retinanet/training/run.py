@@ -1,5 +1,6 @@
 """A training run: the objects that it consists of, and how far it has come."""
 
+import os
 from collections.abc import Iterator
 from functools import partial
 
@@ -9,9 +10,10 @@ from torch.optim import Optimizer
 from data.opening import DetectionData
 from launch.group.process_group import ProcessGroup
 from launch.place import Place
+from launch.start.gentle_stop import stopping_notes
 from launch.start.starting_words import starting_words
 from retinanet.command_line import resuming_command
-from retinanet.config import Config, config_to_tree
+from retinanet.config import Config
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.model import RetinaNet
@@ -23,21 +25,29 @@ from retinanet.training.agreement import (
     merged,
     share_weights,
 )
-from retinanet.training.checkpoint import ModelDescription, TrainingPosition
-from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
+from retinanet.training.checkpoint import ModelDescription
 from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
+from retinanet.training.nonfinite import NonFiniteSteps
+from retinanet.training.nonfinite_run import note_gradients
 from retinanet.training.phases import UNWATCHED, Phases
 from retinanet.training.plan import plan_steps
 from retinanet.training.report import describe_run
+from retinanet.training.run_checkpoints import (
+    begin_checkpoint,
+    leave_checkpoint,
+    note_evaluation,
+)
 from retinanet.training.run_description import described
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord
+from retinanet.training.saving import Saving
 from retinanet.training.schedule import learning_rate_factor
 from retinanet.training.signals import StopRequest
 from retinanet.training.silent_record import SilentRecord
+from retinanet.training.slow_rank import SlowRank
 
 
 class Run:
@@ -58,6 +68,7 @@ class Run:
     ) -> None:
         self.place = place
         self.group = group
+        self.slow_rank = SlowRank(group.hosts)
         self.phases = phases
         training = config.training
         self.config = config
@@ -86,13 +97,24 @@ class Run:
             ranks=self.group.size,
         )
         self.plan = plan_steps(
-            batches_per_epoch=len(self.loading.batches),
+            images_per_epoch=len(data.train),
+            images_per_batch=training.batch_size * self.group.size,
             gradient_accumulation=training.gradient_accumulation,
             epochs=training.epochs,
             max_steps=training.max_steps,
             evaluate_every=config.evaluation.every,
         )
+        self.saving = Saving(
+            folder.checkpoints,
+            every=config.checkpoint.every,
+            keep=config.checkpoint.keep,
+            group=group,
+            warn=lambda text: console.print(text, soft_wrap=True, markup=False),
+        )
         self.step = 0
+        self.notes: list[str] = []
+        """What rank 0 has to say before the first step."""
+        self.nonfinite = NonFiniteSteps(training.on_nonfinite, limit=training.nonfinite_limit)
         self.record: RunRecord | SilentRecord = SilentRecord()
         self.exchange: GradientExchange | None = None
         self.map_here: float | None = None
@@ -106,7 +128,7 @@ class Run:
             InputError: The engine does not work here.
         """
         self.engine = engine
-        self.share_start()
+        share_weights(self.group, self.model, self.optimizer)
         self.prepared = prepare_training(
             self.model,
             self.optimizer,
@@ -126,30 +148,24 @@ class Run:
             phases=self.phases,
         )
 
-    def share_start(self) -> None:
-        """Begin on all ranks where rank 0 begins."""
-        share_weights(self.group, self.model, self.optimizer)
-        self.step, self.map_here, self.best_map = self.group.from_first(
-            lambda: (self.step, self.map_here, self.best_map)
-        )
-
     def begin(self) -> None:
         """Open the record and say what is about to happen; other ranks than 0 have none."""
         steps = range(self.step + 1, self.plan.total_steps + 1)
         # Waits for all: none takes a step before rank 0 has the folder ready.
-        notes = self.group.all_gather((*self.group.notes, *self.phases.notes(steps)))
+        stopping = stopping_notes(self.place.ranks, os.environ)
+        own_notes = (*self.group.notes, *stopping, *self.phases.notes(steps), *self.notes)
+        notes = self.group.all_gather(own_notes)
         if not self.group.is_first:
             return
         self.record = RunRecord(
             self.folder,
             console=self.console,
-            steps_per_epoch=self.plan.steps_per_epoch,
             first_step=self.step,
             target_map=self.config.training.target_map,
         )
         describe_run(self.console, described(self))
         for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
-            self.console.print(f"note: {note}", soft_wrap=True)
+            self.console.print(f"note: {note}", soft_wrap=True, markup=False)
 
     def evaluation_is_due(self) -> bool:
         """Whether the weights as they are should be evaluated before training goes on."""
@@ -169,6 +185,7 @@ class Run:
         if not agree_on_weights(self.group, self.model):
             self.console.print("note: weights differed between ranks; all go on with rank 0's")
         average_norms(self.group, self.model)
+        begin_checkpoint(self)  # an evaluation may take as long as an epoch
         result = evaluate_split(
             self.model,
             self.loading.validation,
@@ -184,8 +201,8 @@ class Run:
         if result is None:
             return
         self.map_here = result.evaluation.map
-        self.record.evaluation(result, step=self.step)
-        self.save_checkpoint()  # before anything that might fail, such as drawing
+        note_evaluation(self)  # before anything that might fail, such as drawing
+        self.record.evaluation(result, step=self.step, epoch=self.epochs_done)
         self.record.pictures(
             result,
             self.data.validation,
@@ -194,46 +211,75 @@ class Run:
         )
 
     def rest_of_epoch(self, stop: StopRequest) -> Iterator[StepResult]:
-        """Train to the epoch's or the run's end; agree on every step, note it, then yield."""
-        epoch, _ = self.plan.position(self.step)
+        """Train to the epoch's or the run's end; agree on every step, note it, then yield.
+
+        There is nothing to do once the run is finished or asked to stop.
+        """
+        if stop or self.is_finished():
+            return
+        epoch = self.plan.position(self.step).epoch
         training = self.config.training
         rate = partial(
             learning_rate_factor,
             warmup_steps=round(training.warmup_epochs * self.plan.steps_per_epoch),
             warmup_factor=training.warmup_factor,
-            total_steps=self.plan.total_steps,
+            total_steps=self.plan.schedule_step(self.plan.total_steps),
             schedule=training.schedule,
         )
         title = f"epoch {epoch + 1}/{training.epochs}, steps"
         total = self.plan.total_steps
-        last = min(total, (epoch + 1) * self.plan.steps_per_epoch)
+        last = self.plan.end_of_epoch(self.step)
         with progress(self.console, title, total=total, start=self.step) as advance:
             while self.step < last:
-                self.loading.batches.set_position(*self.plan.position(self.step))
+                here = self.plan.position(self.step)
+                self.loading.batches.set_position(here.epoch, here.images)
                 for own in train_one_epoch(
                     self.prepared,
                     agreed_batches(self.group, self.loading.train),
-                    learning_rate=lambda step: training.learning_rate * rate(step),
+                    learning_rate=lambda step: (
+                        training.learning_rate * rate(self.plan.schedule_step(step))
+                    ),
                     first_step=self.step,
                     gradient_accumulation=training.gradient_accumulation,
+                    longest_gradient=training.clip_gradient_norm,
                     focal_form=self.config.engine.focal_loss,
                     exchange=self.exchange,
                     phases=self.phases,
                 ):
-                    result = self.agree(own, stop)
+                    result, checkpoint_is_due = self.agree(own, stop)
+                    note_gradients(self, result)
                     self.step = result.step
                     self.map_here = None
-                    advance(self.step, self.record.step(result))
+                    advance(self.step, self.record.step(result, epoch=self.epochs_done))
                     self.note_bad_images(result.bad_images)
+                    if checkpoint_is_due and not stop and not self.evaluation_is_due():
+                        begin_checkpoint(self)
                     yield result
                     if self.step >= last or self.loading_moved_out(own):
                         break
 
-    def agree(self, own: StepResult, stop: StopRequest) -> StepResult:
-        """The step of all ranks; all learn of a signal that one has got."""
-        results, received = zip(*self.group.all_gather((own, stop.received)), strict=True)
+    def agree(self, own: StepResult, stop: StopRequest) -> tuple[StepResult, bool]:
+        """The step of all ranks, and whether a checkpoint is due.
+
+        All learn of a signal that one has got; rank 0's clock counts for all.
+        """
+        is_due = self.saving.is_due(step=own.step, epoch=self.plan.epochs_done(own.step))
+        told = self.group.all_gather((own, stop.received, is_due))
+        results, received, due = zip(*told, strict=True)
         stop.agree(received)
-        return merged(results)
+        slow = self.slow_rank.heard(results)
+        if slow is not None:
+            self.console.print(slow, soft_wrap=True)
+        return merged(results), any(due)
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs until now, with the share of the running one."""
+        return self.plan.epochs_done(self.step)
+
+    def agree_to_stop(self, stop: StopRequest) -> None:
+        """All learn, before the first step, of a signal that one has got until now."""
+        stop.agree(self.group.all_gather(stop.received))
 
     def loading_moved_out(self, result: StepResult) -> bool:
         """Whether the epoch must go on from a loading process, as its steps have shown."""
@@ -264,43 +310,13 @@ class Run:
         if self.group.is_first:
             print(text, flush=True)
 
-    def save_checkpoint(self) -> None:
-        """Write the weights and all that resuming needs; `best` follows the highest mAP.
-
-        Rank 0 writes, and all ranks call it.
-        """
-        if self.map_here is None:  # else they are as they were evaluated
-            average_norms(self.group, self.model)
-        is_best = self.map_here is not None and (
-            self.best_map is None or self.map_here > self.best_map
-        )
-        if is_best:
-            self.best_map = self.map_here
-        if not self.group.is_first:
-            return
-        folder = save_checkpoint(
-            self.folder.checkpoints,
-            model=self.model,
-            optimizer=self.optimizer,
-            description=self.description,
-            position=self.position(),
-            config=config_to_tree(self.config),
-        )
-        if is_best:
-            point_to(self.folder.checkpoints / "best", folder)
-        remove_others(self.folder.checkpoints)
-
-    def position(self) -> TrainingPosition:
-        """How far the run has come, as a checkpoint keeps it."""
-        return TrainingPosition(
-            step=self.step,
-            steps_per_epoch=self.plan.steps_per_epoch,
-            map_here=self.map_here,
-            best_map=self.best_map,
-        )
-
     def finish(self) -> None:
-        """Say how the run ended, where its work lies, and what to try next."""
+        """Say how the run ended, where its work lies, and what to try next.
+
+        Raises:
+            InputError: The last checkpoint could not be written.
+        """
+        leave_checkpoint(self)
         self.record.closing(
             is_reached=self.target_is_reached(),
             step=self.step,

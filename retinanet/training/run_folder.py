@@ -1,13 +1,14 @@
 """The folder of a run: who may write there, and what belongs to it."""
 
 import fcntl
+import io
 import json
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,7 +17,8 @@ import torch
 from ruamel.yaml import YAML
 
 from launch.group.process_group import ProcessGroup
-from retinanet.errors import InputError
+from retinanet.errors import InputError, StoppedBeforeStart
+from retinanet.output_files import write_whole
 from retinanet.versions import installed_versions
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl")
@@ -74,19 +76,27 @@ class RunFolder:
         """Write down what is about to run; unless it resumes, remove an earlier run's work.
 
         `ranks`: how many, where, and how they exchange gradients, for whoever reads the numbers.
+
+        Raises:
+            InputError: It cannot be written.
         """
         if not resume:
-            for name in OWN_FOLDERS:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+            for folder in map(self.path.joinpath, OWN_FOLDERS):
+                if folder.is_symlink():  # what lies behind it is not in this run's folder
+                    folder.unlink()
+                shutil.rmtree(folder, ignore_errors=True)
             for name in OWN_FILES:
                 (self.path / name).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
-            folder.mkdir(exist_ok=True)
-        with (self.path / "config.yaml").open("w", encoding="utf-8") as file:
-            YAML().dump(config, file)
+        text = io.StringIO()
+        YAML().dump(config, text)
+        write_whole(self.path / "config.yaml", text.getvalue())
         environment = {**environment_of(command_line()), "ranks": ranks}
-        text = json.dumps(environment, indent=1)
-        (self.path / "environment.json").write_text(text, encoding="utf-8")
+        write_whole(self.path / "environment.json", json.dumps(environment, indent=1))
+        for folder in (self.checkpoints, self.pictures, self.evaluations, self.tensorboard):
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise InputError(f"{folder}: cannot be made: {error.strerror}") from error
 
 
 def environment_of(command: list[str]) -> dict[str, Any]:
@@ -116,12 +126,17 @@ def processor_name() -> str:
 
 @contextmanager
 def claim_run_folder(
-    path: Path, *, resume: bool, overwrite: bool, group: ProcessGroup | None = None
+    path: Path,
+    *,
+    resume: bool,
+    overwrite: bool,
+    auto_resume: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Iterator[RunFolder]:
     """Hold the folder of a run: no other run can claim it meanwhile. Of several ranks 0 does it.
 
-    A folder that was made here is removed again when the input turns out to be bad before the
-    run begins, so that a mistake leaves nothing behind.
+    A folder that was made here is removed again when the input turns out to be bad, or a signal
+    comes, before the run begins: a mistake leaves nothing behind.
 
     Raises:
         InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
@@ -133,27 +148,44 @@ def claim_run_folder(
         yield RunFolder(path)
         return
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-    require_permission(path, resume=resume, overwrite=overwrite)
+    require_permission(path, resume=resume, auto_resume=auto_resume, overwrite=overwrite)
+    try:
+        with make_lock(path) as lock:
+            take_lock(lock, path)
+            group.barrier()
+            yield RunFolder(path)
+    except (InputError, StoppedBeforeStart, KeyboardInterrupt):
+        remove_if_nothing_began(path, new_folders)
+        raise
+
+
+def make_lock(path: Path) -> TextIO:
+    """Make a run's folder, and the file by which it is held.
+
+    Raises:
+        InputError: It cannot be written.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("a", encoding="utf-8")
+        return (path / LOCK).open("a", encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
-    with lock:
+
+
+def remove_if_nothing_began(path: Path, new_folders: list[Path]) -> None:
+    """Remove a folder that was made just now, unless a run has begun there or holds it.
+
+    A signal may come at any line of the claim, and a damaged image may turn up after hours.
+    """
+    if not new_folders or not path.is_dir() or holds_work(path):
+        return
+    with make_lock(path) as lock, suppress(InputError):
         take_lock(lock, path)
-        group.barrier()
-        try:
-            yield RunFolder(path)
-        except InputError:
-            if not holds_work(path):  # a damaged image may turn up after hours of training
-                remove_new(path, new_folders)
-            raise
+        remove_new(path, new_folders)
 
 
 def remove_new(path: Path, new_folders: list[Path]) -> None:
-    """Remove a run's folder, and the folders above it, if they were made for it just now."""
-    if not new_folders:
-        return
+    """Remove a run's folder, and those above it that were made for it just now."""
     shutil.rmtree(path)
     for parent in new_folders[1:]:
         try:
@@ -172,13 +204,13 @@ def take_lock(lock: TextIO, path: Path) -> None:
         ) from error
 
 
-def require_permission(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse what would mix or lose work."""
+def require_permission(path: Path, *, resume: bool, auto_resume: bool, overwrite: bool) -> None:
+    """Refuse what would mix or lose work; `auto_resume` fits a folder with and without a run."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file; set run.name or run.root")
-    if resume and not (path / "checkpoints" / "last" / "state.json").is_file():
-        raise InputError(f"{path}: holds no checkpoint to resume from; leave --resume out")
-    if holds_work(path) and not resume and not overwrite:
+    if resume and not holds_work(path):
+        raise InputError(f"{path}: holds no run to resume; leave --resume out, or set run.name")
+    if holds_work(path) and not (resume or auto_resume or overwrite):
         raise InputError(
             f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
         )

@@ -1,16 +1,23 @@
 """What a run leaves behind as it goes: metrics, pictures, detections, console lines."""
 
 import json
+import math
 import shlex
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 
 from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
 from retinanet.command_line import installed
+from retinanet.errors import InputError
+from retinanet.output_files import write_whole
 from retinanet.training.coco_metric import found_boxes
 from retinanet.training.curves import draw_curves
 from retinanet.training.evaluate_split import SplitResult
@@ -21,6 +28,8 @@ from retinanet.training.report import print_evaluation, print_summary
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.sheet import evaluation_sheet
 
+SECONDS_BETWEEN_WARNINGS = 600.0
+"""That a disk is full is said by checkpoints too, each time."""
 STEPS_AVERAGED = 20
 """Speed and loss on the console are means over so many steps."""
 
@@ -33,57 +42,82 @@ class RunRecord:
         folder: RunFolder,
         *,
         console: Console,
-        steps_per_epoch: int,
         first_step: int,
         target_map: float | None,
     ) -> None:
         self._folder = folder
         self._console = console
-        self._steps_per_epoch = steps_per_epoch
         self._target_map = target_map
         self._metrics = MetricsLog(folder.metrics, folder.tensorboard, resumed_step=first_step)
         self._recent: deque[StepResult] = deque(maxlen=STEPS_AVERAGED)
         self._page_faults: list[int] = []
+        self._next_warning = 0.0
 
-    def step(self, result: StepResult) -> str:
+    def step(self, result: StepResult, *, epoch: float) -> str:
         """Note a step; returns what to say of it: speed and loss over the last steps."""
-        self._metrics.step(result, epoch=result.step / self._steps_per_epoch)
+        with self._going_on():
+            self._metrics.step(result, epoch=epoch)
         self._recent.append(result)
         self._page_faults.append(result.page_faults)
         images = sum(recent.images for recent in self._recent)
         seconds = sum(recent.seconds for recent in self._recent)
-        loss = sum(recent.loss for recent in self._recent) / len(self._recent)
+        losses = [recent.loss for recent in self._recent if not recent.nonfinite]
+        loss = sum(losses) / len(losses) if losses else math.nan
         return f"{images / seconds:.2f} images/s  loss {loss:.4f}"
 
     def bad_image(self, problem: str, *, step: int) -> None:
         """Note an image that could not be read."""
-        self._metrics.bad_image(problem, step=step)
+        with self._going_on():
+            self._metrics.bad_image(problem, step=step)
 
-    def evaluation(self, result: SplitResult, *, step: int) -> None:
+    def nonfinite(self, report: dict[str, Any]) -> None:
+        """Note a step that was skipped."""
+        with self._going_on():
+            self._metrics.nonfinite(report)
+
+    def evaluation(self, result: SplitResult, *, step: int, epoch: float) -> None:
         """Note an evaluation: table, metrics and detections."""
-        epoch = step / self._steps_per_epoch
         print_evaluation(
             self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
         )
-        self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=result.seconds)
-        write_detections(result, self._folder.evaluations / f"step-{step:06d}.json")
+        seconds = result.seconds
+        with self._going_on():
+            self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=seconds)
+        with self._going_on():
+            write_detections(result, self._folder.evaluations / f"step-{step:06d}.json")
 
     def pictures(
         self, result: SplitResult, dataset: DetectionDataset, *, step: int, count: int
     ) -> None:
         """Draw some of an evaluation's images, and the curves as far as the run has come."""
-        sheet = evaluation_sheet(
-            dataset.annotations, dataset.image_folder, result.detections, count=count
-        )
-        if sheet is not None:
-            save_picture(sheet, self._folder.pictures / f"step-{step:06d}.png")
-            self._metrics.picture("validation", sheet, step=step)
-        draw_curves(
-            read_metrics(self._folder.metrics),
-            self._folder.pictures / "curves.png",
-            title=self._folder.path.name,
-            target_map=self._target_map,
-        )
+        with self._going_on():
+            sheet = evaluation_sheet(
+                dataset.annotations, dataset.image_folder, result.detections, count=count
+            )
+            if sheet is not None:
+                save_picture(sheet, self._folder.pictures / f"step-{step:06d}.png")
+                self._metrics.picture("validation", sheet, step=step)
+            draw_curves(
+                read_metrics(self._folder.metrics),
+                self._folder.pictures / "curves.png",
+                title=self._folder.path.name,
+                target_map=self._target_map,
+            )
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A disk that is full, or has gone, must not end a training: it is told of, now and then.
+
+        `metrics.jsonl` gets its lines once there is room; detections and pictures are left out.
+        """
+        try:
+            yield
+        except (OSError, InputError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            if time.monotonic() >= self._next_warning:
+                self._next_warning = time.monotonic() + SECONDS_BETWEEN_WARNINGS
+                text = f"warning: {self._folder.path}: cannot be written: {reason or error}"
+                self._console.print(f"{text}; training goes on", soft_wrap=True, markup=False)
 
     def closing(
         self,
@@ -146,4 +180,4 @@ def write_detections(result: SplitResult, file: Path) -> None:
     """Detections in COCO's result format, with the data set's own image and category ids."""
     fields = ("image_id", "category_id", "bbox", "score")
     boxes = [{name: box[name] for name in fields} for box in found_boxes(result.detections)]
-    file.write_text(json.dumps(boxes), encoding="utf-8")
+    write_whole(file, json.dumps(boxes))

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from data.annotations import Annotations
 from data.decoding import decode_image
+from data.image_paths import image_path
 from retinanet.training.evaluate import ImageDetections
 from retinanet.training.pictures import Pixels, category_names, draw_detections, draw_truth
 
@@ -48,7 +49,7 @@ def evaluation_sheet(
     names = category_names(annotations)
     pairs = []
     for index in spread_indices(len(annotations), count):
-        pixels = decode_image(image_folder / annotations.file_names[index])
+        pixels = decode_image(image_path(image_folder, annotations.file_names[index]))
         truth = draw_truth(pixels, annotations, index)
         found = by_id[int(annotations.image_ids[index])]
         least_score, caption = shown_scores(found)

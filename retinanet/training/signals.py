@@ -1,9 +1,21 @@
 """Signals that ask a run to end: it does so between two steps."""
 
+import os
 import signal
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Self
+
+from data.worker_signals import STOPS
+from retinanet.errors import StoppedBeforeStart
+
+SECONDS_OF_ONE_CTRL_C = 0.2
+"""`timeout -s INT`, and a script that passes signals on, bring the same one twice."""
+
+SECONDS_TO_UNWIND = 1.0
+"""After a second Ctrl-C; an operator of torch, or an exchange with other ranks, may take longer."""
 
 
 class StopRequest:
@@ -14,16 +26,35 @@ class StopRequest:
     before.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, starting: bool = False, end_now: Callable[[], object] | None = None
+    ) -> None:
+        """A request that nobody has made yet.
+
+        Args:
+            starting: Whether a signal ends the run at once, until `hold_back` is called.
+            end_now: Ends the process after a second SIGINT that the main thread does not hear,
+                since it is inside a library.
+        """
         self.received = ""
         """The signal that this process has got, such as `SIGTERM`; the others may not know yet."""
         self.name = ""
         """The signal that all ranks know of."""
+        self._raises = starting
+        self._end_now = end_now or (lambda: None)
+        self._since = 0.0
         self._previous: dict[int, object] = {}
+        self._pipe = (-1, -1)
+        self._wakeup_before = -1
+        self._is_over = threading.Event()
 
     def __bool__(self) -> bool:
         """Whether the run should end after this step."""
         return bool(self.name)
+
+    def hold_back(self) -> None:
+        """From now on there is something to keep: a signal waits until the ranks agree."""
+        self._raises = False
 
     def agree(self, received: Sequence[str]) -> None:
         """Take what the ranks have received until now: the same on all of them."""
@@ -31,8 +62,11 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         """Start to listen."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            self._previous[number] = signal.signal(number, self._receive)
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._previous = {number: signal.signal(number, self._receive) for number in STOPS}
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
         return self
 
     def __exit__(
@@ -44,7 +78,33 @@ class StopRequest:
         """Give the signals back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._is_over.set()
+        os.close(self._pipe[1])  # the thread reads the end, and closes the other
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        name = signal.Signals(number).name
+        if self._raises:
+            raise KeyboardInterrupt if number == signal.SIGINT else StoppedBeforeStart(name)
+        if not self.received:
+            self._since = time.monotonic()
+        elif number == signal.SIGINT and self._is_another():
+            raise KeyboardInterrupt
+        self.received = name
+
+    def _is_another(self) -> bool:
+        return time.monotonic() - self._since > SECONDS_OF_ONE_CTRL_C
+
+    def _watch(self) -> None:
+        """In a thread: it hears signals even while the main thread is inside a library."""
+        reads, since = self._pipe[0], 0.0
+        while number := os.read(reads, 1):
+            if number[0] not in STOPS:
+                continue
+            since = since or time.monotonic()
+            is_another = time.monotonic() - since > SECONDS_OF_ONE_CTRL_C
+            if number[0] != signal.SIGINT or not is_another:
+                continue
+            if not self._is_over.wait(SECONDS_TO_UNWIND):
+                self._end_now()
+        os.close(reads)

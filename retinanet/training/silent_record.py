@@ -13,6 +13,9 @@ class SilentRecord:
     def bad_image(self, *arguments: Any, **named: Any) -> None:
         """Nothing."""
 
+    def nonfinite(self, *arguments: Any, **named: Any) -> None:
+        """Nothing."""
+
     def evaluation(self, *arguments: Any, **named: Any) -> None:
         """Nothing."""
 

@@ -8,6 +8,7 @@ import pytest
 from retinanet.command_line import installed, parse_run_arguments, resuming_command, run_command
 from retinanet.config import field_names
 from retinanet.errors import InputError
+from retinanet.processor import fastest_precision
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -85,7 +86,7 @@ def test_help_lists_every_field_and_loads_no_torch() -> None:
 def test_a_dry_run_prints_the_whole_configuration_and_writes_nothing(tmp_path: Path) -> None:
     done = train_py("--dry-run", "training.epochs=3", f"run.root={tmp_path / 'runs'}")
     assert done.returncode == 0 and done.stderr == ""
-    assert "epochs: 3" in done.stdout and "precision: bf16" in done.stdout
+    assert "epochs: 3" in done.stdout and f"precision: {fastest_precision()}" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 

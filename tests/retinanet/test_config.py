@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 from retinanet.config import Config, config_to_tree, field_help, field_names
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
 from retinanet.errors import InputError
+from retinanet.processor import fastest_precision
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("**/*.yaml"))
 
@@ -58,7 +59,7 @@ def test_the_demo_trains_on_scenes_from_random_weights() -> None:
     assert config.data.scenes is not None and config.data.root is None
     assert (config.model.norm, config.model.trainable_layers) == ("batch", 5)
     assert config.model.pretrained_backbone is None
-    assert config.engine.precision == "bf16"
+    assert config.engine.precision == fastest_precision()
 
 
 @pytest.mark.parametrize("name", ["coco.yaml", "openimages.yaml"])
@@ -123,6 +124,13 @@ def test_a_momentum_that_would_be_ignored_is_refused(optimizer: str) -> None:
     assert load_config("coco.yaml", [words[1]]).training.optimizer == optimizer
 
 
+@pytest.mark.parametrize("file", ["a.pth", "weights.pt", "a.safetensors.pth", "weights"])
+def test_a_backbone_that_would_be_unpickled_is_refused_before_all_else(file: str) -> None:
+    message = message_of(lambda: load_config("coco.yaml", [f"model.pretrained_backbone={file}"]))
+    assert message.startswith("command line: model.pretrained_backbone: ") and repr(file) in message
+    assert "python -m retinanet convert FILE.pth --out FILE.safetensors" in message
+
+
 @pytest.mark.parametrize("other", ["engine.name=ipex", "engine.precision=float32"])
 def test_convolutions_that_would_be_ignored_are_refused(other: str) -> None:
     message = message_of(lambda: load_config("coco.yaml", ["engine.convolutions=winograd", other]))
@@ -131,7 +139,7 @@ def test_convolutions_that_would_be_ignored_are_refused(other: str) -> None:
 
 
 def test_ipex_in_bf16_is_refused_where_its_gradients_are_wrong() -> None:
-    words = ["engine.name=ipex", "data.image_size=64"]
+    words = ["engine.name=ipex", "engine.precision=bf16", "data.image_size=64"]
     message = message_of(lambda: load_config("coco.yaml", words))
     assert "NaN gradients" in message and "take 96" in message
     for other in ("engine.precision=float32", "data.image_size=96", "engine.name=torch"):
@@ -251,8 +259,8 @@ def test_an_override_without_a_name_or_a_value_is_refused(pair: str) -> None:
         ("run.name", "../elsewhere", "pattern"),
         ("data.root", "5", "string"),
         ("data.scenes", "5", "section"),
-        ("data.workers", "-1", "a number from 0 on, or auto"),
-        ("data.workers", "many", "a number from 0 on, or auto"),
+        ("data.workers", "-1", "a number from 0 to 4096, or auto"),
+        ("data.workers", "many", "a number from 0 to 4096, or auto"),
         ("data.decoder", "fast", "'simplejpeg'"),
         ("data.on_bad_image", "maybe", "'stop' or 'skip'"),
         ("data", "null", "section"),

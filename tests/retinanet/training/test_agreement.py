@@ -50,6 +50,7 @@ def test_an_image_that_one_cannot_read_is_an_error_of_all_at_the_same_batch(
 STEP = StepResult(
     step=7,
     losses={"classification": 1.0, "bbox_regression": 0.5},
+    gradient_norm=2.0,
     learning_rate=0.1,
     images=2,
     seconds=3.0,
@@ -78,6 +79,7 @@ def test_a_step_of_all_ranks_is_their_mean_loss_and_the_slowest_time() -> None:
     assert merged([STEP, other]) == StepResult(
         step=7,
         losses={"classification": 1.5, "bbox_regression": 0.25},
+        gradient_norm=2.0,
         learning_rate=0.1,
         images=4,
         seconds=3.0,

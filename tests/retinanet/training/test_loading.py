@@ -15,6 +15,7 @@ def step(number: int, *, seconds: float, data_seconds: float) -> StepResult:
     return StepResult(
         step=number,
         losses={},
+        gradient_norm=2.0,
         learning_rate=0.0,
         images=2,
         seconds=seconds,

@@ -1,7 +1,5 @@
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,36 +8,18 @@ from torch.optim import SGD, Optimizer
 
 from data.dataset import Batch
 from data.transforms import normalize
-from retinanet.engine.engines import PreparedTraining, prepare_training
+from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import HeadOutputs, RetinaNet
+from retinanet.model import RetinaNet
 from retinanet.training.loop import (
-    NonFiniteLossError,
     StepResult,
     accumulate_gradients,
     batch_losses,
+    mean_losses,
     train_one_epoch,
 )
 from retinanet.training.random_states import seed_everything
-
-SIZE = 64
-
-
-def make_batch(*, seed: int, images: int = 1) -> Batch:
-    """Noise with one box an image, of a size that some anchor matches."""
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (images, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator)
-    corners = torch.rand((images, 1, 2), generator=generator) * 20
-    targets = [
-        {
-            "boxes": torch.cat([corner, corner + 36], dim=1),
-            "labels": torch.randint(0, 3, (1,), generator=generator),
-        }
-        for corner in corners
-    ]
-    ids = [seed * 10 + index for index in range(images)]
-    memory = torch.channels_last
-    return Batch(pixels.contiguous(memory_format=memory), targets, ids, [(SIZE, SIZE)] * images)
+from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
 
 
 def joined(*batches: Batch) -> Batch:
@@ -68,23 +48,12 @@ def no_gradients_left(frozen_model: RetinaNet) -> Iterator[None]:
     frozen_model.zero_grad(set_to_none=True)
 
 
-def parameters_that_train(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
 def gradients(model: nn.Module) -> list[Tensor]:
     found = []
     for parameter in parameters_that_train(model):
         assert parameter.grad is not None
         found.append(parameter.grad.clone())
     return found
-
-
-def prepared(
-    model: RetinaNet, optimizer: Optimizer | None = None, *, precision: str = "float32"
-) -> PreparedTraining:
-    optimizer = optimizer or SGD(parameters_that_train(model), lr=0.0)
-    return prepare_training(model, optimizer, engine="torch", precision=precision)
 
 
 def train(
@@ -118,16 +87,16 @@ def test_accumulated_gradients_are_the_average_of_the_batches(frozen_model: Reti
     separate = []
     for batch in singles:
         frozen_model.zero_grad()
-        accumulate_gradients(prepared(frozen_model), [batch], step=1)
+        accumulate_gradients(prepared(frozen_model), [batch])
         separate.append(gradients(frozen_model))
     frozen_model.zero_grad()
-    losses = accumulate_gradients(prepared(frozen_model), singles, step=1)
+    losses = mean_losses(accumulate_gradients(prepared(frozen_model), singles))
     together = gradients(frozen_model)
     assert_close(together, [(one + other) / 2 for one, other in zip(*separate, strict=True)])
     frozen_model.zero_grad()
-    whole = accumulate_gradients(prepared(frozen_model), [joined(*singles)], step=1)
+    [whole] = accumulate_gradients(prepared(frozen_model), [joined(*singles)])
     assert_close(together, gradients(frozen_model))
-    assert losses == pytest.approx(whole, rel=1e-5)
+    assert losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_two_batches_of_one_step_as_one_batch_of_two(frozen_model: RetinaNet) -> None:
@@ -235,69 +204,6 @@ def test_the_model_itself_runs_in_its_precision(
     images = normalize(make_batch(seed=1).images)
     outputs = prepared(frozen_model, precision=precision).forward(images)
     assert {maps.dtype for maps in (*outputs.cls_logits, *outputs.bbox_regression)} == {dtype}
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("planted", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_untouched(
-    frozen_model: RetinaNet, planted: float, accumulation: int
-) -> None:
-    optimizer = make_optimizer(frozen_model, name="adam", learning_rate=1e-6)
-    good = [make_batch(seed=seed) for seed in range(accumulation)]
-    train(frozen_model, good, optimizer=optimizer, rate=1e-6, accumulation=accumulation)
-    bias = frozen_model.head.regression_head.bbox_reg.bias
-    assert bias is not None
-    kept = bias.detach().clone()
-    with torch.no_grad():
-        bias[0] = planted
-    weights = [one.detach().clone() for one in frozen_model.parameters()]
-    state = [
-        {slot: tensor.clone() for slot, tensor in slots.items()}
-        for slots in optimizer.state_dict()["state"].values()
-    ]
-    batches = [make_batch(seed=4), make_batch(seed=5)]
-    with pytest.raises(NonFiniteLossError) as caught:
-        train(
-            frozen_model,
-            batches,
-            optimizer=optimizer,
-            rate=1e-6,
-            first_step=16,
-            accumulation=accumulation,
-        )
-    message = str(caught.value)
-    assert "step 17" in message and "images 40" in message and "bbox_regression" in message
-    for before, now in zip(weights, frozen_model.parameters(), strict=True):
-        assert torch.equal(before.nan_to_num(nan=7.0), now.detach().nan_to_num(nan=7.0))
-    for slots, now_slots in zip(state, optimizer.state_dict()["state"].values(), strict=True):
-        assert all(torch.equal(slots[slot], now_slots[slot]) for slot in slots)
-    with torch.no_grad():
-        bias.copy_(kept)
-
-
-def test_a_broken_second_batch_stops_the_step_too(frozen_model: RetinaNet) -> None:
-    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
-    taken: list[int] = []
-    hook = optimizer.register_step_pre_hook(lambda *_: taken.append(1))
-    sound = prepared(frozen_model, optimizer)
-    passes: list[int] = []
-
-    def break_second(images: Tensor) -> HeadOutputs:
-        passes.append(1)
-        outputs = sound.forward(images)
-        broken = [deltas * math.nan for deltas in outputs.bbox_regression]
-        return outputs._replace(bbox_regression=broken) if len(passes) == 2 else outputs
-
-    batches = [make_batch(seed=1), make_batch(seed=9)]
-    broken = replace(sound, forward=break_second)
-    with pytest.raises(NonFiniteLossError, match="images 90"):
-        list(
-            train_one_epoch(
-                broken, batches, learning_rate=lambda _: 0.0, first_step=0, gradient_accumulation=2
-            )
-        )
-    hook.remove()
-    assert len(passes) == 2 and not taken
 
 
 PINNED = [(1.129722, 0.7914876), (1.129064, 0.7620866), (1.126060, 0.7616414)]

@@ -1,5 +1,9 @@
 import json
 import math
+import os
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +21,7 @@ def result(step: int, *, loss: float = 0.5) -> StepResult:
     return StepResult(
         step=step,
         losses={"classification": loss, "bbox_regression": 0.25},
+        gradient_norm=2.5,
         learning_rate=step * 1e-4,
         images=6,
         seconds=1.5,
@@ -53,6 +58,7 @@ def test_a_step_is_one_line_with_its_numbers(tmp_path: Path) -> None:
         "loss": 0.75,
         "classification": 0.5,
         "bbox_regression": 0.25,
+        "gradient_norm": 2.5,
         "learning_rate": pytest.approx(3e-4),
         "images_per_second": 4.0,
         "seconds": 1.5,
@@ -101,6 +107,8 @@ def test_a_resumed_log_drops_later_lines_and_makes_them_again(tmp_path: Path) ->
     with opened(tmp_path) as log:
         for step in range(1, 6):
             log.step(result(step), epoch=0.1)
+    # TensorBoard orders files by the second in their names, then as text: 10 before 9.
+    time.sleep(1 - time.time() % 1)
     with opened(tmp_path, resumed_step=3) as log:
         for step in range(4, 7):
             log.step(result(step, loss=9.0), epoch=0.1)
@@ -123,3 +131,33 @@ def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "none.jsonl") == []
     drop_later_lines(tmp_path / "none.jsonl", step=3)
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_lines_that_a_full_disk_does_not_take_wait_for_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a disk of its own takes root, and the right to mount")
+    try:
+        log = MetricsLog(disk / "metrics.jsonl", disk / "tensorboard")
+        log.step(result(1), epoch=0)
+        with (disk / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space"):
+            ballast.write(bytes(1_000_000))
+        failed = 0
+        for step in range(2, 40):
+            try:
+                log.step(result(step), epoch=0)
+            except OSError:
+                failed += 1
+        assert failed > 0
+        shutil.copy(disk / "metrics.jsonl", tmp_path / "while-full")
+        (disk / "ballast").unlink()
+        log.step(result(40), epoch=0)
+        log.close()
+        assert all(
+            line.endswith(b"}") for line in (tmp_path / "while-full").read_bytes().split(b"\n")[:-1]
+        )
+        assert [one["step"] for one in read_metrics(disk / "metrics.jsonl")] == list(range(1, 41))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from retinanet.engine.optimizer import make_optimizer
+from retinanet.training.checkpoint.writing import copies
 from retinanet.training.optimizer_state import optimizer_state, optimizer_tensors
 
 SLOTS = {
@@ -68,7 +69,7 @@ def test_training_goes_on_bit_for_bit_from_a_file(
     file = tmp_path / "optimizer.safetensors"
     model, optimizer = start()
     train(model, optimizer, first=0, steps=before)
-    tensors = optimizer_tensors(model, optimizer)
+    tensors = copies(optimizer_tensors(model, optimizer))
     assert {key.rpartition("/")[2] for key in tensors} == (SLOTS[name] if before else set())
     assert all(key.startswith(("1.", "3.")) for key in tensors)
     save_file(tensors, file)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from retinanet.training.curves import draw_curves, running_mean
 from retinanet.training.evaluate import ImageDetections
 from retinanet.training.pictures import (
     MOST_BOXES,
+    category_names,
     draw_boxes,
     draw_detections,
     draw_truth,
@@ -159,6 +161,29 @@ def test_a_saved_picture_is_a_png_of_the_same_pixels(tmp_path: Path) -> None:
     with Image.open(tmp_path / "a.png") as image:
         assert image.format == "PNG" and (np.asarray(image) == pixels).all()
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_line_of_pixels_is_not_enlarged_beyond_reason() -> None:
+    line = np.zeros((1, 60_000, 3), dtype=np.uint8)
+    assert draw_boxes(line, np.zeros((0, 4)), labels=[], colours=[]).shape == line.shape
+    wide = np.zeros((2, 1024, 3), dtype=np.uint8)
+    assert draw_boxes(wide, np.zeros((0, 4)), labels=[], colours=[]).shape == (8, 4096, 3)
+
+
+def test_hostile_names_become_labels() -> None:
+    grey = np.full((480, 480, 3), 128, dtype=np.uint8)
+    boxes = np.array([[10.0, 200.0, 100.0, 300.0]])
+    for name in ("\x1b[2J\n\n\n", "\ud800", "$x^{", "w" * 10**6):
+        named = annotations_named(name)
+        label = category_names(named)[int(named.category_ids[0])]
+        assert len(label) <= 60
+        drawn = draw_boxes(grey, boxes, labels=[label], colours=["#e6194b"])
+        assert drawn.shape == grey.shape and (drawn != grey).any()
+
+
+def annotations_named(name: str) -> Annotations:
+    found = annotations(1)
+    return replace(found, category_names=tuple(name for _ in found.category_names))
 
 
 def test_running_mean_by_hand() -> None:

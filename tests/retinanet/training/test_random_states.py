@@ -11,9 +11,9 @@ from retinanet.training.random_states import random_states, restore_random_state
 
 @pytest.fixture(autouse=True)
 def generators_as_before() -> Iterator[None]:
-    states, torch_state = random_states(), torch.get_rng_state()
+    states = random_states()
     yield
-    restore_random_states(states, torch_state)
+    restore_random_states(states)
 
 
 def drawn() -> tuple[list[float], list[float], list[float]]:
@@ -34,8 +34,28 @@ def test_one_seed_starts_all_generators() -> None:
 def test_states_go_through_json_and_come_back() -> None:
     seed_everything(4)
     drawn()
-    text, torch_state = json.dumps(random_states()), torch.get_rng_state()
+    text = json.dumps(random_states())
     expected = [drawn(), drawn()]
     seed_everything(9)
-    restore_random_states(json.loads(text), torch_state)
+    restore_random_states(json.loads(text))
     assert [drawn(), drawn()] == expected
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"python": [3, "00", None]},
+        {"python": [3, "zz", None]},
+        {"numpy": ["MT19937", "00" * 8, 0, 0, 0.0]},
+        {"numpy": None},
+        {"torch": "00" * 7},
+        {"torch": 5},
+        {"torch": "00" * 5056},
+    ],
+)
+def test_damaged_states_are_refused_and_change_nothing(damage: dict[str, object]) -> None:
+    seed_everything(4)
+    before = random_states()
+    with pytest.raises(ValueError, match="damaged"):
+        restore_random_states({**before, **damage})
+    assert random_states() == before

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from retinanet.errors import InputError
+from retinanet.errors import InputError, StoppedBeforeStart
 from retinanet.training.run_folder import LOCK, OWN_FILES, OWN_FOLDERS, claim_run_folder
 
 
@@ -24,6 +24,28 @@ def test_a_mistake_leaves_nothing_behind(tmp_path: Path) -> None:
         (path / "scenes").mkdir()
         raise InputError("wrong")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stop", [StoppedBeforeStart("SIGTERM"), KeyboardInterrupt()])
+def test_a_signal_before_the_start_leaves_nothing_behind(
+    stop: BaseException, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(type(stop)),
+        claim_run_folder(tmp_path / "mine", resume=False, overwrite=False) as folder,
+    ):
+        folder.scenes.mkdir()
+        raise stop
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folders", [[], ["mine"], ["mine", "mine/checkpoints"]])
+def test_a_requeued_job_finds_a_run_or_begins_one(folders: list[str], tmp_path: Path) -> None:
+    for name in folders:
+        (tmp_path / name).mkdir()
+    with claim_run_folder(tmp_path / "mine", resume=False, overwrite=False, auto_resume=True):
+        pass
+    assert (tmp_path / "mine").is_dir()
 
 
 def test_a_mistake_leaves_other_runs_alone(tmp_path: Path) -> None:
@@ -57,6 +79,17 @@ def test_a_folder_with_work_is_refused_without_a_flag(name: str, tmp_path: Path)
     assert (tmp_path / name).exists()  # nothing is removed before the input is known to be good
 
 
+def test_overwriting_removes_nothing_behind_a_link(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "mine"
+    (elsewhere / "step-000009").mkdir(parents=True)
+    path.mkdir()
+    (path / "checkpoints").symlink_to(elsewhere)
+    with claim_run_folder(path, resume=False, overwrite=True) as folder:
+        folder.begin({}, ranks={"size": 1}, resume=False)
+    assert (elsewhere / "step-000009").is_dir()
+    assert not folder.checkpoints.is_symlink() and not any(folder.checkpoints.iterdir())
+
+
 def test_a_folder_that_holds_no_run_is_used(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     claim(tmp_path)
@@ -64,7 +97,7 @@ def test_a_folder_that_holds_no_run_is_used(tmp_path: Path) -> None:
 
 
 def test_nothing_to_resume_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoint to resume from"):
+    with pytest.raises(InputError, match="holds no run to resume"):
         claim(tmp_path / "mine", resume=True)
     assert not (tmp_path / "mine").exists()
 

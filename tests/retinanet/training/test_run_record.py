@@ -64,7 +64,7 @@ def record_in(folder: Path, *, target_map: float | None = None) -> tuple[RunReco
         path.mkdir(parents=True)
     text = io.StringIO()
     console = Console(file=text, width=200)
-    record = RunRecord(run, console=console, steps_per_epoch=4, first_step=0, target_map=target_map)
+    record = RunRecord(run, console=console, first_step=0, target_map=target_map)
     return record, text
 
 
@@ -72,7 +72,7 @@ def test_detections_load_in_pycocotools_with_the_datasets_ids(
     dataset: DetectionDataset, tmp_path: Path
 ) -> None:
     record, _ = record_in(tmp_path)
-    record.evaluation(perfect(dataset), step=6)
+    record.evaluation(perfect(dataset), step=6, epoch=1.5)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(tmp_path / "labels.json"))
         found = truth.loadRes(str(tmp_path / "run" / "eval" / "step-000006.json"))
@@ -87,7 +87,7 @@ def test_an_evaluation_is_shown_as_a_table_and_noted(
     dataset: DetectionDataset, tmp_path: Path
 ) -> None:
     record, text = record_in(tmp_path)
-    record.evaluation(perfect(dataset), step=6)
+    record.evaluation(perfect(dataset), step=6, epoch=1.5)
     shown = text.getvalue()
     assert "after step 6, epoch 1.5" in shown and "mAP50" in shown and "1.000" in shown
     assert "forty-four 1.000" in shown and "seven 1.000" in shown
@@ -109,6 +109,7 @@ def result(step: int, *, classification: float = 1.0, page_faults: int = 0) -> S
     return StepResult(
         step=step,
         losses={"classification": classification, "bbox_regression": 1.0},
+        gradient_norm=2.0,
         learning_rate=0.1,
         images=3,
         seconds=1.5,
@@ -122,7 +123,7 @@ def result(step: int, *, classification: float = 1.0, page_faults: int = 0) -> S
 def test_speed_and_loss_are_means_over_twenty_steps(tmp_path: Path) -> None:
     record, _ = record_in(tmp_path)
     notes = [
-        record.step(result(step, classification=10.0 if step == 1 else 1.0))
+        record.step(result(step, classification=10.0 if step == 1 else 1.0), epoch=1)
         for step in range(1, 22)
     ]
     assert notes[0] == "2.00 images/s  loss 11.0000"
@@ -146,7 +147,7 @@ def test_the_last_words_name_the_end_the_paths_and_the_next_command(
 def test_the_last_words_tell_of_memory(tmp_path: Path) -> None:
     record, text = record_in(tmp_path)
     for step, faults in enumerate((90_000, 12, 8, 30), start=1):
-        record.step(result(step, page_faults=faults))
+        record.step(result(step, page_faults=faults), epoch=1)
     record.closing(is_reached=False, step=4, best_map=None, bad_images=0, example=Path("a.jpg"))
     peak = f"{peak_resident_mb() / 1000:.1f} GB at the most"
     assert f"{peak}, 21 page faults in the median step" in text.getvalue()

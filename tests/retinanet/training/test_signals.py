@@ -1,9 +1,13 @@
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from retinanet.training.signals import StopRequest
+from retinanet.errors import StoppedBeforeStart
+from retinanet.training.signals import SECONDS_OF_ONE_CTRL_C, StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -30,8 +34,60 @@ def test_a_second_interrupt_stops_at_once() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.received
+        time.sleep(1.5 * SECONDS_OF_ONE_CTRL_C)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_that_comes_twice_at_once_is_one() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == "SIGINT"
+
+
+BUSY = """
+import hashlib, os, sys, threading
+from retinanet.training.signals import StopRequest
+with StopRequest(starting=sys.argv[1] == "starting", end_now=lambda: os._exit(130)):
+    threading.Timer(0.1, print, ["ready"], {"flush": True}).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)  # no exception reaches it
+"""
+
+
+@pytest.mark.parametrize("phase", ["starting", "training"])
+def test_a_second_interrupt_ends_a_process_that_is_inside_a_library(phase: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY, phase],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.5 * SECONDS_OF_ONE_CTRL_C)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (signal.SIGTERM, StoppedBeforeStart),
+        (signal.SIGUSR1, StoppedBeforeStart),
+        (signal.SIGINT, KeyboardInterrupt),
+    ],
+)
+def test_a_signal_ends_a_run_that_is_starting_and_waits_once_it_has_started(
+    number: signal.Signals, error: type[BaseException]
+) -> None:
+    with StopRequest(starting=True) as stop:
+        with pytest.raises(error):
+            os.kill(os.getpid(), number)
+        stop.hold_back()
+        os.kill(os.getpid(), number)
+        assert stop.received == number.name
 
 
 def test_a_second_sigterm_still_waits_for_the_step() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -11,18 +12,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from data.classes import ClassMap
+from launch.group.process_group import ProcessGroup
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 from retinanet.training.checkpoint import (
     Checkpoint,
     ModelDescription,
+    State,
     TrainingPosition,
     find_checkpoint,
+    newest_whole,
     read_checkpoint,
 )
-from retinanet.training.checkpoint_files import point_to, remove_others, save_checkpoint
+from retinanet.training.checkpoint.reading import file_digest
+from retinanet.training.checkpoint.state import Part, digest, read_state, state_text
+from retinanet.training.checkpoint.writing import point_to, write_checkpoint
 from retinanet.training.random_states import random_states, restore_random_states, seed_everything
+from retinanet.training.rank_states import restore_own_state
+from retinanet.training.saving import gathered
 
 CLASSES = ClassMap((7, 3), ("seven", "three"))
 DESCRIPTION = ModelDescription(
@@ -33,8 +41,17 @@ DESCRIPTION = ModelDescription(
     precision="float32",
     classes=CLASSES.to_json(),
 )
-POSITION = TrainingPosition(step=12, steps_per_epoch=5, map_here=None, best_map=0.25)
-CONFIG = {"run": {"name": "a run"}}
+POSITION = TrainingPosition(
+    step=12, epoch=2, images=4, images_per_epoch=10, map_here=None, best_map=0.25
+)
+STATE = State(
+    model=DESCRIPTION,
+    position=POSITION,
+    setup={"ranks": 1},
+    config={"run": {"name": "a run"}},
+    random_states=[],
+    parts={},
+)
 
 
 class Saved(NamedTuple):
@@ -57,7 +74,7 @@ def fresh(*, num_classes: int = 2, trainable_layers: int = 0) -> tuple[RetinaNet
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
     """After two steps with made-up gradients."""
     root = tmp_path_factory.mktemp("run")
-    states, torch_state = random_states(), torch.get_rng_state()
+    states = random_states()
     seed_everything(5)
     model, optimizer = fresh()
     for _ in range(2):
@@ -66,16 +83,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
                 parameter.grad = torch.randn_like(parameter)
         optimizer.step()
     optimizer.zero_grad()
-    folder = save_checkpoint(
-        root / "checkpoints",
-        model=model,
-        optimizer=optimizer,
-        description=DESCRIPTION,
-        position=POSITION,
-        config=CONFIG,
-    )
+    folder = root / "checkpoints" / "step-000012"
+    folder.parent.mkdir()
+    contents = gathered(ProcessGroup(), model, optimizer, STATE)
+    assert contents is not None
+    write_checkpoint(folder, contents)
+    point_to(folder.parent / "last", folder)
     drawn = torch.rand(4)
-    restore_random_states(states, torch_state)
+    restore_random_states(states)
     yield Saved(folder, model, optimizer, drawn)
     shutil.rmtree(root)  # 260 MB
 
@@ -93,8 +108,20 @@ def replace(file: Path, content: bytes) -> None:
 
 
 def state_with(copy: Path, **changes: Any) -> None:
+    """Another state, with a SHA-256 that is right: what a hostile or a newer writer leaves."""
     state = json.loads((copy / "state.json").read_text())
-    replace(copy / "state.json", json.dumps({**state, **changes}).encode())
+    del state["sha256"]
+    state |= changes
+    replace(copy / "state.json", json.dumps({"sha256": digest(state), **state}).encode())
+
+
+def part_with(copy: Path, name: str, content: bytes) -> None:
+    """Another part, with a SHA-256 that is right."""
+    replace(copy / name, content)
+    state = read_state(copy)
+    part = Part(sha256=file_digest(copy / name), bytes=len(content))
+    text = state_text(dataclasses.replace(state, parts={**state.parts, name: part}))
+    replace(copy / "state.json", text.encode())
 
 
 def refusal(copy: Path, file: str) -> str:
@@ -109,10 +136,13 @@ def refusal(copy: Path, file: str) -> str:
 def test_weights_optimizer_and_random_states_come_back_bit_for_bit(saved: Saved) -> None:
     torch.manual_seed(99)
     model, optimizer = fresh()
-    states, torch_state = random_states(), torch.get_rng_state()
-    read_checkpoint(saved.folder).load_training_state(model, optimizer)
+    states = random_states()
+    checkpoint = read_checkpoint(saved.folder)
+    checkpoint.load_training_state(model, optimizer)
+    [own] = checkpoint.rank_states()
+    restore_own_state(own, model)
     drawn = torch.rand(4)
-    restore_random_states(states, torch_state)
+    restore_random_states(states)
     expected = saved.model.state_dict()
     found = model.state_dict()
     assert list(found) == list(expected)
@@ -128,9 +158,7 @@ def test_weights_optimizer_and_random_states_come_back_bit_for_bit(saved: Saved)
 
 def test_the_next_step_is_the_one_that_would_have_been_taken(saved: Saved) -> None:
     model, optimizer = fresh()
-    states, torch_state = random_states(), torch.get_rng_state()
     read_checkpoint(saved.folder).load_training_state(model, optimizer)
-    restore_random_states(states, torch_state)
     before = {name: value.clone() for name, value in saved.model.state_dict().items()}
     slots = {
         index: {name: value.clone() for name, value in one.items()}
@@ -152,7 +180,8 @@ def test_the_next_step_is_the_one_that_would_have_been_taken(saved: Saved) -> No
 
 def test_position_description_and_config_come_back(saved: Saved) -> None:
     found = read_checkpoint(saved.folder)
-    assert (found.model, found.position, found.config) == (DESCRIPTION, POSITION, CONFIG)
+    assert (found.model, found.position) == (DESCRIPTION, POSITION)
+    assert (found.state.config, found.state.setup) == (STATE.config, STATE.setup)
     assert found.folder == saved.folder
     assert ClassMap.from_json(found.model.classes) == CLASSES
 
@@ -198,9 +227,6 @@ def test_the_best_checkpoint_of_a_run_comes_before_its_last(tmp_path: Path) -> N
     point_to(checkpoints / "best", checkpoints / "step-1")
     point_to(checkpoints / "best", checkpoints / "step-2")  # a link that is there is replaced
     assert find_checkpoint(tmp_path).resolve().name == "step-2"
-    remove_others(checkpoints)
-    names = sorted(path.name for path in checkpoints.iterdir())
-    assert names == ["best", "last", "step-2", "step-3"]
 
 
 def test_links_still_hold_after_the_run_has_moved(tmp_path: Path) -> None:
@@ -218,31 +244,85 @@ def test_a_path_without_a_checkpoint_is_named(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-@pytest.mark.parametrize("size", [0, 5, 1000, -1])
-def test_a_truncated_file_is_named(copy: Path, file: str, size: int) -> None:
+def require_refusal(copy: Path, file: str) -> None:
+    """Looking at all parts is enough to see it: no model is built."""
+    with pytest.raises(InputError) as caught:
+        read_checkpoint(copy).require_whole()
+    assert str(caught.value).startswith(f"{copy / file}: ") and "\n" not in str(caught.value)
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("share", [0, 1e-6, 0.3, 0.999999])
+def test_a_file_cut_short_is_named(copy: Path, file: str, share: float) -> None:
     content = (copy / file).read_bytes()
-    replace(copy / file, content[:size])
-    assert "cannot be read as safetensors" in refusal(copy, file)
+    replace(copy / file, content[: min(int(len(content) * share), len(content) - 1)])
+    require_refusal(copy, file)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("share", [0, 0.3, 0.7])
+def test_one_flipped_bit_is_named(copy: Path, file: str, share: float) -> None:
+    content = bytearray((copy / file).read_bytes())
+    content[int(len(content) * share)] ^= 4
+    replace(copy / file, bytes(content))
+    require_refusal(copy, file)
+
+
+@pytest.mark.parametrize("file", FILES[:2])
 def test_a_missing_file_is_named(copy: Path, file: str) -> None:
     (copy / file).unlink()
-    refusal(copy, file)
+    require_refusal(copy, file)
+
+
+def test_a_part_is_not_trusted_to_be_safetensors(copy: Path) -> None:
+    part_with(copy, "optimizer.safetensors", b"something else")
+    assert "cannot be read as safetensors" in refusal(copy, "optimizer.safetensors")
+
+
+def test_a_part_that_the_state_does_not_name_is_missing(copy: Path) -> None:
+    state_with(copy, parts={})
+    assert "names no model.safetensors" in refusal(copy, "state.json")
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "state.json", "a b"])
+def test_a_part_outside_of_the_folder_is_refused(copy: Path, name: str) -> None:
+    part = {"sha256": 64 * "0", "bytes": 1}
+    state_with(copy, parts={name: part})
+    assert "parts" in refusal(copy, "state.json")
+
+
+def test_the_newest_whole_one_is_found_and_the_others_are_named(
+    saved: Saved, tmp_path: Path
+) -> None:
+    for step in (9, 10, 11, 12):
+        target = tmp_path / f"step-{step:06d}"
+        shutil.copytree(saved.folder, target, copy_function=os.link)
+    (tmp_path / "step-000012" / "state.json").unlink()
+    replace(tmp_path / "step-000011" / "optimizer.safetensors", b"cut")
+    (tmp_path / ".step-000013.partial").mkdir()
+    found, problems = newest_whole(tmp_path)
+    assert found is not None and found.folder == tmp_path / "step-000010"
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        str(tmp_path / "step-000012" / "state.json"),
+        str(tmp_path / "step-000011" / "optimizer.safetensors"),
+    ]
+    assert newest_whole(tmp_path / "nowhere") == (None, [])
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format": 1}', b'{"model": 3}', b"null"]
+    "content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"[" * 100_000, b'{"a":' * 100_000]
 )
-def test_a_damaged_state_is_named(copy: Path, content: bytes) -> None:
+def test_a_state_that_is_no_json_object_is_named(copy: Path, content: bytes) -> None:
     replace(copy / "state.json", content)
     assert "not a checkpoint's state" in refusal(copy, "state.json")
 
 
 def test_another_format_is_refused(copy: Path) -> None:
-    state_with(copy, format=2)
-    assert "format 2; this version reads 1" in refusal(copy, "state.json")
+    state_with(copy, format=1)
+    assert "format 1; this version reads 2" in refusal(copy, "state.json")
 
 
 @pytest.mark.parametrize("field", ["model", "position"])
@@ -258,10 +338,16 @@ def test_damaged_classes_name_the_file(copy: Path) -> None:
     assert "classes" in refusal(copy, "state.json")
 
 
-@pytest.mark.parametrize("states", [{}, {"python": [3, [1], None]}, 5])
-def test_damaged_random_states_name_the_file(copy: Path, states: object) -> None:
+@pytest.mark.parametrize("states", [{}, [3], 5])
+def test_random_states_of_another_type_name_the_file(copy: Path, states: object) -> None:
     state_with(copy, random_states=states)
     assert "random_states" in refusal(copy, "state.json")
+
+
+@pytest.mark.parametrize("step", [-1, 2**70, 1.5, "7", None, True])
+def test_a_position_that_cannot_be_is_refused(copy: Path, step: object) -> None:
+    state_with(copy, position={**dataclasses.asdict(POSITION), "step": step})
+    assert "position.step" in refusal(copy, "state.json")
 
 
 def test_another_models_checkpoint_is_refused(saved: Saved) -> None:
@@ -272,22 +358,27 @@ def test_another_models_checkpoint_is_refused(saved: Saved) -> None:
 
 
 def test_an_optimizer_of_other_parameters_is_refused(copy: Path, saved: Saved) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file, save
 
     tensors = load_file(saved.folder / "optimizer.safetensors")
     some = {name: value for name, value in tensors.items() if name.startswith("head")}
-    (copy / "optimizer.safetensors").unlink()
     extra = {"backbone.body.conv1.weight/exp_avg": torch.zeros(64, 3, 7, 7)}
-    save_file(some | extra, copy / "optimizer.safetensors")
+    part_with(copy, "optimizer.safetensors", save(some | extra))
     assert "backbone.body.conv1.weight does not train" in refusal(copy, "optimizer.safetensors")
 
 
 def test_an_optimizer_that_lacks_parameters_is_refused(copy: Path, saved: Saved) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file, save
 
     tensors = load_file(saved.folder / "optimizer.safetensors")
     dropped = next(name for name in tensors if name.endswith("exp_avg_sq"))
     del tensors[dropped]
-    (copy / "optimizer.safetensors").unlink()
-    save_file(tensors, copy / "optimizer.safetensors")
+    part_with(copy, "optimizer.safetensors", save(tensors))
     assert dropped in refusal(copy, "optimizer.safetensors")
+
+
+def test_a_state_of_any_length_is_not_read(copy: Path) -> None:
+    (copy / "state.json").unlink()
+    with (copy / "state.json").open("wb") as file:
+        file.truncate(10**12)  # takes no room
+    assert "larger than 64000000 bytes" in refusal(copy, "state.json")

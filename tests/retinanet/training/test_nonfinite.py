@@ -1,0 +1,239 @@
+"""Steps that are not finite: nothing of the model or its optimizer may change, whatever broke."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from data.dataset import Batch
+from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.gradient_norm import gradient_norm
+from retinanet.engine.optimizer import make_optimizer
+from retinanet.loss.focal import FORMS
+from retinanet.model import HeadOutputs, RetinaNet
+from retinanet.model.heads import by_anchor
+from retinanet.training.loop import StepResult, accumulate_gradients, train_one_epoch
+from retinanet.training.nonfinite import NonFiniteStep, NonFiniteSteps, TensorNames
+from tests.retinanet.training.tiny_steps import make_batch, prepared
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """So that sums are in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model() -> RetinaNet:
+    """Some of its norms train, and have running statistics."""
+    torch.manual_seed(0)
+    model = RetinaNet(num_classes=3, norm="batch", trainable_layers=1)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="module")
+def training(model: RetinaNet) -> PreparedTraining:
+    """With an optimizer that has taken a step."""
+    made = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-6))
+    assert not steps(made, [make_batch(seed=1)])[0].nonfinite
+    return made
+
+
+@contextmanager
+def planted(model: RetinaNet, plant: Callable[[RetinaNet], None]) -> Iterator[None]:
+    """The model with other weights meanwhile."""
+    kept = copies(model.state_dict())
+    with torch.no_grad():
+        plant(model)
+    yield
+    model.load_state_dict(kept)
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def steps(
+    training: PreparedTraining, batches: list[Batch], *, accumulation: int = 1
+) -> list[StepResult]:
+    return list(
+        train_one_epoch(
+            training,
+            batches,
+            learning_rate=lambda _: 1e-6,
+            first_step=16,
+            gradient_accumulation=accumulation,
+        )
+    )
+
+
+def with_nan(batch: Batch) -> Batch:
+    """The batch as floats, one of them planted."""
+    images = batch.images.float()
+    images[0, 1, 20, 30] = math.nan
+    return batch._replace(images=images)
+
+
+def state_of(training: PreparedTraining) -> dict[str, Tensor]:
+    """All that a step changes: weights, running statistics, the optimizer's averages."""
+    state = copies(training.model.state_dict())
+    for index, slots in training.optimizer.state_dict()["state"].items():
+        state |= copies({f"optimizer {index} {slot}": value for slot, value in slots.items()})
+    return state
+
+
+def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(bits(value), bits(expected[name])), name
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """NaN is not equal to itself."""
+    return tensor.view(torch.int32) if tensor.is_floating_point() else tensor
+
+
+def plant_nan_weight(model: RetinaNet) -> None:
+    weight = model.get_parameter("backbone.body.layer4.1.conv2.weight")
+    weight[5, 1, 0, 2] = math.nan
+
+
+def plant_infinite_loss(model: RetinaNet) -> None:
+    """Four deltas of 3e38 add up to infinity, and the slope of each is 1."""
+    model.get_parameter("head.regression_head.bbox_reg.bias").fill_(3e38)
+
+
+def plant_infinite_gradient(model: RetinaNet) -> None:
+    """Logits of weights that cancel out are small; the gradient of what they weigh is not."""
+    head = "head.classification_head"
+    model.get_parameter(f"{head}.conv.3.0.weight").zero_()
+    model.get_parameter(f"{head}.conv.3.0.bias").fill_(1e-36)
+    weight = model.get_parameter(f"{head}.cls_logits.weight")
+    weight[:, 0::2], weight[:, 1::2] = 3e38, -3e38
+
+
+def assert_changes_nothing(training: PreparedTraining, batches: list[Batch]) -> StepResult:
+    before = state_of(training)
+    [result] = steps(training, batches, accumulation=len(batches))
+    assert_same_bits(state_of(training), before)
+    assert result.step == 17 and not math.isfinite(result.gradient_norm)
+    assert all(parameter.grad is None for parameter in training.model.parameters())
+    return result
+
+
+def test_an_infinite_loss_changes_nothing(training: PreparedTraining, model: RetinaNet) -> None:
+    with planted(model, plant_infinite_loss):
+        result = assert_changes_nothing(training, [make_batch(seed=4)])
+    assert result.losses["bbox_regression"] == math.inf
+    assert math.isfinite(result.losses["classification"])
+    assert result.nonfinite[0].weights.count == 0
+
+
+def test_infinite_gradients_of_a_finite_loss_change_nothing_and_are_named(
+    training: PreparedTraining, model: RetinaNet
+) -> None:
+    with planted(model, plant_infinite_gradient):
+        result = assert_changes_nothing(training, [make_batch(seed=4)])
+    [found] = result.nonfinite
+    assert math.isfinite(result.loss) and found.batches[0].is_finite
+    assert found.gradients.first == ("head.classification_head.conv.3.0.bias",)
+    assert found.gradients.count == 1
+
+
+def test_a_weight_that_is_nan_changes_nothing_else_and_is_named(
+    training: PreparedTraining, model: RetinaNet
+) -> None:
+    with planted(model, plant_nan_weight):
+        result = assert_changes_nothing(training, [make_batch(seed=4)])
+    [found] = result.nonfinite
+    assert found.weights == TensorNames(count=1, first=("backbone.body.layer4.1.conv2.weight",))
+    assert found.statistics.count == 0
+
+
+def test_a_nan_in_a_pixel_of_one_batch_of_a_step_changes_nothing(
+    training: PreparedTraining,
+) -> None:
+    batches = [with_nan(make_batch(seed=4)), make_batch(seed=5)]
+    [found] = assert_changes_nothing(training, batches).nonfinite
+    assert [batch.is_finite for batch in found.batches] == [False, True]
+    assert [batch.image_ids for batch in found.batches] == [(40,), (50,)]
+    assert found.weights.count == found.statistics.count == 0
+
+
+def test_training_goes_on_as_if_the_broken_batch_had_not_been(model: RetinaNet) -> None:
+    first, broken, second = make_batch(seed=4), with_nan(make_batch(seed=9)), make_batch(seed=5)
+    ends, taken = [], []
+    for batches in ([first, broken, second], [first, second]):
+        with planted(model, lambda _: None):
+            training = prepared(model, make_optimizer(model, name="adam", learning_rate=1e-6))
+            taken += [(result.step, bool(result.nonfinite)) for result in steps(training, batches)]
+            ends.append(state_of(training))
+    assert taken == [(17, False), (18, True), (19, False), (17, False), (18, False)]
+    assert_same_bits(*ends)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_infinite_loss_with_finite_gradients_makes_the_norm_nan(
+    model: RetinaNet, form: str, precision: str
+) -> None:
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    sides = (8, 4, 2, 1, 1)
+
+    def biases(name: str, *, values: int) -> list[Tensor]:
+        bias = model.get_parameter(f"head.{name}.bias").to(dtype)
+        return [by_anchor(bias.view(1, -1, 1, 1).expand(1, -1, n, n), values) for n in sides]
+
+    def forward(images: Tensor) -> HeadOutputs:
+        """What the heads give where nothing comes from below: the loss is all that is looked at."""
+        return HeadOutputs(
+            cls_logits=biases("classification_head.cls_logits", values=3),
+            bbox_regression=biases("regression_head.bbox_reg", values=4),
+            feature_sizes=[(side, side) for side in sides],
+        )
+
+    head = replace(prepared(model), forward=forward)
+    with planted(model, plant_infinite_loss):
+        [terms] = accumulate_gradients(head, [make_batch(seed=4)], focal_form=form)
+    norm = gradient_norm(model.parameters())
+    model.zero_grad(set_to_none=True)
+    assert terms.losses["bbox_regression"] == math.inf
+    assert math.isfinite(terms.losses["classification"])
+    assert math.isnan(norm)
+
+
+def found(*, weights: int = 0, statistics: int = 0) -> NonFiniteStep:
+    none = TensorNames(count=0, first=())
+    return NonFiniteStep(
+        batches=(),
+        gradients=none,
+        weights=TensorNames(count=weights, first=()),
+        statistics=TensorNames(count=statistics, first=()),
+    )
+
+
+def test_a_run_stops_at_once_unless_told_to_skip() -> None:
+    advice = NonFiniteSteps("stop", limit=5).advice([found()])
+    assert advice is not None and "training.on_nonfinite=skip" in advice
+
+
+def test_as_many_steps_are_skipped_as_the_limit_says() -> None:
+    run = NonFiniteSteps("skip", limit=2, skipped=1)  # one of them before a resume
+    assert run.advice([found()]) is None
+    assert run.skipped == 2
+    advice = run.advice([found()])
+    assert advice is not None and "training.nonfinite_limit=2" in advice
+
+
+@pytest.mark.parametrize("broken", [found(weights=3), found(statistics=1)])
+def test_skipping_ends_where_the_weights_are_broken(broken: NonFiniteStep) -> None:
+    run = NonFiniteSteps("skip", limit=5)
+    advice = run.advice([found(), broken])
+    assert advice is not None and "earlier checkpoint" in advice and run.skipped == 0
