@@ -57,16 +57,19 @@ def prepare_with_ipex(
     use_frozen_norms(model, ipex.nn.FrozenBatchNorm2d)
     bf16 = precision == "bf16"
     logits = model.head.classification_head.cls_logits
-    prepared: tuple[RetinaNet, Optimizer] = ipex.optimize(
-        model.train(),
-        optimizer=optimizer,
-        dtype=torch.bfloat16 if bf16 else None,
-        inplace=True,
-        # The classification head pads an odd number of channels, which needs the plain weight.
-        weights_prepack=logits.out_channels % 2 == 0,
-        split_master_weight_for_bf16=bf16,
-        fuse_update_step=True,
-    )
+    try:
+        prepared: tuple[RetinaNet, Optimizer] = ipex.optimize(
+            model.train(),
+            optimizer=optimizer,
+            dtype=torch.bfloat16 if bf16 else None,
+            inplace=True,
+            # The classification head pads an odd number of channels, which needs the plain weight.
+            weights_prepack=logits.out_channels % 2 == 0,
+            split_master_weight_for_bf16=bf16,
+            fuse_update_step=True,
+        )
+    except AssertionError as error:  # of the processor's instructions
+        raise InputError(f"engine.name: ipex: {error}") from error
     return prepared
 
 

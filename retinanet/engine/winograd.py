@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from retinanet.engine import winograd_kernel
 from retinanet.engine.convolution import Geometry
 from retinanet.errors import InputError
-from retinanet.native_library import NativeLibraryError, cpu_flags
+from retinanet.native_library import NativeLibraryError
+from retinanet.processor import cpu_flags
 
 SAME_3X3 = Geometry((1, 1), (1, 1), 1)
 

@@ -1,13 +1,14 @@
-"""Gradients that two ranks average, beside those of one process with all their images.
+"""Gradients that two ranks average, beside those of one process with all their images; broken ones.
 
-`test_gradient_exchange.py` runs this under mpirun; rank 0 writes the differences as JSON.
+`test_gradient_exchange.py` runs this under mpirun; rank 0 writes what it found as JSON.
 """
 
 import json
 import os
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from launch.place import Place, take_place
 from launch.placement.share import CoreRequest
@@ -26,6 +27,7 @@ def main(place: Place, results: Path) -> None:
     from launch.group.process_group import ProcessGroup, joined
     from retinanet.engine.engines import PreparedTraining, prepare_training
     from retinanet.engine.gradient_exchange import GradientExchange
+    from retinanet.engine.gradient_norm import gradient_norm
     from retinanet.engine.shared_gradients import SharedGradients, share_gradients
     from retinanet.model import RetinaNet
     from retinanet.training.loop import accumulate_gradients, batch_losses
@@ -65,7 +67,7 @@ def main(place: Place, results: Path) -> None:
     def gradients(
         prepared: PreparedTraining, batches: list[Batch], exchange: GradientExchange | None
     ) -> dict[str, Tensor]:
-        accumulate_gradients(prepared, batches, step=1, exchange=exchange)
+        accumulate_gradients(prepared, batches, exchange=exchange)
         found = {
             name: value.grad.clone()
             for name, value in prepared.model.named_parameters()
@@ -73,6 +75,15 @@ def main(place: Place, results: Path) -> None:
         }
         prepared.optimizer.zero_grad(set_to_none=True)
         return found
+
+    @cache
+    def prepared_alone(precision: str) -> PreparedTraining:
+        return prepare(precision)
+
+    @cache
+    def gradients_alone(precision: str, first: int, last: int) -> dict[str, Tensor]:
+        """Those of these images in one process: several comparisons ask for the same."""
+        return gradients(prepared_alone(precision), [make_batch(first, last)], None)
 
     def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
         """The largest of all parameters: the difference's norm over the gradient's."""
@@ -82,10 +93,25 @@ def main(place: Place, results: Path) -> None:
             for name in expected
         )
 
+    def norm_where_one_breaks(
+        prepared: PreparedTraining, exchange: GradientExchange, batches: int, *, rank: int
+    ) -> str:
+        """Rank 1's first batch has an infinite loss, whose gradients are finite."""
+        bias = prepared.model.get_parameter("head.regression_head.bbox_reg.bias")
+        if rank == 1:
+            bias.data.fill_(3e38)
+        own = [make_batch(2, 3), make_batch(3, 4)][:batches]
+        terms = accumulate_gradients(prepared, own, exchange=exchange)
+        assert [one.is_finite for one in terms] == [rank == 0] * batches
+        return str(gradient_norm(prepared.model.parameters()))
+
     def compare(
         group: ProcessGroup, *, precision: str, compress: str, batches: int, shared: bool = False
-    ) -> list[float]:
-        """Of three steps: the first, the one after torch has sorted its buckets anew, another."""
+    ) -> dict[str, list[Any]]:
+        """Differences of three steps, and each rank's norm in a fourth, where one rank breaks.
+
+        The steps are the first, the one after torch has sorted its buckets anew, and another.
+        """
         prepared = prepare(precision)
         exchange = GradientExchange(
             prepared.model,
@@ -93,7 +119,6 @@ def main(place: Place, results: Path) -> None:
             compress=compress,
             shared=share(group, prepared.model, compress=compress) if shared else None,
         )
-        alone = prepare(precision)
         differences = []
         for step in range(3):
             first = step if batches == 1 else 0
@@ -104,9 +129,10 @@ def main(place: Place, results: Path) -> None:
                 if number % 2 == group.rank
             ]
             averaged = gradients(prepared, own, exchange)
-            expected = gradients(alone, [make_batch(first, first + 2 * batches)], None)
+            expected = gradients_alone(precision, first, first + 2 * batches)
             differences.append(difference(averaged, expected))
-        return differences
+        norm = norm_where_one_breaks(prepared, exchange, batches, rank=group.rank)
+        return {"differences": differences, "norms": group.all_gather(norm)}
 
     def share(group: ProcessGroup, model: RetinaNet, *, compress: str) -> SharedGradients:
         made = share_gradients(

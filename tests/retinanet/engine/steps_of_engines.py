@@ -15,6 +15,7 @@ from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining, prepare_training
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet
+from retinanet.processor import fastest_precision
 from retinanet.training.loop import accumulate_gradients, batch_losses, update_weights
 from retinanet.training.optimizer_state import optimizer_tensors
 
@@ -35,12 +36,10 @@ class Case(NamedTuple):
     precision: str
 
 
-CASES = [
-    Case("frozen", 4, "float32"),
-    Case("batch", 4, "float32"),
-    Case("frozen", 4, "bf16"),
-    Case("frozen", 3, "bf16"),  # an odd number of outputs goes another way in the head
-]
+CASES = [Case("frozen", 4, "float32"), Case("batch", 4, "float32")]
+if fastest_precision() == "bf16":
+    # An odd number of outputs goes another way in the head.
+    CASES += [Case("frozen", 4, "bf16"), Case("frozen", 3, "bf16")]
 
 
 def make_batch() -> Batch:
@@ -76,25 +75,25 @@ def gradients(engine: str, case: Case) -> tuple[dict[str, float], dict[str, Tens
     optimizer = SGD(parameters_that_train(model), lr=RATE)
     prepared = prepare_training(model, optimizer, engine=engine, precision=case.precision)
     prepared.model.train()
-    losses = accumulate_gradients(prepared, [make_batch()], step=1)
+    [terms] = accumulate_gradients(prepared, [make_batch()])
     update_weights(prepared.optimizer, learning_rate=RATE)
     after = prepared.model.state_dict()
     assert list(after) == list(before)
     for name, value in after.items():
         assert (value.dtype, value.shape) == (before[name].dtype, before[name].shape), name
-    return losses, {name: (before[name] - after[name]) / RATE for name in names}
+    return terms.losses, {name: (before[name] - after[name]) / RATE for name in names}
 
 
 def moments(engine: str, case: Case, *, name: str) -> dict[str, Tensor]:
-    """An optimizer's state as a checkpoint has it, after three steps that hardly move weights."""
+    """An optimizer's state as a checkpoint has it, after two steps that hardly move weights."""
     model = make_model(case)
     optimizer = make_optimizer(
         model, name=name, learning_rate=1e-7, momentum=0.9, fused=engine != "ipex"
     )
     prepared = prepare_training(model, optimizer, engine=engine, precision=case.precision)
     prepared.model.train()
-    for step in range(3):
-        accumulate_gradients(prepared, [make_batch()], step=step + 1)
+    for _ in range(2):
+        accumulate_gradients(prepared, [make_batch()])
         update_weights(prepared.optimizer, learning_rate=1e-7)
     return optimizer_tensors(prepared.model, prepared.optimizer)
 
@@ -156,7 +155,9 @@ def main() -> None:
             for slot in {key.rpartition("/")[2] for key in expected}
             for key, error in distance(only(found, slot), only(expected, slot)).items()
         }
-    report["evaluating"] = losses_before_and_after_evaluating(CASES[2])
+    report["evaluating"] = losses_before_and_after_evaluating(
+        Case("frozen", 4, fastest_precision())
+    )
     json.dump(report, sys.stdout)
 
 

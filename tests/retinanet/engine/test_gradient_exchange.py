@@ -1,8 +1,8 @@
 """Two ranks under the real mpirun: their averaged gradients are those of one process."""
 
 import json
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,19 +10,26 @@ from tests.launch.ranks import run_ranks
 
 PROGRAM = Path(__file__).with_name("gradients_of_ranks.py")
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores, this process has one"
-)
+pytestmark = pytest.mark.whole_machine
+
+
+Found = dict[str, dict[str, list[Any]]]
+"""Of each case, by what was looked at."""
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    file = tmp_path_factory.mktemp("gradients") / "differences.json"
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    file = tmp_path_factory.mktemp("gradients") / "found.json"
     job = run_ranks(2, str(PROGRAM), str(file))
     assert job.code == 0, job.errors
     assert "UserWarning" not in job.errors  # such as of gradients laid out otherwise than buckets
-    found: dict[str, list[float]] = json.loads(file.read_text())
-    return found
+    content: Found = json.loads(file.read_text())
+    return content
+
+
+@pytest.fixture
+def differences(found: Found) -> dict[str, list[float]]:
+    return {case: content["differences"] for case, content in found.items()}
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulated", "shared", "shared, accumulated"])
@@ -47,3 +54,10 @@ def test_sums_in_shared_memory_are_not_rounded(differences: dict[str, list[float
 
 def test_arithmetic_in_bf16_averages_as_well(differences: dict[str, list[float]]) -> None:
     assert max(differences["bf16"]) < 0.01
+
+
+def test_an_infinite_loss_of_one_rank_is_seen_by_all_whatever_way_gradients_take(
+    found: Found,
+) -> None:
+    norms = {case: content["norms"] for case, content in found.items()}
+    assert norms == {case: ["nan", "nan"] for case in found}

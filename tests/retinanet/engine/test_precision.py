@@ -13,6 +13,7 @@ from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet
 from retinanet.training.loop import train_one_epoch
+from tests.fast_precision import needs_bf16
 
 SIZE = 96
 STEPS = 30
@@ -66,6 +67,7 @@ def float32_losses() -> list[float]:
     return losses_of_steps(precision="float32")
 
 
+@needs_bf16
 @pytest.mark.parametrize("convolutions", ["auto", "onednn"])
 def test_over_30_steps_the_bf16_loss_stays_within_1_percent_of_float32s(
     convolutions: str, float32_losses: list[float]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from retinanet.engine import winograd, winograd_kernel
 from retinanet.engine.winograd import choose_winograd, winograd_convolve
 from retinanet.errors import InputError
-from retinanet.native_library import cpu_flags
+from retinanet.processor import cpu_flags
 
 HAS_BF16 = "avx512_bf16" in cpu_flags()
 needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="the processor has no AVX-512 BF16")
