@@ -1,0 +1,157 @@
+"""Whether a run's data can be read: annotations, classes, and a sample of images of each split."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data.annotations import Annotations
+from data.classes import ClassMap
+from data.dataset import DetectionDataset, SampleKey
+from data.decoding import resolve_decoder
+from data.opening import class_map_of
+from data.sampler import steps_per_epoch
+from data.sources import SPLITS, Split, SplitName
+from retinanet.config import Config, DataConfig
+from retinanet.configured_splits import configured_split
+from retinanet.errors import InputError
+from retinanet.preflight.finding import Finding, failure, ok, warning
+from retinanet.preflight.known_data import indexed_or_small
+from retinanet.training.run_data import require_no_files
+
+SUBJECT = "data"
+SAMPLED = 24
+"""Images of each split: the first, the last, and others at random."""
+SECONDS = 2.0
+"""After which no further image of a split is decoded."""
+LOOKED_AT_ALL = "`python -m data verify` looks at all"
+
+
+def check_data(config: Config, *, ranks: int) -> list[Finding]:
+    """Look at both splits, without making an index.
+
+    Args:
+        config: Its sections `data` and `training`, and `model.num_classes`.
+        ranks: Of the whole job.
+    """
+    settings = config.data
+    try:
+        decoder = resolve_decoder(settings.decoder)
+        if settings.scenes is not None:
+            require_no_files(settings)
+            scenes = settings.scenes
+            found = f"{scenes.train} scenes to train on and {scenes.validation} others"
+            return [ok(SUBJECT, f"{found} are drawn by the run, no files are needed")]
+        splits = {split: configured_split(settings, split, root=settings.root) for split in SPLITS}
+        opened = {name: indexed_or_small(split.annotations) for name, split in splits.items()}
+        findings = [not_indexed(splits[name]) for name in SPLITS if opened[name] is None]
+        train, validation = opened["train"], opened["validation"]
+        if train is None:
+            return findings
+        classes = classes_of(config, train, splits["train"].annotations)
+        if validation is not None:
+            categories = validation.category_ids, validation.category_names
+            classes.check_categories(*categories, file=splits["validation"].annotations)
+    except InputError as error:
+        return [failed(error)]
+    for name in SPLITS:
+        annotations = opened[name]
+        if annotations is not None:
+            findings += check_split(
+                name, annotations, splits[name].images, classes, settings, decoder=decoder
+            )
+    return [*findings, check_steps(config, train, ranks=ranks)]
+
+
+def classes_of(config: Config, train: Annotations, source: Path) -> ClassMap:
+    """The model's classes. Raises InputError where the categories do not fit."""
+    return class_map_of(
+        train,
+        source=str(source),
+        class_indices=config.data.class_indices,
+        num_classes=config.model.num_classes,
+    )
+
+
+def not_indexed(split: Split) -> Finding:
+    """Annotations that are too large to be read now."""
+    megabytes = split.annotations.stat().st_size // 10**6
+    found = f"{split.annotations} ({megabytes} MB) has no index yet; its images were not looked at"
+    return warning(SUBJECT, found, fix="the run makes it first, or `python -m data convert`")
+
+
+def check_split(
+    name: SplitName,
+    annotations: Annotations,
+    images: Path,
+    classes: ClassMap,
+    settings: DataConfig,
+    *,
+    decoder: str,
+) -> list[Finding]:
+    """Decode a sample of a split's images, as the run will."""
+    try:
+        dataset = DetectionDataset(
+            annotations,
+            images,
+            classes,
+            image_size=settings.image_size,
+            train=name == "train",
+            skip_images_without_boxes=name == "train" and settings.images_without_boxes == "skip",
+            decoder=decoder,
+        )
+    except InputError as error:
+        return [bad_images([str(error)], settings)]
+    began, problems, looked_at = time.monotonic(), list[str](), 0
+    for index in sampled(len(dataset)):
+        if time.monotonic() - began > SECONDS:
+            break
+        looked_at += 1
+        try:
+            dataset.read(SampleKey(index, 0))
+        except InputError as error:
+            problems.append(str(error))
+    if problems:
+        return [bad_images(problems, settings)]
+    seen = f"{len(dataset)} images in {images}, {classes.num_classes} classes"
+    return [ok(f"{SUBJECT}, {name}", f"{seen}; {looked_at} decoded ({LOOKED_AT_ALL})")]
+
+
+def sampled(count: int) -> Sequence[int]:
+    """The first, the last, and others at random, each once."""
+    random = np.random.default_rng(0)
+    others = random.choice(count, size=min(count, SAMPLED), replace=False).tolist()
+    return list(dict.fromkeys((0, count - 1, *others)))[:SAMPLED]
+
+
+def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
+    """Images that cannot be read: what ends a run, or what others stand in for."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    found = f"{problems[0]}{more}"
+    if settings.on_bad_image == "skip":
+        return warning(SUBJECT, found, fix=f"others stand in for them; {LOOKED_AT_ALL}")
+    fix = f"{LOOKED_AT_ALL}; data.on_bad_image=skip goes on without"
+    return failure(SUBJECT, found, fix=fix)
+
+
+def check_steps(config: Config, train: Annotations, *, ranks: int) -> Finding:
+    """Whether an epoch has a step."""
+    images = len(train)
+    if config.data.images_without_boxes == "skip":
+        images = len(train.images_with_objects())
+    training = config.training
+    batches = steps_per_epoch(images, batch_size=training.batch_size, ranks=ranks)
+    batch = f"{ranks} ranks × {training.batch_size}" if ranks > 1 else f"{training.batch_size}"
+    if batches < training.gradient_accumulation:
+        found = f"training.gradient_accumulation: {training.gradient_accumulation} batches a step, "
+        fix = "lower it or training.batch_size"
+        return failure("steps", f"{found}but an epoch has only {batches}", fix=fix)
+    steps = batches // training.gradient_accumulation
+    accumulated = training.gradient_accumulation
+    return ok("steps", f"{steps} an epoch, of {batch} × {accumulated} images")
+
+
+def failed(error: InputError) -> Finding:
+    """What the run would say, and end."""
+    return failure(SUBJECT, str(error), fix="")

@@ -1,0 +1,127 @@
+"""`train.py --check`, and what every start looks at before it writes."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from retinanet.command_line import run_command
+from tests.launch.ranks import run_ranks
+from tests.mounts import needs_root, tmpfs
+from train import main
+
+SETTINGS = (
+    "data.scenes.train=8",
+    "data.scenes.validation=3",
+    "data.image_size=64",
+    "engine.precision=float32",
+    "training.max_steps=2",
+)
+
+
+class Outcome(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    output: str
+    errors: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line within this process."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def command(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, *words, "launch.pin=false"])
+        capsys.readouterr()
+        code = run_command(main)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return command
+
+
+def test_a_run_that_can_work_is_said_so_and_nothing_is_left(train: Command, tmp_path: Path) -> None:
+    outcome = train("--check", f"run.root={tmp_path / 'runs'}")
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert "the run can work" in outcome.output
+    for subject in ("placement", "/dev/shm", "memory", "versions", "data", "disk space", "weights"):
+        assert f"\n{subject} " in outcome.output, subject
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_failure_is_told_in_a_line(train: Command, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    outcome = train(
+        "--check",
+        f"run.root={tmp_path / 'runs'}",
+        "data.root=/nowhere",
+        "model.norm=frozen",
+        "launch.threads=4096",
+    )
+    assert outcome.code == 2
+    lines = outcome.errors.splitlines()
+    assert [line.split(":")[:2] for line in lines] == [
+        ["error", " placement"],
+        ["error", " data"],
+        ["error", " writing"],
+        ["error", " weights"],
+    ]
+    assert "the run cannot work: 4 failures" in outcome.output
+
+
+def test_ranks_that_are_not_started_yet_are_planned_for(train: Command, tmp_path: Path) -> None:
+    outcome = train("--check", "--check-ranks", "4096", f"run.root={tmp_path}")
+    assert outcome.code == 2
+    assert "4096 ranks are more than" in outcome.errors
+
+
+def test_ctrl_c_half_way_ends_with_130_and_leaves_nothing(train: Command, tmp_path: Path) -> None:
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    outcome = train("--check", f"run.root={tmp_path / 'runs'}")
+    timer.join()
+    assert (outcome.code, outcome.errors) == (130, "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_a_start_onto_a_full_disk_ends_before_anything_is_written(
+    train: Command, tmp_path: Path
+) -> None:
+    with tmpfs(tmp_path / "small", "size=64m") as folder:
+        outcome = train(f"run.root={folder / 'runs'}")
+        assert list(folder.iterdir()) == []
+    assert outcome.code == 2
+    [line] = outcome.errors.splitlines()
+    assert line.startswith("error: disk space: a checkpoint takes 38")
+
+
+@needs_root
+def test_a_start_into_a_read_only_folder_names_it(train: Command, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "fixed", "ro") as folder:
+        outcome = train(f"run.root={folder}")
+    assert outcome.code == 2
+    assert outcome.errors == (
+        f"error: writing: {folder}: cannot be written: Read-only file system; set run.root to a "
+        "folder that can be written\n"
+    )
+
+
+@pytest.mark.whole_machine
+def test_ranks_of_one_host_are_looked_at_once(tmp_path: Path) -> None:
+    job = run_ranks(2, "train.py", "--check", *SETTINGS, f"run.root={tmp_path / 'runs'}")
+    assert (job.code, job.errors) == (0, "")
+    assert job.output.count("\nplacement ") == 1
+    assert "2 ranks of 1 thread on CPUs" in job.output
+    assert job.output.count("the run can work") == 1
+    assert list(tmp_path.iterdir()) == []
