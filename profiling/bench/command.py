@@ -6,11 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from profiling.bench.availability import leave_out_missing
 from profiling.bench.benchmark import Benchmark
 from profiling.bench.benchmarks import BENCHMARKS
+from profiling.bench.checkpoint_benchmark import add_checkpoint_benchmark
 from profiling.bench.contestant import choose
 from profiling.bench.index_benchmark import add_index_benchmark
 from profiling.bench.json_file import as_json
@@ -23,6 +22,7 @@ from profiling.bench.workload import STANDARD, Workload
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, write_whole
+from retinanet.terminal import make_console
 
 WORKER_DIED = 1
 
@@ -41,6 +41,7 @@ examples:
   python -m profiling bench optimizer
   python -m profiling bench evaluate
   python -m profiling bench index                               # annotations, minutes
+  python -m profiling bench checkpoint                          # saving while training goes on
   python -m profiling bench log                                 # reading a million lines
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco"""
 
@@ -66,6 +67,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         )
         add_options(parser, benchmark)
         parser.set_defaults(run=functools.partial(bench_command, benchmark))
+    add_checkpoint_benchmark(kinds)
     add_index_benchmark(kinds)
     add_log_benchmark(kinds)
     add_waiting_benchmark(kinds)
@@ -109,7 +111,7 @@ def bench_command(
     Raises:
         InputError: A contestant is not known, or the file cannot be written.
     """
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     chosen = choose(benchmark.contestants, contestants)
     if contestants in (None, "all"):
         chosen = leave_out_missing(chosen, console.print)

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from profiling.bench.environment import environment
 from profiling.bench.finding import Finding
 from profiling.bench.json_file import findings_json
 from profiling.bench.report import PIPE_WIDTH, findings_table
 from retinanet.output_files import write_whole
+from retinanet.terminal import make_console
 
 
 def put_out(
@@ -23,9 +22,7 @@ def put_out(
     json_file: Path | None,
 ) -> None:
     """Print the findings, and write them with what they are of."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH, highlight=False)
+    console = make_console(pipe_width=PIPE_WIDTH)
     console.print(findings_table(findings, with_targets=with_targets))
     if json_file is not None:
         content = {

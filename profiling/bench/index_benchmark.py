@@ -20,7 +20,8 @@ from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json
-from retinanet.progress import MEGABYTE, make_console, progress
+from retinanet.progress import MEGABYTE, progress
+from retinanet.terminal import make_console
 
 IMAGES, BOXES, RANKS = 1_170_301, 10_000_000, 8
 """MLPerf's training images, boxes about as many as theirs, and ranks of a host."""

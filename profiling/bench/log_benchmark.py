@@ -14,7 +14,8 @@ from profiling.bench.generated_log import write_log
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED, OUR_BUG
 from retinanet.output_files import require_free_json
-from retinanet.progress import MEGABYTE, make_console
+from retinanet.progress import MEGABYTE
+from retinanet.terminal import make_console
 
 LINES, PROBLEMS = 1_000_000, 1000
 

@@ -14,10 +14,10 @@ from profiling.bench.workload import Workload
 from retinanet.config import Config, ModelConfig
 from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 from retinanet.training.agreement import agreed_batches, in_turn
 from retinanet.training.loading import Loading
-from retinanet.training.loop import StepResult, train_one_epoch
+from retinanet.training.loop import StepResult, require_finite, train_one_epoch
 from retinanet.training.run_data import open_run_data
 from retinanet.training.start import build_model, build_optimizer
 
@@ -114,7 +114,7 @@ def measure(
     def step(*, held_back: bool = False) -> StepResult:
         group.barrier()
         with exchange.held_back() if exchange and held_back else nullcontext():
-            result = next(steps)
+            result = require_finite(next(steps))
         tell_step(result.step)
         return result
 

@@ -1,4 +1,4 @@
-"""The optimizers' steps: in few passes over memory, and tensor by tensor."""
+"""The optimizers' steps, in few passes over memory and tensor by tensor; the gradients' norm."""
 
 from profiling.bench.benchmark import RECIPES, Benchmark
 from profiling.bench.contestant import Contestant
@@ -18,6 +18,16 @@ def contestant(name: str, *, fused: bool) -> Contestant:
     )
 
 
+def norm_contestant(*, clips: bool) -> Contestant:
+    """What comes before an optimizer's step."""
+    return Contestant(
+        name="clipping" if clips else "norm",
+        about="the norm of all gradients" + (", and their clipping" if clips else ""),
+        recipe=f"{RECIPES}.gradient_norm",
+        options={"clips": clips},
+    )
+
+
 def optimizer_findings(results: Results) -> list[Finding]:
     """Each optimizer against its own plain form."""
     wanted = {"adam": 2.0, "lamb": 2.0}
@@ -29,10 +39,13 @@ def optimizer_findings(results: Results) -> list[Finding]:
 
 OPTIMIZER = Benchmark(
     name="optimizer",
-    about="an optimizer's step over the detector's weights",
+    about="an optimizer's step over the detector's weights, and the norm before it",
     rounds=15,
     warm_up=5,
     settling=1,
     findings=optimizer_findings,
-    contestants=[contestant(name, fused=fused) for name in NAMES for fused in (True, False)],
+    contestants=[
+        *(contestant(name, fused=fused) for name in NAMES for fused in (True, False)),
+        *(norm_contestant(clips=clips) for clips in (False, True)),
+    ],
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from profiling.bench.finding import Finding
@@ -10,6 +9,7 @@ from profiling.bench.other_load import disturbance
 from profiling.bench.results import Results
 from profiling.bench.step_findings import step_gflops
 from profiling.bench.workload import STANDARD
+from retinanet.terminal import make_console
 
 PIPE_WIDTH = 140
 """A pipe gets room for whole lines."""
@@ -17,9 +17,7 @@ PIPE_WIDTH = 140
 
 def print_results(results: Results, findings: Sequence[Finding]) -> None:
     """The contestants, then what the benchmark found, then where the time goes if asked for."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH, highlight=False)
+    console = make_console(pipe_width=PIPE_WIDTH)
     console.print(contestants_table(results))
     disturbed = disturbance(results.other_cores)
     if disturbed:

@@ -21,7 +21,8 @@ from retinanet.config_file import load_config
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json
-from retinanet.progress import Advance, make_console, progress
+from retinanet.progress import Advance, progress
+from retinanet.terminal import make_console
 
 LARGEST_SHARE = 0.01
 WARM_UP = 3

@@ -16,7 +16,7 @@ from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import CONDITION_MET, FINISHED
 from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 ABOUT = """\
 Put two oneDNN logs side by side: kinds, problems, calls and times. On top is what only one side

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from profiling.compare.comparison import Answers, Comparison, Pair, kinds_of
 from profiling.onednn_log.log import OneDnnLog
-from profiling.terminal import printable, say
+from profiling.terminal import say
+from retinanet.printable import printable
 
 MOSTLY_DIFFERENT = 0.5
 """Share of the time in questions that one side alone asks, from which a hint is given."""

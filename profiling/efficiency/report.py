@@ -16,7 +16,8 @@ from profiling.efficiency.efficiency import (
 )
 from profiling.efficiency.projection import Projection
 from profiling.efficiency.readable import kind_and_direction, readable
-from profiling.terminal import printable, say
+from profiling.terminal import say
+from retinanet.printable import printable
 
 WORST = 3
 REASONS = 5

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from rich.console import Console
-
 from launch.host.allowance import read_allowance
 from profiling.bench.environment import environment
 from profiling.bench.other_load import other_load
@@ -29,7 +27,7 @@ from profiling.peaks.cores import choose_cores
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, OUR_BUG
 from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
 SLOW_BF16 = (
@@ -89,7 +87,7 @@ def study(
     counts: tuple[int, int],
 ) -> list[Measured]:
     """Tell what will have no effect, and run; `counts` are iterations that count, and warm-up."""
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     for remark in remarks:
         console.print(remark, soft_wrap=True, markup=False)
     iterations, warm_up = counts

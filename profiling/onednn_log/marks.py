@@ -10,6 +10,7 @@ A mark's first number is milliseconds since 1970, as in oneDNN's own time stamps
 """
 
 import json
+import math
 from typing import Any, NamedTuple
 
 MARK = "profilednn_mark,"
@@ -48,7 +49,10 @@ def parse_mark(text: str) -> Mark:
     milliseconds, edge, step, *phase = text.rstrip().split(",")
     if edge not in ("begin", "end") or len(phase) > 1:
         raise ValueError("not a mark of a step")
-    return Mark(float(milliseconds), edge == "begin", int(step), phase[0] if phase else None)
+    time = float(milliseconds)
+    if not math.isfinite(time):
+        raise ValueError(f"a time of {time} ms")
+    return Mark(time, edge == "begin", int(step), phase[0] if phase else None)
 
 
 def parse_facts(text: str) -> dict[str, Any]:
@@ -57,7 +61,10 @@ def parse_facts(text: str) -> dict[str, Any]:
     Raises:
         ValueError: It is not a JSON object.
     """
-    facts = json.loads(text)
+    try:
+        facts = json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004
     return facts

@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from profiling.onednn_log.header import note_header
@@ -77,7 +78,7 @@ class _Reader:
             self.onednn_line(line, prefix="")  # as almost all are
         elif "_verbose," in line:
             starts = [found.start() for found in MARKER.finditer(line)]
-            for start, end in zip(starts, [*starts[1:], len(line)], strict=True):
+            for start, end in pairwise([*starts, len(line)]):  # none, if another program's
                 self.onednn_line(line[start:end], prefix=line[: starts[0]])
         elif line.startswith("profilednn_"):
             self.own_line(line.rstrip())

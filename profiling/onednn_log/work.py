@@ -33,5 +33,5 @@ def _known(count: Callable[[Problem], float], problem: Problem) -> float | None:
     """A count in 10⁹, None where the shape is not fixed or not as it is known."""
     try:
         return count(problem) / 1e9
-    except (ValueError, KeyError, IndexError):
+    except (ValueError, KeyError, IndexError, ArithmeticError):  # no groups, endless sizes
         return None

@@ -3,15 +3,14 @@
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from profiling.peaks.file import save
 from profiling.peaks.measured import measured_peaks
 from profiling.peaks.report import print_peaks
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json
-from retinanet.progress import make_console, progress
+from retinanet.progress import progress
+from retinanet.terminal import make_console
 
 ABOUT = """\
 Measure what this machine can do at most: GFLOP/s for each type of number, and the memory's
@@ -55,7 +54,7 @@ def peaks_command(*, threads: int | None, json_file: Path | None) -> int:
         InputError: torch is not installed, cores are fewer than threads, or the file exists.
     """
     require_free_json(json_file)
-    with progress(Console(stderr=True, highlight=False), "peaks [%]", total=100) as advance:
+    with progress(make_console(stderr=True), "peaks [%]", total=100) as advance:
         peaks = measured_peaks(threads=threads, advance=advance)
         advance(100, "")
     print_peaks(make_console(), peaks)

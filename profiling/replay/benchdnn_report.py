@@ -12,7 +12,8 @@ from rich.text import Text
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
 from profiling.replay.replay import Replay, ReplayTime
-from profiling.terminal import printable, say
+from profiling.terminal import say
+from retinanet.printable import printable
 
 SHOWN = 20
 """Rows that are printed; the files have all."""

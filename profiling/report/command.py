@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 
 from profiling.peaks.option import add_peaks_option
-from profiling.terminal import printable, say
+from profiling.terminal import say
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_outputs, write_whole
-from retinanet.progress import make_console
+from retinanet.printable import printable
+from retinanet.terminal import make_console
 
 ABOUT = """\
 Everything that is known of a run on one page for a browser: what ran on what, where a step's time

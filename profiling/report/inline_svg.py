@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from matplotlib.figure import Figure
 
 from profiling.pictures import as_svg
-from profiling.terminal import printable
+from retinanet.printable import printable
 
 DROPPED = ("metadata", "style")
 ELEMENTS = ("svg", "g", "defs", "path", "use", "text", "tspan", "clipPath", "rect", "image",

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from profiling.report.blocks import Section
-from profiling.terminal import printable
+from retinanet.printable import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 

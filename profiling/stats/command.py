@@ -24,7 +24,7 @@ from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 EXAMPLES = """\
 examples:

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from profiling.onednn_log.log import OneDnnLog, Where
 from profiling.stats.rows import Part, Row
-from profiling.terminal import printable, say
+from profiling.terminal import say
+from retinanet.printable import printable
 
 MESSAGES = 5
 """Dispatch reasons and messages that are shown."""

@@ -17,7 +17,8 @@ from profiling.trace.trace import Trace, read_trace
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, require_free_outputs
-from retinanet.progress import make_console, progress_in_bytes
+from retinanet.progress import progress_in_bytes
+from retinanet.terminal import make_console
 
 MANY = 200_000
 """Calls that take seconds to add up."""

@@ -4,11 +4,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiling.terminal import printable, say
+from profiling.terminal import say
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
 from profiling.trace.categories import Category
 from profiling.trace.report import milliseconds, times_of
+from retinanet.printable import printable
 
 KINDS = 8
 """Kinds of primitives that are shown of a log."""

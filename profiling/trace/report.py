@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiling.terminal import printable, say
+from profiling.terminal import say
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
 from profiling.trace.pieces import Piece
@@ -17,6 +17,7 @@ from profiling.trace.verdict import (
     onednn_verdict,
     short_share,
 )
+from retinanet.printable import printable
 
 MEANING = """\
 self time: of an operator, without the operators that it calls. gaps: no operator runs

@@ -12,7 +12,13 @@ from profiling.bench.contestant import Contestant
 from profiling.bench.evaluate_benchmark import EVALUATE
 from profiling.bench.loss_benchmark import LOSS, loss_findings
 from profiling.bench.onednn_seconds import onednn_seconds
-from profiling.bench.recipes import evaluation, focal_loss, optimizer_step, postprocessing
+from profiling.bench.recipes import (
+    evaluation,
+    focal_loss,
+    gradient_norm,
+    optimizer_step,
+    postprocessing,
+)
 from profiling.bench.recipes.detection_outputs import make_outputs
 from profiling.bench.recipes.synthetic import feature_sizes, make_batch
 from profiling.bench.results import Primitives, Results
@@ -84,6 +90,13 @@ def test_all_forms_of_the_loss_agree_on_the_benchmarks_logits() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_every_optimizer_takes_steps(name: str, fused: bool) -> None:
     prepared = optimizer_step.prepare(TINY, name=name, fused=fused)
+    prepared.run()
+    prepared.run()
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_norm_is_taken_again_and_again(clips: bool) -> None:
+    prepared = gradient_norm.prepare(TINY, clips=clips)
     prepared.run()
     prepared.run()
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from profiling.__main__ import main
 from retinanet.engine.winograd import choose_winograd
+from tests.commands import RunHere
+from tests.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TINY = ["--images=1", "--image-size=64", "--classes=3", "--rounds=2", "--warm-up=1"]
@@ -21,6 +24,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
+@needs_bf16  # both train in it
 def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     done = bench("step", "--contestants=torch,torchvision", "--where", *TINY, f"--json={file}")
@@ -48,24 +52,25 @@ def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
     assert content["environment"]["torch"]
 
 
-def test_an_unknown_contestant_is_told_before_anything_runs() -> None:
-    done = bench("step", "--contestants=torch,tensorflow")
+def test_an_unknown_contestant_is_told_before_anything_runs(run_here: RunHere) -> None:
+    done = run_here(main, "bench", "step", "--contestants=torch,tensorflow")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "'tensorflow'" in done.stderr and "torchvision-tuned" in done.stderr
 
 
-def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path, run_here: RunHere) -> None:
     file = tmp_path / "step.json"
     file.write_text("kept")
-    done = bench("step", "--contestants=torch", *TINY, f"--json={file}")
+    words = ("--contestants=torch", *TINY, f"--json={file}")
+    done = run_here(main, "bench", "step", *words)
     assert done.returncode == 2 and str(file) in done.stderr
     assert file.read_text() == "kept"
 
 
 @pytest.mark.parametrize("size", ["8", "100", "large"])
-def test_images_that_the_network_cannot_take_are_refused(size: str) -> None:
-    done = bench("step", "--contestants=torch", f"--image-size={size}")
+def test_images_that_the_network_cannot_take_are_refused(size: str, run_here: RunHere) -> None:
+    done = run_here(main, "bench", "step", "--contestants=torch", f"--image-size={size}")
     assert done.returncode == 2
     assert "--image-size: expected a multiple of 32 from 64 on" in done.stderr
 

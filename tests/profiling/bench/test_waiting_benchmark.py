@@ -1,17 +1,18 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from profiling.__main__ import main
 from retinanet.command_line import run_command
+from tests.fast_precision import FAST_PRECISION
 
 SMALL = [
     "data.scenes.train=6",
     "data.scenes.validation=1",
     "data.image_size=64",
     "training.batch_size=2",
+    f"engine.precision={FAST_PRECISION}",
 ]
 
 
@@ -20,7 +21,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return run_command(main)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+@pytest.mark.whole_machine
 def test_ranks_train_together_and_note_what_they_waited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.onednn_log.marks import PHASES
+from tests.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETTINGS = (
@@ -18,6 +19,7 @@ SETTINGS = (
     "training.max_steps=6",
     "evaluation.every=1",
     "evaluation.pictures=0",
+    f"engine.precision={FAST_PRECISION}",
 )
 """Four steps an epoch, evaluations after steps 4 and 6."""
 

@@ -1,6 +1,5 @@
 """Two ranks under the real mpirun, whose outputs are pipes: each writes a log and a trace."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from profiling.onednn_log.read import read_logs
 from tests.launch.ranks import run_ranks
 from tests.profiling.capture.small_runs import events_of, marks_of, marks_of_step, settings_in
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores, this process has one"
-)
+pytestmark = pytest.mark.whole_machine
 
 
 def test_every_rank_writes_its_own_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from profiling.onednn_log.marks import PHASES
 from profiling.onednn_log.read import read_logs
+from tests.fast_precision import FAST_PRECISION
 from tests.profiling.capture.small_runs import (
     events_of,
     marks_of,
@@ -38,15 +39,13 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     root = tmp_path_factory.mktemp("captured")
     hooks = ("profile.onednn.steps=3-5", "profile.trace.steps=5", "profile.perf=true")
-    processes = [
-        start(*settings_in(root, "profiled", *hooks)),
-        start(*settings_in(root, "plain", "launch.pin=false")),  # else on the same core
-    ]
-    ends = [process.communicate(timeout=120) for process in processes]
-    for process, (_, errors) in zip(processes, ends, strict=True):
-        assert process.returncode == 0, errors
-        assert errors == ""
-    yield Runs(root / "profiled", root / "plain", ends[0][0], ends[1][0])
+    outputs = []
+    for words in (("profiled", *hooks), ("plain",)):
+        process = start(*settings_in(root, *words))
+        output, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, "")
+        outputs.append(output)
+    yield Runs(root / "profiled", root / "plain", *outputs)
     shutil.rmtree(root)  # a checkpoint has 400 MB
 
 
@@ -118,7 +117,7 @@ def test_the_log_is_read_with_its_header_and_facts(log: Path) -> None:
     [facts] = read.facts
     expected = {
         **{"run": "profiled", "rank": 0, "ranks": 1, "local_rank": 0, "threads": 1},
-        **{"images_a_step": 2, "image_size": 64, "precision": "bf16", "engine": "torch"},
+        **{"images_a_step": 2, "image_size": 64, "precision": FAST_PRECISION, "engine": "torch"},
         **{"convolutions": "auto", "allocator": "tuned", "pinned": True, "ipex": None},
         "torch": torch.__version__,
     }

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from data.coco_json import read_annotations
+from data.sampler import training_keys
 from profiling.onednn_log.read import read_logs
 from retinanet.command_line import run_command
 from tests.profiling.capture.small_runs import (
@@ -121,18 +123,25 @@ def test_a_resumed_run_adds_its_window_and_leaves_the_earlier_files_alone(
 
 
 def test_an_error_in_a_step_gives_back_the_output_and_leaves_that_step_open(
-    root: Path, train: Command
+    stopped: tuple[Outcome, Path], root: Path, train: Command, tmp_path: Path
 ) -> None:
-    changes = ("training.learning_rate=1e30", "training.warmup_epochs=0", "run.seed=1")
+    scenes = tmp_path / "scenes"
+    shutil.copytree(stopped[1] / "scenes", scenes)
+    annotations = read_annotations(scenes / "train" / "labels" / "openimages-mlperf.json")
+    rows = annotations.images_with_objects()
+    _, second, *_ = training_keys(len(rows), seed=0, epoch=0, batch_size=2)
+    image = scenes / "train" / "data" / annotations.file_names[rows[second[0].index]]
+    image.write_bytes(image.read_bytes()[:100])
     window = ("profile.onednn.steps=1-3", "profile.trace.steps=1-3", "profile.perf=true")
-    outcome = train(*settings_in(root, "diverged", *changes, *window))
-    assert outcome.code == 3
-    assert outcome.errors.startswith("error: loss not finite at step 2: ")
+    data = ("data.scenes=null", f"data.root={scenes}")
+    outcome = train(*settings_in(root, "damaged", *data, *window))
+    assert outcome.code == 2
+    assert outcome.errors.startswith(f"error: {image}: ")
     assert outcome.errors.count("\n") == 1
-    log = root / "diverged" / "onednn" / "rank0.log"
+    log = root / "damaged" / "onednn" / "rank0.log"
     marks = marks_of(log)
     assert marks[: len(marks_of_step(1)) + 1] == [*marks_of_step(1), "begin,2"]
-    assert "end,2" not in marks and "begin,2,loss" in marks
+    assert "end,2" not in marks and "begin,2,data" in marks
     assert f"{log}, step 1\n" in outcome.output
     size = log.stat().st_size
     os.write(1, b"to the terminal\n")

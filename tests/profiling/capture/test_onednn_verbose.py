@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiling.onednn_log.read import read_logs
+from tests.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -40,6 +41,7 @@ with python_output_apart():
     find_spec("intel_extension_for_pytorch") is None,
     reason="IPEX is not installed; `make ipex` adds it",
 )
+@needs_bf16
 def test_torchs_and_ipexs_onednn_both_write_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "both.log"
     done = subprocess.run(

@@ -15,6 +15,7 @@ import pytest
 from profiling.efficiency.command import add_efficiency, outputs
 from profiling.replay.replay_file import load_replay, save_replay
 from retinanet.command_line import run_command
+from tests.fast_precision import needs_bf16
 from tests.profiling.efficiency.logs import (
     COPY,
     FORWARD,
@@ -64,6 +65,7 @@ def test_a_saved_replay_is_compared_and_everything_is_written(
     assert "convolution backward data" in (out / "efficiency.svg").read_text()
 
 
+@needs_bf16
 def test_a_log_is_replayed_now_and_the_replay_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

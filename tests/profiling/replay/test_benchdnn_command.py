@@ -18,7 +18,7 @@ from profiling.replay.benchdnn_report import print_replay, rows_of
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.replay.replay_file import load_replay
 from retinanet.command_line import run_command
-from retinanet.progress import make_console
+from retinanet.terminal import make_console
 
 REPOSITORY = Path(__file__).parents[3]
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "onednn"

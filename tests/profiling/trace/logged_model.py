@@ -1,4 +1,4 @@
-"""A program that trains a little in BF16, with a trace and oneDNN's log of the same steps.
+"""A program that trains a little, with a trace and oneDNN's log of the same steps.
 
 python logged_model.py TRACE > LOG, under ONEDNN_VERBOSE=1
 """
@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiling.onednn_log.marks import Mark, mark_line
+from retinanet.processor import fastest_precision
 
 STEPS = (20, 21)
 PHASES = ("forward", "backward")
@@ -17,10 +18,11 @@ PHASES = ("forward", "backward")
 
 def main(trace: str) -> None:
     torch.set_num_threads(1)
+    dtype = torch.bfloat16 if fastest_precision() == "bf16" else torch.float32
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 64, 3), torch.nn.Flatten(), torch.nn.Linear(64 * 62 * 62, 32)
-    ).bfloat16()
-    image = torch.randn(2, 3, 64, 64, dtype=torch.bfloat16)
+    ).to(dtype)
+    image = torch.randn(2, 3, 64, 64, dtype=dtype)
     model(image).sum().backward()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for number in STEPS:

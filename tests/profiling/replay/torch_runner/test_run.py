@@ -18,6 +18,7 @@ from profiling.onednn_log.read import read_logs
 from profiling.replay.replay import Conditions, Replay
 from profiling.replay.torch_runner.run import replay_with_torch
 from profiling.replay.torch_runner.worker_process import TorchWorker
+from tests.fast_precision import needs_bf16
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.torch_runner.problems import v3
 
@@ -84,6 +85,7 @@ def raw_facts_of_lines(text: str) -> set[tuple[str, str, str, tuple[str, ...]]]:
     return found
 
 
+@needs_bf16
 def test_every_problem_of_a_training_runs_again_with_its_shape_and_types(
     training_log: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +127,8 @@ def test_a_time_is_the_median_of_what_onednn_logged(training_log: Path, tmp_path
     assert found.times[problem].cold_ms is None
 
 
+@needs_bf16
+@pytest.mark.whole_machine
 def test_real_logs_of_other_versions_run_again() -> None:
     for file in shared_logs():
         calls = read_logs([file]).calls()
