@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt; `./setup.sh ipex` adds those of
-# requirements-ipex.txt; `./setup.sh simd` puts Pillow-SIMD in Pillow's place, and `./setup.sh
-# pillow` puts Pillow back; `./setup.sh browser` looks for the browser that a test needs, and
-# installs one where it may. `make demo` and `make test` call this; a second call finds everything in
-# place and returns at once. Settings, from the environment:
+# requirements-ipex.txt; `./setup.sh fuzz` those of requirements-fuzz.txt; `./setup.sh simd` puts
+# Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh browser` looks
+# for the browser that a test needs, and installs one where it may. `make demo` and `make test` call
+# this; a second call finds everything in place and returns at once. Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
 set -euo pipefail
@@ -170,8 +170,8 @@ browser)
     install_browser
     exit
     ;;
-'' | ipex | simd | pillow) ;;
-*) fail "unknown argument $*; known are: ipex, simd, pillow, browser" ;;
+'' | ipex | fuzz | simd | pillow) ;;
+*) fail "unknown argument $*; known are: ipex, fuzz, simd, pillow, browser" ;;
 esac
 
 wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"
@@ -210,5 +210,14 @@ if [ "$*" = ipex ]; then
         echo "setup: adding the IPEX engine to .venv: 270 MB on disk"
         install_ipex || fail_installing
         printf '%s\n' "$wanted" >.venv/.setup-ipex-finished
+    fi
+fi
+
+if [ "$*" = fuzz ]; then
+    wanted="$wanted $(sha256sum <requirements-fuzz.txt)"
+    if ! is_finished .setup-fuzz-finished "$wanted"; then
+        echo "setup: adding atheris, the fuzzer, to .venv: 62 MB on disk"
+        { "${install[@]}" -r requirements-fuzz.txt && check_pins; } || fail_installing
+        printf '%s\n' "$wanted" >.venv/.setup-fuzz-finished
     fi
 fi

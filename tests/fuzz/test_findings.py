@@ -1,0 +1,361 @@
+"""What fuzzing and reading have found, each as it was found. All of them ended in a traceback, in
+minutes of work or in gigabytes, or were taken without a word.
+"""
+
+import io
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.classes import ClassMap
+from data.coco_json import read_annotations
+from data.dataset import DetectionDataset
+from data.decoding import decode_image, installed_decoders
+from data.index import open_index
+from data.index_cache import open_annotations
+from data.opening import class_map_of
+from fuzz.seeds import COCO, LSCPU, index_files
+from fuzz.written import written
+from launch.group.meeting import meet_in_slurm, told_meeting
+from launch.host.allowance import read_memory_nodes
+from launch.host.cgroups import read_quota
+from launch.host.topology import read_topology
+from launch.pinning.slurm_binding import cpus_of_job
+from launch.ranks import read_ranks
+from launch.start.hostfile import read_hostfile
+from launch.start.hosts import expand_hosts
+from profiling.onednn_log.read import read_logs
+from profiling.stats.rows import rows_of
+from retinanet.config_file import load_config
+from retinanet.errors import InputError
+from retinanet.training.rank_states import rank_states
+
+MATMUL = (
+    "onednn_verbose,v1,primitive,exec,cpu,matmul,brg,undef,src:f32::blocked:ab::f0 "
+    "wei:f32::blocked:ab::f0 dst:f32::blocked:ab::f0,,,{shape},0.5\n"
+)
+CONVOLUTION = (
+    "onednn_verbose,v1,primitive,exec,cpu,convolution,brg,forward_training,"
+    "src:f32::blocked:acdb::f0 wei:f32::blocked:acdb::f0 dst:f32::blocked:acdb::f0,,"
+    "alg:convolution_direct,{shape},0.5\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"PMI_RANK": "0", "PMI_SIZE": "9" * 5000}, "PMI_SIZE="),
+        ({"RANK": "0", "WORLD_SIZE": "1" + "0" * 12}, "WORLD_SIZE="),
+        (
+            {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
+            | {"SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "2(x99999999999)"},
+            "SLURM_TASKS_PER_NODE=",
+        ),
+    ],
+    ids=["5000 digits", "a billion ranks and more", "a host's count, very often"],
+)
+def test_numbers_of_launchers_are_bounded(variables: dict[str, str], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        read_ranks(variables)
+
+
+def test_a_count_of_no_host_is_refused() -> None:
+    with pytest.raises(InputError, match="SLURM_JOB_CPUS_PER_NODE="):
+        cpus_of_job({"SLURM_JOB_CPUS_PER_NODE": "4(x0)"})
+
+
+@pytest.mark.parametrize("port", ["²", "0", "65536", "-1", "9" * 5000, ""])
+def test_a_port_is_one(port: str) -> None:
+    with pytest.raises(InputError, match=r"MASTER_PORT: .* is no port"):
+        told_meeting({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+
+
+@pytest.mark.parametrize("address", ["300.300.300.300", "a" * 300, "a\0b", "a..b", "\udc80"])
+def test_an_address_that_leads_nowhere_is_named(address: str) -> None:
+    with pytest.raises(InputError, match=r"MASTER_ADDR: .* is no address or host"):
+        told_meeting({"MASTER_ADDR": address, "MASTER_PORT": "29500"})
+
+
+def test_a_job_number_is_made_of_plain_digits() -> None:
+    with pytest.raises(InputError, match="SLURM_JOB_ID"):
+        meet_in_slurm({"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "²"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-oProxyCommand",
+        "-F/tmp/other",
+        "node1:00",
+        "node1:9999999",
+        "node1:" + "9" * 5000,
+        "ho\x1bst",
+    ],
+)
+def test_a_hostfiles_line_that_could_harm_is_refused(line: str, tmp_path: Path) -> None:
+    file = written(tmp_path / "hosts", line.encode())
+    with pytest.raises(InputError, match="hosts:1: found") as caught:
+        read_hostfile(file)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("hosts", ["[0-999999]", "a[0-99999],b[0-99999]", "-F/tmp/other"])
+def test_a_list_of_hosts_is_bounded(hosts: str) -> None:
+    with pytest.raises(InputError, match="expected a list such as"):
+        expand_hosts(hosts)
+
+
+@pytest.mark.parametrize("limit", ["² 100000", "9" * 5000 + " 1", "100000 0"])
+def test_a_quota_that_is_no_number_is_none(limit: str, tmp_path: Path) -> None:
+    written(tmp_path / "cgroup", b"0::/\n")
+    written(tmp_path / "cpu.max", limit.encode())
+    assert read_quota(process=tmp_path, cgroups=tmp_path) is None
+
+
+def test_memory_nodes_that_are_no_list_are_none(tmp_path: Path) -> None:
+    status = written(tmp_path / "status", b"Mems_allowed_list:\tall\n")
+    assert read_memory_nodes(status) == frozenset()
+
+
+def test_a_copy_of_sysfs_may_hold_anything(tmp_path: Path) -> None:
+    for name in ("cpu/cpu0x/topology/core_id", "cpu/cpu1/topology/core_id", "node/node0x/cpulist"):
+        written(tmp_path / name, b"0")
+    written(tmp_path / "cpu/cpu1/topology/physical_package_id", b"0")
+    assert [cpu.cpu for cpu in read_topology(tmp_path).cpus] == [1]
+    written(tmp_path / "cpu/online", b"\n")
+    with pytest.raises(InputError, match="no CPU is online"):
+        read_topology(tmp_path)
+    written(tmp_path / "cpu/online", b"0-99999," * 10_000 + b"1")
+    with pytest.raises(InputError, match="more than 65,536 CPUs"):
+        read_topology(tmp_path)
+    assert len(read_topology(written(tmp_path / "lscpu", LSCPU)).cpus) == 4
+
+
+def test_another_programs_verbose_lines_are_passed_over(tmp_path: Path) -> None:
+    text = "other_verbose,1\n" + MATMUL.format(shape="4x5:5x6") + "_verbose,\n"
+    log = read_logs([written(tmp_path / "a.log", text.encode())])
+    assert (log.onednn_lines, log.not_understood_count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CONVOLUTION.format(shape="mb2_g0ic64oc64_ih9oh9kh3_iw9ow9kw3"),
+        MATMUL.format(shape=f"{'9' * 400}x5:5x6"),
+        MATMUL.format(shape=f"{'9' * 5000}x5:5x6"),
+    ],
+    ids=["no group", "more than a float holds", "more digits than are read"],
+)
+def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
+    [row] = rows_of(read_logs([written(tmp_path / "a.log", line.encode())]).calls())
+    assert row.gflop is None and row.calls == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['profilednn_facts,{"a":' * 1 + "[" * 5000, "profilednn_mark,nan,begin,1"],
+    ids=["nested too deep", "a time that is none"],
+)
+def test_a_line_of_ours_that_is_broken_is_counted(line: str, tmp_path: Path) -> None:
+    text = line + "\n" + MATMUL.format(shape="4x5:5x6")
+    log = read_logs([written(tmp_path / "a.log", text.encode())])
+    assert log.not_understood_count == 1 and not log.facts and not log.phase_ms
+
+
+def annotations_with(changes: dict[str, Any], folder: Path) -> Path:
+    box = {**COCO["annotations"][0], **changes}
+    return written(folder / "a.json", json.dumps({**COCO, "annotations": [box]}).encode())
+
+
+@pytest.mark.parametrize("bbox", [[1e308, 0, 1e308, 1], [0, 0, 1e10, 1], [-1e300, 0, 1, 1]])
+def test_a_box_beyond_any_picture_is_refused(bbox: list[float], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"annotations\[0\]\.bbox: expected .* none beyond 1e\+09"):
+        read_annotations(annotations_with({"bbox": bbox}, tmp_path))
+
+
+def test_a_value_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    for depth in (500, 990, 5000, 200_000):
+        deep = b'{"images": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+        with pytest.raises(InputError):
+            read_annotations(written(tmp_path / "a.json", deep))
+
+
+def test_category_ids_that_would_need_a_billion_outputs_are_refused(tmp_path: Path) -> None:
+    content = {**COCO, "annotations": [], "categories": [{"id": 2**62, "name": "far"}]}
+    found = read_annotations(written(tmp_path / "a.json", json.dumps(content).encode()))
+    with pytest.raises(InputError, match=r"data\.class_indices=contiguous"):
+        class_map_of(found, source="a.json", class_indices="category_id", num_classes=None)
+
+
+def index_with(folder: Path, **changes: bytes) -> Path:
+    for name, content in index_files().items():
+        written(folder / "index" / name, content)
+    for name, content in changes.items():
+        written(folder / "index" / f"{name}.npy", content)
+    return folder / "index"
+
+
+def array(values: Any, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array(values, dtype=kind), allow_pickle=True)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"box_offsets": array([0, 10**12, 3], "int64")},
+        {"box_offsets": array([0, 2, 1], "int64")},
+        {"file_names_starts": array([0, -1, 12], "int64")},
+        {"boxes": array([1, 2, 3], "float64")},
+        {"widths": array([1.5, 2.5], "float64")},
+        {"image_ids": array([{"a": 1}, 2], "object")},
+        {"heights": index_files()["heights.npy"].replace(b"(2,), }", b"(2,,,(( ")},
+        {"heights": index_files()["heights.npy"].replace(b"(2,)", b"(9999999999,)")},
+    ],
+    ids=[
+        "far",
+        "falling",
+        "negative",
+        "no boxes",
+        "fractions",
+        "pickled",
+        "no header",
+        "announced",
+    ],
+)
+def test_an_index_whose_columns_do_not_fit_is_refused(
+    changes: dict[str, bytes], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="a damaged index"):
+        open_index(index_with(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "description",
+    [b'{"format": 1}', b'{"format": 1, "categories": [], "images": 2, "boxes": 3}', b"[" * 10**5],
+)
+def test_an_index_that_does_not_say_what_it_holds_is_refused(
+    description: bytes, tmp_path: Path
+) -> None:
+    folder = index_with(tmp_path)
+    written(folder / "index.json", description)
+    with pytest.raises(InputError, match=r"index\.json is missing or damaged"):
+        open_index(folder)
+
+
+@pytest.mark.parametrize("name", [7, "../elsewhere", "/tmp", "..", "a\0b", ["x"]])
+def test_the_current_index_is_one_in_its_folder(name: object, tmp_path: Path) -> None:
+    current = {"index": name, "size": 1, "modified_ns": 1}
+    written(tmp_path / "a.json.index" / "current.json", json.dumps(current).encode())
+    with pytest.raises(InputError, match="neither a JSON file nor an index"):
+        open_annotations(tmp_path / "a.json.index")
+
+
+def test_a_name_in_an_index_cannot_leave_the_folder_of_images(tmp_path: Path) -> None:
+    files = index_files()["file_names.npy"]
+    assert files.endswith(b"a/1.jpg2.png")
+    found = open_index(index_with(tmp_path, file_names=files[:-12] + b"../1jpg2.png"))
+    classes = ClassMap.contiguous(found.category_ids, found.category_names)
+    with pytest.raises(InputError, match=r'file_name "\.\./1jpg": leads out of'):
+        DetectionDataset(found, tmp_path, classes, image_size=64, train=True)
+
+
+def test_names_in_an_index_may_be_no_text(tmp_path: Path) -> None:
+    files = index_files()["file_names.npy"]
+    found = open_index(index_with(tmp_path, file_names=files[:-12] + b"\xff/1.jpg2.png"))
+    assert list(found.file_names) == ["�/1.jpg", "2.png"]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no file"):
+        decode_image(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no file"):
+        open_annotations(tmp_path / "pipe")
+
+
+def bomb(kind: str) -> bytes:
+    """A picture of a pixel that says it had 60,000 by 60,000, and for WebP, which has no such,
+    16,383 by 16,383."""
+    buffer = io.BytesIO()
+    side = 60_000
+    Image.new("L" if kind != "WEBP" else "RGB", (3, 3)).save(buffer, kind)
+    data = bytearray(buffer.getvalue())
+    if kind == "PNG":
+        data[16:24] = side.to_bytes(4, "big") * 2
+        data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    elif kind == "GIF":
+        data[6:10] = side.to_bytes(2, "little") * 2
+    elif kind == "BMP":
+        data[18:26] = side.to_bytes(4, "little") * 2
+    elif kind == "JPEG":
+        place = data.index(b"\xff\xc0") + 5
+        data[place : place + 4] = side.to_bytes(2, "big") * 2
+    elif kind == "TIFF":
+        for tag in (b"\x00\x01\x04\x00\x01", b"\x01\x01\x04\x00\x01"):  # width and height
+            place = data.index(tag) + 8
+            data[place : place + 4] = side.to_bytes(4, "little")
+    else:
+        place = data.index(b"\x9d\x01\x2a") + 3
+        data[place : place + 4] = (16_383).to_bytes(2, "little") * 2
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_an_image_bomb_is_refused_before_it_is_decoded(kind: str, tmp_path: Path) -> None:
+    file = written(tmp_path / "bomb", bomb(kind))
+    for decoder in installed_decoders():
+        for upright in (False, True):
+            with pytest.raises(InputError, match=r"too large|limit") as caught:
+                begin = time.monotonic()
+                decode_image(file, decoder=decoder, apply_exif_orientation=upright)
+            assert time.monotonic() - begin < 1 and str(file) in str(caught.value)
+
+
+def test_a_line_of_pixels_longer_than_any_pictures_is_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(buffer, "BMP")
+    data = bytearray(buffer.getvalue())
+    data[22:26] = (150_000_000).to_bytes(4, "little")
+    with pytest.raises(InputError, match="a side of 65535 is the limit"):
+        decode_image(written(tmp_path / "line.bmp", bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("pair", "named"),
+    [
+        ("distributed.timeout_s=1e300", "distributed.timeout_s"),
+        ("model.num_classes=1000000000000", "model.num_classes"),
+        ("data.scenes.train=1000000000000", "data.scenes.train"),
+        ("data.workers=1000000", "data.workers"),
+        ("training.epochs=" + "9" * 5000, "training.epochs"),
+        ("data={a: &a [1], b: " + "[" * 3000, "data"),
+        ("run.name=../../x", "run.name"),
+        ('run.name="a\\n"', "run.name"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_settings_that_no_run_could_have_are_refused(pair: str, named: str) -> None:
+    with pytest.raises(InputError, match=f"command line: {named}: "):
+        load_config("demo.yaml", [pair])
+
+
+def test_a_billion_laughs_are_refused_in_time(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    begin = time.monotonic()
+    with pytest.raises(InputError):
+        load_config(str(written(tmp_path / "a.yaml", "\n".join(lines).encode())))
+    assert time.monotonic() - begin < 2
+
+
+def test_a_tensor_of_a_rank_with_thousands_of_digits_is_nobodys() -> None:
+    assert rank_states([{}], {"9" * 5000 + "/a": None})[0].statistics == {}  # type: ignore[dict-item]
