@@ -2,23 +2,45 @@
 # make test    the test suite
 # make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
 # make simd    put Pillow-SIMD in Pillow's place: see requirements-simd.txt before; make pillow: back
+# make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
+# make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make browser look for the browser that a test of make test needs, and install one as root on Debian
 # make lint    ruff, format, types
 # Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there.
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test ipex simd pillow browser lint setup clean
+.PHONY: demo test torture ipex fuzz simd pillow browser lint setup clean
 
 demo: setup
 	.venv/bin/python train.py --config demo.yaml --overwrite
 
-# With IPEX and a browser, so that their tests run and are not skipped.
+# With IPEX and a browser, so that their tests run and are not skipped. First the tests that need
+# one core, a worker for each core; then, whether or not those passed, the tests that need them all.
+# Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
+test: export PYTHONDONTWRITEBYTECODE =
 test: ipex browser
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile; \
+	one_core=$$?; \
+	if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
+	.venv/bin/python -m pytest -m whole_machine && exit $$one_core
+
+torture: setup
+	.venv/bin/python -m tests.torture
 
 ipex:
 	@./setup.sh ipex
+
+FUZZ_SECONDS = 60
+FUZZ_TARGETS = annotations checkpoint config environment hosts image index log openimages topology
+
+# Each ends at its first finding, whose bytes lie in runs/fuzz/found; the others go on.
+fuzz:
+	@./setup.sh fuzz
+	@failed=; for target in $(FUZZ_TARGETS); do \
+	    .venv/bin/python -m fuzz $$target --seconds $(FUZZ_SECONDS) || failed="$$failed $$target"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "fuzz: findings in$$failed, see runs/fuzz/found" >&2; exit 1; fi
 
 simd:
 	@./setup.sh simd
@@ -36,4 +58,4 @@ setup:
 	@./setup.sh
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -159,7 +160,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
         differing = {name for name in found if not torch.equal(found[name], expected[name])}
         assert not differing, file
     whole, pieces = (read_checkpoint(one / "checkpoints" / "last") for one in (undisturbed, run))
-    assert whole.random_states == pieces.random_states
+    assert whole.state.random_states == pieces.state.random_states
     assert whole.position == pieces.position and whole.position.step == STEPS
 
 
@@ -238,12 +239,9 @@ def test_checkpoints_of_the_best_and_the_last_evaluation_are_kept(undisturbed: P
     assert last.position.step == STEPS
     assert maps[best.position.step] == max(maps.values()) == last.position.best_map
     assert last.position.map_here == maps[STEPS]
-    steps = {one.position.step for one in (best, last)}
-    assert {path.name for path in checkpoints.iterdir()} == {
-        "best",
-        "last",
-        *(f"step-{step:06d}" for step in steps),
-    }
+    # checkpoint.keep=3 would keep more than the two that there are.
+    names = {"best", "last", "step-000008", f"step-{STEPS:06d}"}
+    assert {path.name for path in checkpoints.iterdir()} == names
 
 
 def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> None:
@@ -259,7 +257,6 @@ def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> 
     [
         ("data.image_size=96", "image_size was 64, is now 96"),
         ("model.trainable_layers=4", "trainable_layers was 5, is now 4"),
-        ("training.batch_size=4", "training.batch_size was 2, is now 4"),
         ("training.optimizer=lamb", "training.optimizer was adam, is now lamb"),
         ("run.seed=5", "run.seed was 0, is now 5"),
         ("data.scenes.train=9", "data.scenes was {'train': 8, 'validation': 3}"),
@@ -275,15 +272,71 @@ def test_a_run_of_other_settings_is_not_resumed(
     assert snapshot(undisturbed) == before
 
 
-def test_resuming_a_finished_run_finishes_at_once(undisturbed: Path, train: Command) -> None:
+def test_resuming_a_finished_run_says_so_and_changes_nothing(
+    undisturbed: Path, train: Command
+) -> None:
     weights = undisturbed / "checkpoints" / "last" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     metrics = (undisturbed / "metrics.jsonl").read_text()
     outcome = train(*settings_in(undisturbed.parent, "undisturbed"), "--resume")
     assert outcome.code == 0 and outcome.errors == ""
-    assert f"finished after {STEPS} steps" in outcome.output
+    assert f"finished after step {STEPS}; best mAP " in outcome.output
+    assert "raise training.epochs or training.max_steps to train on" in outcome.output
     assert weights.stat().st_mtime_ns == before
     assert (undisturbed / "metrics.jsonl").read_text() == metrics
+
+
+def test_other_batches_go_on_from_the_same_image_and_the_difference_is_told(
+    root: Path, train: Command
+) -> None:
+    words = settings_in(root, "batches", "evaluation.pictures=0", "training.epochs=2")
+    assert train(*words, "training.max_steps=3").code == 0  # six of the epoch's eight images
+    changes = ("training.batch_size=4", "training.max_steps=null", "training.weight_decay=0.01")
+    outcome = train(*words, *changes, "--resume")
+    assert outcome.code == 0, outcome.errors
+    shown = " ".join(outcome.output.split())
+    assert "resumed after step 3" in shown
+    assert "training.batch_size was 2, is now 4; training.weight_decay was 0.0" in shown
+    assert "it goes on from the same image, and not bit for bit" in shown
+    # Two images are no batch of four: the second epoch follows, with two steps.
+    records = records_of(root / "batches", kind="step")
+    assert [(one["step"], one["epoch"]) for one in records[3:]] == [(4, 1.5), (5, 2.0)]
+    assert read_checkpoint(root / "batches" / "checkpoints" / "last").position.epoch == 2
+    shutil.rmtree(root / "batches")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, train: Command
+) -> None:
+    run = tmp_path / "early"
+    (run / "checkpoints" / ".step-000001.partial").mkdir(parents=True)
+    (run / "config.yaml").write_text("run: {name: early}\n")
+    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
+    words = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
+    outcome = train(*words, "--resume")
+    assert outcome.code == 0, outcome.errors
+    assert "no checkpoint yet: the run begins anew" in outcome.output
+    assert len(records_of(run, kind="step")) == 1
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "best",
+        "last",
+        "step-000001",
+    ]
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(
+    undisturbed: Path, tmp_path: Path, train: Command
+) -> None:
+    run = tmp_path / "undisturbed"
+    shutil.copytree(undisturbed, run, copy_function=os.link, symlinks=True)
+    for folder in (run / "checkpoints").glob("step-*"):
+        (folder / "optimizer.safetensors").unlink()
+    before = snapshot(run)
+    outcome = train(*settings_in(tmp_path, "undisturbed"), "--resume")
+    assert outcome.code == 2 and outcome.errors.count("\n") == 1
+    assert f"step-{STEPS:06d}/optimizer.safetensors: cannot be read" in outcome.errors
+    assert "is whole; give --overwrite to begin anew" in outcome.errors
+    assert snapshot(run) == before
 
 
 def test_loading_moves_out_in_the_middle_of_an_epoch_without_a_trace_in_the_numbers(
@@ -317,9 +370,9 @@ def test_overwriting_starts_anew(root: Path, train: Command) -> None:
     shutil.rmtree(run)
 
 
-def test_there_is_nothing_to_resume_without_a_checkpoint(tmp_path: Path, train: Command) -> None:
+def test_there_is_nothing_to_resume_without_a_run(tmp_path: Path, train: Command) -> None:
     outcome = train(*settings_in(tmp_path, "none"), "--resume")
-    assert outcome.code == 2 and "no checkpoint to resume from" in outcome.errors
+    assert outcome.code == 2 and "holds no run to resume" in outcome.errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,13 +387,31 @@ def test_a_folder_of_a_live_run_is_refused(tmp_path: Path, train: Command) -> No
     assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_code_3(root: Path) -> None:
+def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_with_code_3(
+    root: Path,
+) -> None:
     changes = ["training.learning_rate=1e30", "training.warmup_epochs=0", "run.seed=1"]
+    changes += ["training.on_nonfinite=skip", "training.nonfinite_limit=2"]
     outcome = ended(start(*settings_in(root, "diverged", *changes)))
     assert outcome.code == 3
-    assert outcome.errors.startswith("error: loss not finite at step 2: ")
-    assert "images " in outcome.errors and outcome.errors.count("\n") == 1
-    assert [record["step"] for record in records_of(root / "diverged", kind="step")] == [1]
+    assert outcome.errors.startswith("error: loss not finite at step 4: ")
+    assert outcome.errors.count("\n") == 1
+    assert "training.nonfinite_limit=2" in outcome.errors and ".jpg)" in outcome.errors
+    assert outcome.output.count("; nothing was updated, and the run goes on\n") == 2
+    run = root / "diverged"
+    steps = records_of(run, kind="step")
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    assert steps[0]["gradient_norm"] > 0
+    assert steps[1]["loss"] is steps[1]["gradient_norm"] is None
+    skipped = records_of(run, kind="nonfinite")
+    assert [record["skipped_steps"] for record in skipped] == [1, 2]
+    report = json.loads((run / "checkpoints" / "nonfinite-000004" / "report.json").read_text())
+    before = {"step": 1, "gradient_norm": steps[0]["gradient_norm"]}
+    assert report["gradient_norms_before"] == [before]
+    assert report["loss_is_finite"] is False and report["learning_rate"] > 1e29
+    [rank] = report["ranks"]
+    [batch] = rank["batches"]
+    assert "nan" in batch["losses"].values() and len(batch["images"]) == 2
 
 
 @pytest.fixture
@@ -383,8 +454,8 @@ CONTIGUOUS = ["data.class_indices=contiguous", "model.num_classes=null"]
             ["model.", "needs pretrained weights", "model.norm=batch"],
         ),
         (
-            [*CONTIGUOUS, "model.pretrained_backbone={folder}/none.pth"],
-            ["model.pretrained_backbone: {folder}/none.pth does not exist"],
+            [*CONTIGUOUS, "model.pretrained_backbone={folder}/none.safetensors"],
+            ["model.pretrained_backbone: {folder}/none.safetensors does not exist"],
         ),
         ([*CONTIGUOUS, "data.scenes={{}}"], ["data.root: {folder} is given beside data.scenes"]),
         (

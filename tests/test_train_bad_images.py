@@ -1,7 +1,6 @@
 """The real command line on a data set with images that cannot be read."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.coco_files import write_json
+from tests.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NUM_IMAGES = 8
@@ -48,7 +48,7 @@ def train(dataset: Path, *words: str) -> subprocess.CompletedProcess[str]:
         *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
         *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
         *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *words),
-        "launch.threads=1",
+        *("launch.threads=1", f"engine.precision={FAST_PRECISION}"),
     ]
     return subprocess.run(
         command,
@@ -116,7 +116,7 @@ def test_more_bad_images_than_allowed_end_the_run(dataset: Path) -> None:
 
 
 @pytest.mark.usefixtures("clean_up")
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none to reserve")
+@pytest.mark.whole_machine
 def test_a_reserved_core_loads_while_the_others_train(dataset: Path) -> None:
     done = train(dataset, "data.reserve_cores=1")
     assert done.returncode == 0, done.stderr

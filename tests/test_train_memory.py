@@ -1,4 +1,4 @@
-"""Page faults of a real run, between whose steps images are loaded and evaluated."""
+"""Memory of a real run, between whose steps images are loaded and evaluated."""
 
 import json
 import shutil
@@ -7,10 +7,30 @@ import sys
 from pathlib import Path
 from statistics import median
 
+import pytest
+
+from retinanet.config_file import load_config
+from retinanet.preflight.known_data import known_data
+from retinanet.preflight.memory_need import LOADED
+from retinanet.preflight.quick import need_of_rank, sizes_of_model
+from tests.fast_precision import FAST_PRECISION
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 STEPS = 24
 STEPS_PER_EPOCH = 4
+
+
+def check_estimates(words: list[str], peak_resident_mb: float, checkpoint: Path) -> None:
+    """Hold what is foretold before a run (`train.py --check`) against what this one took."""
+    config = load_config("demo.yaml", words)
+    known = known_data(config)
+    sizes = sizes_of_model(config, known)
+    need = need_of_rank(config, sizes, known, planned=1, engine="torch")
+    foretold = LOADED + need.all - need.loading + sizes.checkpoint
+    assert peak_resident_mb == pytest.approx(foretold / 1e6, rel=0.25)
+    written = sum(file.stat().st_size for file in checkpoint.iterdir())
+    assert written == pytest.approx(sizes.checkpoint, rel=0.01)
 
 
 def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: Path) -> None:
@@ -19,13 +39,14 @@ def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: P
         f"data.scenes.train={3 * STEPS_PER_EPOCH}",
         "data.scenes.validation=4",
         "data.image_size=64",
-        "data.workers=2",
+        "data.workers=1",
         "data.images_without_boxes=train",
         "training.batch_size=3",
         f"training.max_steps={STEPS}",
         f"training.epochs={STEPS // STEPS_PER_EPOCH}",
         "evaluation.batch_size=4",
         "evaluation.pictures=1",
+        f"engine.precision={FAST_PRECISION}",
         f"run.root={tmp_path}",
     ]
     command = [sys.executable, "train.py", *words]
@@ -40,4 +61,7 @@ def test_evaluations_and_loading_processes_bring_no_page_faults_back(tmp_path: P
     assert median(after_the_first_evaluation) < 2000, faults
     assert steps[-1]["resident_mb"] < 1.1 * steps[STEPS // 2]["resident_mb"]
     assert "page faults in the median step" in done.stdout
+    check_estimates(
+        words, steps[-1]["peak_resident_mb"], tmp_path / "demo" / "checkpoints" / "last"
+    )
     shutil.rmtree(tmp_path / "demo" / "checkpoints")

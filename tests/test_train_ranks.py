@@ -16,9 +16,7 @@ from safetensors.torch import load_file
 from tests.launch.processes_left import processes_with, wait_until_gone
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores, this process has one"
-)
+pytestmark = pytest.mark.whole_machine
 
 STEPS = 6
 SETTINGS = (
@@ -33,6 +31,7 @@ SETTINGS = (
     "distributed.timeout_s=60",
 )
 """Four steps of two images an epoch; evaluations after steps 4 and 6."""
+SPLITS = ("train", "validation")
 MANY_STEPS = ("training.epochs=100000", "training.max_steps=100000", "evaluation.every=100000")
 
 
@@ -165,6 +164,15 @@ def test_a_loss_that_is_not_finite_on_one_rank_ends_all_and_is_told_once(root: P
     job = run_ranks(2, "train.py", *settings_in(root, "diverged", *changes))
     assert job.code == 3
     assert job.errors.count("loss not finite at step") == 1
+    assert job.errors.count("\n") == 1 and " rank 0: " in job.errors and " rank 1: " in job.errors
+    [autopsy] = (root / "diverged" / "checkpoints").glob("nonfinite-*")
+    assert str(autopsy) in job.errors
+    report = json.loads((autopsy / "report.json").read_text())
+    images = [rank["batches"][0]["images"] for rank in report["ranks"]]
+    assert len(images) == 2 and images[0] != images[1]
+    assert report["weights_not_finite_before"]["count"] == 0
+    steps = records_of(root / "diverged", kind="step")
+    assert [step["step"] for step in steps] == list(range(1, report["step"]))
 
 
 def test_an_image_that_one_rank_cannot_read_ends_all_after_a_checkpoint(root: Path) -> None:
@@ -192,6 +200,38 @@ def test_a_mistake_is_told_once(root: Path, words: list[str], told: str) -> None
     assert job.code == 2
     assert job.errors.count(told) == 1
     assert not (root / "mistaken").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "told"),
+    [
+        ([], {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9" * 5000}, "error: MASTER_PORT: "),
+        (
+            ["data.scenes=null", *(f"data.{split}_annotations={{file}}" for split in SPLITS)]
+            + [f"data.{split}_images={{folder}}" for split in SPLITS],
+            {},
+            "broken.json: annotations[0].bbox: expected [x, y, width, height]",
+        ),
+    ],
+    ids=["environment", "annotations"],
+)
+def test_a_hostile_input_is_told_once_and_ends_all_ranks_in_seconds(
+    root: Path, words: list[str], variables: dict[str, str], told: str
+) -> None:
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 64}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 1e308, -1]}],
+        "categories": [{"id": 1, "name": "\u001b[2J"}],
+    }
+    file = root / "broken.json"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    given = [word.format(file=file, folder=root) for word in words]
+    begin = time.monotonic()
+    job = ended(start_ranks(2, "train.py", *settings_in(root, "hostile"), *given, **variables))
+    assert time.monotonic() - begin < 30
+    assert job.code == 2, job.errors
+    assert job.errors.count(told) == 1 and job.errors.count("error: ") == 1
+    assert not (root / "hostile").exists()
 
 
 def test_torchrun_starts_ranks_as_mpirun_does(root: Path) -> None:

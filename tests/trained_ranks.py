@@ -10,10 +10,10 @@ folder = Path(sys.argv.pop(1))
 train_to_the_end = train.steps_and_evaluations
 
 
-def train_and_save(run: "train.Run") -> int:
+def train_and_save(run: "train.Run", stop: "train.StopRequest") -> int:
     import torch
 
-    code = train_to_the_end(run)
+    code = train_to_the_end(run, stop)
     torch.save(run.model.state_dict(), folder / f"rank{run.group.rank}.pt")
     return code
 

@@ -1,0 +1,7 @@
+"""Commands as tests call them."""
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+RunHere = Callable[..., CompletedProcess[str]]
+"""`run_here(main, *words)`: a command in the tests' process, where Python need not start for it."""

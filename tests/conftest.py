@@ -1,0 +1,56 @@
+"""The suite in two parts: tests side by side that one core is enough for, then the others.
+
+`make test` runs the first part with pytest-xdist: each of its workers keeps to a core of its own,
+and so does all that it starts, as on a machine with one core. A test that needs more cores, or
+would disturb others, is marked `whole_machine`; the second part runs those one after another.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from retinanet.command_line import run_command
+from tests.commands import RunHere
+
+TOO_FEW_CORES = "needs two cores for itself, this process has one"
+
+
+def keep_worker_to_one_core(worker: str) -> None:
+    """Bind this process to the core of the worker `gw0`, `gw1`, …: before torch counts cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    keep_worker_to_one_core(os.environ["PYTEST_XDIST_WORKER"])
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
+    """Runs a command as its users do, from the repository and into a pipe."""
+    monkeypatch.chdir(Path(__file__).resolve().parents[1])
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def run(main: Callable[[], int], *words: str | Path) -> CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+        capsys.readouterr()
+        try:
+            code = run_command(main)
+        except SystemExit as ended:  # argparse's
+            code = int(ended.code or 0)
+        written = capsys.readouterr()
+        return CompletedProcess(words, code, written.out, written.err)
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if len(os.sched_getaffinity(0)) > 1:
+        return
+    for item in items:
+        if item.get_closest_marker("whole_machine"):
+            item.add_marker(pytest.mark.skip(reason=TOO_FEW_CORES))

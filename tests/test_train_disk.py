@@ -1,0 +1,62 @@
+"""Training on a disk that is full: nothing that was good is lost, and the end tells."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retinanet.command_line import run_command
+from retinanet.training.checkpoint import newest_whole
+from train import main
+
+SETTINGS = (
+    "data.scenes.train=8",
+    "data.scenes.validation=2",
+    "data.image_size=64",
+    "training.batch_size=2",
+    "training.max_steps=3",
+    "training.target_map=null",
+    "evaluation.pictures=1",
+    "checkpoint.every=1 steps",
+    "launch.pin=false",
+    "run.name=full",
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Room for one checkpoint of 383 MB, not for two."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a disk of its own takes root, and the right to mount")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # TensorBoard's file is open
+
+
+def train(disk: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = ["train.py", *SETTINGS, f"run.root={disk}", *words]
+    monkeypatch.setattr(sys, "argv", command)
+    return run_command(main)
+
+
+def test_training_goes_on_on_a_full_disk_and_fails_at_its_end(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(disk, monkeypatch) == 2
+    told = capsys.readouterr()
+    shown = " ".join(told.out.split())
+    assert "the checkpoint after step 3 could not be written: " in shown
+    assert "No space left on device" in shown and "step-000001 stays, training goes on" in shown
+    [line] = told.err.splitlines()
+    assert "the checkpoint after step 3 could not be written" in line
+    assert "make room, then go on with: " in line and line.endswith("--resume")
+    found, problems = newest_whole(disk / "full" / "checkpoints")
+    assert found is not None and found.position.step == 1 and problems == []
+    subprocess.run(["mount", "-o", "remount,size=2g", str(disk)], check=True)
+    assert train(disk, monkeypatch, "--resume") == 0
+    found, _ = newest_whole(disk / "full" / "checkpoints")
+    assert found is not None and found.position.step == 3

@@ -1,0 +1,89 @@
+"""Signals at a run's start: while there is nothing to keep, and just before the first step."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from retinanet.command_line import run_command
+from tests.fast_precision import FAST_PRECISION
+from train import main
+
+SETTINGS = (
+    "data.scenes.train=2000",
+    "data.scenes.validation=1",
+    "data.image_size=64",
+    "training.batch_size=1",
+    "training.max_steps=1",
+    "evaluation.pictures=0",
+    f"engine.precision={FAST_PRECISION}",
+    "launch.pin=false",
+)
+
+
+@contextmanager
+def signal_when(path: Path, number: signal.Signals) -> Iterator[None]:
+    """Send it to this process as soon as there is such a path."""
+
+    def send() -> None:
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join()
+
+
+def train(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["train.py", *SETTINGS, *words])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return run_command(main)
+
+
+@pytest.mark.parametrize(
+    ("number", "ending"),
+    [
+        (
+            signal.SIGTERM,
+            (
+                75,
+                "SIGTERM before the first step: nothing was written; the same command begins "
+                "again\n",
+            ),
+        ),
+        (signal.SIGINT, (130, "interrupted\n")),
+    ],
+)
+def test_a_signal_while_data_are_made_ends_the_run_at_once_and_leaves_nothing(
+    number: signal.Signals,
+    ending: tuple[int, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "runs" / "mine"
+    code, told = ending
+    with signal_when(run / ".lock", number):
+        assert train(monkeypatch, f"run.root={run.parent}", "run.name=mine") == code
+    assert capsys.readouterr().err.endswith(told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_before_the_first_step_leaves_a_checkpoint_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("data.scenes.train=2", f"run.root={tmp_path}", "run.name=mine")
+    with signal_when(tmp_path / "mine" / "config.yaml", signal.SIGUSR1):
+        assert train(monkeypatch, *words) == 75
+    assert "SIGUSR1: checkpoint written; go on with: " in capsys.readouterr().out
+    assert train(monkeypatch, *words, "--auto-resume") == 0
+    assert "finished after 1 steps" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,215 @@
+"""Kill a run of two ranks at random moments, resume it each time, and compare its end.
+
+python -m tests.torture                # 50 kills of a small demo run: `make torture`
+python -m tests.torture --kills 10 --precision float32   # where bf16 is the default
+
+A life of the run begins by mpirun and ends by SIGKILL to one rank, to all, or to mpirun alone, at a
+random moment: while it starts, in a step, while a checkpoint is written or an old one removed, in
+an evaluation. The next life resumes it. What the last one leaves (weights, optimizer, random
+states, running statistics) must be that of a run that nobody disturbed, bit for bit. Where a run
+ends before there were enough kills, another one follows. The exit status is 1 if anything differs.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retinanet.processor import fastest_precision
+from tests.launch.processes_left import processes_with, wait_until_gone
+from tests.launch.ranks import ended, start_ranks
+
+VICTIMS = ("rank 0", "rank 1", "both ranks", "mpirun")
+MOMENTS = ("starting", "in a step", "writing a checkpoint", "evaluating")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A small demo run on two ranks."""
+
+    root: Path
+    name: str
+    precision: str
+    steps: int
+
+    @property
+    def folder(self) -> Path:
+        """Where it writes."""
+        return self.root / self.name
+
+    def words(self) -> list[str]:
+        """Its configuration. An epoch has 8 steps; a checkpoint is nearly always being written."""
+        return [
+            *("--config", "demo.yaml", f"run.root={self.root}", f"run.name={self.name}"),
+            *("data.scenes.train=16", "data.scenes.validation=4", "data.image_size=64"),
+            *("training.batch_size=1", "training.epochs=1000", f"training.max_steps={self.steps}"),
+            *("training.target_map=null", "evaluation.every=2", "evaluation.batch_size=2"),
+            *("evaluation.pictures=1", "checkpoint.every=2 steps", "checkpoint.keep=2"),
+            *(f"engine.precision={self.precision}", "distributed.timeout_s=60"),
+        ]
+
+    def start(self) -> subprocess.Popen[str]:
+        """Begin, or go on."""
+        resume = ["--resume"] if (self.folder / "config.yaml").exists() else ["--overwrite"]
+        return start_ranks(2, "train.py", *self.words(), *resume)
+
+    def last_step(self) -> int:
+        """The newest whole line's."""
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        steps = [json.loads(line)["step"] for line in lines]
+        return max(steps, default=0)
+
+    def left(self) -> dict[str, object]:
+        """What the last checkpoint says of its parts, its place and its random states."""
+        state = json.loads((self.folder / "checkpoints" / "last" / "state.json").read_text())
+        return {name: state[name] for name in ("parts", "position", "random_states")}
+
+
+@dataclass
+class Outcome:
+    """What a torture came to."""
+
+    kills: int = 0
+    runs: int = 0
+    victims: Counter[str] = field(default_factory=Counter)
+    moments: Counter[str] = field(default_factory=Counter)
+    steps_repeated: int = 0
+    differing: list[str] = field(default_factory=list)
+
+
+def undisturbed(run: Run) -> dict[str, object]:
+    """Run it to its end."""
+    job = ended(run.start(), timeout=1800)
+    assert job.code == 0, job.errors
+    return run.left()
+
+
+def life(run: Run, *, seconds: float, victim: str, outcome: Outcome) -> bool:
+    """One life of the run; returns whether it came to its end before it was killed."""
+    before = run.last_step()
+    job = run.start()
+    try:
+        job.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        pass
+    else:
+        assert job.returncode == 0, job.stderr
+        return True
+    moment = moment_of(run, since=before)
+    kill(job, run, victim)
+    reached = run.last_step()
+    job.communicate(timeout=120)
+    wait_until_gone(f"run.name={run.name}", seconds=60)
+    outcome.kills += 1
+    outcome.victims[victim] += 1
+    outcome.moments[moment] += 1
+    print(f"kill {outcome.kills}: {victim}, {moment}, after step {reached}", flush=True)
+    return False
+
+
+def moment_of(run: Run, *, since: int) -> str:
+    """What a live run is at, as far as its folder tells."""
+    checkpoints = run.folder / "checkpoints"
+    if checkpoints.exists() and any(checkpoints.glob(".step-*")):
+        return "writing a checkpoint"
+    step = run.last_step()
+    if step == since:
+        return "starting"
+    return "evaluating" if step % 16 == 0 else "in a step"
+
+
+def kill(job: subprocess.Popen[str], run: Run, victim: str) -> None:
+    """SIGKILL; processes that have gone by themselves do not matter."""
+    if victim == "mpirun":
+        job.kill()
+        return
+    ranks = [rank for rank in (0, 1) if victim in (f"rank {rank}", "both ranks")]
+    for process in processes_with(f"run.name={run.name}"):
+        try:
+            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            if any(b"PMI_RANK=%d" % rank in variables for rank in ranks):
+                os.kill(process, signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+def torture(
+    root: Path, *, kills: int, precision: str, steps: int, longest_s: float, seed: int
+) -> Outcome:
+    """Kill runs so often, and compare each end with the undisturbed one's."""
+    draw = random.Random(seed)
+    outcome = Outcome()
+    expected = undisturbed(Run(root, "undisturbed", precision, steps))
+    print(f"undisturbed: {steps} steps", flush=True)
+    while outcome.kills < kills:
+        outcome.runs += 1
+        run = Run(root, f"killed-{outcome.runs}", precision, steps)
+        is_over = False
+        while not is_over and outcome.kills < kills:
+            seconds, victim = draw.uniform(0.5, longest_s), draw.choice(VICTIMS)
+            is_over = life(run, seconds=seconds, victim=victim, outcome=outcome)
+        left = run.left() if is_over else undisturbed(run)
+        outcome.differing += [
+            f"{run.name}: {name}" for name in left if left[name] != expected[name]
+        ]
+        print(f"{run.name}: {'differs' if outcome.differing else 'the same, bit for bit'}")
+        shutil.rmtree(run.folder)
+    return outcome
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=50, help="how often (default: 50)")
+    parser.add_argument(
+        "--precision",
+        choices=("bf16", "float32"),
+        default=fastest_precision(),
+        help="of the run (default: bf16 where the processor has it)",
+    )
+    parser.add_argument("--steps", type=int, default=160, help="of the run (default: 160)")
+    parser.add_argument(
+        "--longest", type=float, default=25.0, metavar="SECONDS", help="life (default: 25)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of moments and victims (default: 0)")
+    chosen = parser.parse_args(arguments)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torture-") as root:
+        outcome = torture(
+            Path(root),
+            kills=chosen.kills,
+            precision=chosen.precision,
+            steps=chosen.steps,
+            longest_s=chosen.longest,
+            seed=chosen.seed,
+        )
+    minutes = (time.monotonic() - begin) / 60
+    victims = ", ".join(f"{name} {outcome.victims[name]}" for name in VICTIMS)
+    moments = ", ".join(f"{name} {outcome.moments[name]}" for name in MOMENTS)
+    print(f"{outcome.kills} kills of {outcome.runs} runs in {minutes:.0f} minutes")
+    print(f"killed: {victims}\nwhile: {moments}")
+    if outcome.differing:
+        print(f"differs from the undisturbed run: {', '.join(outcome.differing)}")
+        return 1
+    print(
+        f"{chosen.precision}: weights, optimizer, random states and running statistics are those "
+        "of the undisturbed run, bit for bit"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
