@@ -85,6 +85,14 @@ class Run:
             precision=config.engine.precision,
             classes=data.classes.to_json(),
         )
+        self.plan = plan_steps(
+            images_per_epoch=len(data.train),
+            images_per_batch=training.batch_size * self.group.size,
+            gradient_accumulation=training.gradient_accumulation,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+            evaluate_every=config.evaluation.every,
+        )
         self.loading = Loading(
             data,
             batch_size=training.batch_size,
@@ -95,14 +103,6 @@ class Run:
             bad_image_limit=config.data.bad_image_limit,
             rank=self.group.rank,
             ranks=self.group.size,
-        )
-        self.plan = plan_steps(
-            images_per_epoch=len(data.train),
-            images_per_batch=training.batch_size * self.group.size,
-            gradient_accumulation=training.gradient_accumulation,
-            epochs=training.epochs,
-            max_steps=training.max_steps,
-            evaluate_every=config.evaluation.every,
         )
         self.saving = Saving(
             folder.checkpoints,

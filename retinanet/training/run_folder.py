@@ -149,14 +149,18 @@ def claim_run_folder(
         return
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     require_permission(path, resume=resume, auto_resume=auto_resume, overwrite=overwrite)
+    lock = None
     try:
-        with make_lock(path) as lock:
-            take_lock(lock, path)
-            group.barrier()
-            yield RunFolder(path)
+        lock = make_lock(path)
+        take_lock(lock, path)
+        group.barrier()
+        yield RunFolder(path)
     except (InputError, StoppedBeforeStart, KeyboardInterrupt):
-        remove_if_nothing_began(path, new_folders)
+        remove_if_nothing_began(path, new_folders, lock=lock)
         raise
+    finally:
+        if lock:
+            lock.close()
 
 
 def make_lock(path: Path) -> TextIO:
@@ -172,15 +176,22 @@ def make_lock(path: Path) -> TextIO:
         raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
 
 
-def remove_if_nothing_began(path: Path, new_folders: list[Path]) -> None:
+def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: TextIO | None) -> None:
     """Remove a folder that was made just now, unless a run has begun there or holds it.
 
     A signal may come at any line of the claim, and a damaged image may turn up after hours.
+
+    Args:
+        path: The run's folder.
+        new_folders: It and those above it, as far as they were made just now.
+        lock: The file as the claim has opened it, if it came so far. It stays open until the folder
+            is gone: loading processes are copies of this one and share the lock, so that nobody
+            could take it anew while they end.
     """
     if not new_folders or not path.is_dir() or holds_work(path):
         return
-    with make_lock(path) as lock, suppress(InputError):
-        take_lock(lock, path)
+    with lock or make_lock(path) as held, suppress(InputError):
+        take_lock(held, path)
         remove_new(path, new_folders)
 
 

@@ -1,5 +1,7 @@
 import fcntl
 import json
+import multiprocessing
+import signal
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,19 @@ def test_a_signal_before_the_start_leaves_nothing_behind(
         folder.scenes.mkdir()
         raise stop
     assert list(tmp_path.iterdir()) == []
+
+
+def test_loading_processes_that_still_live_keep_no_folder(tmp_path: Path) -> None:
+    loading = multiprocessing.get_context("fork").Process(target=signal.pause)
+    with (
+        pytest.raises(InputError),
+        claim_run_folder(tmp_path / "mine", resume=False, overwrite=False),
+    ):
+        loading.start()  # a copy of this process, with the lock
+        raise InputError("wrong")
+    assert list(tmp_path.iterdir()) == []
+    loading.kill()
+    loading.join()
 
 
 @pytest.mark.parametrize("folders", [[], ["mine"], ["mine", "mine/checkpoints"]])
