@@ -1,24 +1,37 @@
-"""What the processor computes in."""
+"""What the processor is called, and what it computes in."""
 
+import platform
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
 """What /proc/cpuinfo calls instructions for BF16: Intel's, AMD's, and ARM's."""
 
 
+FLAGS = ("flags", "Features")
+"""Of their line: on x86, on ARM."""
+
+
 def cpu_flags() -> set[str]:
     """What the processor can do, in /proc/cpuinfo's names, such as `avx512_bf16`; Linux only."""
+    return set(cpu_field(FLAGS).split())
+
+
+def processor_name() -> str:
+    """The processor's name as Linux gives it, else as Python does."""
+    return cpu_field(("model name",)) or platform.processor()
+
+
+@cache
+def cpu_field(names: tuple[str, ...]) -> str:
+    """Of /proc/cpuinfo the first line with one of the names; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return set()
+        return ""
     named = (line.partition(":") for line in lines)
-    return next((set(flags.split()) for name, _, flags in named if name.strip() in NAMES), set())
-
-
-NAMES = ("flags", "Features")
-"""Of the line: on x86, on ARM."""
+    return next((value.strip() for name, _, value in named if name.strip() in names), "")
 
 
 def bf16_flag(flags: Collection[str]) -> str | None:

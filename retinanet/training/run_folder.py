@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from launch.group.process_group import ProcessGroup
 from retinanet.errors import InputError, StoppedBeforeStart
 from retinanet.output_files import write_whole
+from retinanet.processor import processor_name
 from retinanet.versions import installed_versions
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl")
@@ -112,16 +113,6 @@ def environment_of(command: list[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": installed_versions(PACKAGES),
     }
-
-
-def processor_name() -> str:
-    """The CPU's name as Linux gives it, else as Python does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retinanet.config import Config, config_to_tree
+from retinanet.processor import processor_name
 from retinanet.training.checkpoint import State
-from retinanet.training.run_folder import processor_name
 
 if TYPE_CHECKING:
     from retinanet.training.run import Run
