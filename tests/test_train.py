@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +21,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from data.dataset import Batch
 from data.index_cache import open_annotations
 from retinanet.command_line import run_command
 from retinanet.config_file import load_config
-from retinanet.training import loading
+from retinanet.engine.engines import PreparedTraining
+from retinanet.training import loading, loop
 from retinanet.training.checkpoint import read_checkpoint
+from retinanet.training.loop import batch_losses
 from train import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -146,12 +151,8 @@ def test_a_signal_stops_a_run_after_a_checkpoint(
     assert 2 <= stopped_at < STEPS
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
-    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
-) -> None:
-    run, _, stopped_at, resumed = interrupted
-    assert resumed.code == 0, resumed.errors
-    assert f"after step {stopped_at}" in resumed.output
+def assert_same_end(undisturbed: Path, run: Path, *, steps: int) -> None:
+    """Weights, optimizer, random states and place, bit for bit."""
     for file in ("model.safetensors", "optimizer.safetensors"):
         expected, found = (
             load_file(one / "checkpoints" / "last" / file) for one in (undisturbed, run)
@@ -161,7 +162,16 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
         assert not differing, file
     whole, pieces = (read_checkpoint(one / "checkpoints" / "last") for one in (undisturbed, run))
     assert whole.state.random_states == pieces.state.random_states
-    assert whole.position == pieces.position and whole.position.step == STEPS
+    assert whole.position == pieces.position and whole.position.step == steps
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
+    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+) -> None:
+    run, _, stopped_at, resumed = interrupted
+    assert resumed.code == 0, resumed.errors
+    assert f"after step {stopped_at}" in resumed.output
+    assert_same_end(undisturbed, run, steps=STEPS)
 
 
 def test_a_resumed_run_notes_every_step_and_evaluation_once(
@@ -412,6 +422,39 @@ def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_w
     [rank] = report["ranks"]
     [batch] = rank["batches"]
     assert "nan" in batch["losses"].values() and len(batch["images"]) == 2
+
+
+def test_a_run_resumed_after_a_skipped_step_is_the_same_to_the_bit(
+    root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = ["training.schedule=constant", "training.on_nonfinite=skip", "evaluation.pictures=0"]
+
+    def run(name: str, *more: str, broken: int) -> Path:
+        """A run whose batch of that number has a pixel that is NaN."""
+        numbers = count(1)
+
+        def planted(
+            prepared: PreparedTraining, batch: Batch, **forms: Any
+        ) -> dict[str, torch.Tensor]:
+            if next(numbers) == broken:
+                batch = batch._replace(images=batch.images.float())
+                batch.images[0, 1, 20, 30] = math.nan
+            return batch_losses(prepared, batch, **forms)
+
+        monkeypatch.setattr(loop, "batch_losses", planted)
+        outcome = train(*settings_in(root, name, *changes, *more))
+        assert outcome.code == 0, outcome.errors
+        assert ("not finite" in outcome.output) == (broken == 3)
+        return root / name
+
+    whole = run("skipped", "training.max_steps=7", broken=3)
+    run("skipped-in-pieces", "training.max_steps=4", broken=3)
+    pieces = run("skipped-in-pieces", "training.max_steps=7", "--resume", broken=0)
+    assert_same_end(whole, pieces, steps=7)
+    assert read_checkpoint(pieces / "checkpoints" / "last").position.skipped_steps == 1
+    for folder in (whole, pieces):
+        assert [record["step"] for record in records_of(folder, kind="step")] == [*range(1, 8)]
+        assert [record["step"] for record in records_of(folder, kind="nonfinite")] == [3]
 
 
 @pytest.fixture

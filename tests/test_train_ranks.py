@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +137,14 @@ def test_a_signal_writes_one_checkpoint_and_all_ranks_go_on_from_it(root: Path) 
 def test_a_signal_to_one_rank_alone_stops_all(root: Path) -> None:
     job = start_ranks(2, "train.py", *settings_in(root, "signalled", *MANY_STEPS))
     wait_for_step(root / "signalled", step=2)
-    os.kill(second_rank_of(root / "signalled"), signal.SIGTERM)
+    os.kill(process_of(1, root / "signalled"), signal.SIGTERM)
     assert ended(job).code == 75
 
 
 def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job(root: Path) -> None:
     job = start_ranks(2, "train.py", *settings_in(root, "killed", *MANY_STEPS))
     wait_for_step(root / "killed", step=2)
-    os.kill(second_rank_of(root / "killed"), signal.SIGKILL)
+    os.kill(process_of(1, root / "killed"), signal.SIGKILL)
     begin = time.monotonic()
     outcome = ended(job)
     assert time.monotonic() - begin < 30
@@ -150,13 +152,48 @@ def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job(root: Path) -> None:
     wait_until_gone(f"run.root={root}")
 
 
-def second_rank_of(run: Path) -> int:
-    """The process number of rank 1."""
+def is_writing(run: Path) -> bool:
+    """Whether a checkpoint has its temporary name yet."""
+    return any((run / "checkpoints").glob(".step-*"))
+
+
+def is_evaluating(run: Path) -> bool:
+    """Whether the step before the first evaluation has ended."""
+    return (run / "metrics.jsonl").exists() and len(records_of(run, kind="step")) == 4
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(0, is_writing), (1, is_evaluating)])
+def test_a_rank_killed_in_a_write_or_an_evaluation_costs_the_run_nothing(
+    victim: int, moment: Callable[[Path], bool], finished: Ended, root: Path
+) -> None:
+    name = f"killed-{victim}-{moment.__name__}"
+    words = settings_in(root, name, "checkpoint.every=2 steps")
+    job = start_ranks(2, "train.py", *words)
+    end = time.monotonic() + 60
+    while not moment(root / name):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(process_of(victim, root / name), signal.SIGKILL)
+    assert ended(job).code not in (0, 75)
+    wait_until_gone(f"run.name={name}", seconds=30)
+    resumed = run_ranks(2, "train.py", *words, "--resume")
+    assert resumed.code == 0, resumed.errors
+    for part in ("model.safetensors", "optimizer.safetensors"):
+        left, whole = (root / one / "checkpoints" / "last" / part for one in (name, "whole"))
+        assert left.read_bytes() == whole.read_bytes(), part
+    steps = [record["step"] for record in records_of(root / name, kind="step")]
+    assert steps == list(range(1, STEPS + 1))
+    assert [one["step"] for one in records_of(root / name, kind="evaluation")] == [4, 6]
+    shutil.rmtree(root / name)
+
+
+def process_of(rank: int, run: Path) -> int:
+    """Its process number."""
     for process in processes_with(f"run.name={run.name}"):
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        if b"PMI_RANK=1" in variables:
+        if b"PMI_RANK=%d" % rank in variables:
             return process
-    raise LookupError("rank 1 is not running")
+    raise LookupError(f"rank {rank} is not running")
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_ends_all_and_is_told_once(root: Path) -> None:
