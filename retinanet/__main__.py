@@ -18,14 +18,14 @@ def main() -> int:
     set_allocator("tuned")
     # torch is loaded with the commands, after the memory policy is in force.
     if command == "evaluate":
-        from retinanet.training.evaluate_command import evaluate
+        from retinanet.evaluation.command import evaluate
 
         return evaluate(**arguments)
     if command == "convert":
         from retinanet.training.convert_command import convert
 
         return convert(**arguments)
-    from retinanet.training.predict_command import predict
+    from retinanet.evaluation.predict_command import predict
 
     return predict(**arguments)
 
@@ -80,6 +80,19 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, metavar="DIR", help="the folder of its images")
     parser.add_argument(
         "--batch-size", type=positive, default=8, metavar="N", help="images at once (default: 8)"
+    )
+    parser.add_argument(
+        "--metric",
+        choices=("faster-coco-eval", "pycocotools"),
+        default="faster-coco-eval",
+        help="what computes it; the numbers are the same (default: faster-coco-eval)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the found boxes (COCO's result format), a table of the classes (CSV) and "
+        "a chart of precision and recall (PNG)",
     )
     add_json_option(parser)
 

@@ -1,6 +1,6 @@
 """Files that commands write: nothing is overwritten unasked, and nothing is left half written."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,10 +44,20 @@ def write_whole(file: Path, content: str | bytes) -> None:
     Raises:
         InputError: It cannot be written there.
     """
+    write_parts(file, [content.encode() if isinstance(content, str) else content])
+
+
+def write_parts(file: Path, parts: Iterable[bytes]) -> None:
+    """`write_whole` of what is too large to be in memory at once.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
     partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        with partial.open("wb") as stream:
+            stream.writelines(parts)
         partial.replace(file)
     except OSError as error:
         with suppress(OSError):

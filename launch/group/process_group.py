@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -80,6 +80,30 @@ class ProcessGroup:
         values: list[Any] | None = [None] * self.size if self.is_first else None
         dist.gather_object(value, values, group=self.control)
         return values
+
+    def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of all ranks' columns on rank 0, in order of rank; on others columns without.
+
+        All ranks call it with as many columns of the same types and shapes but for the rows, which
+        travel as they lie in memory.
+        """
+        if self.size == 1:
+            return list(columns)
+        counts = self.all_gather(len(columns[0]))
+        if not self.is_first:
+            for column in columns if counts[self.rank] else ():
+                dist.send(column.contiguous(), dst=0, group=self.control)
+            return [column[:0] for column in columns]
+        found = []
+        for column in columns:
+            whole = torch.empty((sum(counts), *column.shape[1:]), dtype=column.dtype)
+            first, *others = whole.split(counts)
+            first.copy_(column)
+            for rank, rows in enumerate(others, start=1):
+                if len(rows):
+                    dist.recv(rows, src=rank, group=self.control)
+            found.append(whole)
+        return found
 
     def from_first(self, make: Callable[[], Value]) -> Value:
         """What rank 0 makes, on all ranks; all call it, only rank 0 makes it, and it is pickled."""

@@ -15,6 +15,7 @@ from profiling.bench.index_benchmark import add_index_benchmark
 from profiling.bench.json_file import as_json
 from profiling.bench.log_benchmark import add_log_benchmark
 from profiling.bench.measure import measure
+from profiling.bench.metric_benchmark import add_metric_benchmark
 from profiling.bench.report import print_results
 from profiling.bench.waiting_benchmark import add_waiting_benchmark
 from profiling.bench.worker_process import WorkerDiedError
@@ -43,6 +44,7 @@ examples:
   python -m profiling bench index                               # annotations, minutes
   python -m profiling bench checkpoint                          # saving while training goes on
   python -m profiling bench log                                 # reading a million lines
+  python -m profiling bench metric                              # COCO's metric at full size
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco"""
 
 
@@ -70,6 +72,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_checkpoint_benchmark(kinds)
     add_index_benchmark(kinds)
     add_log_benchmark(kinds)
+    add_metric_benchmark(kinds)
     add_waiting_benchmark(kinds)
 
 

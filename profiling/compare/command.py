@@ -9,10 +9,10 @@ from profiling.compare.comparison import Comparison, Pair, compare, kinds_of
 from profiling.compare.condition import is_met, parse_condition, ratio_of
 from profiling.compare.report import print_comparison
 from profiling.compare.side import files_of, marked_steps, side_of
-from profiling.csv_text import as_csv
 from profiling.log_option import read_with_progress
 from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
+from retinanet.csv_text import as_csv
 from retinanet.errors import InputError
 from retinanet.exit_codes import CONDITION_MET, FINISHED
 from retinanet.output_files import require_free_json, require_free_outputs, write_whole

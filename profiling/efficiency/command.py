@@ -6,7 +6,6 @@ from dataclasses import astuple
 from pathlib import Path
 
 from profiling.bench.other_load import disturbance
-from profiling.csv_text import as_csv
 from profiling.efficiency.efficiency import Efficiency, efficiency_of
 from profiling.efficiency.projection import Projection, project
 from profiling.efficiency.replaying import RUNNERS, chosen_benchdnn, replay_now
@@ -19,6 +18,7 @@ from profiling.replay.replay_file import load_replay, save_replay
 from profiling.stats.report import describe_log
 from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
+from retinanet.csv_text import as_csv
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, require_free_outputs, write_whole

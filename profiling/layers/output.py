@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from profiling.bench.environment import environment
-from profiling.csv_text import as_csv
 from profiling.layers.measured import Layer, Measured
 from profiling.layers.subject import Subject
+from retinanet.csv_text import as_csv
 
 COLUMNS = (
     "configuration",

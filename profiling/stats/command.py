@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 
-from profiling.csv_text import as_csv
 from profiling.log_option import add_logs, read_with_progress
 from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks.option import add_peaks_option, peaks_as_asked
@@ -22,6 +21,7 @@ from profiling.stats.report import (
 from profiling.stats.rows import Part, Row, parts_of, rows_of
 from profiling.terminal import say
 from retinanet.command_line import add_json_option, positive
+from retinanet.csv_text import as_csv
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.terminal import make_console

@@ -6,7 +6,6 @@ from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
-from profiling.csv_text import as_csv
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
 from profiling.trace.pieces import Piece
@@ -19,6 +18,7 @@ from profiling.trace.verdict import (
     onednn_verdict,
     short_share,
 )
+from retinanet.csv_text import as_csv
 from retinanet.output_files import write_whole
 
 TABLE = "operators.csv"

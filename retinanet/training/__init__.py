@@ -1,1 +1,1 @@
-"""Training, evaluation, and what a run leaves behind: checkpoints, metrics, pictures."""
+"""Training, and what a run leaves behind: checkpoints, metrics, curves."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retinanet.training.coco_metric import Evaluation
+from retinanet.evaluation.metric import Evaluation
 from retinanet.training.json_lines import JsonLines
 from retinanet.training.loop import StepResult
 from retinanet.training.tensorboard_log import TensorBoardLog

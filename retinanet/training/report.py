@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from retinanet.training.coco_metric import Evaluation
+from retinanet.evaluation.metric import Evaluation
 
 SUMMARY_COLUMNS = (
     ("map", "mAP"),

@@ -16,6 +16,7 @@ from retinanet.command_line import resuming_command
 from retinanet.config import Config
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
+from retinanet.evaluation.split import evaluate_split
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.agreement import (
@@ -26,7 +27,6 @@ from retinanet.training.agreement import (
     share_weights,
 )
 from retinanet.training.checkpoint import ModelDescription
-from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
@@ -194,6 +194,7 @@ class Run:
             console=self.console,
             group=self.group,
             stop=stop,
+            library=self.config.evaluation.metric,
             note_bad_images=partial(
                 self.note_bad_images, instead="it is evaluated as an image without detections"
             ),

@@ -1,6 +1,5 @@
 """What a run leaves behind as it goes: metrics, pictures, detections, console lines."""
 
-import json
 import math
 import shlex
 import time
@@ -17,16 +16,15 @@ from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
 from retinanet.command_line import installed
 from retinanet.errors import InputError
-from retinanet.output_files import write_whole
-from retinanet.training.coco_metric import found_boxes
+from retinanet.evaluation.files import write_evaluation
+from retinanet.evaluation.pictures import save_picture
+from retinanet.evaluation.sheet import evaluation_sheet
+from retinanet.evaluation.split import SplitResult
 from retinanet.training.curves import draw_curves
-from retinanet.training.evaluate_split import SplitResult
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog, read_metrics
-from retinanet.training.pictures import save_picture
 from retinanet.training.report import print_evaluation, print_summary
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.sheet import evaluation_sheet
 
 SECONDS_BETWEEN_WARNINGS = 600.0
 """That a disk is full is said by checkpoints too, each time."""
@@ -76,7 +74,7 @@ class RunRecord:
             self._metrics.nonfinite(report)
 
     def evaluation(self, result: SplitResult, *, step: int, epoch: float) -> None:
-        """Note an evaluation: table, metrics and detections."""
+        """Note an evaluation: table, metrics, detections, classes and their chart."""
         print_evaluation(
             self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
         )
@@ -84,7 +82,7 @@ class RunRecord:
         with self._going_on():
             self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=seconds)
         with self._going_on():
-            write_detections(result, self._folder.evaluations / f"step-{step:06d}.json")
+            write_evaluation(result, self._folder.evaluations, name=f"step-{step:06d}")
 
     def pictures(
         self, result: SplitResult, dataset: DetectionDataset, *, step: int, count: int
@@ -174,10 +172,3 @@ def memory_used(page_faults: list[int]) -> str:
     if page_faults:
         text += f", {median(page_faults):.0f} page faults in the median step"
     return text
-
-
-def write_detections(result: SplitResult, file: Path) -> None:
-    """Detections in COCO's result format, with the data set's own image and category ids."""
-    fields = ("image_id", "category_id", "bbox", "score")
-    boxes = [{name: box[name] for name in fields} for box in found_boxes(result.detections)]
-    write_whole(file, json.dumps(boxes))

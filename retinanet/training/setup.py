@@ -31,6 +31,7 @@ FREE_FIELDS = (
     "training.target_map",
     "evaluation.every",
     "evaluation.batch_size",
+    "evaluation.metric",
     "evaluation.pictures",
     "engine.name",
     "engine.allocator",

@@ -10,7 +10,7 @@ from profiling.bench.recipes.torchvision_model import torchvision_model
 from profiling.bench.workload import Workload
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import torch_forward
-from retinanet.training.evaluate import detect_batch
+from retinanet.evaluation.detect import detect_batch
 from retinanet.training.start import build_model
 
 

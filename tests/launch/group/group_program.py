@@ -62,9 +62,12 @@ def main() -> int:
         group.average([tensor])
         copied = torch.full((2,), float(group.rank))
         group.broadcast([copied])
+        rows = (1, 2, 0)[group.rank]
+        halves, numbers = torch.full((rows, 2), group.rank + 0.5), torch.arange(rows)
         said = {
             "all_gather": group.all_gather(group.rank * 10),
             "gather": group.gather(group.rank * 10),
+            "gather_rows": [column.tolist() for column in group.gather_rows([halves, numbers])],
             "from_first": group.from_first(lambda: f"made by {group.rank}"),
             "average": tensor.tolist(),
             "broadcast": copied.tolist(),

@@ -25,10 +25,13 @@ def test_ranks_hear_each_other_and_wait_for_a_slow_one() -> None:
     job = job_of("talk", ranks=3, timeout_s=TIMEOUT_S)
     assert job.code == 0, job.errors
     common = "'from_first': 'made by 0', 'average': [1.0, 1.0], 'broadcast': [0.0, 0.0]}"
+    rows = "'gather_rows': [[[0.5, 0.5], [1.5, 1.5], [1.5, 1.5]], [0, 0, 1]]"
+    first = f"'gather': [0, 10, 20], {rows}, {common}"
+    others = f"'gather': None, 'gather_rows': [[], []], {common}"
     assert sorted(filter(None, job.output.splitlines())) == [
-        f"rank 0: {{'all_gather': [0, 10, 20], 'gather': [0, 10, 20], {common}",
-        f"rank 1: {{'all_gather': [0, 10, 20], 'gather': None, {common}",
-        f"rank 2: {{'all_gather': [0, 10, 20], 'gather': None, {common}",
+        f"rank 0: {{'all_gather': [0, 10, 20], {first}",
+        f"rank 1: {{'all_gather': [0, 10, 20], {others}",
+        f"rank 2: {{'all_gather': [0, 10, 20], {others}",
     ]
 
 

@@ -6,12 +6,12 @@ from dataclasses import astuple
 
 import pytest
 
-from profiling.csv_text import as_csv
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.memory_descriptor import MemoryDescriptor
 from profiling.onednn_log.problem import Problem
 from profiling.onednn_log.read import read_logs
 from profiling.stats import parameters, rows
+from retinanet.csv_text import as_csv
 from tests.profiling.onednn_log.logs import plain_sum, shared_logs
 
 

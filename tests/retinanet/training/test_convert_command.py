@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from retinanet.errors import InputError
+from retinanet.evaluation.command import evaluate
 from retinanet.training.convert_command import convert
-from retinanet.training.evaluate_command import evaluate
 from retinanet.training.pickled_weights import is_imagenet_file
 
 WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.running_mean": torch.ones(2)}
@@ -130,4 +130,12 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 def test_evaluating_a_pth_names_the_command_that_converts_it(tmp_path: Path) -> None:
     file = written(WEIGHTS, tmp_path)
     with pytest.raises(InputError, match=r"python -m retinanet convert .*given\.safetensors"):
-        evaluate(checkpoint=file, annotations=None, images=None, batch_size=1, json_file=None)
+        evaluate(
+            checkpoint=file,
+            annotations=None,
+            images=None,
+            batch_size=1,
+            metric="faster-coco-eval",
+            out=None,
+            json_file=None,
+        )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from retinanet.training.coco_metric import SUMMARY_NAMES, Evaluation
+from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog, drop_later_lines, read_metrics
 
@@ -81,7 +81,7 @@ def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         for step in (1, 2, 3):
             log.step(result(step, loss=0.5 * step), epoch=0.1)
-        log.evaluation(Evaluation(summary, {"cat": 0.25}), step=3, epoch=1.0, seconds=2.0)
+        log.evaluation(Evaluation(summary, (), {}), step=3, epoch=1.0, seconds=2.0)
         log.picture("validation", np.zeros((4, 6, 3), np.uint8), step=3)
     assert scalars(tmp_path, "train/loss") == [(1, 0.75), (2, 1.25), (3, 1.75)]
     assert scalars(tmp_path, "memory/page_faults") == [(1, 7), (2, 7), (3, 7)]
@@ -95,7 +95,17 @@ def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
 def test_numbers_that_do_not_exist_are_null(tmp_path: Path) -> None:
     summary = dict.fromkeys(SUMMARY_NAMES, 0.5) | {"map_small": math.nan}
     with opened(tmp_path) as log:
-        log.evaluation(Evaluation(summary, {"cat": 0.5}), step=4, epoch=1, seconds=2.0)
+        cat = ClassResult(
+            category_id=1,
+            name="cat",
+            map=0.5,
+            map_50=0.5,
+            map_75=0.5,
+            mar_100=0.5,
+            true_boxes=1,
+            found_boxes=1,
+        )
+        log.evaluation(Evaluation(summary, (cat,), {}), step=4, epoch=1, seconds=2.0)
     text = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in text
     record = json.loads(text)

@@ -13,9 +13,9 @@ from data.classes import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
-from retinanet.training.coco_metric import coco_metric
-from retinanet.training.evaluate import ImageDetections
-from retinanet.training.evaluate_split import SplitResult
+from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.metric import coco_metric
+from retinanet.evaluation.split import SplitResult
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import read_metrics
 from retinanet.training.run_folder import RunFolder
@@ -50,12 +50,13 @@ def perfect(dataset: DetectionDataset) -> SplitResult:
         ImageDetections(
             image_id=int(image_id),
             boxes=annotations.boxes[annotations.boxes_of(index)],
-            scores=np.array([0.9]),
+            scores=np.array([0.75]),
             category_ids=annotations.box_category_ids[annotations.boxes_of(index)],
         )
         for index, image_id in enumerate(annotations.image_ids)
     ]
-    return SplitResult(coco_metric(annotations, found), found, seconds=1.0)
+    detections = SplitDetections.of(found)
+    return SplitResult(coco_metric(annotations, detections), detections, seconds=1.0)
 
 
 def record_in(folder: Path, *, target_map: float | None = None) -> tuple[RunRecord, io.StringIO]:
@@ -80,7 +81,7 @@ def test_detections_load_in_pycocotools_with_the_datasets_ids(
         (box["image_id"], box["category_id"], box["bbox"], box["score"])
         for box in found.dataset["annotations"]
     ]
-    assert boxes == [(93, 44, [10, 10, 40, 20], 0.9), (12, 7, [0, 0, 30, 30], 0.9)]
+    assert boxes == [(93, 44, [10, 10, 40, 20], 0.75), (12, 7, [0, 0, 30, 30], 0.75)]
 
 
 def test_an_evaluation_is_shown_as_a_table_and_noted(

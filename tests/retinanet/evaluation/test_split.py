@@ -12,9 +12,10 @@ from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
+from retinanet.evaluation.detect import detect, detect_batch
+from retinanet.evaluation.detections import ImageDetections
+from retinanet.evaluation.split import evaluate_split
 from retinanet.model import RetinaNet
-from retinanet.training.evaluate import ImageDetections, detect, detect_batch
-from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.random_states import seed_everything
 from retinanet.training.signals import StopRequest
 
@@ -123,7 +124,8 @@ def test_a_split_is_scored_and_shows_its_progress(
         forward=torch_forward(model, precision="bf16"),
         console=console,
     )
-    assert result is not None and len(result.detections) == 3 and result.seconds > 0
+    assert result is not None and result.seconds > 0
+    assert set(result.detections.image_ids.tolist()) == {100, 99, 98}
     assert set(result.evaluation.per_class) == {"seventy"}
     assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from data.annotations import Annotations
 from data.decoding import decode_image
 from data.image_paths import image_path
-from retinanet.training.evaluate import ImageDetections
-from retinanet.training.pictures import Pixels, category_names, draw_detections, draw_truth
+from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.pictures import Pixels, category_names, draw_detections, draw_truth
 
 SHOWN_SCORE = 0.4
 """Predictions below this are not drawn in a run's pictures, where any reaches it."""
@@ -30,7 +30,7 @@ def spread_indices(total: int, count: int) -> list[int]:
 def evaluation_sheet(
     annotations: Annotations,
     image_folder: Path,
-    detections: Sequence[ImageDetections],
+    detections: SplitDetections,
     *,
     count: int,
 ) -> Pixels | None:
@@ -39,19 +39,18 @@ def evaluation_sheet(
     Args:
         annotations: The split.
         image_folder: Its images.
-        detections: Of every image of the split.
+        detections: Of all images of the split.
         count: Images to show; 0 gives no picture.
 
     Returns:
         uint8 [H, W, 3], or None where there is nothing to show.
     """
-    by_id = {found.image_id: found for found in detections}
     names = category_names(annotations)
     pairs = []
     for index in spread_indices(len(annotations), count):
         pixels = decode_image(image_path(image_folder, annotations.file_names[index]))
         truth = draw_truth(pixels, annotations, index)
-        found = by_id[int(annotations.image_ids[index])]
+        found = detections.of_image(int(annotations.image_ids[index]))
         least_score, caption = shown_scores(found)
         prediction = draw_detections(pixels, found, names=names, least_score=least_score)
         pairs.append((truth, prediction, caption))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from rich.console import Console
 
 from data.classes import ClassMap
@@ -12,10 +13,11 @@ from data.loader import DetectionLoader
 from launch.group.process_group import ProcessGroup
 from retinanet.engine.engines import Forward
 from retinanet.errors import InputError
+from retinanet.evaluation.detect import detect
+from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.metric import Evaluation, Library, coco_metric
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
-from retinanet.training.coco_metric import Evaluation, coco_metric
-from retinanet.training.evaluate import ImageDetections, detect
 from retinanet.training.signals import StopRequest
 
 
@@ -24,7 +26,7 @@ class SplitResult:
     """The metric, and the detections that it was computed from."""
 
     evaluation: Evaluation
-    detections: list[ImageDetections]
+    detections: SplitDetections
     seconds: float
     """Detecting and computing the metric."""
 
@@ -38,6 +40,7 @@ def evaluate_split(
     console: Console,
     group: ProcessGroup | None = None,
     stop: StopRequest | None = None,
+    library: Library = "faster-coco-eval",
     note_bad_images: Callable[[tuple[str, ...]], None] = lambda problems: None,
 ) -> SplitResult | None:
     """Detect in every image of a split and compute COCO's metric.
@@ -50,6 +53,7 @@ def evaluate_split(
         console: Shows the progress.
         group: The ranks that share the work.
         stop: Ends it early.
+        library: What computes the metric, see `coco_metric`.
         note_bad_images: Told of those that could not be read and in which nothing is found.
 
     Returns:
@@ -76,10 +80,20 @@ def evaluate_split(
     if stop:
         return None
     note_bad_images(tuple(problem for one in parts for problem in one.bad_images))
-    found = group.gather(part.detections)
-    detections = [detection for own in found or () for detection in own]
-    evaluation = group.from_first(lambda: coco_metric(loader.dataset.annotations, detections))
+    detections = gathered(group, SplitDetections.of(part.detections))
+    evaluation = group.from_first(
+        lambda: coco_metric(loader.dataset.annotations, detections, library=library)
+    )
     return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
+
+
+def gathered(group: ProcessGroup, own: SplitDetections) -> SplitDetections:
+    """All ranks' detections on rank 0, as they are in memory, in order of rank; others keep none.
+
+    All ranks call it.
+    """
+    columns = group.gather_rows([torch.from_numpy(column) for column in own.columns()])
+    return SplitDetections(*(column.numpy() for column in columns))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from data.annotations import Annotations
-from retinanet.training.curves import draw_curves, running_mean
-from retinanet.training.evaluate import ImageDetections
-from retinanet.training.pictures import (
+from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.pictures import (
     MOST_BOXES,
     category_names,
     draw_boxes,
@@ -17,7 +16,8 @@ from retinanet.training.pictures import (
     draw_truth,
     save_picture,
 )
-from retinanet.training.sheet import evaluation_sheet, spread_indices
+from retinanet.evaluation.sheet import evaluation_sheet, spread_indices
+from retinanet.training.curves import draw_curves, running_mean
 
 WHITE = np.full((500, 600, 3), 255, np.uint8)
 
@@ -146,13 +146,13 @@ def test_a_sheet_has_two_pairs_a_row(count: int, rows: int, tmp_path: Path) -> N
     for name in split.file_names:
         Image.fromarray(np.full((50, 100, 3), 128, np.uint8)).save(tmp_path / name)
     detections = [found(boxes_of((0, 0, 50, 50)), image_id=index + 10) for index in range(6)]
-    sheet = evaluation_sheet(split, tmp_path, detections, count=count)
+    sheet = evaluation_sheet(split, tmp_path, SplitDetections.of(detections), count=count)
     assert sheet is not None and sheet.dtype == np.uint8
     assert sheet.shape == (430 * rows, 1600, 3)
 
 
 def test_no_pictures_asked_for_gives_no_sheet(tmp_path: Path) -> None:
-    assert evaluation_sheet(annotations(2), tmp_path, [], count=0) is None
+    assert evaluation_sheet(annotations(2), tmp_path, SplitDetections.of([]), count=0) is None
 
 
 def test_a_saved_picture_is_a_png_of_the_same_pixels(tmp_path: Path) -> None:

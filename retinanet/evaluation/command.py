@@ -13,12 +13,13 @@ from data.sources import find_split
 from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
+from retinanet.evaluation.files import evaluation_files, write_evaluation
+from retinanet.evaluation.metric import Evaluation, Library
+from retinanet.evaluation.split import evaluate_split
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.terminal import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
-from retinanet.training.coco_metric import Evaluation
-from retinanet.training.evaluate_split import evaluate_split
 from retinanet.training.pickled_weights import refuse_pickle
 from retinanet.training.report import print_evaluation
 
@@ -29,6 +30,8 @@ def evaluate(
     annotations: Path | None,
     images: Path | None,
     batch_size: int,
+    metric: Library,
+    out: Path | None,
     json_file: Path | None,
 ) -> int:
     """Print the metric of a checkpoint.
@@ -38,14 +41,19 @@ def evaluate(
         annotations: COCO-format JSON; None takes the validation split of the checkpoint's run.
         images: Its folder of images.
         batch_size: Images at once.
+        metric: What computes it, see `coco_metric`.
+        out: Folder for the boxes, the classes' numbers and the chart.
         json_file: Where the numbers go too.
 
     Raises:
-        InputError: A file is missing or not what it should be.
+        InputError: A file is missing or not what it should be, or an output exists.
     """
     require_free_json(json_file)
     refuse_pickle(checkpoint, what="checkpoint of a run")
     found = read_checkpoint(checkpoint)
+    name = f"step-{found.position.step:06d}"
+    if out is not None:
+        require_free_outputs(evaluation_files(out, name=name), overwrite=False)
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()
     model = found.build_model()
@@ -55,10 +63,14 @@ def evaluate(
         classes=dataset.class_map,
         forward=torch_forward(model, precision=found.model.precision),
         console=console,
+        library=metric,
     )
     assert result is not None  # nothing asks it to stop
     title = f"{found.folder}, step {found.position.step}, {len(dataset)} images"
     print_evaluation(console, result.evaluation, title=title)
+    if out is not None:
+        write_evaluation(result, out, name=name)
+        console.print(f"boxes, classes and chart: {out}/{name}.*", soft_wrap=True, markup=False)
     if json_file is not None:
         write_whole(json_file, json.dumps(as_json(result.evaluation), indent=1))
     return FINISHED

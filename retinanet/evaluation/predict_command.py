@@ -13,15 +13,16 @@ from data.decoding import decode_image
 from data.transforms import resize_image
 from retinanet.engine.engines import Forward, torch_forward
 from retinanet.errors import InputError
+from retinanet.evaluation.box_dicts import xywh
+from retinanet.evaluation.detect import detect_batch, on_original
+from retinanet.evaluation.detections import ImageDetections
+from retinanet.evaluation.pictures import draw_detections, save_picture
 from retinanet.exit_codes import FINISHED
 from retinanet.model import RetinaNet
 from retinanet.output_files import require_free, write_whole
 from retinanet.terminal import make_console
 from retinanet.training.checkpoint import read_checkpoint
-from retinanet.training.coco_metric import xywh
-from retinanet.training.evaluate import ImageDetections, detect_batch, on_original
 from retinanet.training.pickled_weights import refuse_pickle
-from retinanet.training.pictures import draw_detections, save_picture
 
 
 def predict(
@@ -107,11 +108,11 @@ def box_records(
     picture: Path, found: ImageDetections, *, names: dict[int, str], least_score: float
 ) -> list[dict[str, Any]]:
     """A picture's boxes for JSON, best first."""
-    rows = zip(found.boxes, found.scores, found.category_ids, strict=True)
+    rows = zip(xywh(found.boxes), found.scores, found.category_ids, strict=True)
     return [
         {
             "file": str(picture),
-            "bbox": [round(edge, 2) for edge in xywh(box)],
+            "bbox": [round(edge, 2) for edge in box.tolist()],
             "score": round(float(score), 4),
             "category_id": int(category_id),
             "category": names[int(category_id)],

@@ -1,31 +1,15 @@
 """From a model and images to detections on the original images, with the data set's own ids."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from data.classes import ClassMap
 from data.dataset import Batch
 from data.transforms import normalize
 from retinanet.engine.engines import Forward
+from retinanet.evaluation.detections import ImageDetections
 from retinanet.model import Detections, RetinaNet, postprocess, resize_boxes
-
-
-@dataclass(frozen=True, eq=False)
-class ImageDetections:
-    """What was found in one image: D boxes, best first."""
-
-    image_id: int
-    """the JSON's id"""
-    boxes: NDArray[np.float64]
-    """[D, 4] xyxy in pixels of the original image"""
-    scores: NDArray[np.float64]
-    """[D] probabilities"""
-    category_ids: NDArray[np.int64]
-    """[D] the JSON's category ids"""
 
 
 def detect_batch(model: RetinaNet, images: torch.Tensor, *, forward: Forward) -> list[Detections]:

@@ -2,6 +2,7 @@ import contextlib
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from pycocotools.cocoeval import COCOeval
 
 from data.annotations import Annotations
 from data.coco_json import read_annotations
-from retinanet.training.coco_metric import SUMMARY_NAMES, coco_metric
-from retinanet.training.evaluate import ImageDetections
+from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.metric import SUMMARY_NAMES, TABLES, Library, coco_metric
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"
 LABELS = COCO128 / "instances_train2017.json"
 
+libraries = pytest.mark.parametrize("library", TABLES)
 needs_photos = pytest.mark.skipif(not LABELS.is_file(), reason=f"{LABELS} is missing")
 
 
@@ -33,8 +35,10 @@ def truth_with_crowds(folder: Path) -> Path:
     return folder / "truth.json"
 
 
-def shaken(annotations: Annotations, *, seed: int) -> list[ImageDetections]:
-    """The true boxes, some left out, moved, doubled or of another class, with random scores."""
+def shaken(annotations: Annotations, *, seed: int) -> SplitDetections:
+    """The true boxes, some left out, moved, doubled or of another class, with random scores, of
+    which some are equal.
+    """
     random = np.random.default_rng(seed)
     detections = []
     for index, image_id in enumerate(annotations.image_ids.tolist()):
@@ -48,24 +52,22 @@ def shaken(annotations: Annotations, *, seed: int) -> list[ImageDetections]:
         other = random.random(len(rows)) < 0.1
         anything = random.choice(annotations.category_ids, len(rows))
         ids = np.where(other, anything, annotations.box_category_ids[rows])
-        scores = np.sort(random.random(len(rows)))[::-1]
+        scores = np.sort(random.random(len(rows)).round(2))[::-1]
         detections.append(ImageDetections(image_id, boxes, scores.copy(), ids))
-    return detections
+    return SplitDetections.of(detections)
 
 
-def as_results(detections: list[ImageDetections]) -> list[dict[str, Any]]:
+def as_results(detections: SplitDetections) -> list[dict[str, Any]]:
     """COCO's result format."""
+    rows = zip(*(column.tolist() for column in detections.columns()), strict=True)
     return [
         {
-            "image_id": image.image_id,
-            "category_id": int(category),
-            "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
-            "score": float(score),
+            "image_id": image_id,
+            "category_id": category_id,
+            "bbox": [left, top, right - left, bottom - top],
+            "score": score,
         }
-        for image in detections
-        for box, score, category in zip(
-            image.boxes.tolist(), image.scores, image.category_ids, strict=True
-        )
+        for image_id, (left, top, right, bottom), score, category_id in rows
     ]
 
 
@@ -83,7 +85,7 @@ def from_files(truth: Path, results: Path, *, category: int | None = None) -> li
 
 
 @pytest.fixture
-def scored(tmp_path: Path) -> tuple[Annotations, list[ImageDetections], Path, Path]:
+def scored(tmp_path: Path) -> tuple[Annotations, SplitDetections, Path, Path]:
     truth = truth_with_crowds(tmp_path)
     annotations = read_annotations(truth)
     detections = shaken(annotations, seed=0)
@@ -92,11 +94,12 @@ def scored(tmp_path: Path) -> tuple[Annotations, list[ImageDetections], Path, Pa
 
 
 @needs_photos
+@libraries
 def test_equals_pycocotools_run_on_files(
-    scored: tuple[Annotations, list[ImageDetections], Path, Path],
+    library: Library, scored: tuple[Annotations, SplitDetections, Path, Path]
 ) -> None:
     annotations, detections, truth, results = scored
-    evaluation = coco_metric(annotations, detections)
+    evaluation = coco_metric(annotations, detections, library=library)
     expected = from_files(truth, results)
     assert list(evaluation.summary) == list(SUMMARY_NAMES)
     assert list(evaluation.summary.values()) == pytest.approx(expected, abs=1e-12, rel=0)
@@ -106,7 +109,7 @@ def test_equals_pycocotools_run_on_files(
 
 @needs_photos
 def test_the_metric_of_a_class_equals_a_run_on_that_class_alone(
-    scored: tuple[Annotations, list[ImageDetections], Path, Path],
+    scored: tuple[Annotations, SplitDetections, Path, Path],
 ) -> None:
     annotations, detections, truth, results = scored
     per_class = coco_metric(annotations, detections).per_class
@@ -119,6 +122,33 @@ def test_the_metric_of_a_class_equals_a_run_on_that_class_alone(
 
 
 @needs_photos
+def test_both_libraries_have_the_same_tables(
+    scored: tuple[Annotations, SplitDetections, Path, Path],
+) -> None:
+    annotations, detections, *_ = scored
+    by_class, whole = (TABLES[name](annotations, detections) for name in TABLES)
+    np.testing.assert_allclose(by_class.precision, whole.precision, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(by_class.recall, whole.recall, rtol=0, atol=1e-12)
+
+
+@needs_photos
+def test_264_classes_in_128_photos_have_the_numbers_of_pycocotools(tmp_path: Path) -> None:
+    photos = read_annotations(truth_with_crowds(tmp_path))
+    random = np.random.default_rng(1)
+    annotations = replace(
+        photos,
+        category_ids=random.permutation(np.arange(1, 265)),
+        category_names=tuple(f"class {number}" for number in range(264)),
+        box_category_ids=random.integers(1, 265, len(photos.boxes)),
+    )
+    detections = shaken(annotations, seed=1)
+    ours, arbiter = (coco_metric(annotations, detections, library=name) for name in TABLES)
+    assert len(ours.per_class) > 200 and 0.1 < ours.map < 0.9
+    assert ours.summary == pytest.approx(arbiter.summary, rel=0, abs=1e-9)
+    assert ours.per_class == pytest.approx(arbiter.per_class, rel=0, abs=1e-9)
+
+
+@needs_photos
 def test_perfect_detections_have_map_1(tmp_path: Path) -> None:
     annotations = read_annotations(truth_with_crowds(tmp_path))
     detections = []
@@ -128,7 +158,7 @@ def test_perfect_detections_have_map_1(tmp_path: Path) -> None:
         boxes = annotations.boxes[rows][single]
         ids = annotations.box_category_ids[rows][single]
         detections.append(ImageDetections(image_id, boxes, np.ones(len(boxes)), ids))
-    evaluation = coco_metric(annotations, detections)
+    evaluation = coco_metric(annotations, SplitDetections.of(detections))
     assert evaluation.map == pytest.approx(1) and evaluation.summary["map_small"] == 1
     assert list(evaluation.per_class.values()) == pytest.approx([1.0] * len(evaluation.per_class))
 
@@ -152,8 +182,8 @@ def one_image(*boxes: tuple[int, tuple[float, ...], bool]) -> Annotations:
     )
 
 
-def detected(*boxes: tuple[int, tuple[float, ...], float]) -> list[ImageDetections]:
-    return [
+def detected(*boxes: tuple[int, tuple[float, ...], float]) -> SplitDetections:
+    images = [
         ImageDetections(
             image_id=5,
             boxes=np.array([box for _, box, _ in boxes], dtype=np.float64).reshape(-1, 4),
@@ -161,55 +191,63 @@ def detected(*boxes: tuple[int, tuple[float, ...], float]) -> list[ImageDetectio
             category_ids=np.array([category for category, _, _ in boxes], np.int64),
         )
     ]
+    return SplitDetections.of(images)
 
 
 BOX = (10.0, 10.0, 50.0, 50.0)
 FAR = (100.0, 100.0, 150.0, 150.0)
 
 
-@pytest.mark.parametrize("detections", [[], detected()])
-def test_finding_nothing_is_0(detections: list[ImageDetections]) -> None:
-    evaluation = coco_metric(one_image((4, BOX, False)), detections)
+@pytest.mark.parametrize("detections", [SplitDetections.of([]), detected()])
+@libraries
+def test_finding_nothing_is_0(detections: SplitDetections, library: Library) -> None:
+    evaluation = coco_metric(one_image((4, BOX, False)), detections, library=library)
     assert evaluation.map == 0
     assert evaluation.per_class == {"four": 0}
 
 
-@pytest.mark.parametrize("detections", [[], detected((4, BOX, 0.9))])
-def test_a_split_without_boxes_has_no_numbers_and_map_0(detections: list[ImageDetections]) -> None:
-    evaluation = coco_metric(one_image(), detections)
+@pytest.mark.parametrize("detections", [SplitDetections.of([]), detected((4, BOX, 0.9))])
+@libraries
+def test_a_split_without_boxes_has_no_numbers_and_map_0(
+    detections: SplitDetections, library: Library
+) -> None:
+    evaluation = coco_metric(one_image(), detections, library=library)
     assert evaluation.map == 0
     assert all(math.isnan(value) for value in evaluation.summary.values())
     assert evaluation.per_class == {}
 
 
-def test_a_split_of_crowds_alone_has_no_numbers() -> None:
-    evaluation = coco_metric(one_image((4, BOX, True)), detected((4, BOX, 0.9)))
+@libraries
+def test_a_split_of_crowds_alone_has_no_numbers(library: Library) -> None:
+    evaluation = coco_metric(one_image((4, BOX, True)), detected((4, BOX, 0.9)), library=library)
     assert math.isnan(evaluation.summary["map"]) and evaluation.map == 0
 
 
-def test_classes_keep_their_names_where_ids_are_not_in_order() -> None:
+@libraries
+def test_classes_keep_their_names_where_ids_are_not_in_order(library: Library) -> None:
     truth = one_image((9, BOX, False), (4, FAR, False))
-    evaluation = coco_metric(truth, detected((9, BOX, 0.9)))
+    evaluation = coco_metric(truth, detected((9, BOX, 0.9)), library=library)
     assert evaluation.per_class == {"nine": pytest.approx(1), "four": 0}
     assert list(evaluation.per_class) == ["nine", "four"]
     assert evaluation.map == pytest.approx(0.5)
 
 
-def test_detections_within_a_crowd_cost_nothing_and_elsewhere_they_do() -> None:
+@libraries
+def test_detections_within_a_crowd_cost_nothing_and_elsewhere_they_do(library: Library) -> None:
     truth = one_image((4, BOX, False), (4, FAR, True))
     inside = (110.0, 110.0, 130.0, 130.0)
     elsewhere = (10.0, 120.0, 40.0, 150.0)
-    harmless = coco_metric(truth, detected((4, inside, 0.99), (4, BOX, 0.5)))
+    harmless = coco_metric(truth, detected((4, inside, 0.99), (4, BOX, 0.5)), library=library)
     assert harmless.map == pytest.approx(1)
-    wrong = coco_metric(truth, detected((4, elsewhere, 0.99), (4, BOX, 0.5)))
+    wrong = coco_metric(truth, detected((4, elsewhere, 0.99), (4, BOX, 0.5)), library=library)
     assert wrong.map == pytest.approx(0.5)
 
 
-def test_a_box_at_iou_065_counts_at_four_of_ten_thresholds() -> None:
+@libraries
+def test_a_box_at_iou_065_counts_at_four_of_ten_thresholds(library: Library) -> None:
     # 40×26.2 of 40×40: IoU 0.655, above 0.50, 0.55, 0.60 and 0.65
-    evaluation = coco_metric(
-        one_image((4, BOX, False)), detected((4, (10.0, 10.0, 50.0, 36.2), 0.9))
-    )
+    found = detected((4, (10.0, 10.0, 50.0, 36.2), 0.9))
+    evaluation = coco_metric(one_image((4, BOX, False)), found, library=library)
     assert evaluation.map == pytest.approx(0.4)
     assert evaluation.summary["map_50"] == pytest.approx(1)
     assert evaluation.summary["map_75"] == 0

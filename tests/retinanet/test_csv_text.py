@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from profiling.csv_text import as_csv
+from retinanet.csv_text import as_csv
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from PIL import Image
 from torchvision.utils import draw_bounding_boxes
 
 from data.annotations import Annotations
+from retinanet.evaluation.detections import ImageDetections
 from retinanet.output_files import write_whole
 from retinanet.printable import printable
-from retinanet.training.evaluate import ImageDetections
 
 Pixels = NDArray[np.uint8]
 """[H, W, 3] RGB"""

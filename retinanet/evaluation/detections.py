@@ -1,0 +1,84 @@
+"""What was found: in an image, and in a whole split, as columns; knows no tensors.
+
+Of 7 million boxes, columns take 0.3 GB and dicts 7 GB.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDetections:
+    """What was found in one image: D boxes, best first."""
+
+    image_id: int
+    """the JSON's id"""
+    boxes: NDArray[np.float64]
+    """[D, 4] xyxy in pixels of the original image"""
+    scores: NDArray[np.float64]
+    """[D] probabilities"""
+    category_ids: NDArray[np.int64]
+    """[D] the JSON's category ids"""
+
+
+@dataclass(frozen=True, eq=False)
+class SplitDetections:
+    """D boxes of a split's images: those of an image together, and its best first."""
+
+    image_ids: NDArray[np.int64]
+    """[D] the JSON's ids"""
+    boxes: NDArray[np.float32]
+    """[D, 4] xyxy in pixels of the original images"""
+    scores: NDArray[np.float32]
+    """[D] probabilities"""
+    category_ids: NDArray[np.int64]
+    """[D] the JSON's category ids"""
+
+    @classmethod
+    def of(cls, images: Iterable[ImageDetections]) -> "SplitDetections":
+        """The detections of images, in their order; images without any leave no trace."""
+        found = list(images)
+        counts = [len(image.scores) for image in found]
+        ids = np.array([image.image_id for image in found], dtype=np.int64)
+        return cls(
+            image_ids=np.repeat(ids, counts),
+            boxes=joined([image.boxes for image in found], np.float32).reshape(-1, 4),
+            scores=joined([image.scores for image in found], np.float32),
+            category_ids=joined([image.category_ids for image in found], np.int64),
+        )
+
+    def __len__(self) -> int:
+        """The number of boxes."""
+        return len(self.scores)
+
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """In the order of the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def of_image(self, image_id: int) -> ImageDetections:
+        """What was found in one image."""
+        order = self._by_image
+        ids = self.image_ids[order]
+        first, last = np.searchsorted(ids, image_id), np.searchsorted(ids, image_id, side="right")
+        rows = order[first:last]
+        return ImageDetections(
+            image_id=image_id,
+            boxes=self.boxes[rows].astype(np.float64),
+            scores=self.scores[rows].astype(np.float64),
+            category_ids=self.category_ids[rows],
+        )
+
+    @cached_property
+    def _by_image(self) -> NDArray[np.intp]:
+        """The rows in order of image id."""
+        return np.argsort(self.image_ids, kind="stable")
+
+
+def joined(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    """One array of them all; they may be none."""
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
