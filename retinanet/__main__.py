@@ -1,6 +1,7 @@
 """Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures.
 
-`convert` makes a .pth of somebody whom you trust into a file that training reads.
+`convert` makes a .pth of somebody whom you trust into a file that training reads; `mlperf` tells
+what MLPerf's reference runs took.
 """
 
 import argparse
@@ -9,12 +10,15 @@ from pathlib import Path
 
 from launch.pinning.allocator import set_allocator
 from retinanet.command_line import add_json_option, positive, run_command
+from retinanet.mlperf.command import add_mlperf
 
 
 def main() -> int:
     """Read the command line and run the command that it names; returns the exit code."""
     arguments = vars(parse_arguments())
     command = arguments.pop("command")
+    if command == "mlperf":
+        return arguments.pop("run")(**arguments)
     set_allocator("tuned")
     # torch is loaded with the commands, after the memory policy is in force.
     if command == "evaluate":
@@ -69,6 +73,7 @@ def parse_arguments() -> argparse.Namespace:
         "`state_dict`; what is no tensor is dropped, and named.",
     )
     add_convert_options(convert)
+    add_mlperf(commands)
     return parser.parse_args()
 
 
