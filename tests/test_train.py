@@ -239,7 +239,9 @@ def test_pictures_open_and_show_something(undisturbed: Path) -> None:
 def test_every_evaluation_leaves_its_detections(undisturbed: Path) -> None:
     files = sorted((undisturbed / "eval").iterdir())
     endings = (".classes.csv", ".json", ".png")
-    names = [f"{name}{ending}" for name in ("step-000008", f"step-{STEPS:06d}") for ending in endings]
+    names = [
+        f"{name}{ending}" for name in ("step-000008", f"step-{STEPS:06d}") for ending in endings
+    ]
     assert [file.name for file in files] == names
     boxes = [json.loads(file.read_text()) for file in files if file.suffix == ".json"]
     assert all(isinstance(one, list) for one in boxes)
