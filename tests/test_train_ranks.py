@@ -81,7 +81,7 @@ def test_the_run_has_one_log_and_one_set_of_checkpoints(finished: Ended, root: P
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     assert [record["step"] for record in records_of(run, kind="evaluation")] == [4, 6]
     assert len(list((run / "tensorboard").iterdir())) == 1
-    assert sorted(path.name for path in (run / "eval").iterdir()) == [
+    assert sorted(path.name for path in (run / "eval").glob("*.json")) == [
         "step-000004.json",
         "step-000006.json",
     ]
