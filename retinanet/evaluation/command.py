@@ -17,7 +17,7 @@ from retinanet.evaluation.files import evaluation_files, write_evaluation
 from retinanet.evaluation.metric import Evaluation, Library
 from retinanet.evaluation.split import evaluate_split
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json, require_free_outputs, write_whole
+from retinanet.output_files import require_free, require_free_json, write_whole
 from retinanet.terminal import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.pickled_weights import refuse_pickle
@@ -53,7 +53,8 @@ def evaluate(
     found = read_checkpoint(checkpoint)
     name = f"step-{found.position.step:06d}"
     if out is not None:
-        require_free_outputs(evaluation_files(out, name=name), overwrite=False)
+        files = evaluation_files(out, name=name)
+        require_free(files, overwrite=False, advice="give another --out")
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()
     model = found.build_model()

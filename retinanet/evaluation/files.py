@@ -102,7 +102,7 @@ def draw_curves(axes: Axes, evaluation: Evaluation) -> None:
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title("precision and recall, mean over classes", fontsize=11)
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
 
 
 def draw_classes(axes: Axes, ranked: Sequence[tuple[str, float]]) -> None:
