@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.pinning.allocator import set_allocator
 from retinanet.command_line import add_json_option, positive, run_command
+from retinanet.metric_library import DEFAULT_LIBRARY, METRIC_LIBRARIES
 from retinanet.mlperf.command import add_mlperf
 
 
@@ -88,9 +89,9 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metric",
-        choices=("faster-coco-eval", "pycocotools"),
-        default="faster-coco-eval",
-        help="what computes it; the numbers are the same (default: faster-coco-eval)",
+        choices=METRIC_LIBRARIES,
+        default=DEFAULT_LIBRARY,
+        help=f"what computes it; the numbers are the same (default: {DEFAULT_LIBRARY})",
     )
     parser.add_argument(
         "--out",

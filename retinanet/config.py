@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from retinanet.checkpoint_interval import is_interval
+from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.processor import fastest_precision
 from retinanet.step_window import is_window, window_of
 
@@ -206,7 +207,7 @@ class EvaluationConfig:
     """Evaluate and write a checkpoint after so many epochs, and at the end. [epochs]"""
     batch_size: Annotated[int, Field(ge=1)] = 8
     """Images evaluated at once. [images]"""
-    metric: Literal["faster-coco-eval", "pycocotools"] = "faster-coco-eval"
+    metric: MetricLibrary = DEFAULT_LIBRARY
     """What computes mAP; pycocotools: the arbiter, ten times as slow, same numbers. [name]"""
     pictures: Annotated[int, Field(ge=0)] = 6
     """Validation images drawn with predicted and true boxes at each evaluation. [images]"""

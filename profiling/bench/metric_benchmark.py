@@ -16,11 +16,12 @@ from profiling.bench.finding import Finding
 from profiling.bench.findings_output import put_out
 from retinanet.command_line import add_json_option, positive
 from retinanet.exit_codes import FINISHED
+from retinanet.mlperf.rules import VALIDATION_IMAGES
 from retinanet.output_files import require_free_json
 from retinanet.terminal import make_console
 
-IMAGES, FOUND = 24_781, 300
-"""MLPerf's validation images, and the most boxes that the model's postprocessing keeps."""
+FOUND = 300
+"""The most boxes that the model's postprocessing keeps."""
 TENTH = 10
 
 ABOUT = """\
@@ -34,7 +35,7 @@ def add_metric_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentPar
     about = "COCO's metric of a split of OpenImages' size, beside pycocotools on a tenth"
     parser = kinds.add_parser("metric", help=about, description=f"Time {about}.\n\n{ABOUT}")
     for name, default, what in (
-        ("--images", IMAGES, "images"),
+        ("--images", VALIDATION_IMAGES, "images"),
         ("--found", FOUND, "boxes found in each"),
     ):
         help_text = f"{what} (default: {default:,})"
@@ -60,7 +61,7 @@ def metric_command(*, images: int, found: int, json_file: Path | None) -> int:
     ):
         console.print(f"{library}, {of:,} images, {of * found:,} boxes …")
         runs[library, of] = measured(library, images=of, found=found)
-    standard = (images, found) == (IMAGES, FOUND)
+    standard = (images, found) == (VALIDATION_IMAGES, FOUND)
     put_out(
         findings_of(runs, images=images, tenth=tenth, with_targets=standard),
         benchmark="metric",

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from data.annotations import Annotations
 from retinanet.evaluation.detections import SplitDetections
 
-Rows = slice | NDArray[np.intp]
-
 
 def xywh(boxes: NDArray[np.floating]) -> NDArray[np.float64]:
     """COCO's boxes [N, 4] of xyxy boxes [N, 4]."""
@@ -17,15 +15,15 @@ def xywh(boxes: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
 
 
-def true_boxes(annotations: Annotations, rows: Rows) -> list[dict[str, Any]]:
-    """Rows of a split's boxes as COCO's tools read them, with ids from 1: 0 is their "no match"."""
-    image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))[rows]
+def true_boxes(annotations: Annotations) -> list[dict[str, Any]]:
+    """A split's boxes as COCO's tools read them, with ids from 1: 0 is their "no match"."""
+    image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     columns = zip(
         image_ids.tolist(),
-        annotations.box_category_ids[rows].tolist(),
-        xywh(annotations.boxes[rows]).tolist(),
-        annotations.box_areas[rows].tolist(),
-        annotations.box_is_crowd[rows].tolist(),
+        annotations.box_category_ids.tolist(),
+        xywh(annotations.boxes).tolist(),
+        annotations.box_areas.tolist(),
+        annotations.box_is_crowd.tolist(),
         strict=True,
     )
     return [
@@ -41,7 +39,7 @@ def true_boxes(annotations: Annotations, rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def found_boxes(detections: SplitDetections, rows: Rows) -> list[dict[str, Any]]:
+def found_boxes(detections: SplitDetections, rows: slice) -> list[dict[str, Any]]:
     """Rows of detections in COCO's result format, with the fields that `COCO.loadRes` would add."""
     boxes = xywh(detections.boxes[rows])
     columns = zip(

@@ -14,9 +14,10 @@ from retinanet.config_file import config_from_tree
 from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
 from retinanet.evaluation.files import evaluation_files, write_evaluation
-from retinanet.evaluation.metric import Evaluation, Library
+from retinanet.evaluation.metric import Evaluation
 from retinanet.evaluation.split import evaluate_split
 from retinanet.exit_codes import FINISHED
+from retinanet.metric_library import MetricLibrary
 from retinanet.output_files import require_free, require_free_json, write_whole
 from retinanet.terminal import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
@@ -30,7 +31,7 @@ def evaluate(
     annotations: Path | None,
     images: Path | None,
     batch_size: int,
-    metric: Library,
+    metric: MetricLibrary,
     out: Path | None,
     json_file: Path | None,
 ) -> int:

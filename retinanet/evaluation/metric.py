@@ -5,7 +5,6 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ from retinanet.evaluation.detections import SplitDetections
 from retinanet.evaluation.metric_by_class import tables_by_class
 from retinanet.evaluation.metric_whole import tables_of_whole
 from retinanet.evaluation.tables import Tables
-
-Library = Literal["faster-coco-eval", "pycocotools"]
+from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
 
 SUMMARY_NAMES = (
     "map",
@@ -83,7 +81,7 @@ class Evaluation:
         return {one.name: one.map for one in self.classes if not math.isnan(one.map)}
 
 
-TABLES: dict[Library, Callable[[Annotations, SplitDetections], Tables]] = {
+TABLES: dict[MetricLibrary, Callable[[Annotations, SplitDetections], Tables]] = {
     "faster-coco-eval": tables_by_class,
     "pycocotools": tables_of_whole,
 }
@@ -93,7 +91,7 @@ def coco_metric(
     annotations: Annotations,
     detections: SplitDetections,
     *,
-    library: Library = "faster-coco-eval",
+    library: MetricLibrary = DEFAULT_LIBRARY,
 ) -> Evaluation:
     """Score detections against a split's boxes.
 

@@ -17,11 +17,10 @@ from retinanet.evaluation.tables import Tables
 
 def tables_of_whole(annotations: Annotations, detections: SplitDetections) -> Tables:
     """The tables of a split; about a kilobyte of memory a box, in Python's dicts."""
-    everything = slice(None)
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation = COCOeval(
-            coco_of(annotations, true_boxes(annotations, everything)),
-            coco_of(annotations, found_boxes(detections, everything)),
+            coco_of(annotations, true_boxes(annotations)),
+            coco_of(annotations, found_boxes(detections, slice(None))),
             iouType="bbox",
         )
         evaluation.evaluate()

@@ -15,7 +15,8 @@ from retinanet.engine.engines import Forward
 from retinanet.errors import InputError
 from retinanet.evaluation.detect import detect
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.metric import Evaluation, Library, coco_metric
+from retinanet.evaluation.metric import Evaluation, coco_metric
+from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.signals import StopRequest
@@ -40,7 +41,7 @@ def evaluate_split(
     console: Console,
     group: ProcessGroup | None = None,
     stop: StopRequest | None = None,
-    library: Library = "faster-coco-eval",
+    library: MetricLibrary = DEFAULT_LIBRARY,
     note_bad_images: Callable[[tuple[str, ...]], None] = lambda problems: None,
 ) -> SplitResult | None:
     """Detect in every image of a split and compute COCO's metric.

@@ -14,7 +14,8 @@ from pycocotools.cocoeval import COCOeval
 from data.annotations import Annotations
 from data.coco_json import read_annotations
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.metric import SUMMARY_NAMES, TABLES, Library, coco_metric
+from retinanet.evaluation.metric import SUMMARY_NAMES, TABLES, coco_metric
+from retinanet.metric_library import MetricLibrary
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"
 LABELS = COCO128 / "instances_train2017.json"
@@ -96,7 +97,7 @@ def scored(tmp_path: Path) -> tuple[Annotations, SplitDetections, Path, Path]:
 @needs_photos
 @libraries
 def test_equals_pycocotools_run_on_files(
-    library: Library, scored: tuple[Annotations, SplitDetections, Path, Path]
+    library: MetricLibrary, scored: tuple[Annotations, SplitDetections, Path, Path]
 ) -> None:
     annotations, detections, truth, results = scored
     evaluation = coco_metric(annotations, detections, library=library)
@@ -200,7 +201,7 @@ FAR = (100.0, 100.0, 150.0, 150.0)
 
 @pytest.mark.parametrize("detections", [SplitDetections.of([]), detected()])
 @libraries
-def test_finding_nothing_is_0(detections: SplitDetections, library: Library) -> None:
+def test_finding_nothing_is_0(detections: SplitDetections, library: MetricLibrary) -> None:
     evaluation = coco_metric(one_image((4, BOX, False)), detections, library=library)
     assert evaluation.map == 0
     assert evaluation.per_class == {"four": 0}
@@ -209,7 +210,7 @@ def test_finding_nothing_is_0(detections: SplitDetections, library: Library) -> 
 @pytest.mark.parametrize("detections", [SplitDetections.of([]), detected((4, BOX, 0.9))])
 @libraries
 def test_a_split_without_boxes_has_no_numbers_and_map_0(
-    detections: SplitDetections, library: Library
+    detections: SplitDetections, library: MetricLibrary
 ) -> None:
     evaluation = coco_metric(one_image(), detections, library=library)
     assert evaluation.map == 0
@@ -218,13 +219,13 @@ def test_a_split_without_boxes_has_no_numbers_and_map_0(
 
 
 @libraries
-def test_a_split_of_crowds_alone_has_no_numbers(library: Library) -> None:
+def test_a_split_of_crowds_alone_has_no_numbers(library: MetricLibrary) -> None:
     evaluation = coco_metric(one_image((4, BOX, True)), detected((4, BOX, 0.9)), library=library)
     assert math.isnan(evaluation.summary["map"]) and evaluation.map == 0
 
 
 @libraries
-def test_classes_keep_their_names_where_ids_are_not_in_order(library: Library) -> None:
+def test_classes_keep_their_names_where_ids_are_not_in_order(library: MetricLibrary) -> None:
     truth = one_image((9, BOX, False), (4, FAR, False))
     evaluation = coco_metric(truth, detected((9, BOX, 0.9)), library=library)
     assert evaluation.per_class == {"nine": pytest.approx(1), "four": 0}
@@ -233,7 +234,9 @@ def test_classes_keep_their_names_where_ids_are_not_in_order(library: Library) -
 
 
 @libraries
-def test_detections_within_a_crowd_cost_nothing_and_elsewhere_they_do(library: Library) -> None:
+def test_detections_within_a_crowd_cost_nothing_and_elsewhere_they_do(
+    library: MetricLibrary,
+) -> None:
     truth = one_image((4, BOX, False), (4, FAR, True))
     inside = (110.0, 110.0, 130.0, 130.0)
     elsewhere = (10.0, 120.0, 40.0, 150.0)
@@ -244,7 +247,7 @@ def test_detections_within_a_crowd_cost_nothing_and_elsewhere_they_do(library: L
 
 
 @libraries
-def test_a_box_at_iou_065_counts_at_four_of_ten_thresholds(library: Library) -> None:
+def test_a_box_at_iou_065_counts_at_four_of_ten_thresholds(library: MetricLibrary) -> None:
     # 40×26.2 of 40×40: IoU 0.655, above 0.50, 0.55, 0.60 and 0.65
     found = detected((4, (10.0, 10.0, 50.0, 36.2), 0.9))
     evaluation = coco_metric(one_image((4, BOX, False)), found, library=library)
