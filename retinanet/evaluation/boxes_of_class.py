@@ -10,6 +10,9 @@ from data.annotations import Annotations
 from retinanet.evaluation.box_dicts import xywh
 from retinanet.evaluation.detections import SplitDetections
 
+MOST_BOXES = 100
+"""COCO's largest limit of boxes an image and class."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Boxes:
@@ -22,15 +25,17 @@ class Boxes:
     areas: NDArray[np.float64]
     """[B] square pixels"""
     scores: NDArray[np.float64]
-    """[B] descending within an image; of true boxes 0"""
+    """[B] the best of an image first; of true boxes 0"""
     is_crowd: NDArray[np.bool_]
     """[B] of found boxes false"""
 
-    def rows_of(self, image_id: int) -> slice:
-        """The rows of an image."""
-        first = np.searchsorted(self.image_ids, image_id)
-        last = np.searchsorted(self.image_ids, image_id, side="right")
-        return slice(int(first), int(last))
+    def rows_of(self, image_ids: NDArray[np.int64]) -> list[slice]:
+        """Of each image its rows."""
+        return rows_by_id(self.image_ids, image_ids)
+
+    def places_in_image(self) -> NDArray[np.intp]:
+        """[B] how many boxes of its image come before each."""
+        return places_in_image(self.image_ids)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +49,10 @@ class BoxesOfClass:
 def boxes_by_class(
     annotations: Annotations, detections: SplitDetections, ids: NDArray[np.int64]
 ) -> Iterator[BoxesOfClass]:
-    """The boxes of each category id; ids ascend. Equal scores keep the order of the detections."""
+    """The boxes of each category id, of the found ones those that count; ids ascend.
+
+    Equal scores keep the order of the detections.
+    """
     image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     truth = np.lexsort((image_ids, annotations.box_category_ids))
     found = np.lexsort((-detections.scores, detections.image_ids, detections.category_ids))
@@ -64,8 +72,15 @@ def boxes_by_class(
         )
 
 
+def places_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
+    """[B] how many rows of the same image come before each; an image's are next to each other."""
+    _, first, counts = np.unique(image_ids, return_index=True, return_counts=True)
+    return np.arange(len(image_ids)) - np.repeat(first, counts)
+
+
 def found_boxes_of(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
-    """Rows of detections; their areas are those of their boxes."""
+    """Rows of detections, of each image the first 100; their areas are those of their boxes."""
+    rows = rows[places_in_image(detections.image_ids[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
     return Boxes(
         image_ids=detections.image_ids[rows],

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -131,7 +132,8 @@ def class_results(
 ) -> tuple[ClassResult, ...]:
     """Each class's numbers, in the categories' order, out of tables in the order of their ids."""
     columns = np.argsort(np.argsort(annotations.category_ids))
-    single = annotations.box_category_ids[~annotations.box_is_crowd]
+    true = counts_of(annotations.box_category_ids[~annotations.box_is_crowd])
+    found = counts_of(detections.category_ids)
     results = []
     for place, (category_id, column) in enumerate(
         zip(annotations.category_ids.tolist(), columns.tolist(), strict=True)
@@ -145,11 +147,17 @@ def class_results(
                 map_50=mean_known(precision[CURVES["0.50"]]),
                 map_75=mean_known(precision[CURVES["0.75"]]),
                 mar_100=mean_known(tables.recall[:, column, ALL_SIZES, MOST_BOXES]),
-                true_boxes=int((single == category_id).sum()),
-                found_boxes=int((detections.category_ids == category_id).sum()),
+                true_boxes=true[category_id],
+                found_boxes=found[category_id],
             )
         )
     return tuple(results)
+
+
+def counts_of(ids: NDArray[np.int64]) -> Counter[int]:
+    """How often each id occurs."""
+    present, counts = np.unique(ids, return_counts=True)
+    return Counter(dict(zip(present.tolist(), counts.tolist(), strict=True)))
 
 
 def mean_known(values: NDArray[np.float64]) -> float:

@@ -13,6 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 from data.annotations import Annotations
 from data.coco_json import read_annotations
+from profiling.bench.generated_detections import generated_detections, generated_truth
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import SUMMARY_NAMES, TABLES, coco_metric
 from retinanet.metric_library import MetricLibrary
@@ -128,8 +129,21 @@ def test_both_libraries_have_the_same_tables(
 ) -> None:
     annotations, detections, *_ = scored
     by_class, whole = (TABLES[name](annotations, detections) for name in TABLES)
-    np.testing.assert_allclose(by_class.precision, whole.precision, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(by_class.recall, whole.recall, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(by_class.precision, whole.precision)
+    np.testing.assert_array_equal(by_class.recall, whole.recall)
+
+
+def test_more_than_100_boxes_of_a_class_in_an_image_count_as_pycocotools_counts_them() -> None:
+    random = np.random.default_rng(3)
+    truth = generated_truth(images=40, random=random)
+    truth = replace(truth, box_category_ids=truth.box_category_ids % 2 + 1)
+    detections = generated_detections(truth, found=300, random=random)
+    of_two = detections.category_ids % 3 + 1  # one of the three has no true box
+    detections = replace(detections, category_ids=of_two)
+    by_class, whole = (TABLES[name](truth, detections) for name in TABLES)
+    assert by_class.recall[0, 0, 0].tolist() == sorted(set(by_class.recall[0, 0, 0].tolist()))
+    np.testing.assert_array_equal(by_class.precision, whole.precision)
+    np.testing.assert_array_equal(by_class.recall, whole.recall)
 
 
 @needs_photos
