@@ -16,13 +16,14 @@ from launch.place import Place
 from launch.plan.command import print_plan_here
 from launch.ranks import read_ranks
 from retinanet.command_line import parse_run_arguments, print_config, run_command
-from retinanet.config import Config, config_to_tree
+from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.configured_place import place_on_host
 from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:
     from launch.group.process_group import ProcessGroup
+    from retinanet.mlperf.log import MlperfLog
     from retinanet.training.run import Run
     from retinanet.training.signals import StopRequest
 
@@ -40,17 +41,24 @@ def main() -> int:
         place = place_on_host(config, ranks, binding=not arguments.check)
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.group.process_group import joined
+    from retinanet.mlperf.start import running_log
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         if arguments.check:
             from retinanet.preflight.check import check
 
             return check(config, arguments, group=group, place=place)
-        return train(config, arguments, group=group, place=place)
+        with running_log(config, group=group, local_rank=ranks.local_rank) as log:
+            return train(config, arguments, group=group, place=place, log=log)
 
 
 def train(
-    config: Config, arguments: argparse.Namespace, *, group: "ProcessGroup", place: Place
+    config: Config,
+    arguments: argparse.Namespace,
+    *,
+    group: "ProcessGroup",
+    place: Place,
+    log: "MlperfLog",
 ) -> int:
     """One run, from its inputs to its last words.
 
@@ -61,12 +69,10 @@ def train(
     from retinanet.engine.engines import chosen_engine
     from retinanet.preflight.start import checked
     from retinanet.terminal import make_console
-    from retinanet.training.agreement import in_turn
     from retinanet.training.random_states import seed_everything
     from retinanet.training.resume import checkpoint_to_resume, take_up, take_up_the_rest
     from retinanet.training.run import Run
     from retinanet.training.run_data import open_run_data
-    from retinanet.training.run_description import facts_of_ranks
     from retinanet.training.run_folder import claim_run_folder
     from retinanet.training.signals import StopRequest
     from retinanet.training.start import build_model, build_optimizer, starting_weights
@@ -86,9 +92,7 @@ def train(
         reads = (resume or auto_resume) and group.is_first  # the others get what rank 0 has read
         checkpoint = checkpoint_to_resume(folder, config, console=console) if reads else None
         seed_everything(config.run.seed)
-        data = in_turn(
-            group, lambda: open_run_data(config, scenes_folder=folder.scenes, console=console)
-        )
+        data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         weights = starting_weights(config.model) if group.is_first and not checkpoint else None
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
         optimizer = build_optimizer(config.training, model, engine=engine)
@@ -102,6 +106,7 @@ def train(
             place=place,
             group=group,
             phases=phases,
+            log=log,
         )
         if not take_up(run, checkpoint):
             return FINISHED
@@ -109,10 +114,7 @@ def train(
         take_up_the_rest(run, checkpoint)
         stop.hold_back()
         group.barrier()  # from here on a signal to any rank leaves what can be resumed
-        if group.is_first:
-            ranks = facts_of_ranks(run)
-            folder.begin(config_to_tree(config), ranks=ranks, resume=bool(checkpoint))
-        run.begin()
+        run.begin(resume=bool(checkpoint))
         return steps_and_evaluations(run, stop)
 
 

@@ -24,6 +24,8 @@ from pydantic_core import PydanticCustomError
 
 from retinanet.checkpoint_interval import is_interval
 from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
+from retinanet.mlperf.closed_division import broken_rules
+from retinanet.mlperf.rules import NEWEST, Rules
 from retinanet.processor import fastest_precision
 from retinanet.step_window import is_window, window_of
 
@@ -326,6 +328,26 @@ class ProfileConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class MlperfConfig:
+    """What `mlperf.log` says of a run to MLCommons' checkers (docs/mlperf.md)."""
+
+    division: Literal["open", "closed"] = "open"
+    """closed: MLPerf's own model, data and schedule, or the run is refused. [name]"""
+    rules: Rules = NEWEST
+    """Rule set that the log is for; before 5.0.0 the benchmark is called `ssd`. [version]"""
+    organization: Annotated[str, Field(min_length=1)] = "unnamed"
+    """Who submits. [text]"""
+    platform: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the system; null: the number of hosts and their processor. [text or null]"""
+    status: Literal["onprem", "cloud", "research", "preview"] = "research"
+    """Of the system: whether others can have one. [name]"""
+    clear_caches: bool = False
+    """Let every host forget what it has read of files before the clock starts; root only. [bool]"""
+    submission: Path | None = None
+    """A submission's folder, to which the run adds its log when it has finished. [path or null]"""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -339,6 +361,7 @@ class Config:
     launch: LaunchConfig = LaunchConfig()
     distributed: DistributedConfig = DistributedConfig()
     profile: ProfileConfig = ProfileConfig()
+    mlperf: MlperfConfig = MlperfConfig()
 
     @field_validator("engine")
     @classmethod
@@ -350,6 +373,16 @@ class Config:
             advice = "ipex in bf16 has NaN gradients at data.image_size=64 and below; take 96"
             raise PydanticCustomError("wrong_gradients", advice)
         return engine
+
+    @field_validator("mlperf")
+    @classmethod
+    def require_division(cls, mlperf: MlperfConfig, others: ValidationInfo) -> MlperfConfig:
+        """Refuse what MLPerf's closed division does not allow."""
+        broken = broken_rules(others.data) if mlperf.division == "closed" else []
+        if broken:
+            advice = "in the closed division {rules}; set it so, or mlperf.division=open"
+            raise PydanticCustomError("division", advice, {"rules": "; ".join(broken)})
+        return mlperf
 
 
 SCHEMA = TypeAdapter(Config)
@@ -368,6 +401,7 @@ SECTIONS = {
     "profile": ProfileConfig,
     "profile.onednn": OneDnnProfileConfig,
     "profile.trace": TraceProfileConfig,
+    "mlperf": MlperfConfig,
 }
 
 

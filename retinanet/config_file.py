@@ -177,7 +177,9 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
         raise InputError(f"{place}: {name}: is missing")
     message = first["msg"][0].lower() + first["msg"][1:]
     message = message.replace("an object", "a section of fields")
-    raise InputError(f"{place}: {name}: {message}, found {described(first['input'])}")
+    # Of a whole section the message has said what is wrong in it.
+    found = "" if isinstance(first["input"], dict) else f", found {described(first['input'])}"
+    raise InputError(f"{place}: {name}: {message}{found}")
 
 
 def valid_parts(tree: Mapping[str, Any]) -> set[str]:

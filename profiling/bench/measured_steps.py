@@ -15,7 +15,7 @@ from retinanet.config import Config, ModelConfig
 from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.terminal import make_console
-from retinanet.training.agreement import agreed_batches, in_turn
+from retinanet.training.agreement import agreed_batches
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
 from retinanet.training.run_data import open_run_data
@@ -34,7 +34,7 @@ def open_training(
         InputError: The data is not there, or not what the configuration says.
     """
     console = make_console(quiet=not group.is_first)
-    data = in_turn(group, lambda: open_run_data(config, scenes_folder=scenes, console=console))
+    data = open_run_data(config, scenes_folder=scenes, console=console, group=group)
     loading = Loading(
         data,
         batch_size=config.training.batch_size,

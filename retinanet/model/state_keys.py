@@ -6,6 +6,9 @@ from typing import Any
 _OLD_TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.(weight|bias)")
 _OLD_PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.(weight|bias)")
 
+_TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.0\.(weight|bias)")
+_PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.0\.(weight|bias)")
+
 
 def current_key(key: str) -> str:
     """Today's spelling of a parameter's name; a name that is not an old one stays as it is.
@@ -21,6 +24,15 @@ def current_key(key: str) -> str:
     if block := _OLD_PYRAMID.fullmatch(key):
         return f"{block[1]}.0.{block[2]}"
     return key
+
+
+def mlperf_key(key: str) -> str:
+    """The old spelling of a parameter's name, as MLPerf's reference implementation has it."""
+    if tower := _TOWER.fullmatch(key):
+        key = f"{tower[1]}.{int(tower[2]) * 2}.{tower[3]}"
+    elif block := _PYRAMID.fullmatch(key):
+        key = f"{block[1]}.{block[2]}"
+    return f"module.{key}"
 
 
 def rename_old_keys(state_dict: dict[str, Any], prefix: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retinanet.evaluation.metric import Evaluation
-from retinanet.training.json_lines import JsonLines
+from retinanet.line_file import LineFile
 from retinanet.training.loop import StepResult
 from retinanet.training.tensorboard_log import TensorBoardLog
 
@@ -22,7 +22,7 @@ class MetricsLog:
 
     def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
         drop_later_lines(file, step=resumed_step)
-        self._lines = JsonLines(file)
+        self._lines = LineFile(file)
         self._tensorboard = TensorBoardLog(tensorboard, purge_step=resumed_step + 1)
 
     def step(self, result: StepResult, *, epoch: float) -> None:
@@ -90,7 +90,7 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
-        self._lines.write(clean)
+        self._lines.write(json.dumps(clean))
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

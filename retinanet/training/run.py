@@ -13,10 +13,12 @@ from launch.place import Place
 from launch.start.gentle_stop import stopping_notes
 from launch.start.starting_words import starting_words
 from retinanet.command_line import resuming_command
-from retinanet.config import Config
+from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.evaluation.split import evaluate_split
+from retinanet.mlperf.log import MlperfLog
+from retinanet.mlperf.start import begin_log
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.agreement import (
@@ -40,7 +42,7 @@ from retinanet.training.run_checkpoints import (
     leave_checkpoint,
     note_evaluation,
 )
-from retinanet.training.run_description import described
+from retinanet.training.run_description import described, facts_of_ranks
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord
 from retinanet.training.saving import Saving
@@ -65,7 +67,9 @@ class Run:
         place: Place,
         group: ProcessGroup,
         phases: Phases = UNWATCHED,
+        log: MlperfLog | None = None,
     ) -> None:
+        self.log = log or MlperfLog()
         self.place = place
         self.group = group
         self.slow_rank = SlowRank(group.hosts)
@@ -148,8 +152,18 @@ class Run:
             phases=self.phases,
         )
 
-    def begin(self) -> None:
-        """Open the record and say what is about to happen; other ranks than 0 have none."""
+    def begin(self, *, resume: bool) -> None:
+        """Begin the run's folder and record, and say what is about to happen; rank 0 does it.
+
+        Args:
+            resume: Whether rank 0 goes on from a checkpoint; the other ranks' does not matter.
+
+        Raises:
+            InputError: The folder cannot be written.
+        """
+        if self.group.is_first:
+            ranks = facts_of_ranks(self)
+            self.folder.begin(config_to_tree(self.config), ranks=ranks, resume=resume)
         steps = range(self.step + 1, self.plan.total_steps + 1)
         # Waits for all: none takes a step before rank 0 has the folder ready.
         stopping = stopping_notes(self.place.ranks, os.environ)
@@ -157,6 +171,7 @@ class Run:
         notes = self.group.all_gather(own_notes)
         if not self.group.is_first:
             return
+        self.begin_log()
         self.record = RunRecord(
             self.folder,
             console=self.console,
@@ -166,6 +181,23 @@ class Run:
         describe_run(self.console, described(self))
         for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
             self.console.print(f"note: {note}", soft_wrap=True, markup=False)
+
+    def begin_log(self) -> None:
+        """Say what MLPerf's log wants to know of the run, and write the log from here on.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        begin_log(
+            self.log,
+            model=self.model,
+            optimizer=self.optimizer,
+            name=self.config.training.optimizer,
+            training_images=len(self.data.train),
+            validation_images=len(self.data.validation),
+        )
+        file, is_evaluated = self.folder.mlperf_log, self.map_here is not None
+        self.log.write_to(file, step=self.step, is_evaluated=is_evaluated)
 
     def evaluation_is_due(self) -> bool:
         """Whether the weights as they are should be evaluated before training goes on."""
@@ -186,6 +218,7 @@ class Run:
             self.console.print("note: weights differed between ranks; all go on with rank 0's")
         average_norms(self.group, self.model)
         begin_checkpoint(self)  # an evaluation may take as long as an epoch
+        self.log.evaluation_started(epoch=self.epochs_done, step=self.step)
         result = evaluate_split(
             self.model,
             self.loading.validation,
@@ -202,6 +235,9 @@ class Run:
         if result is None:
             return
         self.map_here = result.evaluation.map
+        self.log.evaluated(self.map_here, epoch=self.epochs_done, step=self.step)
+        if self.target_is_reached():
+            self.log.reached_target()
         note_evaluation(self)  # before anything that might fail, such as drawing
         self.record.evaluation(result, step=self.step, epoch=self.epochs_done)
         self.record.pictures(
@@ -218,7 +254,10 @@ class Run:
         """
         if stop or self.is_finished():
             return
-        epoch = self.plan.position(self.step).epoch
+        start = self.plan.position(self.step)
+        epoch = start.epoch
+        if start.images == 0:
+            self.log.epoch_started(epoch + 1, step=self.step)
         training = self.config.training
         rate = partial(
             learning_rate_factor,
@@ -251,6 +290,9 @@ class Run:
                     note_gradients(self, result)
                     self.step = result.step
                     self.map_here = None
+                    self.log.stepped(images=result.images, seconds=result.seconds)
+                    if self.step >= last:
+                        self.log.epoch_stopped(epoch + 1, step=self.step)
                     advance(self.step, self.record.step(result, epoch=self.epochs_done))
                     self.note_bad_images(result.bad_images)
                     if checkpoint_is_due and not stop and not self.evaluation_is_due():

@@ -1,5 +1,6 @@
 """The data that a configuration names: a data set's two splits, or drawn scenes."""
 
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -7,25 +8,36 @@ from rich.console import Console
 from data.decoding import resolve_decoder
 from data.opening import DetectionData, open_data
 from data.scenes import make_scenes
+from launch.group.process_group import ProcessGroup
 from retinanet.cache_folder import one_process_at_a_time
 from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.configured_splits import configured_split
 from retinanet.errors import InputError
 from retinanet.progress import progress
+from retinanet.training.agreement import in_turn
 
 
-def open_run_data(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:
-    """Open both splits; draw the scenes first where they are asked for.
+def open_run_data(
+    config: Config, *, scenes_folder: Path, console: Console, group: ProcessGroup | None = None
+) -> DetectionData:
+    """Open both splits, on rank 0 first; draw the scenes before where they are asked for.
 
     Args:
         config: Its section `data`, `model.num_classes`, and `run.seed` for drawing.
         scenes_folder: Where drawn scenes go.
         console: Shows the progress of drawing, and of making indexes.
+        group: All ranks, each of which calls this.
 
     Raises:
         InputError: Fields contradict each other, the decoder is not installed, or files are
             missing or not what they should be.
     """
+    opened = partial(opened_here, config, scenes_folder=scenes_folder, console=console)
+    return in_turn(group or ProcessGroup(), opened)
+
+
+def opened_here(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:
+    """`open_run_data` on one rank."""
     settings = config.data
     decoder = resolve_decoder(settings.decoder)
     root = settings.root

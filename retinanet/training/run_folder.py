@@ -22,7 +22,7 @@ from retinanet.output_files import write_whole
 from retinanet.processor import processor_name
 from retinanet.versions import installed_versions
 
-OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl")
+OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
 
@@ -47,6 +47,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """A JSON object a line."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def mlperf_log(self) -> Path:
+        """What MLCommons' checkers read."""
+        return self.path / "mlperf.log"
 
     @property
     def checkpoints(self) -> Path:

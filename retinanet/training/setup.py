@@ -12,7 +12,7 @@ from retinanet.training.checkpoint import State
 if TYPE_CHECKING:
     from retinanet.training.run import Run
 
-FREE_SECTIONS = ("checkpoint", "launch", "profile")
+FREE_SECTIONS = ("checkpoint", "launch", "mlperf", "profile")
 FREE_FIELDS = (
     "run.root",
     "run.name",

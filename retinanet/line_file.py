@@ -1,13 +1,11 @@
-"""Records as lines of JSON, appended so that a full disk loses none of them."""
+"""Lines appended to a file so that a full disk loses none of them."""
 
-import json
 import os
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 
-class JsonLines:
+class LineFile:
     """A file of which every line is whole. What a full disk does not take waits for the next."""
 
     def __init__(self, file: Path) -> None:
@@ -15,13 +13,13 @@ class JsonLines:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._waiting: deque[bytes] = deque()
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append a record, after those that wait.
+    def write(self, line: str) -> None:
+        """Append a line, without its end, after those that wait.
 
         Raises:
             OSError: It could not be written: it waits now.
         """
-        self._waiting.append(json.dumps(record).encode() + b"\n")
+        self._waiting.append(line.encode() + b"\n")
         while self._waiting:
             self._append(self._waiting[0])
             self._waiting.popleft()
