@@ -1,7 +1,7 @@
 """Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures.
 
-`convert` makes a .pth of somebody whom you trust into a file that training reads; `mlperf` tells
-what MLPerf's reference runs took.
+`convert` makes a .pth of somebody whom you trust into a file that training reads; `mlperf`
+runs MLCommons' official checkers, and tells what its reference runs took.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 from launch.pinning.allocator import set_allocator
 from retinanet.command_line import add_json_option, positive, run_command
 from retinanet.metric_library import DEFAULT_LIBRARY, METRIC_LIBRARIES
-from retinanet.mlperf.command import add_mlperf
+from retinanet.mlperf.command import add_mlperf, run_mlperf
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     arguments = vars(parse_arguments())
     command = arguments.pop("command")
     if command == "mlperf":
-        return arguments.pop("run")(**arguments)
+        return run_mlperf(arguments)
     set_allocator("tuned")
     # torch is loaded with the commands, after the memory policy is in force.
     if command == "evaluate":

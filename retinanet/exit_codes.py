@@ -7,7 +7,7 @@ OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
 CONDITION_MET = 4
-"""A comparison went as `--fail-if` says it must not."""
+"""A comparison went as `--fail-if` says it must not, or an official check was not passed."""
 STOPPED_BY_SIGNAL = 75
 """After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
 the same command begins again. (sysexits' EX_TEMPFAIL)"""

@@ -19,6 +19,7 @@ from retinanet.engine.gradient_exchange import GradientExchange
 from retinanet.evaluation.split import evaluate_split
 from retinanet.mlperf.log import MlperfLog
 from retinanet.mlperf.start import begin_log
+from retinanet.mlperf.submission_command import submit
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.agreement import (
@@ -357,7 +358,8 @@ class Run:
         """Say how the run ended, where its work lies, and what to try next.
 
         Raises:
-            InputError: The last checkpoint could not be written.
+            InputError: The last checkpoint could not be written, or the run could not be added to
+                its submission.
         """
         leave_checkpoint(self)
         self.record.closing(
@@ -368,3 +370,6 @@ class Run:
             example=self.data.validation.image_folder
             / self.data.validation.annotations.file_names[0],
         )
+        submission = self.config.mlperf.submission
+        if submission is not None and self.group.is_first:
+            submit(self.folder.path, submission, console=self.console)

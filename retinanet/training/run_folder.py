@@ -17,6 +17,7 @@ import torch
 from ruamel.yaml import YAML
 
 from launch.group.process_group import ProcessGroup
+from retinanet.code_version import code_version
 from retinanet.errors import InputError, StoppedBeforeStart
 from retinanet.output_files import write_whole
 from retinanet.processor import processor_name
@@ -117,6 +118,7 @@ def environment_of(command: list[str]) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "packages": installed_versions(PACKAGES),
+        "code": code_version(),
     }
 
 
