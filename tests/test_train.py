@@ -26,6 +26,8 @@ from data.index_cache import open_annotations
 from retinanet.command_line import run_command
 from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
+from retinanet.mlperf.log_lines import lines_of
+from retinanet.mlperf.official import check_compliance
 from retinanet.training import loading, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
@@ -190,6 +192,28 @@ def test_a_resumed_run_notes_every_step_and_evaluation_once(
         assert pieces == whole
     assert [record["step"] for record in records_of(run, kind="step")] == list(range(1, STEPS + 1))
     assert [record["step"] for record in records_of(run, kind="evaluation")] == [8, STEPS]
+
+
+def test_a_resumed_run_has_the_mlperf_log_of_an_undisturbed_one(
+    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+) -> None:
+    whole, pieces = (
+        [
+            (line.key, None if line.key == "tracked_stats" else line.value, line.metadata)
+            for line in lines_of(run / "mlperf.log")
+        ]
+        for run in (undisturbed, interrupted[0])
+    )
+    assert pieces == whole
+    keys = [key for key, _, _ in whole]
+    assert keys[-1] == "run_stop" and keys.count("run_start") == 1
+    epochs = [metadata["epoch_num"] for key, _, metadata in whole if key == "epoch_start"]
+    assert epochs == [1, 2, 3]
+    maps = [one["map"] for one in records_of(undisturbed, kind="evaluation")]
+    assert [value for key, value, _ in whole if key == "eval_accuracy"] == maps
+    places = [metadata["epoch_num"] for key, _, metadata in whole if key == "eval_accuracy"]
+    assert places == [2, 2.5]
+    assert check_compliance(undisturbed / "mlperf.log", rules="5.1.0").passed
 
 
 def test_the_configuration_is_kept_and_loads_again(undisturbed: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from retinanet.mlperf.log_lines import lines_of
+from retinanet.mlperf.official import check_compliance
 from tests.launch.processes_left import processes_with, wait_until_gone
 from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
 
@@ -104,6 +106,16 @@ def test_two_ranks_start_as_one_does_with_all_their_images(finished: Ended, root
     both = records_of(root / "whole", kind="step")[0]
     assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
     assert both["learning_rate"] == alone["learning_rate"]
+
+
+def test_the_official_checker_accepts_the_log_of_two_ranks(finished: Ended, root: Path) -> None:
+    log = root / "whole" / "mlperf.log"
+    verdict = check_compliance(log, rules="5.1.0")
+    assert verdict.passed and verdict.faults == verdict.warnings == ()
+    lines = lines_of(log)
+    values = {line.key: line.value for line in lines}
+    assert (values["global_batch_size"], values["train_samples"]) == (2, 8)
+    assert [line.key for line in lines].count("run_start") == 1
 
 
 def test_every_image_is_evaluated_once(finished: Ended, root: Path) -> None:

@@ -1,0 +1,58 @@
+"""Runs' folders with a real `mlperf.log`, by what training writes it with, but without steps."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Adam
+
+from launch.group.process_group import ProcessGroup
+from retinanet.config import Config, config_to_tree
+from retinanet.config_file import load_config
+from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
+from retinanet.mlperf.start import begin_log, running_log
+from retinanet.training.run_folder import environment_of
+
+CLOSED = (
+    "data.root=/data",
+    "mlperf.division=closed",
+    "mlperf.organization=Us",
+    "training.gradient_accumulation=128",
+)
+"""Batches of 2: MLPerf's smallest global batch size that was measured."""
+
+
+def closed_config(*changes: str) -> Config:
+    """MLPerf's own settings."""
+    return load_config("openimages.yaml", [*CLOSED, *changes])
+
+
+def write_run(folder: Path, config: Config, *, accuracies: Sequence[float]) -> Path:
+    """A run that was evaluated after each epoch, with these mAPs; the target ends it."""
+    folder.mkdir(parents=True)
+    model = nn.Linear(1, 1)
+    optimizer = Adam(model.parameters())
+    target = config.training.target_map
+    with running_log(config, group=ProcessGroup(), local_rank=0) as log:
+        begin_log(
+            log,
+            model=model,
+            optimizer=optimizer,
+            name="adam",
+            training_images=TRAINING_IMAGES,
+            validation_images=VALIDATION_IMAGES,
+        )
+        log.write_to(folder / "mlperf.log", step=0, is_evaluated=False)
+        for epoch, accuracy in enumerate(accuracies, start=1):
+            step = 10 * epoch
+            log.epoch_started(epoch, step=step - 10)
+            log.stepped(images=256, seconds=2.0)
+            log.epoch_stopped(epoch, step=step)
+            log.evaluation_started(epoch=epoch, step=step)
+            log.evaluated(accuracy, epoch=epoch, step=step)
+            if target is not None and accuracy >= target:
+                log.reached_target()
+    (folder / "environment.json").write_text(json.dumps(environment_of(["train.py"])))
+    (folder / "config.yaml").write_text(json.dumps(config_to_tree(config)))  # JSON is YAML
+    return folder

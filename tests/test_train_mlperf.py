@@ -1,0 +1,124 @@
+"""Runs from end to end as MLCommons' own checkers see them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import resnext50_32x4d
+
+from data.scenes import make_scenes
+from retinanet.__main__ import main
+from retinanet.mlperf.log_lines import LogLine, lines_of
+from retinanet.mlperf.official import check_compliance
+from tests.conftest import RunHere
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+OPENED = """
+import json, runpy, sys, time
+
+folder, file, *words = sys.argv[1:]
+opened = []
+
+def note(event, arguments):
+    if event == "open" and folder in str(arguments[0]):
+        opened.append((time.time(), str(arguments[0])))
+
+sys.addaudithook(note)
+sys.argv = ["train.py", *words]
+try:
+    runpy.run_path("train.py", run_name="__main__")
+finally:
+    with open(file, "w") as stream:
+        json.dump(opened, stream)
+"""
+"""`train.py`, and a list of the files below a folder that it opened, and when."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    shutil.rmtree(tmp_path)  # a checkpoint has 400 MB
+
+
+def train(*words: str, program: tuple[str, ...] = ("train.py",)) -> str:
+    """In its own process; returns what it printed."""
+    command = [sys.executable, *program, *words, "launch.threads=1", "evaluation.pictures=0"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def times_of(lines: list[LogLine]) -> dict[str, int]:
+    return {line.key: line.time_ms for line in lines}
+
+
+def test_no_file_of_the_data_is_opened_before_run_start(root: Path) -> None:
+    data = root / "data"
+    make_scenes(data, seed=0, train=4, validation=2)
+    train(
+        *(str(data), str(root / "opened.json"), f"data.root={data}"),
+        *("data.scenes=null", "data.image_size=64", "training.batch_size=2", "run.name=a"),
+        *("training.epochs=1", f"run.root={root}"),
+        program=("-c", OPENED),
+    )
+    opened = json.loads((root / "opened.json").read_text())
+    names = {Path(name).suffix for _, name in opened}
+    assert {".json", ".jpg"} <= names
+    started = times_of(lines_of(root / "a" / "mlperf.log"))["run_start"]
+    assert started <= 1000 * min(when for when, _ in opened)
+
+
+def test_a_run_that_reaches_its_target_succeeds_and_joins_its_submission(
+    run_here: RunHere, root: Path
+) -> None:
+    out = root / "submission"
+    shown = train(
+        *(f"run.root={root}", "run.name=a", "data.scenes.train=32", "data.scenes.validation=8"),
+        *("data.image_size=64", "training.learning_rate=1e-3", "training.warmup_epochs=0"),
+        *("training.epochs=40", "training.target_map=1e-9", f"mlperf.submission={out}"),
+    )
+    lines = lines_of(root / "a" / "mlperf.log")
+    assert lines[-1].metadata["status"] == "success"
+    times = times_of(lines)
+    assert 0 <= times["run_stop"] - times["eval_stop"] < 1000  # pictures are not on the clock
+    assert check_compliance(root / "a" / "mlperf.log", rules="5.1.0").passed
+    assert "1 of 5 runs" in shown and "Incorrect number of files" in shown
+    [result] = out.glob("results/*/retinanet/result_0.txt")
+    assert result.read_bytes() == (root / "a" / "mlperf.log").read_bytes()
+    done = run_here(main, "mlperf", "check", root / "a")
+    assert done.returncode == 0 and "success" in done.stdout
+
+
+def test_a_closed_run_has_no_fault_but_accuracy_and_data_set(run_here: RunHere, root: Path) -> None:
+    torch.manual_seed(0)
+    backbone = root / "backbone.safetensors"
+    save_file(dict(resnext50_32x4d(weights=None).state_dict()), backbone)
+    data = root / "data"
+    make_scenes(data, seed=0, train=2, validation=1)
+    for split in ("train", "validation"):
+        [file] = (data / split / "labels").glob("*.json")
+        content = json.loads(file.read_text())
+        names = [{"id": number, "name": f"class {number}"} for number in range(1, 265)]
+        file.write_text(json.dumps({**content, "categories": names}))
+    train(
+        *("--config", "openimages.yaml", "mlperf.division=closed", f"data.root={data}"),
+        *(f"model.pretrained_backbone={backbone}", "training.epochs=1", "training.batch_size=1"),
+        *(f"run.root={root}", "run.name=a", "mlperf.organization=Us"),
+    )
+    done = run_here(main, "mlperf", "check", root / "a")
+    assert done.returncode == 4
+    faults = [line for line in done.stdout.splitlines() if "✗" in line]
+    assert len(faults) == 1 and "eval_accuracy" in faults[0] and "0.340" in faults[0]
+    assert "train_samples: 2 training images; MLPerf's data set has 1,170,301" in done.stdout
+    # The same log under the rules that list every tensor of the model.
+    log = root / "a" / "mlperf.log"
+    log.write_text(log.read_text().replace('"retinanet"', '"ssd"'))
+    verdict = check_compliance(log, rules="2.1.0")
+    assert len(verdict.faults) == 1 and "eval_accuracy" in verdict.faults[0]
