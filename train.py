@@ -125,7 +125,7 @@ def steps_and_evaluations(run: "Run", stop: "StopRequest") -> int:
         InputError: An image cannot be read, and what was trained until then is in a checkpoint; or
             the last checkpoint cannot be written.
     """
-    from retinanet.training.run_checkpoints import leave_checkpoint, leaving_checkpoint
+    from retinanet.training.run_checkpoints import leaving_checkpoint
 
     run.agree_to_stop(stop)
     while True:
@@ -136,7 +136,7 @@ def steps_and_evaluations(run: "Run", stop: "StopRequest") -> int:
                 if stop:
                     break
         if stop:
-            leave_checkpoint(run)
+            run.leave()
             run.say(f"{stop.name}: checkpoint written; go on with: {run.resuming_command}")
             return STOPPED_BY_SIGNAL
         if run.is_finished() and not run.evaluation_is_due():

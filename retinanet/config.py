@@ -211,6 +211,8 @@ class EvaluationConfig:
     """Images evaluated at once. [images]"""
     metric: MetricLibrary = DEFAULT_LIBRARY
     """What computes mAP; pycocotools: the arbiter, ten times as slow, same numbers. [name]"""
+    overlap: bool = False
+    """Compute it, and write its files, beside the next epoch's steps, on CPUs left free. [bool]"""
     pictures: Annotated[int, Field(ge=0)] = 6
     """Validation images drawn with predicted and true boxes at each evaluation. [images]"""
 

@@ -67,7 +67,6 @@ def evaluate(
         console=console,
         library=metric,
     )
-    assert result is not None  # nothing asks it to stop
     title = f"{found.folder}, step {found.position.step}, {len(dataset)} images"
     print_evaluation(console, result.evaluation, title=title)
     if out is not None:

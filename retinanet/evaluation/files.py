@@ -15,7 +15,7 @@ from retinanet.csv_text import as_csv
 from retinanet.evaluation.box_dicts import found_boxes
 from retinanet.evaluation.detections import SplitDetections
 from retinanet.evaluation.metric import Evaluation
-from retinanet.evaluation.split import SplitResult
+from retinanet.evaluation.result import SplitResult
 from retinanet.output_files import write_parts, write_whole
 from retinanet.printable import printable
 

@@ -15,21 +15,12 @@ from retinanet.engine.engines import Forward
 from retinanet.errors import InputError
 from retinanet.evaluation.detect import detect
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.metric import Evaluation, coco_metric
+from retinanet.evaluation.metric import coco_metric
+from retinanet.evaluation.result import SplitResult
 from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.signals import StopRequest
-
-
-@dataclass(frozen=True)
-class SplitResult:
-    """The metric, and the detections that it was computed from."""
-
-    evaluation: Evaluation
-    detections: SplitDetections
-    seconds: float
-    """Detecting and computing the metric."""
 
 
 def evaluate_split(
@@ -39,12 +30,40 @@ def evaluate_split(
     classes: ClassMap,
     forward: Forward,
     console: Console,
+    library: MetricLibrary = DEFAULT_LIBRARY,
+) -> SplitResult:
+    """Detect in every image of a split and compute COCO's metric, in one process.
+
+    Args:
+        model: A trained one.
+        loader: Of the split.
+        classes: Of the model's class indices.
+        forward: The model as an engine runs it.
+        console: Shows the progress.
+        library: What computes the metric, see `coco_metric`.
+
+    Raises:
+        InputError: An image cannot be read.
+    """
+    start = time.perf_counter()
+    detections = detect_split(model, loader, classes=classes, forward=forward, console=console)
+    assert detections is not None, "nobody can stop it"
+    evaluation = coco_metric(loader.dataset.annotations, detections, library=library)
+    return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
+
+
+def detect_split(
+    model: RetinaNet,
+    loader: DetectionLoader,
+    *,
+    classes: ClassMap,
+    forward: Forward,
+    console: Console,
     group: ProcessGroup | None = None,
     stop: StopRequest | None = None,
-    library: MetricLibrary = DEFAULT_LIBRARY,
     note_bad_images: Callable[[tuple[str, ...]], None] = lambda problems: None,
-) -> SplitResult | None:
-    """Detect in every image of a split and compute COCO's metric.
+) -> SplitDetections | None:
+    """Detect in every image of a split, each on one rank.
 
     Args:
         model: Its weights are equal on all ranks.
@@ -54,18 +73,17 @@ def evaluate_split(
         console: Shows the progress.
         group: The ranks that share the work.
         stop: Ends it early.
-        library: What computes the metric, see `coco_metric`.
         note_bad_images: Told of those that could not be read and in which nothing is found.
 
     Returns:
-        None if a rank was asked to stop before the end. The detections are on rank 0 alone.
+        All ranks' detections on rank 0, none on the others; None if a rank was asked to stop
+        before the end.
 
     Raises:
         InputError: A rank cannot read an image; raised on all of them.
     """
     group = group or ProcessGroup()
     stop = StopRequest() if stop is None else stop
-    start = time.perf_counter()
     part = detect_part(
         model,
         loader,
@@ -81,11 +99,7 @@ def evaluate_split(
     if stop:
         return None
     note_bad_images(tuple(problem for one in parts for problem in one.bad_images))
-    detections = gathered(group, SplitDetections.of(part.detections))
-    evaluation = group.from_first(
-        lambda: coco_metric(loader.dataset.annotations, detections, library=library)
-    )
-    return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
+    return gathered(group, SplitDetections.of(part.detections))
 
 
 def gathered(group: ProcessGroup, own: SplitDetections) -> SplitDetections:

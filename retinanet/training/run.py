@@ -16,20 +16,14 @@ from retinanet.command_line import resuming_command
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.gradient_exchange import GradientExchange
-from retinanet.evaluation.split import evaluate_split
 from retinanet.mlperf.log import MlperfLog
 from retinanet.mlperf.start import begin_log
 from retinanet.mlperf.submission_command import submit
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
-from retinanet.training.agreement import (
-    agree_on_weights,
-    agreed_batches,
-    average_norms,
-    merged,
-    share_weights,
-)
+from retinanet.training.agreement import agreed_batches, merged, share_weights
 from retinanet.training.checkpoint import ModelDescription
+from retinanet.training.evaluating import Pending, evaluate, settle
 from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
@@ -41,7 +35,6 @@ from retinanet.training.report import describe_run
 from retinanet.training.run_checkpoints import (
     begin_checkpoint,
     leave_checkpoint,
-    note_evaluation,
 )
 from retinanet.training.run_description import described, facts_of_ranks
 from retinanet.training.run_folder import RunFolder
@@ -124,6 +117,8 @@ class Run:
         self.exchange: GradientExchange | None = None
         self.map_here: float | None = None
         """mAP of the weights as they are; None where they have not been evaluated."""
+        self.pending: Pending | None = None
+        """The evaluation whose metric is being computed beside the training."""
         self.best_map: float | None = None
 
     def prepare(self, engine: str) -> None:
@@ -202,7 +197,9 @@ class Run:
 
     def evaluation_is_due(self) -> bool:
         """Whether the weights as they are should be evaluated before training goes on."""
-        return self.map_here is None and self.plan.evaluation_is_due(self.step)
+        is_pending = self.pending is not None and self.pending.position.step == self.step
+        known = self.map_here is not None or is_pending
+        return not known and self.plan.evaluation_is_due(self.step)
 
     def is_finished(self) -> bool:
         """Whether the last step is done or the target is reached."""
@@ -214,39 +211,12 @@ class Run:
         return target is not None and self.map_here is not None and self.map_here >= target
 
     def evaluate(self, stop: StopRequest) -> None:
-        """Evaluate and write a checkpoint, unless `stop` comes true before the evaluation's end."""
-        if not agree_on_weights(self.group, self.model):
-            self.console.print("note: weights differed between ranks; all go on with rank 0's")
-        average_norms(self.group, self.model)
-        begin_checkpoint(self)  # an evaluation may take as long as an epoch
-        self.log.evaluation_started(epoch=self.epochs_done, step=self.step)
-        result = evaluate_split(
-            self.model,
-            self.loading.validation,
-            classes=self.data.classes,
-            forward=self.prepared.forward,
-            console=self.console,
-            group=self.group,
-            stop=stop,
-            library=self.config.evaluation.metric,
-            note_bad_images=partial(
-                self.note_bad_images, instead="it is evaluated as an image without detections"
-            ),
-        )
-        if result is None:
-            return
-        self.map_here = result.evaluation.map
-        self.log.evaluated(self.map_here, epoch=self.epochs_done, step=self.step)
-        if self.target_is_reached():
-            self.log.reached_target()
-        note_evaluation(self)  # before anything that might fail, such as drawing
-        self.record.evaluation(result, step=self.step, epoch=self.epochs_done)
-        self.record.pictures(
-            result,
-            self.data.validation,
-            step=self.step,
-            count=self.config.evaluation.pictures,
-        )
+        """Evaluate the weights as they are; the metric may come some steps later."""
+        evaluate(self, stop)
+
+    def settle(self) -> None:
+        """Wait for a metric that is being computed beside the training."""
+        settle(self)
 
     def rest_of_epoch(self, stop: StopRequest) -> Iterator[StepResult]:
         """Train to the epoch's or the run's end; agree on every step, note it, then yield.
@@ -271,7 +241,7 @@ class Run:
         total = self.plan.total_steps
         last = self.plan.end_of_epoch(self.step)
         with progress(self.console, title, total=total, start=self.step) as advance:
-            while self.step < last:
+            while self.step < last and not self.target_is_reached():
                 here = self.plan.position(self.step)
                 self.loading.batches.set_position(here.epoch, here.images)
                 for own in train_one_epoch(
@@ -287,7 +257,7 @@ class Run:
                     exchange=self.exchange,
                     phases=self.phases,
                 ):
-                    result, checkpoint_is_due = self.agree(own, stop)
+                    result, checkpoint_is_due, metric_is_ready = self.agree(own, stop)
                     note_gradients(self, result)
                     self.step = result.step
                     self.map_here = None
@@ -296,25 +266,30 @@ class Run:
                         self.log.epoch_stopped(epoch + 1, step=self.step)
                     advance(self.step, self.record.step(result, epoch=self.epochs_done))
                     self.note_bad_images(result.bad_images)
+                    if metric_is_ready:
+                        self.settle()
                     if checkpoint_is_due and not stop and not self.evaluation_is_due():
                         begin_checkpoint(self)
                     yield result
-                    if self.step >= last or self.loading_moved_out(own):
+                    if self.step >= last or self.target_is_reached():
+                        return
+                    if self.loading_moved_out(own):
                         break
 
-    def agree(self, own: StepResult, stop: StopRequest) -> tuple[StepResult, bool]:
-        """The step of all ranks, and whether a checkpoint is due.
+    def agree(self, own: StepResult, stop: StopRequest) -> tuple[StepResult, bool, bool]:
+        """The step of all ranks, whether a checkpoint is due, and whether a metric has come.
 
         All learn of a signal that one has got; rank 0's clock counts for all.
         """
         is_due = self.saving.is_due(step=own.step, epoch=self.plan.epochs_done(own.step))
-        told = self.group.all_gather((own, stop.received, is_due))
-        results, received, due = zip(*told, strict=True)
+        is_ready = self.pending is not None and self.pending.is_ready
+        told = self.group.all_gather((own, stop.received, is_due, is_ready))
+        results, received, due, ready = zip(*told, strict=True)
         stop.agree(received)
         slow = self.slow_rank.heard(results)
         if slow is not None:
             self.console.print(slow, soft_wrap=True)
-        return merged(results), any(due)
+        return merged(results), any(due), any(ready)
 
     @property
     def epochs_done(self) -> float:
@@ -354,6 +329,15 @@ class Run:
         if self.group.is_first:
             print(text, flush=True)
 
+    def leave(self) -> None:
+        """Leave a checkpoint, and all of the last evaluation, on the disk.
+
+        Raises:
+            InputError: The checkpoint could not be written.
+        """
+        leave_checkpoint(self)
+        self.record.wait_for_files()
+
     def finish(self) -> None:
         """Say how the run ended, where its work lies, and what to try next.
 
@@ -361,7 +345,7 @@ class Run:
             InputError: The last checkpoint could not be written, or the run could not be added to
                 its submission.
         """
-        leave_checkpoint(self)
+        self.leave()
         self.record.closing(
             is_reached=self.target_is_reached(),
             step=self.step,

@@ -19,6 +19,7 @@ def begin_checkpoint(run: "Run") -> None:
 
     Rank 0 writes while training goes on, and all ranks call it. A write that fails is a warning.
     """
+    run.settle()
     run.saving.begin(run.model, run.optimizer, state_of(run), epoch=run.epochs_done)
 
 
@@ -53,15 +54,18 @@ def leaving_checkpoint(run: "Run") -> Iterator[None]:
         raise InputError(f"{error}; then go on with: {run.resuming_command}") from error
 
 
-def note_evaluation(run: "Run") -> None:
-    """Put the mAP of the weights into their checkpoint; `best` follows the highest."""
-    assert run.map_here is not None
-    if run.best_map is None or run.map_here > run.best_map:
-        run.best_map = run.map_here
-    if not run.saving.is_there(run.step):
-        begin_checkpoint(run)  # once more
-    if run.saving.is_there(run.step):
-        run.saving.evaluated(position_of(run))
+def note_evaluation(run: "Run", position: TrainingPosition, *, is_current: bool) -> None:
+    """Put the mAP of weights into their checkpoint; `best` follows the highest.
+
+    Args:
+        run: The run; all ranks call it.
+        position: Of the weights, with their mAP.
+        is_current: Whether the model still has them: a write that failed is tried once more.
+    """
+    if is_current and not run.saving.is_there(position.step):
+        begin_checkpoint(run)
+    if run.saving.is_there(position.step):
+        run.saving.evaluated(position)
 
 
 def write_autopsy(run: "Run", report: dict[str, Any]) -> Path:

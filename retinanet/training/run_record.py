@@ -4,8 +4,9 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,10 +17,11 @@ from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
 from retinanet.command_line import installed
 from retinanet.errors import InputError
+from retinanet.evaluation.beside import EvaluationBeside
 from retinanet.evaluation.files import write_evaluation
 from retinanet.evaluation.pictures import save_picture
+from retinanet.evaluation.result import SplitResult
 from retinanet.evaluation.sheet import evaluation_sheet
-from retinanet.evaluation.split import SplitResult
 from retinanet.training.curves import draw_curves
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog, read_metrics
@@ -50,6 +52,8 @@ class RunRecord:
         self._recent: deque[StepResult] = deque(maxlen=STEPS_AVERAGED)
         self._page_faults: list[int] = []
         self._next_warning = 0.0
+        self._files: Callable[[], None] | None = None
+        """Waits for those that a process writes beside the training."""
 
     def step(self, result: StepResult, *, epoch: float) -> str:
         """Note a step; returns what to say of it: speed and loss over the last steps."""
@@ -73,16 +77,37 @@ class RunRecord:
         with self._going_on():
             self._metrics.nonfinite(report)
 
-    def evaluation(self, result: SplitResult, *, step: int, epoch: float) -> None:
-        """Note an evaluation: table, metrics, detections, classes and their chart."""
+    def evaluation(
+        self,
+        result: SplitResult,
+        *,
+        step: int,
+        epoch: float,
+        beside: EvaluationBeside | None = None,
+    ) -> None:
+        """Note an evaluation: table, metrics, detections, classes and their chart.
+
+        `beside`: the process that writes the last three, if there is one.
+        """
         print_evaluation(
             self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
         )
         seconds = result.seconds
         with self._going_on():
             self._metrics.evaluation(result.evaluation, step=step, epoch=epoch, seconds=seconds)
+        self.wait_for_files()
+        if beside is not None:
+            self._files = partial(beside.require_files, result)
+            return
         with self._going_on():
-            write_evaluation(result, self._folder.evaluations, name=f"step-{step:06d}")
+            write_evaluation(result, self._folder.evaluations, name=evaluation_name(step))
+
+    def wait_for_files(self) -> None:
+        """Until the last evaluation's are there."""
+        files, self._files = self._files, None
+        with self._going_on():
+            if files is not None:
+                files()
 
     def pictures(
         self, result: SplitResult, dataset: DetectionDataset, *, step: int, count: int
@@ -93,7 +118,7 @@ class RunRecord:
                 dataset.annotations, dataset.image_folder, result.detections, count=count
             )
             if sheet is not None:
-                save_picture(sheet, self._folder.pictures / f"step-{step:06d}.png")
+                save_picture(sheet, self._folder.pictures / f"{evaluation_name(step)}.png")
                 self._metrics.picture("validation", sheet, step=step)
             draw_curves(
                 read_metrics(self._folder.metrics),
@@ -164,6 +189,11 @@ class RunRecord:
                 shlex.join([installed("tensorboard"), "--logdir", str(folder.tensorboard)]),
             ],
         )
+
+
+def evaluation_name(step: int) -> str:
+    """Of the files of the evaluation after so many steps."""
+    return f"step-{step:06d}"
 
 
 def memory_used(page_faults: list[int]) -> str:

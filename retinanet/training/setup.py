@@ -32,6 +32,7 @@ FREE_FIELDS = (
     "evaluation.every",
     "evaluation.batch_size",
     "evaluation.metric",
+    "evaluation.overlap",
     "evaluation.pictures",
     "engine.name",
     "engine.allocator",

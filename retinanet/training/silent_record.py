@@ -19,6 +19,9 @@ class SilentRecord:
     def evaluation(self, *arguments: Any, **named: Any) -> None:
         """Nothing."""
 
+    def wait_for_files(self) -> None:
+        """Nothing."""
+
     def pictures(self, *arguments: Any, **named: Any) -> None:
         """Nothing."""
 

@@ -23,3 +23,9 @@ def wait_until_gone(text: str, *, seconds: float = 5) -> None:
     while processes_with(text):
         assert time.monotonic() < end, f"left: {processes_with(text)}"
         time.sleep(0.1)
+
+
+def children_of(process: int) -> list[int]:
+    """Numbers of the processes that a process has started and that have not ended."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(number) for task in tasks for number in task.read_text().split()]

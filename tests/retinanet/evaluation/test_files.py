@@ -18,7 +18,7 @@ from retinanet.evaluation.files import (
     write_evaluation,
 )
 from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
-from retinanet.evaluation.split import SplitResult
+from retinanet.evaluation.result import SplitResult
 
 
 def class_result(number: int, *, name: str, precision: float) -> ClassResult:

@@ -14,7 +14,7 @@ from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
 from retinanet.evaluation.detect import detect, detect_batch
 from retinanet.evaluation.detections import ImageDetections
-from retinanet.evaluation.split import evaluate_split
+from retinanet.evaluation.split import detect_split, evaluate_split
 from retinanet.model import RetinaNet
 from retinanet.training.random_states import seed_everything
 from retinanet.training.signals import StopRequest
@@ -124,7 +124,7 @@ def test_a_split_is_scored_and_shows_its_progress(
         forward=torch_forward(model, precision="bf16"),
         console=console,
     )
-    assert result is not None and result.seconds > 0
+    assert result.seconds > 0
     assert set(result.detections.image_ids.tolist()) == {100, 99, 98}
     assert set(result.evaluation.per_class) == {"seventy"}
     assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def test_a_request_to_stop_ends_an_evaluation(model: RetinaNet, dataset: Detecti
 
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        result = evaluate_split(
+        result = detect_split(
             model,
             evaluation_loader(dataset, batch_size=1),
             classes=dataset.class_map,

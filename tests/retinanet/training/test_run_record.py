@@ -15,7 +15,7 @@ from data.dataset import DetectionDataset
 from launch.resources import peak_resident_mb
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
-from retinanet.evaluation.split import SplitResult
+from retinanet.evaluation.result import SplitResult
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import read_metrics
 from retinanet.training.run_folder import RunFolder
