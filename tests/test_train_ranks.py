@@ -118,6 +118,19 @@ def test_the_official_checker_accepts_the_log_of_two_ranks(finished: Ended, root
     assert [line.key for line in lines].count("run_start") == 1
 
 
+def test_a_metric_beside_the_steps_changes_nothing(finished: Ended, root: Path) -> None:
+    job = run_ranks(2, "train.py", *settings_in(root, "beside", "evaluation.overlap=true"))
+    assert (job.code, job.errors) == (0, "")
+    kept, whole = (root / name / "checkpoints" / "last" for name in ("beside", "whole"))
+    for part in ("model.safetensors", "optimizer.safetensors"):
+        assert (kept / part).read_bytes() == (whole / part).read_bytes(), part
+    for name in ("step-000004.json", "step-000006.json"):
+        found, expected = (root / run / "eval" / name for run in ("beside", "whole"))
+        assert found.read_bytes() == expected.read_bytes()
+    assert [one["step"] for one in records_of(root / "beside", kind="evaluation")] == [4, 6]
+    shutil.rmtree(root / "beside")
+
+
 def test_every_image_is_evaluated_once(finished: Ended, root: Path) -> None:
     found = json.loads((root / "whole" / "eval" / "step-000006.json").read_text())
     ids = [box["image_id"] for box in found]
