@@ -46,13 +46,17 @@ def submit(run: Path, out: Path, *, console: Console) -> None:
         InputError: It cannot be added; says how to add it later.
     """
     log = read_run_log(run)
+    again = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
     if log.status != constants.SUCCESS:
-        console.print(f"{out}: this run is not added: it did not reach its target", soft_wrap=True)
+        command = shlex.join([*again, "--out", str(out)])
+        console.print(
+            f"{out}: this run is not added, since it missed its target; one of five may: {command}",
+            soft_wrap=True,
+        )
         return
     try:
         added = add_run(out, run)
     except InputError as error:
-        again = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
         command = shlex.join([*again, "--out", "DIR"])
         raise InputError(f"{error}; the run itself is whole; add it by {command}") from error
     tell(added, rules=log.rules(None), console=console)
