@@ -20,6 +20,7 @@ from launch.pinning.unbound import anywhere, unbound_share
 from launch.placement.notes import notes as placement_notes
 from launch.placement.place_ranks import place_ranks
 from launch.placement.share import CoreRequest, Share
+from launch.placement.spare import spare_cpus
 from launch.ranks import Ranks
 
 
@@ -36,6 +37,8 @@ class Pinned:
     """The variables of this rank."""
     enabled: bool = True
     """Whether it was bound to its cores; else it has a number of threads and nothing more."""
+    spare_cpus: tuple[int, ...] = ()
+    """CPUs of its cores on which it does not compute, see `spare_cpus`."""
 
 
 def preload(allocator: str) -> None:
@@ -153,7 +156,13 @@ def pin_within(
         *([lost] if lost else []),
         *use_environment(variables, bound=True, launcher=ranks.launcher),
     ]
-    return Pinned(share=share, openmp=loaded_openmp(), notes=tuple(notes), environment=variables)
+    return Pinned(
+        share=share,
+        openmp=loaded_openmp(),
+        notes=tuple(notes),
+        environment=variables,
+        spare_cpus=() if not_bound else spare_cpus(share, topology),
+    )
 
 
 def quota_of(part: Part, ranks: Ranks, allowance: Allowance) -> float | None:

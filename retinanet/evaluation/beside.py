@@ -117,9 +117,9 @@ class Work:
 def evaluate_beside(work: Work, end: Connection, *, cpus: tuple[int, ...], parent: int) -> None:
     """What the process does: tell metric and seconds, then `WRITTEN`, or why files are missing."""
     obey_parent(0, parent=parent)
-    if cpus:
+    try:
         os.sched_setaffinity(0, cpus)
-    else:
+    except OSError:  # none are given, or a container does not permit it
         os.nice(NICE)
     evaluation, seconds = work.scored()
     end.send((evaluation, seconds))

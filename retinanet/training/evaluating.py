@@ -5,14 +5,11 @@ written before, and gets the metric when it is known. Until then no other is wri
 resumed begins at that checkpoint again, so that no evaluation is lost.
 """
 
-import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launch.host.topology import read_topology
-from launch.placement.share import Share
 from retinanet.evaluation.beside import EvaluationBeside
 from retinanet.evaluation.detections import SplitDetections
 from retinanet.evaluation.metric import coco_metric
@@ -102,22 +99,7 @@ def start_beside(run: "Run", detections: SplitDetections) -> EvaluationBeside:
         library=run.config.evaluation.metric,
         folder=run.folder.evaluations,
         name=evaluation_name(run.step),
-        cpus=spare_cpus(run.place.pinned.share) if run.place.pinned.enabled else (),
-    )
-
-
-def spare_cpus(share: Share) -> tuple[int, ...]:
-    """CPUs of a rank on which it does not compute: those that load images, else the second
-    hyperthreads of its cores; none where there are none.
-    """
-    if share.loader_cpus:
-        return share.loader_cpus
-    cpus = read_topology().restricted(os.sched_getaffinity(0)).cpus
-    cores = {cpu.core for cpu in cpus if cpu.cpu in share.cpus}
-    return tuple(
-        cpu.cpu
-        for cpu in cpus
-        if cpu.core in cores and cpu.cpu not in (*share.cpus, *share.comm_cpus)
+        cpus=run.place.pinned.spare_cpus,
     )
 
 
