@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +39,7 @@ class EvaluationBeside:
         folder: Path,
         name: str,
         cpus: Sequence[int],
+        are_spare: bool,
     ) -> None:
         """Start the process.
 
@@ -47,7 +49,8 @@ class EvaluationBeside:
             library: See `coco_metric`.
             folder: Where boxes, classes and chart go.
             name: Their files' name.
-            cpus: CPUs that training leaves free; none: it runs among the training's own.
+            cpus: Where it runs.
+            are_spare: Whether training leaves them free; else it steps back for training.
         """
         work = Work(annotations, detections, library, folder.resolve(), name)
         self._work = work
@@ -56,7 +59,7 @@ class EvaluationBeside:
         self._process = context.Process(
             target=evaluate_beside,
             args=(work, end),
-            kwargs={"cpus": tuple(cpus), "parent": os.getpid()},
+            kwargs={"cpus": cpus, "nice": 0 if are_spare else NICE, "parent": os.getpid()},
             daemon=True,
         )
         with signals_blocked():
@@ -114,13 +117,14 @@ class Work:
         return evaluation, time.perf_counter() - start
 
 
-def evaluate_beside(work: Work, end: Connection, *, cpus: tuple[int, ...], parent: int) -> None:
+def evaluate_beside(
+    work: Work, end: Connection, *, cpus: Sequence[int], nice: int, parent: int
+) -> None:
     """What the process does: tell metric and seconds, then `WRITTEN`, or why files are missing."""
     obey_parent(0, parent=parent)
-    try:
+    os.nice(nice)
+    with suppress(OSError):  # a container may not permit it
         os.sched_setaffinity(0, cpus)
-    except OSError:  # none are given, or a container does not permit it
-        os.nice(NICE)
     evaluation, seconds = work.scored()
     end.send((evaluation, seconds))
     told = WRITTEN

@@ -93,13 +93,15 @@ def overlaps(run: "Run") -> bool:
 
 def start_beside(run: "Run", detections: SplitDetections) -> EvaluationBeside:
     """The process that computes the metric and writes the evaluation's files."""
+    pinned = run.place.pinned
     return EvaluationBeside(
         run.data.validation.annotations,
         detections,
         library=run.config.evaluation.metric,
         folder=run.folder.evaluations,
         name=evaluation_name(run.step),
-        cpus=run.place.pinned.spare_cpus,
+        cpus=pinned.spare_cpus or pinned.share.cpus,
+        are_spare=bool(pinned.spare_cpus),
     )
 
 
