@@ -30,6 +30,9 @@ from profiling.onednn_log.read import read_logs
 from profiling.stats.rows import rows_of
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
+from retinanet.mlperf.check_command import check
+from retinanet.mlperf.log_lines import continued
+from retinanet.mlperf.rcp_command import FEWEST, rcp
 
 CUT = b"\x00\x00"
 """Between the parts of an input that has several."""
@@ -109,6 +112,16 @@ def check_log(data: bytes, folder: Path) -> None:
     if log is not None:
         assert sum(row.calls for row in rows_of(log.calls())) > 0
         assert log.ranks == sorted(log.ranks) and log.steps == sorted(log.steps)
+
+
+def check_mlperf_log(data: bytes, folder: Path) -> None:
+    """A run's `mlperf.log`, by the official checkers, and as what a resumed run goes on with."""
+    file = written(folder / "mlperf.log", data)
+    value_or_refusal(lambda: check(run=file, rules=None, json_file=None), str(file))
+    others = [written(folder / f"{number}.log", data) for number in range(FEWEST)]
+    value_or_refusal(lambda: rcp(runs=others, rules=None, json_file=None), str(folder))
+    kept = continued(file, step=3, is_evaluated=False)
+    assert [line.text for line in kept] == file.read_text(encoding="utf-8").splitlines()
 
 
 def check_hosts(data: bytes, folder: Path) -> None:

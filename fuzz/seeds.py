@@ -10,6 +10,9 @@ from PIL import Image
 
 from data.coco_json import read_annotations
 from data.index import write_index
+from launch.group.process_group import ProcessGroup
+from retinanet.config_file import load_config
+from retinanet.mlperf.start import running_log
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CUT = b"\x00\x00"
@@ -50,6 +53,24 @@ def configs() -> list[bytes]:
     files = [file.read_bytes() for file in sorted((REPOSITORY / "configs").glob("**/*.yaml"))]
     pairs = (b"training.batch_size=4", b"data.scenes.train=20", b"engine=torch", b"run.name=x")
     return [*files, CUT.join((b"training: {epochs: 2}\nprofile: {onednn: {steps: 1-2}}\n", *pairs))]
+
+
+def mlperf_logs() -> list[bytes]:
+    """Of a run that converged, and its lines in another order."""
+    config = load_config("demo.yaml")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "mlperf.log"
+        with running_log(config, group=ProcessGroup(), local_rank=0) as log:
+            log.write_to(file, step=0, is_evaluated=False)
+            log.events({"train_samples": 8, "eval_samples": 2})
+            for epoch in (1, 2):
+                log.epoch_started(epoch, step=4 * epoch - 4)
+                log.epoch_stopped(epoch, step=4 * epoch)
+                log.evaluation_started(epoch=epoch, step=4 * epoch)
+                log.evaluated(0.3 * epoch, epoch=epoch, step=4 * epoch)
+            log.reached_target()
+        lines = file.read_bytes().splitlines()
+    return [b"\n".join(lines) + b"\n", b"\n".join(sorted(lines))]
 
 
 def annotations() -> list[bytes]:

@@ -28,6 +28,7 @@ TARGETS = {
     "image": Target(readers.check_image, seeds.images, longest=16384),
     "index": Target(readers.check_index, seeds.indexes),
     "log": Target(readers.check_log, seeds.logs),
+    "mlperf": Target(readers.check_mlperf_log, seeds.mlperf_logs, longest=8192),
     "openimages": Target(readers.check_openimages, seeds.csv_files),
     "topology": Target(readers.check_topology, seeds.topologies),
 }

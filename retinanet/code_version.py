@@ -1,5 +1,6 @@
 """Which version of this code runs."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ def code_version() -> dict[str, str | bool | None]:
     """`repository`, `commit`, and whether files differ from it; None where git does not say."""
     commit = git("rev-parse", "HEAD")
     return {
-        "repository": git("remote", "get-url", "origin"),
+        "repository": without_password(git("remote", "get-url", "origin")),
         "commit": commit,
         "is_modified": None if commit is None else bool(git("status", "--porcelain")),
     }
@@ -24,3 +25,8 @@ def git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def without_password(address: str | None) -> str | None:
+    """A repository's address without who may read it, for whoever reads a run's files."""
+    return None if address is None else re.sub(r"//[^/@]*@", "//", address)

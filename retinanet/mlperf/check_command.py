@@ -67,7 +67,7 @@ def headline(log: RunLog, *, rules: Rules) -> str:
         f"batch size {log.value(constants.GLOBAL_BATCH_SIZE)}",
         log.status,
     ]
-    if log.accuracy is not None:
+    if log.accuracy is not None and log.epochs is not None:
         facts.append(f"mAP {log.accuracy:.3f} after epoch {log.epochs:g}")
     if log.minutes is not None:
         facts.append(f"{log.minutes:.1f} minutes by MLPerf's clock")

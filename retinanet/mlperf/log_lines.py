@@ -11,6 +11,10 @@ from mlperf_logging.mllog import constants
 from retinanet.output_files import write_whole
 
 BEGIN = ":::MLLOG "
+LATEST_MS = 2**53
+"""A time beyond is none."""
+LARGEST = 1e15
+"""A number beyond counts nothing in a log."""
 OF_EVALUATIONS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
 
 
@@ -33,23 +37,29 @@ class LogLine:
 
 
 def log_lines(texts: Iterable[str]) -> list[LogLine]:
-    """The events among lines of text; a line cut short by a crash is left out."""
-    lines = []
-    for text in texts:
-        try:
-            fields = json.loads(text.removeprefix(BEGIN))
-            lines.append(
-                LogLine(
-                    text=text,
-                    key=fields["key"],
-                    value=fields["value"],
-                    time_ms=fields["time_ms"],
-                    metadata=fields["metadata"],
-                )
-            )
-        except (ValueError, KeyError, TypeError):
-            continue
-    return lines
+    """The events among lines of text; what is none, such as a line cut short, is left out."""
+    return [line for text in texts if (line := event_of(text)) is not None]
+
+
+def event_of(text: str) -> LogLine | None:
+    """What a line says; None where it is no event."""
+    try:
+        fields = json.loads(text.removeprefix(BEGIN))
+        key, value, time_ms = fields["key"], fields["value"], fields["time_ms"]
+        metadata = fields["metadata"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    known = isinstance(key, str) and isinstance(metadata, dict)
+    if not known or type(time_ms) is not int or not 0 <= time_ms < LATEST_MS:
+        return None
+    return LogLine(text=text, key=key, value=value, time_ms=time_ms, metadata=metadata)
+
+
+def number_of(value: object) -> float | None:
+    """A number that is finite; None for anything else."""
+    if type(value) not in (int, float):
+        return None
+    return value if abs(value) <= LARGEST else None  # type: ignore[arg-type,return-value]
 
 
 def lines_of(file: Path) -> list[LogLine]:
@@ -77,7 +87,7 @@ def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
         line
         for line in lines
         if line.key != constants.RUN_STOP
-        and line.metadata.get("step_num", 0) <= last.get(line.key, step)
+        and (number_of(line.metadata.get("step_num")) or 0) <= last.get(line.key, step)
     ]
     write_whole(file, "".join(f"{line.text}\n" for line in kept))
     return kept

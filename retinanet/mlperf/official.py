@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from mlperf_logging.compliance_checker.mlp_compliance import make_checker
+from mlperf_logging.compliance_checker import mlp_compliance
 
 from retinanet.errors import InputError
 from retinanet.mlperf.rules import Rules
@@ -41,7 +41,8 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
     Raises:
         InputError: The checker breaks off, which it does where values are of another type.
     """
-    checker = make_checker(USAGE, rules, quiet=False, werror=False)
+    checker = mlp_compliance.make_checker(USAGE, rules, quiet=False, werror=False)
+    mlp_compliance.enqueued_configs.clear()  # an earlier check that broke off leaves some
     try:
         with without_official_logging():
             passed = checker.check_file(str(log), f"{USAGE}_{rules}/common.yaml")
@@ -58,15 +59,27 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
     """Whether runs converge no faster than the reference implementation: the checker's verdict, its
     words, and the factor by which a submission's time would be multiplied.
+
+    Raises:
+        InputError: The checker breaks off.
     """
     from mlperf_logging.rcp_checker.rcp_checker import check_directory  # noqa: PLC0415 - scipy: 1 s
 
     with tempfile.TemporaryDirectory() as folder, without_official_logging():
         for number, log in enumerate(logs):
             shutil.copyfile(log, Path(folder) / f"result_{number}.txt")
-        passed, words, factor = check_directory(
-            folder, USAGE, rules, verbose=False, bert_train_samples=False, rcp_pass="pruned_rcps"
-        )
+        try:
+            passed, words, factor = check_directory(
+                folder,
+                USAGE,
+                rules,
+                verbose=False,
+                bert_train_samples=False,
+                rcp_pass="pruned_rcps",
+            )
+        except Exception as error:
+            names = ", ".join(map(str, logs))
+            raise InputError(f"{names}: the official RCP checker broke off: {error!r}") from error
     return bool(passed), words, float(factor)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from mlperf_logging.mllog import constants
 
 from retinanet.errors import InputError
-from retinanet.mlperf.log_lines import LogLine, lines_of
+from retinanet.mlperf.log_lines import LogLine, lines_of, number_of
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
 NAME = "mlperf.log"
@@ -38,13 +38,13 @@ class RunLog:
     def epochs(self) -> float | None:
         """Until the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
-        return None if evaluation is None else float(evaluation.metadata["epoch_num"])
+        return None if evaluation is None else number_of(evaluation.metadata.get("epoch_num"))
 
     @property
     def accuracy(self) -> float | None:
         """Of the last evaluation: mAP."""
         evaluation = self.last(constants.EVAL_ACCURACY)
-        return None if evaluation is None else float(evaluation.value)
+        return None if evaluation is None else number_of(evaluation.value)
 
     @property
     def minutes(self) -> float | None:

@@ -15,7 +15,7 @@ from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from tests.fuzz.hostile import mutated, with_another_value
 
-EXAMPLES = {"config": 40, "checkpoint": 20, "image": 40, "index": 60, "topology": 50}
+EXAMPLES = {"config": 40, "checkpoint": 20, "image": 40, "index": 60, "mlperf": 30, "topology": 50}
 
 quick = settings(suppress_health_check=list(HealthCheck))
 
