@@ -74,7 +74,8 @@ def lines_of(file: Path) -> list[LogLine]:
 def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
     """Take out of a file what a run that goes on after `step` says once more; give what is left.
 
-    That is its end, all that came after `step`, and an evaluation there that has to be repeated.
+    That is its end, all that came after `step`, the epoch that begins there, and an evaluation there
+    that has to be repeated.
 
     Raises:
         InputError: It cannot be written.
@@ -82,6 +83,7 @@ def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
     if not file.exists():
         return []
     last = dict.fromkeys(OF_EVALUATIONS, step if is_evaluated else step - 1)
+    last[constants.EPOCH_START] = step - 1
     lines = lines_of(file)
     kept = [
         line

@@ -88,6 +88,19 @@ def test_a_run_that_goes_on_has_one_start_one_end_and_no_evaluation_twice(tmp_pa
     )
 
 
+def test_an_epoch_that_was_begun_and_begins_again_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "mlperf.log"
+    for step in (0, 8):
+        with running_log(closed_config(), group=ProcessGroup(), local_rank=0) as log:
+            log.write_to(file, step=step, is_evaluated=True)
+            for epoch in range(step // 4 + 1, step // 4 + 4):
+                log.epoch_started(epoch, step=4 * epoch - 4)
+                log.epoch_stopped(epoch, step=4 * epoch)
+    begun = [key for key in said(lines_of(file)) if key.startswith("epoch_")]
+    expected = [f"epoch_{what} {epoch}" for epoch in range(1, 6) for what in ("start", "stop")]
+    assert begun == expected
+
+
 def test_a_setting_that_changed_when_a_run_went_on_is_not_hidden(tmp_path: Path) -> None:
     file = tmp_path / "mlperf.log"
     one_rank(closed_config(), file, step=0)
