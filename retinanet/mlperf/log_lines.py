@@ -74,8 +74,8 @@ def lines_of(file: Path) -> list[LogLine]:
 def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
     """Take out of a file what a run that goes on after `step` says once more; give what is left.
 
-    That is its end, all that came after `step`, the epoch that begins there, and an evaluation there
-    that has to be repeated.
+    That is its end, all that came after `step`, the epoch that begins there, and an evaluation that
+    has to be repeated.
 
     Raises:
         InputError: It cannot be written.
