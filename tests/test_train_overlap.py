@@ -16,7 +16,7 @@ import pytest
 from retinanet.mlperf.log_lines import lines_of
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
-from tests.launch.processes_left import children_of
+from tests.launch.processes_left import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS_OF_EPOCH = 4
@@ -117,10 +117,7 @@ def test_a_run_that_ends_before_its_metric_is_known_loses_nothing(
     process.send_signal(how)
     process.communicate(timeout=60)
     assert process.returncode == (75 if how == signal.SIGTERM else -signal.SIGKILL)
-    end = time.monotonic() + 10
-    while any(Path(f"/proc/{one}").exists() for one in beside):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until_ended(beside)
     known = how == signal.SIGTERM  # then it is waited for
     assert bool(records_of(root / how.name, "evaluation")) == known
     output_of(start(root, how.name, OVERLAP, "--resume"))

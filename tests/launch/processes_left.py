@@ -1,6 +1,7 @@
 """Whether a job's processes have ended."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -23,6 +24,14 @@ def wait_until_gone(text: str, *, seconds: float = 5) -> None:
     while processes_with(text):
         assert time.monotonic() < end, f"left: {processes_with(text)}"
         time.sleep(0.1)
+
+
+def wait_until_ended(processes: Iterable[int], *, seconds: float = 10) -> None:
+    """Fail unless the processes of these numbers are gone soon: whom they fall to must reap them."""
+    end = time.monotonic() + seconds
+    while left := [one for one in processes if Path(f"/proc/{one}").exists()]:
+        assert time.monotonic() < end, f"left: {left}"
+        time.sleep(0.05)
 
 
 def children_of(process: int) -> list[int]:

@@ -23,6 +23,7 @@ from profiling.peaks.peaks import Peaks
 from profiling.peaks.works import convolution, convolution_gflop, matrix_product
 from profiling.peaks.works_by_type import matrix_size, works_of
 from retinanet.errors import InputError
+from tests.launch.processes_left import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OWN = sorted(os.sched_getaffinity(0))
@@ -180,12 +181,11 @@ def test_ctrl_c_leaves_no_worker() -> None:
         stderr=subprocess.DEVNULL,
         process_group=0,
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := children.read_text().split()):
+    while not (workers := children_of(process.pid)):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=30) != 0
-    assert not Path(f"/proc/{workers[0]}").exists()
+    wait_until_ended(workers)
 
 
 def test_measuring_leaves_this_process_where_it_was() -> None:
