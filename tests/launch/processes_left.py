@@ -27,7 +27,7 @@ def wait_until_gone(text: str, *, seconds: float = 5) -> None:
 
 
 def wait_until_ended(processes: Iterable[int], *, seconds: float = 10) -> None:
-    """Fail unless the processes of these numbers are gone soon: whom they fall to must reap them."""
+    """Fail unless processes are gone soon: whoever they fall to must reap them."""
     end = time.monotonic() + seconds
     while left := [one for one in processes if Path(f"/proc/{one}").exists()]:
         assert time.monotonic() < end, f"left: {left}"
