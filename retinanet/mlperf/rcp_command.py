@@ -81,8 +81,8 @@ def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules
     """
     if len(logs) < FEWEST:
         raise InputError(
-            f"{len(logs)} runs: the fastest and the slowest do not count, so {FEWEST} are needed "
-            f"at least; a submission has {RUNS_OF_SUBMISSION}"
+            f"found {len(logs)} of at least {FEWEST} runs: the fastest and the slowest do not "
+            f"count; a submission has {RUNS_OF_SUBMISSION}"
         )
     first = logs[0]
     chosen = first.rules(rules)

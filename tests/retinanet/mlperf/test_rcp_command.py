@@ -72,7 +72,7 @@ def test_runs_that_do_not_belong_together_are_one_line(run_here: RunHere, tmp_pa
     runs = runs_of(tmp_path / "a", 4, 4, 4)
     [other] = runs_of(tmp_path / "b", 4, changes=("training.gradient_accumulation=160",))
     for words, told in (
-        (runs[:2], "2 runs: the fastest and the slowest do not count"),
+        (runs[:2], "found 2 of at least 3 runs: the fastest and the slowest"),
         ([*runs, other], "global batch size 320, but"),
         ([*runs, runs[0]], "given twice"),
         ([*runs, tmp_path / "none"], "cannot be read"),
