@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from mlperf_logging.mllog import constants
@@ -39,9 +40,7 @@ def check(*, run: Path, rules: Rules | None, json_file: Path | None) -> int:
     verdict = check_compliance(log.file, rules=rules)
     remarks = remarks_on(log)
     console = make_console()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say = partial(console.print, soft_wrap=True)
 
     say(headline(log, rules=rules))
     say(f"official compliance checker ({official_version()}): {words_of(verdict)}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -41,9 +42,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
     passed, words, factor = check_reference_points([log.file for log in logs], rules=rules)
     console = make_console()
     console.print(table_of(logs, title=f"runs at global batch size {batch_size}, rules {rules}"))
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say = partial(console.print, soft_wrap=True)
 
     expected = expectation(reference_points(rules), batch_size)
     say(f"the reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}")

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mlperf_logging.mllog import constants
@@ -66,9 +67,7 @@ def tell(submission: Submission, *, rules: Rules, console: Console) -> bool:
     """Say what is in a submission's folder and what the official checker says of it; whether it
     passes.
     """
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+    say = partial(console.print, soft_wrap=True)
 
     say(f"{submission.results}: {len(submission.logs())} of {RUNS_OF_SUBMISSION} runs")
     empty = empty_fields(submission)

@@ -1,12 +1,12 @@
 """A submission's description of the system, filled from this machine as far as it tells."""
 
 import platform
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launch.host.proc_files import read_status, read_text
 from launch.host.sockets import count_cores, sockets_of
 from launch.host.topology import Topology, read_topology
 from retinanet.processor import cpu_field, processor_name
@@ -104,9 +104,9 @@ def host_facts(topology: Topology) -> dict[str, str]:
 
 def frequency() -> str:
     """The highest, or where a virtual machine hides it, the one that Linux measured."""
-    highest = CPU_0 / "cpufreq" / "cpuinfo_max_freq"
-    if highest.is_file():
-        return f"{int(highest.read_text()) / 1e6:.2f} GHz"
+    highest = read_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
+    if highest:
+        return f"{int(highest) / 1e6:.2f} GHz"
     measured = cpu_field(("cpu MHz",))
     return f"{float(measured) / 1000:.2f} GHz" if measured else ""
 
@@ -115,18 +115,15 @@ def caches() -> str:
     """Of one core, as sysfs has them: `L1 Data 32K, L1 Instruction 32K, L2 Unified 1024K`."""
     found = []
     for folder in sorted((CPU_0 / "cache").glob("index*")):
-        level, kind, size = (
-            (folder / name).read_text(encoding="ascii").strip()
-            for name in ("level", "type", "size")
-        )
+        level, kind, size = (read_text(folder / name).strip() for name in ("level", "type", "size"))
         found.append(f"L{level} {kind} {size}")
     return ", ".join(found)
 
 
 def memory() -> str:
     """All of the host's."""
-    total = re.search(r"MemTotal:\s+(\d+) kB", MEMORY.read_text(encoding="ascii"))
-    return f"{int(total[1]) * 1024 / 1e9:.0f} GB" if total else ""
+    kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
+    return f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else ""
 
 
 def operating_system() -> str:

@@ -139,8 +139,7 @@ def learn(run: "Run", pending: Pending, result: SplitResult | None) -> None:
     position = replace(pending.position, map_here=found, best_map=best)
     since = run.step - position.step
     run.best_map = best
-    target = run.config.training.target_map
-    is_reached = target is not None and found >= target
+    is_reached = run.reaches_target(found)
     run.log.evaluated(found, epoch=pending.epochs, step=position.step)
     if is_reached:
         run.log.reached_target()

@@ -207,8 +207,12 @@ class Run:
 
     def target_is_reached(self) -> bool:
         """Whether the last evaluation reached `training.target_map`."""
+        return self.map_here is not None and self.reaches_target(self.map_here)
+
+    def reaches_target(self, found: float) -> bool:
+        """Whether an mAP is at least `training.target_map`."""
         target = self.config.training.target_map
-        return target is not None and self.map_here is not None and self.map_here >= target
+        return target is not None and found >= target
 
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate the weights as they are; the metric may come some steps later."""
