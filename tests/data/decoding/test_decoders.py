@@ -67,12 +67,12 @@ def test_one_whose_compiled_part_is_missing_is_refused(
     """It would fall back on Pillow for every image, and nobody would know."""
     (tmp_path / "accimage.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "accimage", raising=False)
+    take_away(monkeypatch, "accimage")  # so that what is imported here is gone after it
+    monkeypatch.delitem(sys.modules, "accimage")
     importlib.invalidate_caches()
     assert (fault_of("accimage") or "").startswith("is installed and does not work")
     assert refusal("accimage").startswith("data.decoder: accimage is installed and does not work")
     assert "accimage" not in installed_decoders()
-    monkeypatch.delitem(sys.modules, "accimage", raising=False)
 
 
 def test_decoders_are_described_with_their_versions(monkeypatch: pytest.MonkeyPatch) -> None:
