@@ -5,7 +5,7 @@ from typing import Any
 from launch.resources import peak_resident_mb
 from profiling.bench.onednn_seconds import onednn_seconds
 from profiling.bench.serve import Answering
-from profiling.layers.huge_pages import huge_pages_mb
+from profiling.huge_pages import huge_pages_mb
 from profiling.layers.iteration import plain_iteration, watched_iteration
 from profiling.layers.models import TimedModel
 from profiling.layers.recorder import Recorder

@@ -9,10 +9,9 @@ from launch.host.allowance import read_allowance
 from profiling.bench.environment import environment
 from profiling.bench.other_load import other_load
 from profiling.bench.worker_process import WorkerDiedError
+from profiling.huge_pages import huge_pages_remark
 from profiling.layers.gpu import require_gpu
-from profiling.layers.huge_pages import huge_pages_remark
 from profiling.layers.measured import Measured
-from profiling.layers.memory_choice import memory_remark, parse_memory
 from profiling.layers.output import as_json, layers_csv, output_files
 from profiling.layers.report import print_study
 from profiling.layers.study import run_study
@@ -23,6 +22,7 @@ from profiling.layers.subject import (
     Configuration,
     Subject,
 )
+from profiling.memory_choice import memory_remark, parse_memory
 from profiling.peaks.cores import choose_cores
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, OUR_BUG

@@ -6,8 +6,8 @@ from pathlib import Path
 from launch.scale.options import numbers
 from profiling.bench.command import image_side
 from profiling.layers.command import SWITCH, layers_command
-from profiling.layers.memory_choice import CHOICES
 from profiling.layers.subject import DEFAULT_BATCH
+from profiling.memory_choice import CHOICES
 from retinanet.command_line import add_json_option, positive
 
 ABOUT = """\

@@ -9,7 +9,7 @@ from rich.console import Console
 from profiling.bench.available_memory import available_mb
 from profiling.bench.crew import SPARE_MB
 from profiling.bench.worker_process import Worker
-from profiling.layers.huge_pages import huge_pages_environment
+from profiling.huge_pages import huge_pages_environment
 from profiling.layers.measured import Measured
 from profiling.layers.subject import Configuration, Subject, labels
 from retinanet.progress import progress

@@ -7,8 +7,8 @@ from typing import Any
 
 from launch.host.allowance import read_allowance
 from profiling.bench.serve import Answering, serve
-from profiling.layers.memory_choice import apply_memory
 from profiling.layers.subject import Configuration, Subject
+from profiling.memory_choice import apply_memory
 from profiling.peaks.cores import check_cores, choose_cores, take_cores
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from launch.pinning.memory_policy import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
-from profiling.layers.huge_pages import huge_pages_environment, huge_pages_mb, huge_pages_remark
-from profiling.layers.memory_choice import MemoryChoice, memory_remark, parse_memory
+from profiling.huge_pages import huge_pages_environment, huge_pages_mb, huge_pages_remark
+from profiling.memory_choice import MemoryChoice, memory_remark, parse_memory
 from retinanet.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 READ_BACK = """
 import ctypes, platform
 from launch.host.allowance import read_allowance
-from profiling.layers.memory_choice import apply_memory
+from profiling.memory_choice import apply_memory
 for text in ("interleave", "membind=0", "preferred=0", "local"):
     apply_memory(text, allowed=read_allowance().memory_nodes or {0})
     call = {"x86_64": 239, "aarch64": 236}[platform.machine()]
