@@ -24,6 +24,13 @@ def short(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
+def as_png(figure: Figure) -> bytes:
+    """The figure as pixels."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
 def as_svg(figure: Figure) -> str:
     """The figure as SVG whose text is text, equal for equal figures."""
     picture = io.StringIO()
@@ -39,9 +46,7 @@ def write_picture(figure: Figure, stem: Path) -> list[Path]:
         InputError: They cannot be written.
     """
     files = picture_files(stem)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    write_whole(files[0], png.getvalue())
+    write_whole(files[0], as_png(figure))
     write_whole(files[1], as_svg(figure))
     return files
 

@@ -17,7 +17,11 @@ class Contestant:
     """Module whose `prepare(workload, **options)` builds it; see profiling.bench.recipe."""
     allocator: str = "tuned"
     """The memory policy that its process sets before torch is loaded."""
-    options: Mapping[str, str | bool] = field(default_factory=dict)
+    memory: str | None = None
+    """Where its memory lies, as numactl names it; None: near the core that first writes it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its process, beside those of this one."""
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     package: str | None = None
     """Python package that it needs and that need not be installed."""
     by_default: bool = True

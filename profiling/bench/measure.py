@@ -6,12 +6,11 @@ from rich.console import Console
 
 from profiling.bench.benchmark import Benchmark
 from profiling.bench.contestant import Contestant
-from profiling.bench.crew import Crew
+from profiling.bench.crew import Crew, Racer
 from profiling.bench.other_load import other_load
 from profiling.bench.results import Primitives, Results
 from profiling.bench.step_findings import CEILING
 from profiling.bench.turns import take_turns
-from profiling.bench.worker_process import Worker
 from profiling.bench.workload import Workload
 from retinanet.progress import progress
 
@@ -69,7 +68,7 @@ def measure(
     )
 
 
-def profiled(worker: Worker) -> Primitives:
+def profiled(worker: Racer) -> Primitives:
     """Of runs with oneDNN's verbose output, the middle one by its share in primitives."""
     runs: list[Primitives] = []
     while sum(run.seconds for run in runs) < PROFILED_SECONDS and len(runs) < PROFILED_RUNS:

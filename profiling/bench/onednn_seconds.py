@@ -15,10 +15,18 @@ def onednn_seconds(run: Callable[[], object]) -> dict[str, float]:
     """Run once: seconds by kind of primitive, such as `convolution backward_data` or `reorder`."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "onednn.log"
-        # oneDNN prints from C to descriptor 1, below Python's sys.stdout.
-        with log.open("wb") as file, redirected(OUTPUT, file.fileno()), verbose():
-            run()
+        log.write_text(onednn_lines(run), encoding="utf-8")
         return seconds_by_kind(log)
+
+
+def onednn_lines(run: Callable[[], object]) -> str:
+    """Run once: oneDNN's log of it."""
+    # oneDNN prints from C to descriptor 1, below Python's sys.stdout.
+    with tempfile.TemporaryFile() as file:
+        with redirected(OUTPUT, file.fileno()), verbose():
+            run()
+        file.seek(0)
+        return file.read().decode("utf-8", errors="replace")
 
 
 def seconds_by_kind(log: Path) -> dict[str, float]:

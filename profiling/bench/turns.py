@@ -1,6 +1,6 @@
 """Contestants in turn: A B C, A B C, …, one at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from profiling.bench.contestant import Contestant
 from profiling.bench.crew import Crew
@@ -18,6 +18,22 @@ def take_turns(
 ) -> dict[str, list[Run]]:
     """A run of every contestant in every round, after its warm-up; by name, in order of rounds.
 
+    See `rounds_of`.
+    """
+    found = list(rounds_of(crew, contestants, rounds=rounds, advance=advance, settling=settling))
+    return {one.name: [of_round[one.name] for of_round in found] for one in contestants}
+
+
+def rounds_of(
+    crew: Crew,
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    advance: Advance,
+    settling: int = 0,
+) -> Iterator[dict[str, Run]]:
+    """A run of every contestant, by name: one round after another, once all are warm.
+
     `settling` runs come before it in every turn, and are not counted.
 
     Raises:
@@ -28,14 +44,15 @@ def take_turns(
         advance(done, f"warming up {contestant.name}")
         crew.worker(contestant)
         done += crew.warm_up
-    runs: dict[str, list[Run]] = {contestant.name: [] for contestant in contestants}
-    for _ in range(rounds):
-        for contestant in contestants:
+    for number in range(rounds):
+        of_round = {}
+        for place, contestant in enumerate(contestants, start=1):
             worker = crew.worker(contestant)
             for _ in range(settling):
                 worker.run()
             run = worker.run()
-            runs[contestant.name].append(run)
-            done += 1
-            advance(done, f"{contestant.name} {run.seconds:.3f} s")
-    return runs
+            of_round[contestant.name] = run
+            advance(
+                done + number * len(contestants) + place, f"{contestant.name} {run.seconds:.3f} s"
+            )
+        yield of_round

@@ -4,11 +4,13 @@ import importlib
 import time
 from typing import Any
 
+from launch.host.allowance import read_allowance
 from launch.pinning.allocator import set_allocator
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from profiling.bench.recipe import Prepared
 from profiling.bench.serve import Answering, serve
 from profiling.bench.workload import Workload
+from profiling.memory_choice import apply_memory
 
 
 def main() -> None:
@@ -19,6 +21,8 @@ def main() -> None:
 def settle(specification: dict[str, Any]) -> None:
     """Set the memory policy, for which torch has to wait."""
     set_allocator(specification["allocator"])
+    if specification["memory"] is not None:
+        apply_memory(specification["memory"], allowed=read_allowance().memory_nodes)
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]:
@@ -68,7 +72,14 @@ def operators(prepared: Prepared) -> dict[str, Any]:
     return {"operators": operator_seconds(prepared.run)}
 
 
-QUESTIONS = {"run": run, "primitives": primitives, "operators": operators}
+def onednn_log(prepared: Prepared) -> dict[str, Any]:
+    """What oneDNN says of one run."""
+    from profiling.bench.onednn_seconds import onednn_lines
+
+    return {"log": onednn_lines(prepared.run)}
+
+
+QUESTIONS = {"run": run, "primitives": primitives, "operators": operators, "log": onednn_log}
 
 if __name__ == "__main__":
     main()

@@ -27,10 +27,16 @@ def contestant_worker(contestant: Contestant, workload: Workload) -> "Worker":
     specification = {
         "recipe": contestant.recipe,
         "allocator": contestant.allocator,
+        "memory": contestant.memory,
         "options": dict(contestant.options),
         "workload": dataclasses.asdict(workload),
     }
-    return Worker(contestant.name, module="profiling.bench.worker", specification=specification)
+    return Worker(
+        contestant.name,
+        module="profiling.bench.worker",
+        specification=specification,
+        environment=contestant.environment,
+    )
 
 
 class Worker:

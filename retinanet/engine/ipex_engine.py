@@ -73,15 +73,17 @@ def prepare_with_ipex(
     return prepared
 
 
-def use_frozen_norms(module: nn.Module, kind: type[nn.Module]) -> None:
+def use_frozen_norms(
+    module: nn.Module, kind: type[nn.Module], *, instead_of: type[nn.Module] = FrozenBatchNorm2d
+) -> None:
     """Put `kind`, a frozen batch norm with torchvision's buffers, in place of torchvision's."""
     for name, child in module.named_children():
-        if isinstance(child, FrozenBatchNorm2d):
-            norm = kind(len(child.weight), eps=child.eps)
+        if isinstance(child, instead_of):
+            norm = kind(len(child.state_dict()["weight"]), eps=child.eps)
             norm.load_state_dict(child.state_dict())
             setattr(module, name, norm)
         else:
-            use_frozen_norms(child, kind)
+            use_frozen_norms(child, kind, instead_of=instead_of)
 
 
 def import_ipex() -> ModuleType:

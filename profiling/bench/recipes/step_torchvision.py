@@ -9,10 +9,11 @@ from profiling.bench.recipe import Prepared
 from profiling.bench.recipes.synthetic import make_batch, make_weights
 from profiling.bench.recipes.torchvision_model import torchvision_model
 from profiling.bench.workload import Workload
+from retinanet.engine.precision import autocast
 
 
-def prepare(workload: Workload) -> Prepared:
-    """BF16 autocast, channels_last, torch's Adam with its defaults, images in [0, 1] at hand."""
+def prepare(workload: Workload, *, precision: str = "bf16") -> Prepared:
+    """Under autocast for "bf16"; channels_last, torch's plain Adam, images in [0, 1] at hand."""
     model = torchvision_model(workload)
     model.load_state_dict(make_weights(workload))
     model.to(memory_format=torch.channels_last).train()
@@ -21,7 +22,7 @@ def prepare(workload: Workload) -> Prepared:
     images = list(batch.images.contiguous() / 255)
 
     def step() -> dict[str, float]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with autocast(precision):
             losses = model(images, batch.targets)
             loss = sum(losses.values(), torch.zeros(()))
         if not math.isfinite(loss.item()):
