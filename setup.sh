@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt; `./setup.sh ipex` adds those of
 # requirements-ipex.txt; `./setup.sh fuzz` those of requirements-fuzz.txt; `./setup.sh simd` puts
-# Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh browser` looks
-# for the browser that a test needs, and installs one where it may. `make demo` and `make test` call
+# Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
+# puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
+# looks for the browser that a test needs, and installs one where it may. `make demo` and `make test` call
 # this; a second call finds everything in place and returns at once. Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
@@ -114,15 +115,33 @@ packages = []
 END
 }
 
-put_pillow_simd() {
-    local pinned wheels=.venv/simd/wheels version compiler=cc
-    pinned=$(grep -oE '^pillow-simd==[^ ]+' requirements-simd.txt)
-    version=${pinned#*==}
+pinned_pillow_simd() {
+    grep -oE '^pillow-simd==[^ ]+' requirements-simd.txt
+}
+
+compile_pillow_simd() { # FOLDER
+    local compiler=cc
     if grep -q avx2 /proc/cpuinfo; then compiler='cc -mavx2'; fi
-    make_stand_in "${version%.post*}" .venv/simd/pillow
-    # Compiled before Pillow goes. Without the cache: a wheel in it may lack formats, or SIMD.
+    # Without the cache: a wheel in it may lack formats, or SIMD.
     CC=$compiler .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
-        --no-binary pillow-simd -C webp=enable -C tiff=enable -w "$wheels" "$pinned" || return
+        --no-binary pillow-simd -C webp=enable -C tiff=enable -w "$1" "$(pinned_pillow_simd)"
+}
+
+put_pillow_simd_beside() {
+    local wheels=.venv/simd/wheels
+    rm -rf .venv/simd-beside
+    compile_pillow_simd "$wheels" || return
+    "${install[@]}" --no-index --target .venv/simd/beside "$wheels"/pillow_simd-*.whl || return
+    mv .venv/simd/beside .venv/simd-beside # at once: half of it would be taken for all
+    rm -r .venv/simd
+}
+
+put_pillow_simd() {
+    local pinned wheels=.venv/simd/wheels version
+    pinned=$(pinned_pillow_simd)
+    version=${pinned#*==}
+    make_stand_in "${version%.post*}" .venv/simd/pillow
+    compile_pillow_simd "$wheels" || return # before Pillow goes
     .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
         --no-cache-dir -w "$wheels" .venv/simd/pillow || return
     remove_pillow
@@ -170,8 +189,8 @@ browser)
     install_browser
     exit
     ;;
-'' | ipex | fuzz | simd | pillow) ;;
-*) fail "unknown argument $*; known are: ipex, fuzz, simd, pillow, browser" ;;
+'' | ipex | fuzz | simd | simd-beside | pillow) ;;
+*) fail "unknown argument $*; known are: ipex, fuzz, simd, simd-beside, pillow, browser" ;;
 esac
 
 wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"
@@ -194,6 +213,14 @@ if [ "$*" = simd ]; then
         echo "setup: putting Pillow-SIMD in Pillow's place; it lags behind Pillow's security fixes"
         put_pillow_simd || fail_installing
         printf '%s\n' "$wanted_simd" >.venv/.setup-simd-finished
+    fi
+elif [ "$*" = simd-beside ]; then
+    wanted_simd="$wanted $(sha256sum <requirements-simd.txt)"
+    if ! is_finished .setup-simd-beside-finished "$wanted_simd"; then
+        require_headers
+        echo "setup: compiling Pillow-SIMD into .venv/simd-beside; Pillow stays in its place"
+        put_pillow_simd_beside || fail_installing
+        printf '%s\n' "$wanted_simd" >.venv/.setup-simd-beside-finished
     fi
 elif [ "$*" = pillow ] || [ -e .venv/.setup-pillow-changing ]; then
     if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then

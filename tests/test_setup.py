@@ -106,4 +106,7 @@ def test_where_nothing_can_be_installed_a_line_says_so_and_nothing_fails(program
 def test_words_that_are_not_known_are_named(programs: Path) -> None:
     done = set_up(programs, "browsers")
     assert done.returncode == 2
-    assert "unknown argument browsers; known are: ipex, fuzz, simd, pillow, browser" in done.stderr
+    assert (
+        "unknown argument browsers; known are: ipex, fuzz, simd, simd-beside, pillow, browser"
+        in done.stderr
+    )
