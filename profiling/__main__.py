@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from profiling.ablate.command import add_ablate
 from profiling.bench.command import add_bench
 from profiling.compare.command import add_compare
 from profiling.efficiency.command import add_efficiency
@@ -38,6 +39,7 @@ def main() -> int:
         add_trace,
         add_layers,
         add_bench,
+        add_ablate,
     ):
         add(commands)
     arguments = vars(parser.parse_args())

@@ -36,7 +36,7 @@ def find_config(name: str) -> Path:
     for candidate in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
         if candidate.is_file():
             return candidate
-    shipped = sorted(path.name for path in SHIPPED.glob("**/*.yaml"))
+    shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
     by_stem = {Path(one).stem: one for one in shipped}
     nearest = difflib.get_close_matches(Path(name).stem, by_stem, n=1)
     known = f"shipped are {', '.join(shipped)}"

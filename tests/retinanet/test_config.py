@@ -11,7 +11,7 @@ from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_c
 from retinanet.errors import InputError
 from retinanet.processor import fastest_precision
 
-SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("**/*.yaml"))
+SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
 
 
 def message_of(load: Callable[[], object]) -> str:

@@ -1,0 +1,74 @@
+"""Ablations and results made by hand, for tests."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from profiling.ablate.ablation import Ablation
+from profiling.ablate.read import SCHEMA
+from profiling.ablate.result import Result
+from profiling.bench.run import Run
+
+RECIPE = "tests.profiling.ablate.counting_recipe"
+
+
+def ablation(**fields: Any) -> Ablation:
+    """A valid one of two variants and one comparison, with fields replaced."""
+    tree: dict[str, Any] = {
+        "place": 1,
+        "question": "Is it faster?",
+        "source": "a paper, section 1",
+        "says": "30 %",
+        "recipe": RECIPE,
+        "variants": {"slow": {"about": "as it was"}, "quick": {"about": "as it is"}},
+        "comparisons": [{"change": "quick", "baseline": "slow"}],
+        **fields,
+    }
+    return SCHEMA.validate_json(json.dumps(tree))
+
+
+def run(seconds: float, **details: float) -> Run:
+    """A run with details; a `_` in a detail's name stands for a blank."""
+    return Run(
+        seconds=seconds,
+        page_faults=3,
+        rss_mb=100.0,
+        peak_rss_mb=200.0,
+        details={name.replace("_", " "): value for name, value in details.items()},
+    )
+
+
+def result(runs: Mapping[str, Sequence[Run]], **fields: Any) -> Result:
+    """Of variants' runs, round by round."""
+    rounds = tuple(
+        dict(zip(runs, of_round, strict=True)) for of_round in zip(*runs.values(), strict=True)
+    )
+    variant = {
+        "recipe": RECIPE,
+        "options": {"ranks": 1, "threads": 1},
+        "allocator": "tuned",
+        "huge_pages": False,
+        "memory": None,
+        "pillow_simd": False,
+    }
+    return Result(
+        **{
+            "ablation": "made",
+            "size": "quick",
+            "command": "python -m profiling ablate run made --quick",
+            "environment": {"cpu": "a processor", "cores": 2, "torch": "2.8.0"},
+            "definition": {
+                "workload": {"image_size": 320, "images": 1},
+                "warm_up": 2,
+                "settling": 0,
+                "photos": None,
+                "variants": {name: {**variant} for name in runs},
+            },
+            "left_out": {},
+            "rounds_wanted": len(rounds),
+            "rounds": rounds,
+            "began": "2026-01-01T00:00:00+00:00",
+            "ended": "2026-01-01T00:01:00+00:00",
+            **fields,
+        }
+    )

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from profiling.ablate.calls import calls_of
+from profiling.ablate.plan import plan_of
+from profiling.ablate.read import read_all
+from profiling.bench.crew import Crew
+from profiling.bench.workload import Workload
+
+FROZEN_CONVOLUTIONS = 11
+"""conv1, and of layer1 three in each of three blocks and one beside the first."""
+
+
+# On one thread torch has kernels of its own for small convolutions.
+@pytest.mark.whole_machine
+def test_comparing_logs_finds_the_backward_calls_of_frozen_layers(tmp_path: Path) -> None:
+    plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick")
+    workload = Workload(images=2, image_size=128, classes=5)
+    with Crew(workload, warm_up=1, say=print) as crew:
+        found = calls_of(("gradients-of-all", "frozen"), crew, plan.contestants, folder=tmp_path)
+    assert found is not None
+    kinds = {one["kind"]: one for one in found["kinds"]}
+    extra = {
+        kind: kinds[f"convolution {kind}"]["first_calls"]
+        - kinds[f"convolution {kind}"]["second_calls"]
+        for kind in ("forward", "backward data", "backward weights")
+    }
+    # Nobody wants the gradient of the image; the two convolutions that layer2 begins with are asked
+    # for that of their input only where something before them wants it.
+    assert extra == {
+        "forward": 0,
+        "backward weights": FROZEN_CONVOLUTIONS,
+        "backward data": FROZEN_CONVOLUTIONS - 1 + 2,
+    }
+    assert all(one["extra_calls"] > 0 for one in found["only_one"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(found["logs"])
+
+
+def test_nothing_is_compared_where_a_side_cannot_run(tmp_path: Path) -> None:
+    with Crew(Workload(), warm_up=1, say=print) as crew:
+        assert calls_of(("one", "other"), crew, {}, folder=tmp_path) is None

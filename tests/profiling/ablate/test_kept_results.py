@@ -1,0 +1,33 @@
+"""What docs/ablations keeps is what the report makes of the result files beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from profiling.ablate.read import read_all
+from profiling.ablate.report_command import FILES, PICTURES, SECOND, pages_of
+from profiling.ablate.study import read_study
+
+KEPT = sorted(Path(__file__).resolve().parents[3].glob("docs/ablations/*/ablations.md"))
+
+
+@pytest.mark.parametrize("page", KEPT, ids=lambda page: page.parent.name)
+def test_the_kept_report_is_made_from_its_result_files(page: Path) -> None:
+    folder = page.parent
+    study = read_study(read_all(), folder, folder / SECOND)
+    made = pages_of(study)
+    for name, content in zip(FILES, made, strict=True):
+        if name.endswith(".md"):
+            message = "make it anew: python -m profiling ablate report --overwrite --out"
+            assert (folder / name).read_text() == content, f"{message} {folder}"
+    drawn = {f"{row.name}.png" for row in study.rows if row.is_measured}
+    assert {file.name for file in (folder / PICTURES).iterdir()} == drawn
+
+
+@pytest.mark.parametrize("page", KEPT, ids=lambda page: page.parent.name)
+def test_kept_results_are_whole_and_name_no_place_of_a_machine(page: Path) -> None:
+    for result in read_study(read_all(), page.parent, None).results:
+        assert result.is_complete, result.ablation
+    for file in page.parent.rglob("result.json"):
+        text = file.read_text()
+        assert "/home/" not in text and "/work/" not in text and "/root" not in text, file

@@ -1,0 +1,196 @@
+"""What the recipes of ablations compute: the same mathematics, and the parts that they say."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.ops import sigmoid_focal_loss
+
+from profiling.ablate.recipes import (
+    conv_norm_relu,
+    convergence_points,
+    loss_precision,
+    networks,
+    short_training,
+    training_step,
+)
+from profiling.ablate.recipes.phase_stopwatch import PhaseStopwatch
+from profiling.bench.workload import Workload
+from profiling.layers.subject import Subject
+from retinanet.config import ModelConfig
+from retinanet.engine.precision import autocast
+from retinanet.mlperf.reference_points import reference_points
+from retinanet.model import HeadOutputs
+from retinanet.training.start import build_model
+
+SMALL = Workload(images=1, image_size=64, classes=5)
+
+
+def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of the backbone's last stage by a unit, and the gradients of its weights."""
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(), num_classes=1, weights=None)
+    stage = model.backbone.body.layer4
+    features = torch.rand(2, 1024, 6, 6).contiguous(memory_format=torch.channels_last)
+    with autocast("float32"):
+        for block in stage:
+            features = conv_norm_relu.block_outputs(block, features, conv_norm_relu.UNITS[unit])
+    torch.manual_seed(1)
+    features.backward(torch.randn_like(features))
+    return features.detach(), [one.grad for one in stage.parameters() if one.grad is not None]
+
+
+@pytest.mark.parametrize("unit", ["two", "one"])
+def test_convolution_norm_and_relu_as_one_are_the_three_operators(unit: str) -> None:
+    outputs, gradients = blocks_gradients("three")
+    others, other_gradients = blocks_gradients(unit)
+    assert outputs.shape == (2, 2048, 3, 3) and (outputs > 0).any() and (outputs == 0).any()
+    torch.testing.assert_close(others, outputs, rtol=1e-4, atol=1e-4)
+    assert len(gradients) == len(other_gradients) == 10  # three convolutions a block, and one more
+    for one, other in zip(gradients, other_gradients, strict=True):
+        # Neither place by place nor closely: what is next to zero may lie on either side of a ReLU.
+        assert (other - one).norm() < 0.02 * one.norm()
+
+
+def test_a_loss_in_bf16_is_torchvisions_on_bf16_tensors() -> None:
+    torch.manual_seed(0)
+    logits = [torch.randn(1, 30, 4).bfloat16()]
+    classes = [torch.full((1, 30), -1)]
+    classes[0][0, 3] = 2
+    targets = torch.zeros(1, 30, 4, dtype=torch.bfloat16)
+    targets[0, 3, 2] = 1
+    expected = sigmoid_focal_loss(logits[0], targets, alpha=0.25, gamma=2.0, reduction="sum")
+    found = loss_precision.bf16_loss(logits, classes, torch.ones(1))
+    assert found.dtype == torch.bfloat16
+    assert found.item() == pytest.approx(expected.item(), rel=0.01)
+
+
+def test_bf16_errs_more_than_float32_and_neither_by_much() -> None:
+    exact = loss_precision.prepare(SMALL, loss="float32").run()
+    rounded = loss_precision.prepare(SMALL, loss="bf16").run()
+    assert exact["loss error"] < 1e-5 < rounded["loss error"] < 0.05
+    # A BF16 number has 8 bits: rounding alone is an error of 2^-9 to 2^-10 on average.
+    assert 2**-11 < exact["gradient error"] < 2**-9
+    assert 2 * exact["gradient error"] < rounded["gradient error"] < 0.1
+
+
+class Sleeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+def test_the_backward_pass_is_divided_where_the_loss_ends() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    stopwatch = PhaseStopwatch()
+
+    def network(images: Tensor) -> HeadOutputs:
+        hidden = Sleeping.apply(weight * images, 0.2)
+        return HeadOutputs([hidden * 2, hidden * 3], [hidden * 4], [])
+
+    outputs = stopwatch.watching(network)(torch.ones(3))
+    losses = [Sleeping.apply(one, 0.03).sum() for one in outputs.cls_logits]
+    loss = sum(losses, Sleeping.apply(outputs.bbox_regression[0], 0.04).sum())
+    with stopwatch.phase("backward"):
+        loss.backward()
+    laps = stopwatch.laps()
+    assert laps["loss backward"] == pytest.approx(0.1, abs=0.05)
+    assert laps["network backward"] == pytest.approx(0.2, abs=0.05)
+    assert laps["loss backward"] + laps["network backward"] == pytest.approx(laps["backward"])
+
+
+@pytest.mark.parametrize("engine", ["plain", "torch"])
+def test_a_step_is_told_phase_by_phase(engine: str) -> None:
+    run = training_step.prepare(SMALL, engine=engine, precision="float32").run
+    run()
+    begin = time.perf_counter()
+    laps = run()
+    seconds = time.perf_counter() - begin
+    parts = [laps[name] for name in ("forward", "loss", "backward", "optimizer")]
+    assert all(parts)
+    assert 0.5 * seconds < sum(parts) <= seconds
+
+
+def test_all_ways_of_a_step_have_the_same_loss() -> None:
+    ways: list[dict[str, Any]] = [
+        {"engine": "plain"},
+        {"engine": "torch"},
+        {"engine": "plain", "layout": "channels_first"},
+        {"engine": "plain", "focal_form": "reference"},
+        {"engine": "plain", "trains_frozen": True},
+    ]
+    losses = []
+    for options in ways:
+        run = training_step.prepare(SMALL, precision="float32", **options).run
+        losses.append([run()["loss value"] for _ in range(2)])
+    for one in losses[1:]:
+        assert one == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_number_of_classes_of_its_own_changes_the_head() -> None:
+    few = training_step.prepare(SMALL, engine="plain", precision="float32").run()["loss value"]
+    more = training_step.prepare(SMALL, engine="plain", precision="float32", classes=9).run()[
+        "loss value"
+    ]
+    assert few != more
+
+
+def test_the_transformer_is_as_large_as_the_encoder_of_bert_base() -> None:
+    subject = Subject(
+        model="transformer", batch=1, image_size=224, precision="float32", device="cpu"
+    )
+    timed = networks.transformer(subject)
+    network, _ = timed.network.children()
+    assert isinstance(network, nn.Sequential)
+    count = sum(one.numel() for one in network[1].parameters())
+    assert count == 85_054_464  # those of the released weights
+    loss = timed.loss(timed.forward())
+    assert loss.item() == pytest.approx(0.69, abs=0.7)
+
+
+def test_a_step_is_taken_apart_into_primitives_that_add_up() -> None:
+    prepared = networks.prepare(
+        SMALL, model="retinanet", precision="float32", batch=1, watches=True
+    )
+    found = prepared.run()
+    parts = {name: s for name, s in found.items() if name.startswith("primitive: ")}
+    assert {f"primitive: convolution {way}" for way in
+            ("forward", "backward data", "backward weights")} <= set(parts)  # fmt: skip
+    assert all(seconds >= 0 for seconds in parts.values())
+    assert parts["primitive: elsewhere"] > 0
+    assert found["step"] == pytest.approx(found["forward"] + found["backward"])
+
+
+def test_convergence_points_are_those_of_the_published_runs() -> None:
+    found = convergence_points.prepare(SMALL).run()
+    points = reference_points("5.1.0")
+    assert len(found) == 3 * len(points)
+    for point in points:
+        low, middle, high = (
+            found[f"{word}epochs at {point.batch_size:05}"] for word in ("least ", "", "most ")
+        )
+        assert low <= middle == point.mean_epochs <= high
+
+
+def test_short_trainings_begin_alike_and_differ_by_the_loss_alone() -> None:
+    workload = Workload(images=1, image_size=64)
+    options = {"precision": "float32", "steps": 6}
+    curves = [
+        short_training.prepare(workload, loss=loss, **options).run()  # type: ignore[arg-type]
+        for loss in ("float32", "bf16")
+    ]
+    assert curves[0] != curves[1]
+    assert [key for key in curves[0] if " at " in key] == [
+        f"held-out loss at {step:05}" for step in range(1, 7)
+    ]
+    # After one step of Adam from the same weights on the same images little is different yet.
+    first = "held-out loss at 00001"
+    assert curves[1][first] == pytest.approx(curves[0][first], rel=0.05)
