@@ -39,7 +39,7 @@ def lacking_processor(variant: Variant) -> str | None:
 def lacking_packages(variant: Variant, options: Mapping[str, Option]) -> str | None:
     """Python packages."""
     if "ipex" in variant.needs:
-        from retinanet.engine.ipex_engine import require_ipex  # loads torch: not for `--help`
+        from retinanet.engine.ipex_engine import require_ipex  # noqa: PLC0415
 
         try:
             require_ipex()
