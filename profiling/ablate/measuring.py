@@ -95,7 +95,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
         WorkerDiedError, JobFailedError: A variant could not go on.
         InputError: The file cannot be written.
     """
-    result = begun
+    result = begun if begun.rounds else replace(begun, began=now())
     if result.is_complete:
         write_result(file, result)
         return result

@@ -36,7 +36,7 @@ def report(
     target = to or folder
     files = [target / name for name in FILES]
     require_free_outputs(files, overwrite=overwrite)
-    study = read_study(read_all(), folder, again or folder / SECOND)
+    study = read_study(read_all(), folder, again or folder / SECOND, size=size)
     if not study.results:
         raise InputError(
             f"{folder}: holds no results; measure some with `python -m profiling ablate run"

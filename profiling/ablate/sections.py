@@ -101,8 +101,7 @@ def row_section(row: Row) -> Section:
     if result is not None and row.is_measured:
         blocks.append(variants_table(result, row))
     if result is None:
-        command = f"python -m profiling ablate run {row.name}"
-        blocks.append(Missing("Not measured yet:", command))
+        blocks.append(Missing("Not measured yet:", row.command))
     else:
         blocks.append(Facts([("measured", result.ended), ("command", result.command)]))
     return Section(row.name, row.name, blocks)

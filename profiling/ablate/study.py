@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from profiling.ablate.ablation import Ablation, Ablations
+from profiling.ablate.ablation import Ablation, Ablations, SizeName
 from profiling.ablate.outcome import Outcome, by_reason, outcomes_of
 from profiling.ablate.result import Result, read_result
-from profiling.ablate.run_command import result_file
+from profiling.ablate.run_command import command_of, default_folder, result_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,8 @@ class Row:
     result: Result | None
     """None: was not measured yet."""
     outcomes: Sequence[Outcome]
+    command: str
+    """That measures it."""
     has_other_again: bool = False
     """Whether there is a second run of another definition, which says nothing of this one."""
 
@@ -72,26 +74,36 @@ class Study:
         )
 
 
-def read_study(ablations: Ablations, folder: Path, again: Path | None) -> Study:
+def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: SizeName) -> Study:
     """Read what there is in a folder of results, and in that of a second run.
 
     Raises:
         InputError: A file is not a result.
     """
+    out = None if folder == default_folder(size) else folder
     return Study(
         rows=[
             row_of(
                 name,
                 ablation,
-                result_if_there(folder, ablation.runs_of or name),
-                result_if_there(again, ablation.runs_of or name) if again else None,
+                result_if_there(folder, measured),
+                result_if_there(again, measured) if again else None,
+                command=command_of(measured, size, out=out, photos=None),
             )
             for name, ablation in ablations.items()
+            for measured in [ablation.runs_of or name]
         ]
     )
 
 
-def row_of(name: str, ablation: Ablation, result: Result | None, again: Result | None) -> Row:
+def row_of(
+    name: str,
+    ablation: Ablation,
+    result: Result | None,
+    again: Result | None,
+    *,
+    command: str,
+) -> Row:
     """An ablation with what was measured of it; a second run counts only if it is of the same."""
     result, again = of_variants(result, ablation), of_variants(again, ablation)
     is_other = again is not None and result is not None and again.definition != result.definition
@@ -105,7 +117,12 @@ def row_of(name: str, ablation: Ablation, result: Result | None, again: Result |
         ]
     )
     return Row(
-        name=name, ablation=ablation, result=result, outcomes=outcomes, has_other_again=is_other
+        name=name,
+        ablation=ablation,
+        result=result,
+        outcomes=outcomes,
+        command=command,
+        has_other_again=is_other,
     )
 
 

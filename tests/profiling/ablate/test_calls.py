@@ -1,12 +1,17 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from profiling.ablate import measuring
 from profiling.ablate.calls import calls_of
+from profiling.ablate.photos import Photos
 from profiling.ablate.plan import plan_of
 from profiling.ablate.read import read_all
+from profiling.ablate.result import Result, read_result, write_result
 from profiling.bench.crew import Crew
 from profiling.bench.workload import Workload
+from retinanet.terminal import make_console
 
 FROZEN_CONVOLUTIONS = 11
 """conv1, and of layer1 three in each of three blocks and one beside the first."""
@@ -35,6 +40,33 @@ def test_comparing_logs_finds_the_backward_calls_of_frozen_layers(tmp_path: Path
     }
     assert all(one["extra_calls"] > 0 for one in found["only_one"])
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(found["logs"])
+
+
+@pytest.mark.whole_machine
+def test_what_is_stopped_after_any_round_has_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick", rounds=1)
+    plan = replace(plan, workload=Workload(images=1, image_size=64, classes=5), warm_up=1)
+    console = make_console(quiet=True)
+
+    def stopped(file: Path, result: Result) -> None:
+        write_result(file, result)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "write_result", stopped)
+    file = tmp_path / "result.json"
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure(
+            plan,
+            measuring.fresh_result(plan, command="made", on={}),
+            file,
+            photos=Photos(None, tmp_path, console),
+            console=console,
+        )
+    kept = read_result(file)
+    assert kept.is_complete and kept.calls is not None
+    assert all((tmp_path / log).stat().st_size for log in kept.calls["logs"])
 
 
 def test_nothing_is_compared_where_a_side_cannot_run(tmp_path: Path) -> None:

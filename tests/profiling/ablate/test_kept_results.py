@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from profiling.ablate.ablation import SizeName
 from profiling.ablate.read import read_all
 from profiling.ablate.report_command import FILES, PICTURES, SECOND, pages_of
 from profiling.ablate.study import read_study
@@ -11,10 +12,14 @@ from profiling.ablate.study import read_study
 KEPT = sorted(Path(__file__).resolve().parents[3].glob("docs/ablations/*/ablations.md"))
 
 
+def size_of(page: Path) -> SizeName:
+    return "quick" if page.parent.name == "quick" else "full"
+
+
 @pytest.mark.parametrize("page", KEPT, ids=lambda page: page.parent.name)
 def test_the_kept_report_is_made_from_its_result_files(page: Path) -> None:
     folder = page.parent
-    study = read_study(read_all(), folder, folder / SECOND)
+    study = read_study(read_all(), folder, folder / SECOND, size=size_of(page))
     made = pages_of(study)
     for name, content in zip(FILES, made, strict=True):
         if name.endswith(".md"):
@@ -26,7 +31,7 @@ def test_the_kept_report_is_made_from_its_result_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", KEPT, ids=lambda page: page.parent.name)
 def test_kept_results_are_whole_and_name_no_place_of_a_machine(page: Path) -> None:
-    for result in read_study(read_all(), page.parent, None).results:
+    for result in read_study(read_all(), page.parent, None, size=size_of(page)).results:
         assert result.is_complete, result.ablation
     for file in page.parent.rglob("result.json"):
         text = file.read_text()

@@ -19,6 +19,7 @@ from profiling.report.page import render_page
 from tests.browsers import chromium
 from tests.profiling.ablate.made import ablation, result, run
 
+COMMAND = "python -m profiling ablate run not-yet --quick"
 SENTENCES = {"more": "It is more.", "alike": "It is alike.", "less": "It is less."}
 PAPER = ablation(comparisons=[{"change": "quick", "baseline": "slow", "paper": 1.2, **SENTENCES}])
 PARTS = {
@@ -115,9 +116,9 @@ def study() -> Study:
     second = result({name: runs[::-1] for name, runs in PARTS.items()})
     return Study(
         rows=[
-            row_of("measured", PAPER, result(PARTS, busy_cores=(0.4,)), second),
-            row_of("impossible", ablation(), cannot, None),
-            row_of("not-yet", ablation(), None, None),
+            row_of("measured", PAPER, result(PARTS, busy_cores=(0.4,)), second, command=COMMAND),
+            row_of("impossible", ablation(), cannot, None, command=COMMAND),
+            row_of("not-yet", ablation(), None, None, command=COMMAND),
         ]
     )
 
@@ -149,7 +150,7 @@ def test_both_pages_have_question_number_paper_reason_machine_and_command() -> N
             "a processor",
             "python -m profiling ablate run made --quick",
             "cores, and this process may use 2",
-            "python -m profiling ablate run not-yet",
+            COMMAND,
             "0.40 cores busy",
             "tuned",
         ):
@@ -169,13 +170,13 @@ def test_every_table_of_the_markdown_is_even() -> None:
 
 
 def test_an_unfinished_row_says_how_far_it_is() -> None:
-    row = row_of("some", PAPER, result(PARTS, rounds_wanted=5), None)
+    row = row_of("some", PAPER, result(PARTS, rounds_wanted=5), None, command=COMMAND)
     assert isinstance(row, Row) and row.state == "2 of 5 rounds so far"
 
 
 def test_a_row_may_take_a_part_of_what_another_has_measured() -> None:
     more = result({**PARTS, "other": PARTS["slow"]}, left_out={"another": "few cores"})
-    row = row_of("some", PAPER, more, more)
+    row = row_of("some", PAPER, more, more, command=COMMAND)
     assert row.result is not None
     assert list(row.result.definition["variants"]) == ["slow", "quick"]
     assert list(row.result.rounds[0]) == ["slow", "quick"]
@@ -186,7 +187,7 @@ def test_a_row_may_take_a_part_of_what_another_has_measured() -> None:
 def test_a_second_run_of_something_else_is_left_out_and_says_so() -> None:
     other = result(PARTS)
     other.definition["workload"]["images"] = 9
-    row = row_of("some", PAPER, result(PARTS), other)
+    row = row_of("some", PAPER, result(PARTS), other, command=COMMAND)
     assert row.outcomes[0].again is None
     assert "The second run is of another definition, and is left out." in remarks(row)
 
