@@ -8,11 +8,9 @@ from rich.console import Console
 
 from data.bench.photos import photos_in, read_list, write_list
 from data.bench.source import draw
-from profiling.ablate.plan import Plan
+from profiling.ablate.plan import READS_PHOTOS, Plan
 from profiling.bench.contestant import Contestant
 
-READING = "data.bench.recipes."
-"""Begins the names of recipes that read photos."""
 COUNT = 128
 
 
@@ -55,13 +53,13 @@ class Photos:
 
 def with_photos_told(plan: Plan, photos: Photos) -> Plan:
     """A plan that says what its decoders read; one without decoders as it is."""
-    if not any(one.recipe.startswith(READING) for one in plan.contestants.values()):
+    if not any(one.recipe.startswith(READS_PHOTOS) for one in plan.contestants.values()):
         return plan
     return replace(plan, photos=photos.words())
 
 
 def with_photos(contestant: Contestant, photos: Photos) -> Contestant:
     """A contestant that reads photos, told where they are listed; others as they are."""
-    if not contestant.recipe.startswith(READING):
+    if not contestant.recipe.startswith(READS_PHOTOS):
         return contestant
     return replace(contestant, options={**contestant.options, "photos": str(photos.listed())})

@@ -18,6 +18,11 @@ USUAL = {
 }
 JOBS = "mpirun"
 """The recipe of variants that are whole jobs."""
+READS_PHOTOS = "data.bench.recipes."
+"""Begins the names of recipes that decode."""
+PINNED = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+"""A core for each thread, with every OpenMP: where the kernel chooses, two threads that wake often
+share a core for 10 ms, which is longer than our focal loss takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +111,26 @@ def contestant_of(
     name: str, ablation: Ablation, variant: Variant, *, options: Mapping[str, Option]
 ) -> Contestant:
     """A variant as benchmarks have them."""
-    environment = huge_pages_environment() if variant.huge_pages else {}
+    recipe = variant.recipe or ablation.recipe
+    environment = dict(PINNED) if is_pinned(recipe) else {}
+    if variant.huge_pages:
+        environment |= huge_pages_environment()
     if variant.pillow_simd:
         environment["PYTHONPATH"] = str(pillow_simd_folder())
     return Contestant(
         name=name,
         about=variant.about,
-        recipe=variant.recipe or ablation.recipe,
+        recipe=recipe,
         allocator=variant.allocator or ablation.allocator,
         memory=variant.memory,
         environment=environment,
         options=dict(options),
     )
+
+
+def is_pinned(recipe: str) -> bool:
+    """Whether its threads are OpenMP's; jobs pin their ranks themselves, decoders have one."""
+    return recipe != JOBS and not recipe.startswith(READS_PHOTOS)
 
 
 def described(contestant: Contestant, variant: Variant) -> MeasuredVariant:
@@ -126,6 +139,7 @@ def described(contestant: Contestant, variant: Variant) -> MeasuredVariant:
         "recipe": contestant.recipe,
         "options": dict(contestant.options),
         "allocator": contestant.allocator,
+        "pinned": is_pinned(contestant.recipe),
         "huge_pages": variant.huge_pages,
         "memory": variant.memory,
         "pillow_simd": variant.pillow_simd,

@@ -27,6 +27,7 @@ class MeasuredVariant(TypedDict):
     recipe: str
     options: dict[str, Any]
     allocator: str
+    pinned: bool
     huge_pages: bool
     memory: str | None
     pillow_simd: bool

@@ -47,6 +47,7 @@ def result(runs: Mapping[str, Sequence[Run]], **fields: Any) -> Result:
         "recipe": RECIPE,
         "options": {"ranks": 1, "threads": 1},
         "allocator": "tuned",
+        "pinned": True,
         "huge_pages": False,
         "memory": None,
         "pillow_simd": False,

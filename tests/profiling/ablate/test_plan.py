@@ -5,7 +5,7 @@ import pytest
 
 from profiling.ablate import lacks
 from profiling.ablate.lacks import lacking
-from profiling.ablate.plan import plan_of
+from profiling.ablate.plan import JOBS, plan_of
 from profiling.bench.workload import Workload
 from retinanet.processor import fastest_precision
 from tests.profiling.ablate.made import ablation
@@ -121,7 +121,17 @@ def test_a_definition_names_no_place_of_this_machine() -> None:
         "recipe": "tests.profiling.ablate.counting_recipe",
         "options": {},
         "allocator": "tuned",
+        "pinned": True,
         "huge_pages": False,
         "memory": None,
         "pillow_simd": False,
     }
+
+
+def test_openmps_threads_are_pinned_and_jobs_pin_themselves() -> None:
+    plan = plan_of("made", ablation(), size="quick")
+    assert plan.contestants["slow"].environment["OMP_PROC_BIND"] == "close"
+    jobs = ablation(recipe=JOBS, options={"ranks": 1, "threads": 1})
+    plan = plan_of("made", jobs, size="quick")
+    assert not plan.contestants["slow"].environment
+    assert not plan.definition["variants"]["slow"]["pinned"]
