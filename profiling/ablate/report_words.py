@@ -5,9 +5,9 @@ from profiling.ablate.statistics import ALIKE, HOLDS, NOTHING
 from profiling.ablate.study import Row, Study
 
 METHOD = (
-    "Each variant is a process of its own, with its own memory policy, and they run in turn, "
-    "A B A B, one at a time: when the machine is slower for a while, it is so for all. Weights, "
-    "images and boxes come from one seed. After the warm-up every run counts.",
+    "Each variant is a process of its own, with its own memory policy and a core for each thread, "
+    "and they run in turn, A B A B, one at a time: when the machine is slower for a while, it is "
+    "so for all. Weights, images and boxes come from one seed. After the warm-up every run counts.",
     "A ratio is taken round by round, and the median counts. Its interval is the range between "
     "two of these ratios in which the true median lies with at least 90 % confidence, by the sign "
     "test, which assumes nothing of how times scatter; with fewer than five rounds it is the "
