@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.backends import mkldnn
+from torch.backends import mkldnn, nnpack
 from torch.nn import functional as F
 
 from profiling.bench.onednn_seconds import onednn_seconds
@@ -44,6 +44,7 @@ def prepare(
         watches: Whether a run is also taken apart, which takes two more.
     """
     mkldnn.set_flags(_enabled=onednn)
+    nnpack.set_flags(_enabled=False)  # its threads would share the pinned first one's core
     size = workload.image_size if model == "retinanet" else 224
     subject = Subject(model=model, batch=batch, image_size=size, precision=precision, device="cpu")
     timed = transformer(subject) if model == "transformer" else timed_model(subject, onednn=True)
