@@ -16,6 +16,8 @@ PRIMITIVES = {
     "convolution forward": "#1c7ed6",
     "convolution backward data": "#f08c00",
     "convolution backward weights": "#e6194b",
+    "our convolution forward": "#74c0fc",
+    "our convolution backward": "#ffa8a8",
     "matmul": "#2f9e44",
     "matrix products of MKL": "#8ce99a",
     "inner product": "#5c940d",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from profiling.ablate.charts.colours import DOTS, PAPER, PLAIN
 from profiling.ablate.outcome import Outcome, shown
@@ -11,6 +11,8 @@ from profiling.ablate.statistics import Ratio
 
 WIDEST_LINEAR = 6.0
 """Ratios beyond are drawn on a logarithmic axis."""
+WIDEST_DOUBLING = 200.0
+"""Where they span more, the axis has a line for every factor of 10, else of 2."""
 
 
 def shown_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -47,6 +49,8 @@ def draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     axes.margins(x=0.15)
     if not is_wide:
         axes.set_xlim(0, None)
+    if is_wide and max(values) / min(values) > WIDEST_DOUBLING:
+        axes.xaxis.set_major_locator(LogLocator(base=10))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     legend(axes, outcomes)

@@ -9,7 +9,7 @@ from torch.backends import mkldnn, nnpack
 from torch.nn import functional as F
 
 from profiling.bench.onednn_seconds import onednn_seconds
-from profiling.bench.operator_seconds import watched
+from profiling.bench.operator_seconds import WINOGRAD, watched
 from profiling.bench.recipe import Prepared
 from profiling.bench.workload import Workload
 from profiling.directions import direction_name
@@ -18,6 +18,7 @@ from profiling.layers.subject import Subject
 
 MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::linear")
 """Of torch: they go to oneDNN in BF16, and to Intel's MKL in float32."""
+WINOGRAD_WORDS = ("our convolution forward", "our convolution backward")
 WORDS = 128
 VOCABULARY = 30_522
 WIDTH = 768
@@ -69,7 +70,8 @@ def one_step(timed: TimedModel) -> dict[str, float]:
 
 
 def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
-    """Seconds by primitive and direction in one step, and `elsewhere`; plus matrix products."""
+    """Seconds by primitive and direction in one step, in products and convolutions beside oneDNN,
+    and `elsewhere`."""
     whole: dict[str, float] = {}
     in_onednn = onednn_seconds(lambda: whole.update(step()))
     found: dict[str, float] = {}
@@ -77,9 +79,12 @@ def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
         kind, _, direction = name.partition(" ")
         words = f"{kind.replace('_', ' ')} {direction_name(direction)}".strip()
         found[words] = found.get(words, 0.0) + seconds
-    products = sum(
-        event.self_cpu_time_total for event in watched(step) if event.key in MATRIX_OPERATORS
-    )
+    events = watched(step)
+    for operator, words in zip(WINOGRAD, WINOGRAD_WORDS, strict=True):
+        seconds = sum(event.cpu_time_total for event in events if event.key == operator) / 1e6
+        if seconds:
+            found[words] = seconds
+    products = sum(event.self_cpu_time_total for event in events if event.key in MATRIX_OPERATORS)
     inside = sum(s for name, s in found.items() if name.startswith(("matmul", "inner product")))
     outside = max(0.0, products / 1e6 - inside)
     found["matrix products of MKL"] = min(outside, whole["step"])
