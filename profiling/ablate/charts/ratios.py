@@ -41,6 +41,7 @@ def draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
             textcoords="offset points",
             ha="left" if one.ratio.median < 0.1 * max(values) else "center",
             fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over the line at 1
         )
     if any(one.comparison.ratio != "share" for one in outcomes):
         axes.axvline(1, color=DOTS, linewidth=0.8, linestyle="--")
