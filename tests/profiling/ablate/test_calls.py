@@ -47,7 +47,7 @@ def test_what_is_stopped_after_any_round_has_its_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick", rounds=1)
-    plan = replace(plan, workload=Workload(images=1, image_size=64, classes=5), warm_up=1)
+    plan = replace(plan, workload=Workload(images=1, image_size=128, classes=5), warm_up=1)
     console = make_console(quiet=True)
 
     def stopped(file: Path, result: Result) -> None:

@@ -9,7 +9,16 @@ from profiling.ablate.read import read_all
 from profiling.ablate.report_command import FILES, PICTURES, SECOND, pages_of
 from profiling.ablate.study import read_study
 
-KEPT = sorted(Path(__file__).resolve().parents[3].glob("docs/ablations/*/ablations.md"))
+REPOSITORY = Path(__file__).resolve().parents[3]
+KEPT = sorted(
+    page.relative_to(REPOSITORY) for page in REPOSITORY.glob("docs/ablations/*/ablations.md")
+)
+"""As seen from the repository: commands in a page name its folder."""
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
 
 
 def size_of(page: Path) -> SizeName:
