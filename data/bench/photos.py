@@ -8,17 +8,19 @@ from data.decoding.decode import SUFFIXES
 from retinanet.errors import InputError
 
 
-def photos_in(folder: Path, *, limit: int) -> list[Path]:
+def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Path]:
     """Up to `limit` images of a folder, spread evenly over its names in order; absolute paths.
+
+    `option` is the one that names the folder, for messages.
 
     Raises:
         InputError: It is no folder, or it holds no image.
     """
     if not folder.is_dir():
-        raise InputError(f"--images: {folder} is not a folder; give one with images")
+        raise InputError(f"{option}: {folder} is not a folder; give one with images")
     photos = sorted(file for file in folder.resolve().iterdir() if file.suffix.lower() in SUFFIXES)
     if not photos:
-        raise InputError(f"--images: {folder} holds no {', '.join(SUFFIXES)}; give another folder")
+        raise InputError(f"{option}: {folder} holds no {', '.join(SUFFIXES)}; give another folder")
     count = min(limit, len(photos))
     return [photos[place * len(photos) // count] for place in range(count)]
 

@@ -35,7 +35,7 @@ class Photos:
             folder = self.folder
             if folder is None:
                 folder = draw(self.scratch / "drawn", count=COUNT, console=self.console)
-            write_list(photos_in(folder, limit=COUNT), file)
+            write_list(photos_in(folder, limit=COUNT, option="--photos"), file)
         return file
 
     def words(self) -> str:

@@ -79,7 +79,7 @@ def test_a_report_is_made_from_the_results_and_not_over_another(
     [
         (("run", "frozen-layer"), "frozen-layer: no such ablation; did you mean frozen-layers?"),
         (("report", "--quick"), "holds no results; measure some with `python -m profiling ablate"),
-        (("run", "decoders", "--photos", "nowhere"), "nowhere is not a folder"),
+        (("run", "decoders", "--photos", "nowhere"), "--photos: nowhere is not a folder"),
     ],
 )
 def test_what_is_wrong_is_one_line(
