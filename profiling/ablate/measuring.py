@@ -95,7 +95,8 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
         WorkerDiedError, JobFailedError: A variant could not go on.
         InputError: The file cannot be written.
     """
-    result = begun if begun.rounds else replace(begun, began=now())
+    started = now()
+    result = begun if begun.rounds else replace(begun, began=started, ended=started)
     if result.is_complete:
         write_result(file, result)
         return result

@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from profiling.ablate.ablation import Ablation, ChartChoice, Comparison
-from profiling.ablate.result import Result
+from profiling.ablate.result import Result, memory_policy
 from profiling.ablate.statistics import Ratio, are_alike, ratio_of, still_holds
 
 PADDING = re.compile(r"\b0+(?=\d)")
@@ -146,7 +146,7 @@ def numbers_of(result: Result, name: str, *, quantity: str) -> VariantNumbers:
     variant = result.definition["variants"][name]
     peak = max(result.values(name, "peak_rss_mb")) or None
     return VariantNumbers(
-        allocator=variant["allocator"] + (", huge pages" if variant["huge_pages"] else ""),
+        allocator=memory_policy(variant),
         values=result.values(name, quantity),
         page_faults=median(result.values(name, "page_faults")) if peak else None,
         peak_mb=peak,

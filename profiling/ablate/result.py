@@ -33,6 +33,11 @@ class MeasuredVariant(TypedDict):
     pillow_simd: bool
 
 
+def memory_policy(variant: MeasuredVariant) -> str:
+    """Its allocator, and huge pages where it has them."""
+    return variant["allocator"] + (", huge pages" if variant["huge_pages"] else "")
+
+
 class Definition(TypedDict):
     """What a measurement depends on, but for the machine: for one that goes on later."""
 

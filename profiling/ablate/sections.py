@@ -25,6 +25,15 @@ from profiling.report.blocks import Block, Cell, Column, Facts, Missing, Section
 from profiling.report.drawing import chart
 from profiling.report.words import listed, sentence, three
 
+LEFT = {
+    "bars": "medians, a dot for each round",
+    "shares": "medians of what each part takes",
+    "curves": "medians, a thin line for each round",
+    "grid": "medians, by ranks",
+    "points": "published runs",
+}
+"""What the left half of a picture shows, by the kind of chart."""
+
 
 def sections_of(study: Study) -> list[Section]:
     """All comparisons, a chapter for each ablation, the method, the machine."""
@@ -88,12 +97,13 @@ def row_section(row: Row) -> Section:
     ]
     result = row.result
     if result is not None and row.is_measured:
+        left = LEFT[ablation.chart.kind]
         blocks.append(
             chart(
                 lambda: picture(ablation, result, row.outcomes),
                 name=row.name,
                 label=ablation.question,
-                caption="Left: medians, a dot for each round. Right: ratios with their intervals.",
+                caption=f"Left: {left}. Right: ratios with their intervals.",
             )
         )
     sentences = [verdict(one) for one in row.outcomes]

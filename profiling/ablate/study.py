@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiling.ablate.ablation import Ablation, Ablations, SizeName
 from profiling.ablate.outcome import Outcome, by_reason, outcomes_of
-from profiling.ablate.result import Result, read_result
+from profiling.ablate.result import Result, memory_policy, read_result
 from profiling.ablate.run_command import command_of, default_folder, result_file
 
 
@@ -33,8 +33,8 @@ class Row:
         """The memory policies of a comparison's sides: one where both have the same."""
         variants = self.result.definition["variants"] if self.result else {}
         sides = (one.comparison.change, one.comparison.baseline)
-        found = [variants[name]["allocator"] for name in sides if name in variants]
-        return ", ".join(dict.fromkeys(found))
+        found = [memory_policy(variants[name]) for name in sides if name in variants]
+        return "; ".join(dict.fromkeys(found))
 
     @property
     def state(self) -> str:
