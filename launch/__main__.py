@@ -7,9 +7,10 @@ from collections.abc import Callable
 from launch.plan.options import add_plan
 from launch.scale.options import add_scale
 from launch.start.command import add_run_command
+from launch.tune.options import add_tune
 from retinanet.command_line import run_command
 
-COMMANDS = (add_plan, add_run_command, add_scale)
+COMMANDS = (add_plan, add_run_command, add_scale, add_tune)
 """Each adds one command, with `run` among its defaults."""
 
 

@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launch.start.mpirun import Mpirun
 from launch.start.mpirun_command import Hosts, mpirun_command
@@ -78,35 +79,62 @@ def measure_ranks(
     Raises:
         JobFailedError: It did not end well.
     """
+    found: list[RankSteps] = []
+    told = messages_of(job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, say=say)
+    with closing(told):
+        for message in told:
+            if "step" in message:
+                advance(message["step"])
+            else:
+                found = [RankSteps(**one) for one in message["ranks"]]
+    if not found:
+        raise JobFailedError(1)
+    return found
+
+
+def messages_of(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    hosts: Hosts,
+    mpirun: Mpirun,
+    say: Callable[[str], None],
+) -> Generator[dict[str, Any]]:
+    """What ranks of a program tell after `MARK`, until they have ended; closing it ends them.
+
+    Args:
+        command: What each rank runs.
+        ranks: How many, over all hosts.
+        hosts: See `mpirun_command`.
+        mpirun: Starts them.
+        say: Told each line that they print beside.
+
+    Raises:
+        JobFailedError: They did not end well.
+    """
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
     )
     words = mpirun_command(
         mpirun,
-        job.command,
-        ranks=job.ranks,
-        hosts=job.hosts,
+        command,
+        ranks=ranks,
+        hosts=hosts,
         environment=environment,
         is_root=os.geteuid() == 0,
         is_terminal=False,
     )
-    found: list[RankSteps] = []
     with running(words, environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if not line.startswith(MARK):
-                say(line.rstrip())
-                continue
-            message = json.loads(line.removeprefix(MARK))
-            if "step" in message:
-                advance(message["step"])
+            if line.startswith(MARK):
+                yield json.loads(line.removeprefix(MARK))
             else:
-                found = [RankSteps(**one) for one in message["ranks"]]
+                say(line.rstrip())
         code = process.wait()
-    if code or not found:
-        raise JobFailedError(code or 1)
-    return found
+    if code:
+        raise JobFailedError(code)
 
 
 @contextmanager

@@ -130,6 +130,7 @@ def measure(
         host=group.hosts[group.rank],
         seconds=[one.seconds for one in found],
         data_seconds=[one.data_seconds for one in found],
+        forward_seconds=[one.forward_seconds for one in found],
         exchange_seconds=[one.exchange_seconds for one in found],
         held_back_seconds=[one.seconds for one in between],
         way=exchange.way if exchange else "none",

@@ -14,6 +14,8 @@ class RankSteps:
     """Of each step, waiting included."""
     data_seconds: list[float]
     """Of these, waiting for data."""
+    forward_seconds: list[float]
+    """Of these, forward passes and losses."""
     exchange_seconds: list[float]
     """Of these, waiting for gradients after the last of its own; one rank alone has zeros."""
     held_back_seconds: list[float]

@@ -23,6 +23,7 @@ def rank_steps(
         host="host",
         seconds=list(seconds),
         data_seconds=list(data) or nothing,
+        forward_seconds=nothing,
         exchange_seconds=list(exchange) or nothing,
         held_back_seconds=list(held_back),
         way="shared memory",

@@ -15,6 +15,7 @@ def rank(number: int, *, seconds: list[float], waiting: list[float]) -> RankStep
         host="here",
         seconds=seconds,
         data_seconds=[0.1] * len(seconds),
+        forward_seconds=[0.5] * len(seconds),
         exchange_seconds=waiting,
         held_back_seconds=[],
         way="shared memory",

@@ -1,0 +1,1 @@
+"""The planner: how many hosts, ranks and threads reach the target soonest."""

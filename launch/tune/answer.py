@@ -1,0 +1,107 @@
+"""From a host's measurements to the allocation to take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launch.tune.allocation import Allocation, allocations
+from launch.tune.choice import Wish, best
+from launch.tune.fitted import Fitted, fitted_to, host_model
+from launch.tune.forecast import Forecast, Workload, forecast
+from launch.tune.measurements import Measurements
+from launch.tune.network import Network
+from launch.tune.step_time import Shape
+from launch.tune.trained_data import TrainedData
+from retinanet.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All forecasts, and which of them to take."""
+
+    fitted: Fitted
+    network: Network
+    forecasts: Sequence[Forecast]
+    """Of every allocation."""
+    ranking: Sequence[Forecast]
+    """Those that the wish allows, the best first; at least one."""
+    obvious: Forecast | None
+    """All hosts, a rank a socket, the configuration's batch; None where that does not fit."""
+
+    @property
+    def winner(self) -> Forecast:
+        """The best."""
+        return self.ranking[0]
+
+
+def answer(
+    measured: Measurements,
+    data: TrainedData,
+    *,
+    hosts: int,
+    network: Network,
+    wish: Wish,
+    batch_size: int,
+    every: int,
+) -> Answer:
+    """Forecast every allocation, and rank them.
+
+    Args:
+        measured: Of one host, like which all are.
+        data: What is trained.
+        hosts: That there are.
+        network: Between them.
+        wish: What the choice has to keep to.
+        batch_size: Images of a rank in a step that the configuration has.
+        every: Epochs between two evaluations.
+
+    Raises:
+        InputError: Nothing keeps to the wish; names the field, and what would.
+    """
+    fitted = fitted_to(measured.steps, cores=measured.cores)
+    workload = Workload(
+        images=data.images,
+        evaluated_images=data.evaluated_images,
+        every=every,
+        evaluation_seconds=measured.evaluation_seconds,
+        metric_seconds=measured.metric_seconds,
+    )
+    host = host_model(measured, fitted, network)
+    forecasts = [
+        forecast(one, host=host, epochs=data.epochs, workload=workload)
+        for one in allocations(measured.shapes, most_hosts=hosts)
+    ]
+    ranking = best(forecasts, wish)
+    if not ranking:
+        raise InputError(nothing_allowed(forecasts, wish))
+    plain = plain_shape(measured, batch_size=batch_size)
+    obvious = [one for one in forecasts if one.allocation == Allocation(hosts=hosts, on_host=plain)]
+    return Answer(
+        fitted=fitted,
+        network=network,
+        forecasts=forecasts,
+        ranking=ranking,
+        obvious=obvious[0] if obvious else None,
+    )
+
+
+def plain_shape(measured: Measurements, *, batch_size: int) -> Shape:
+    """A rank a socket, which most people would start."""
+    threads = [one.threads for one in measured.shapes if one.ranks == measured.sockets]
+    return Shape(ranks=measured.sockets, threads=max(threads, default=0), batch_size=batch_size)
+
+
+def nothing_allowed(forecasts: Sequence[Forecast], wish: Wish) -> str:
+    """That no allocation keeps to the wish, and what the nearest ones need."""
+    soonest = min(forecasts, key=lambda one: one.hours.high)
+    cheapest = min(forecasts, key=lambda one: one.core_hours.high)
+    if wish.deadline_hours is not None and soonest.hours.high > wish.deadline_hours:
+        return (
+            f"--deadline {wish.deadline_hours:g}: the soonest, {soonest.allocation.name}, may take "
+            f"{soonest.hours.high:.1f} hours; give more --hosts or a later deadline"
+        )
+    if wish.budget_core_hours is not None and cheapest.core_hours.high > wish.budget_core_hours:
+        return (
+            f"--budget {wish.budget_core_hours:g}: the cheapest, {cheapest.allocation.name}, may "
+            f"take {cheapest.core_hours.high:,.0f} core-hours; give more"
+        )
+    return "--deadline, --budget: no allocation keeps to both; give up one of them"

@@ -1,0 +1,100 @@
+"""What was measured of a host, in a file that the planner also reads on a laptop."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from launch.tune.network import AllReduceTime
+from launch.tune.step_time import Shape, StepTime
+from retinanet.errors import InputError
+from retinanet.output_files import write_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """What exchanging gradients added to the steps of several ranks on the host."""
+
+    ranks: int
+    batch_size: int
+    share: float
+    """Of a step without exchange; around 0 it may be negative."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Of one host."""
+
+    command: str
+    """That measured it."""
+    environment: Mapping[str, Any]
+    """Processor, cores, packages, code."""
+    cores: int = Field(gt=0)
+    """That ranks may compute on."""
+    sockets: int = Field(gt=0)
+    shapes: tuple[Shape, ...] = Field(min_length=1)
+    """That the host has the cores and the memory for."""
+    config: str
+    overrides: tuple[str, ...]
+    """What was trained, and what the winner's command trains."""
+    image_size: int
+    """[pixels]"""
+    classes: int
+    precision: str
+    compress: str
+    """Of gradients: `none` or `bf16`."""
+    gradient_bytes: int
+    """Of one rank, as they travel."""
+    last_bytes: int
+    """Of the last bucket."""
+    steps: tuple[StepTime, ...] = Field(min_length=2)
+    added: tuple[Added, ...]
+    all_reduces: tuple[AllReduceTime, ...]
+    """Between ranks of this host over its own sockets, or over the hosts that were named."""
+    all_reduces_over: str
+    """Which of these it was."""
+    backward_share: float
+    """Of a step."""
+    data_share: float
+    """Of a step, the most that ranks waited for data."""
+    evaluation_seconds: float
+    """Of an image, of one thread."""
+    metric_seconds: float
+    """COCO's metric of the whole validation split, and its files."""
+    busy_cores: float
+    """That other work kept busy meanwhile."""
+
+
+SCHEMA = TypeAdapter(Measurements)
+
+
+def write_measurements(file: Path, measured: Measurements) -> None:
+    """Write them as JSON.
+
+    Raises:
+        InputError: The file cannot be written there.
+    """
+    write_whole(file, json.dumps(asdict(measured), indent=1, ensure_ascii=False) + "\n")
+
+
+def read_measurements(file: Path) -> Measurements:
+    """Read what `write_measurements` wrote.
+
+    Raises:
+        InputError: It is something else; names the file and the field.
+    """
+    try:
+        return SCHEMA.validate_json(file.read_bytes())
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise InputError(
+            f"{file}: is nothing that `python -m launch tune --plan` wrote ({field}: "
+            f"{first['msg']}); move it away, or give another name"
+        ) from error

@@ -1,0 +1,49 @@
+"""Which ranks and threads a host can have, and which of them are worth measuring."""
+
+from collections.abc import Sequence
+from itertools import product
+
+from launch.host.sockets import count_cores, sockets_of
+from launch.host.topology import Topology
+from launch.placement.fitting import Misfit, fit_ranks
+from launch.placement.share import CoreRequest
+from launch.tune.step_time import Shape
+
+BATCH_SIZES = (1, 2, 4)
+"""Images of a rank, measured and planned: more gain little, and make global batches large."""
+
+
+def shapes_of_host(
+    topology: Topology, *, quota: float | None, request: CoreRequest
+) -> list[tuple[int, int]]:
+    """Ranks that fit evenly, and the threads that each then has, by ranks."""
+    sockets = sockets_of(topology)
+    found = []
+    for ranks in range(1, count_cores(sockets) + 1):
+        shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
+        if not isinstance(shares, Misfit):
+            found.append((ranks, min(share.threads for share in shares)))
+    return found
+
+
+def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tuple[int, int]]:
+    """Ranks and threads to measure: some of the host's shapes, and single ranks of their threads.
+
+    A single rank tells what threads bring, several what ranks take from each other.
+
+    Args:
+        shapes: All of the host, by ranks.
+        most: So many of them at the most, beside the one of most ranks.
+    """
+    step = max(1, -(-len(shapes) // most))
+    chosen = [*shapes[::step], shapes[-1]]
+    alone = [(1, threads) for _, threads in chosen]
+    return sorted(dict.fromkeys([*alone, *chosen]))
+
+
+def with_batches(pairs: Sequence[tuple[int, int]]) -> list[Shape]:
+    """Every pair of ranks and threads with every one of `BATCH_SIZES`."""
+    return [
+        Shape(ranks=ranks, threads=threads, batch_size=batch_size)
+        for (ranks, threads), batch_size in product(pairs, BATCH_SIZES)
+    ]

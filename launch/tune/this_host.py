@@ -1,0 +1,109 @@
+"""What to measure of this host."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.host.allowance import read_allowance
+from launch.host.memory_limit import memory_left
+from launch.host.sockets import count_cores, sockets_of
+from launch.host.topology import read_topology
+from launch.resources import anonymous_bytes
+from launch.tune.measurements import Measurements
+from launch.tune.shapes import measured_pairs, shapes_of_host, with_batches
+from launch.tune.step_time import Shape
+from launch.tune.trained_data import TrainedData
+from retinanet.config import Config
+from retinanet.config_file import load_config
+from retinanet.configured_place import core_request
+from retinanet.errors import InputError
+
+MOST_PAIRS = 4
+"""Ways to divide the host that are measured."""
+ROUNDS = 2
+SCENES = ("data.root=null", "data.scenes={train: 96, validation: 1}")
+"""Where there is no data set, what is drawn has to do."""
+MEMORY_SHARE = 0.9
+"""Of what is free, that ranks may be estimated to take."""
+
+
+def measure_this_host(
+    data: TrainedData, *, overrides: Sequence[str], mpirun: Path | None, console: Console
+) -> Measurements:
+    """Measure as much as the planner needs, on what this process may use of the host.
+
+    Raises:
+        InputError: A setting is wrong, there is no mpirun, or not enough memory.
+        JobFailedError, WorkerDiedError: What was measured could not go on.
+    """
+    # torch and its worker processes only where something is measured.
+    from launch.tune.measure_host import WhatToMeasure, measure_host  # noqa: PLC0415
+
+    config = load_config(data.config, overrides)
+    allowance = read_allowance()
+    topology = read_topology().restricted(allowance.cpus)
+    sockets = sockets_of(topology)
+    pairs = shapes_of_host(topology, quota=allowance.quota, request=core_request(config))
+    fits = memory_check(config, classes=data.classes)
+    shapes = tuple(one for one in with_batches(pairs) if fits(one))
+    if not shapes:
+        raise InputError(
+            "memory: not even one rank with one image fits; give a smaller data.image_size"
+        )
+    chosen = measured_pairs(pairs, most=MOST_PAIRS)
+    measured = [one for one in with_batches(chosen) if fits(one)]
+    return measure_host(
+        WhatToMeasure(
+            command=shlex.join(["python", "-m", "launch", "tune", *overrides]),
+            measured=measured,
+            shapes=shapes,
+            config_name=data.config,
+            overrides=tuple(overrides),
+            job_overrides=(*overrides, *drawn(config, classes=data.classes)),
+            config=config,
+            classes=data.classes,
+            evaluated_images=data.evaluated_images,
+            cores=count_cores(sockets),
+            sockets=len(sockets),
+            rounds=ROUNDS,
+            mpirun=mpirun,
+        ),
+        console=console,
+    )
+
+
+def drawn(config: Config, *, classes: int) -> tuple[str, ...]:
+    """Settings that have scenes drawn where the data set is not there, with as many classes."""
+    root = config.data.root
+    if root is not None and root.exists():
+        return ()
+    return (*SCENES, f"model.num_classes={classes}", "data.class_indices=category_id")
+
+
+def memory_check(config: Config, *, classes: int) -> Callable[[Shape], bool]:
+    """What tells whether a shape's ranks together find the memory that they are estimated to take.
+
+    Args:
+        config: That they train.
+        classes: Of the model.
+    """
+    from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
+    from retinanet.preflight.known_data import KnownData  # noqa: PLC0415
+    from retinanet.preflight.model_bytes import model_bytes  # noqa: PLC0415
+    from retinanet.preflight.quick import need_of_rank  # noqa: PLC0415
+
+    left = memory_left()
+    sizes = model_bytes(config.model, config.training, num_classes=classes)
+    known = KnownData(num_classes=classes, train_images=None, validation_images=None)
+    engine = chosen_engine(config.engine.name)
+
+    def fits(one: Shape) -> bool:
+        of_shape = replace(config, training=replace(config.training, batch_size=one.batch_size))
+        need = need_of_rank(of_shape, sizes, known, planned=one.ranks, engine=engine)
+        wanted = one.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
+        return left is None or wanted <= MEMORY_SHARE * left.size
+
+    return fits

@@ -1,0 +1,48 @@
+"""Epochs by global batch size."""
+
+import pytest
+
+from launch.tune.epochs import EpochsModel, Runs
+from launch.tune.reference_epochs import epochs_of_mlperf
+from retinanet.mlperf.reference_points import expectation, reference_points
+from retinanet.mlperf.rules import NEWEST
+
+MODEL = EpochsModel(
+    runs=(
+        Runs(batch_size=100, epochs=(2.0, 4.0, 4.0, 9.0)),
+        Runs(batch_size=300, epochs=(6.0, 8.0, 10.0)),
+    ),
+    target="mAP 0.5",
+    source="by hand",
+)
+
+
+def test_measured_sizes_have_the_mean_without_best_and_worst() -> None:
+    found = MODEL.epochs(100)
+    assert (found.low, found.middle, found.high) == (2.0, 4.0, 9.0)
+
+
+def test_between_two_sizes_epochs_lie_on_a_line() -> None:
+    found = MODEL.epochs(200)
+    assert (found.low, found.middle, found.high) == (4.0, 6.0, 9.5)
+    assert MODEL.is_measured(200) and not MODEL.basis(200)
+
+
+def test_below_the_smallest_size_nothing_is_hoped_for() -> None:
+    assert MODEL.epochs(10) == MODEL.epochs(100)
+    assert MODEL.basis(10) == "nobody trained with less than 100: its epochs"
+
+
+def test_beyond_the_largest_size_the_line_goes_on() -> None:
+    assert MODEL.epochs(500).middle == pytest.approx(12.0)
+    assert "more than 300" in MODEL.basis(500)
+
+
+def test_two_runs_are_both_counted() -> None:
+    assert Runs(batch_size=8, epochs=(1.0, 3.0)).mean_epochs == 2.0
+
+
+@pytest.mark.parametrize("batch_size", [100, 256, 448, 1536, 4096])
+def test_mlperfs_epochs_are_those_of_the_official_checkers_points(batch_size: int) -> None:
+    known = expectation(reference_points(NEWEST), batch_size)
+    assert epochs_of_mlperf(NEWEST).epochs(batch_size).middle == pytest.approx(known.mean_epochs)

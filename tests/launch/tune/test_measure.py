@@ -1,0 +1,63 @@
+"""What the planner measures, with the real mpirun and real training steps."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.start.mpirun import choose_mpirun
+from launch.tune.measure import Trained, added, measure_steps, step_time
+from launch.tune.step_time import Shape
+from profiling.bench.all_reduce_job import measure_all_reduces
+from profiling.bench.measured_job import JobFailedError
+from tests.fast_precision import FAST_PRECISION
+from tests.launch.ranks import MPIRUN
+
+SMALL = (
+    "data.scenes={train: 8, validation: 1}",
+    "data.image_size=64",
+    f"engine.precision={FAST_PRECISION}",
+)
+SHAPES = [Shape(ranks=ranks, threads=1, batch_size=1) for ranks in (1, 2)]
+
+
+@pytest.mark.whole_machine
+def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path) -> None:
+    found = measure_steps(
+        SHAPES,
+        Trained("demo.yaml", SMALL, rounds=1),
+        mpirun=choose_mpirun(MPIRUN),
+        scenes=tmp_path / "scenes",
+        console=Console(quiet=True),
+    )
+    times = [step_time(one) for one in found]
+    assert [one.shape for one in times] == SHAPES
+    (one,), (two,) = (measured.jobs for measured in found)
+    assert min(one[0].seconds) <= times[0].seconds <= max(one[0].seconds)
+    held_back = [seconds for rank in two for seconds in rank.held_back_seconds]
+    assert min(held_back) <= times[1].seconds <= max(held_back)
+    assert all(
+        0 < part < whole for part, whole in zip(one[0].forward_seconds, one[0].seconds, strict=True)
+    )
+    assert [(share.ranks, share.batch_size) for share in added(found)] == [(2, 1)]
+
+
+@pytest.mark.whole_machine
+def test_job_that_fails_is_told_with_its_status(tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError) as failed:
+        measure_steps(
+            SHAPES[:1],
+            Trained("demo.yaml", ("data.image_size=63",), rounds=1),
+            mpirun=choose_mpirun(MPIRUN),
+            scenes=tmp_path / "scenes",
+            console=Console(quiet=True),
+        )
+    assert failed.value.code == 2
+
+
+@pytest.mark.whole_machine
+def test_larger_all_reduces_take_longer() -> None:
+    times, over = measure_all_reduces(sizes=(2**12, 2**25), ranks=2, mpirun=choose_mpirun(MPIRUN))
+    assert [(one.ranks, one.size) for one in times] == [(2, 2**12), (2, 2**25)]
+    assert 0 < times[0].seconds < times[1].seconds
+    assert over == "measured over sockets of one host, gloo"

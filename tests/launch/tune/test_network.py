@@ -1,0 +1,60 @@
+"""All-reduces between hosts."""
+
+import pytest
+
+from launch.tune.network import AllReduceTime, Network, fit_network
+from launch.tune.parse_network import parse_network
+
+NETWORK = Network(latency=30e-6, bandwidth=1.2e9, source="here")
+
+
+def test_each_link_carries_almost_twice_the_bytes() -> None:
+    fast = Network(latency=0.0, bandwidth=1e9, source="")
+    assert fast.all_reduce_seconds(10**9, ranks=2) == pytest.approx(1.0)
+    assert fast.all_reduce_seconds(10**9, ranks=1000) == pytest.approx(1.998)
+
+
+def test_latency_is_paid_for_each_message() -> None:
+    slow = Network(latency=1e-3, bandwidth=1e30, source="")
+    assert slow.all_reduce_seconds(4, ranks=5) == pytest.approx(8e-3)
+
+
+def test_fit_finds_latency_and_bandwidth() -> None:
+    times = [
+        AllReduceTime(ranks=ranks, size=size, seconds=NETWORK.all_reduce_seconds(size, ranks=ranks))
+        for ranks in (2, 4)
+        for size in (4096, 10**6, 10**8)
+    ]
+    found = fit_network(times, source="measured")
+    assert found.latency == pytest.approx(NETWORK.latency, rel=1e-6)
+    assert found.bandwidth == pytest.approx(NETWORK.bandwidth, rel=1e-6)
+
+
+def test_a_small_message_counts_as_much_as_a_large_one() -> None:
+    times = [
+        AllReduceTime(ranks=2, size=8, seconds=1e-4),
+        AllReduceTime(ranks=2, size=10**8, seconds=0.1),
+        AllReduceTime(ranks=2, size=10**8, seconds=0.11),
+    ]
+    found = fit_network(times, source="measured")
+    assert found.all_reduce_seconds(8, ranks=2) == pytest.approx(1e-4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "latency"),
+    [
+        ("25Gbit/s,20us", 3.125e9, 20e-6),
+        ("1.2GB/s, 0.05ms", 1.2e9, 50e-6),
+        ("100Mbps,1ms", 12.5e6, 1e-3),
+    ],
+)
+def test_network_is_read_as_users_write_it(text: str, bandwidth: float, latency: float) -> None:
+    found = parse_network(text)
+    assert found.bandwidth == pytest.approx(bandwidth)
+    assert found.latency == pytest.approx(latency)
+
+
+@pytest.mark.parametrize("text", ["", "25", "25Gbit/s", "0Gbit/s,20us", "25Gbit/s,20", "fast,20us"])
+def test_other_words_are_told_how_to_write_it(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 25Gbit/s,20us"):
+        parse_network(text)
