@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from launch.tune.allocation import Allocation, allocations
 from launch.tune.choice import Wish, best
@@ -58,6 +59,7 @@ def answer(
         InputError: Nothing keeps to the wish; names the field, and what would.
     """
     fitted = fitted_to(measured.steps, cores=measured.cores)
+    host = host_model(measured, fitted, network)
     workload = Workload(
         images=data.images,
         evaluated_images=data.evaluated_images,
@@ -65,22 +67,18 @@ def answer(
         evaluation_seconds=measured.evaluation_seconds,
         metric_seconds=measured.metric_seconds,
     )
-    host = host_model(measured, fitted, network)
-    forecasts = [
-        forecast(one, host=host, epochs=data.epochs, workload=workload)
+    forecasts = {
+        one: forecast(one, host=host, epochs=data.epochs, workload=workload)
         for one in allocations(measured.shapes, most_hosts=hosts)
-    ]
-    ranking = best(forecasts, wish)
-    if not ranking:
-        raise InputError(nothing_allowed(forecasts, wish))
-    plain = plain_shape(measured, batch_size=batch_size)
-    obvious = [one for one in forecasts if one.allocation == Allocation(hosts=hosts, on_host=plain)]
+    }
+    plain = Allocation(hosts=hosts, on_host=plain_shape(measured, batch_size=batch_size))
+    found = list(forecasts.values())
     return Answer(
         fitted=fitted,
         network=network,
-        forecasts=forecasts,
-        ranking=ranking,
-        obvious=obvious[0] if obvious else None,
+        forecasts=found,
+        ranking=best(found, wish) or refuse(found, wish),
+        obvious=forecasts.get(plain),
     )
 
 
@@ -90,18 +88,22 @@ def plain_shape(measured: Measurements, *, batch_size: int) -> Shape:
     return Shape(ranks=measured.sockets, threads=max(threads, default=0), batch_size=batch_size)
 
 
-def nothing_allowed(forecasts: Sequence[Forecast], wish: Wish) -> str:
-    """That no allocation keeps to the wish, and what the nearest ones need."""
+def refuse(forecasts: Sequence[Forecast], wish: Wish) -> NoReturn:
+    """Say that no allocation keeps to the wish, and what the nearest ones need.
+
+    Raises:
+        InputError: Always.
+    """
     soonest = min(forecasts, key=lambda one: one.hours.high)
     cheapest = min(forecasts, key=lambda one: one.core_hours.high)
     if wish.deadline_hours is not None and soonest.hours.high > wish.deadline_hours:
-        return (
+        raise InputError(
             f"--deadline {wish.deadline_hours:g}: the soonest, {soonest.allocation.name}, may take "
             f"{soonest.hours.high:.1f} hours; give more --hosts or a later deadline"
         )
     if wish.budget_core_hours is not None and cheapest.core_hours.high > wish.budget_core_hours:
-        return (
+        raise InputError(
             f"--budget {wish.budget_core_hours:g}: the cheapest, {cheapest.allocation.name}, may "
             f"take {cheapest.core_hours.high:,.0f} core-hours; give more"
         )
-    return "--deadline, --budget: no allocation keeps to both; give up one of them"
+    raise InputError("--deadline, --budget: no allocation keeps to both; give up one of them")

@@ -2,15 +2,18 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
+from launch.start.mpirun import choose_mpirun
 from launch.tune.answer import Answer, answer
 from launch.tune.choice import Wish, why_it_loses
 from launch.tune.epochs import EpochsModel
+from launch.tune.measure_host import measure_host
 from launch.tune.measurements import Measurements, read_measurements, write_measurements
 from launch.tune.network import Network, fit_network
 from launch.tune.recipe import run_command, slurm_script, training_words
@@ -24,12 +27,14 @@ from launch.tune.report import (
     rows_shown,
     turning_words,
 )
-from launch.tune.this_host import measure_this_host
+from launch.tune.this_host import what_to_measure
 from launch.tune.trained_data import TrainedData, openimages
+from profiling.bench.measured_job import JobFailedError
 from profiling.bench.other_load import disturbance
+from profiling.bench.worker_process import WorkerDiedError
 from retinanet.config_file import load_config
 from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED
+from retinanet.exit_codes import FINISHED, OUR_BUG
 from retinanet.mlperf.rules import Rules
 from retinanet.output_files import require_free, write_whole
 from retinanet.terminal import make_console
@@ -59,11 +64,8 @@ def tune_command(
             file, or nothing keeps to the wish.
     """
     assert data == "openimages"
-    require_free(
-        [file for file in (chart, slurm, json_file) if file is not None],
-        overwrite=False,
-        advice="give another name",
-    )
+    outputs = [file for file in (chart, slurm, json_file) if file is not None]
+    require_free(outputs, overwrite=False, advice="give another name")
     if hosts > 1 and network is None:
         raise InputError(
             f"--hosts {hosts}: the network between them is not known; give --network, such as "
@@ -71,8 +73,16 @@ def tune_command(
         )
     console = make_console(pipe_width=140)
     trained = openimages(rules)
-    measured = measured_or_read(plan, trained, overrides=overrides, mpirun=mpirun, console=console)
-    config = load_config(trained.config, overrides)
+    try:
+        measured = measured_or_read(
+            plan, trained, overrides=overrides, mpirun=mpirun, console=console
+        )
+    except JobFailedError as error:  # its ranks have said why
+        return error.code
+    except WorkerDiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return OUR_BUG
+    config = load_config(trained.config, measured.overrides)
     found = answer(
         measured,
         trained,
@@ -83,9 +93,12 @@ def tune_command(
         every=config.evaluation.every,
     )
     say(found, measured, trained.epochs, given=network, console=console)
-    put_out(
-        found, measured, trained, chart=chart, slurm=slurm, json_file=json_file, console=console
-    )
+    winner = words_of_winner(found, measured, trained)
+    console.print(f"command: {run_command(found.winner, winner)}", soft_wrap=True)
+    if slurm is not None:
+        write_whole(slurm, slurm_script(found.winner, winner))
+        console.print(f"Slurm: sbatch {slurm}", soft_wrap=True)
+    put_out(found, measured, chart=chart, json_file=json_file, console=console)
     return FINISHED
 
 
@@ -101,6 +114,7 @@ def measured_or_read(
 
     Raises:
         InputError: The file is another one, or of another training.
+        JobFailedError, WorkerDiedError: What was measured could not go on.
     """
     if plan is not None and plan.exists():
         found = read_measurements(plan)
@@ -111,7 +125,8 @@ def measured_or_read(
             )
         console.print(f"measured before: {plan}, {found.environment['cpu']}", soft_wrap=True)
         return found
-    measured = measure_this_host(data, overrides=overrides, mpirun=mpirun, console=console)
+    asked = what_to_measure(data, overrides=overrides)
+    measured = measure_host(asked, mpirun=choose_mpirun(mpirun), console=console)
     if plan is not None:
         write_measurements(plan, measured)
         console.print(f"measured: {plan}", soft_wrap=True)
@@ -146,37 +161,35 @@ def say(
         console.print(line, soft_wrap=True)
 
 
+def words_of_winner(found: Answer, measured: Measurements, data: TrainedData) -> list[str]:
+    """What the winner's `train.py` is told."""
+    winner = found.winner
+    settings = [*measured.overrides, *data.settings(winner.allocation.global_batch)]
+    return training_words(winner, config=measured.config, settings=settings)
+
+
 def put_out(
     found: Answer,
     measured: Measurements,
-    data: TrainedData,
     *,
     chart: Path | None,
-    slurm: Path | None,
     json_file: Path | None,
     console: Console,
 ) -> None:
-    """The winner's command, and the files that were asked for.
+    """The landscape and the numbers, where they were asked for.
 
     Raises:
         InputError: A file cannot be written.
     """
-    winner = found.winner
-    settings = [*measured.overrides, *data.settings(winner.allocation.global_batch)]
-    words = training_words(winner, config=measured.config, settings=settings)
-    console.print(f"command: {run_command(winner, words)}", soft_wrap=True, markup=False)
-    if slurm is not None:
-        write_whole(slurm, slurm_script(winner, words))
-        console.print(f"Slurm: sbatch {slurm}", soft_wrap=True, markup=False)
     if chart is not None:
         from launch.tune.chart import landscape  # noqa: PLC0415 - matplotlib: 1 s
 
         title = (
-            f"RetinaNet until {data.epochs.target}, {measured.image_size}×{measured.image_size}, "
+            f"RetinaNet until the target, {measured.image_size}×{measured.image_size}, "
             f"{measured.precision}; hosts of {measured.cores} cores, {measured.environment['cpu']}"
         )
-        write_whole(chart, landscape(found.forecasts, winner, title=title))
-        console.print(f"chart: {chart}", soft_wrap=True, markup=False)
+        write_whole(chart, landscape(found.forecasts, found.winner, title=title))
+        console.print(f"chart: {chart}", soft_wrap=True)
     if json_file is not None:
         write_whole(json_file, json.dumps(answer_json(found), indent=1, ensure_ascii=False))
 

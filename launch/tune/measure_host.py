@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 
 from launch.scale.numbers import Measured
-from launch.start.mpirun import choose_mpirun
+from launch.start.mpirun import Mpirun
 from launch.tune.measure import Trained, added, measure_steps, step_time
 from launch.tune.measurements import Measurements
 from launch.tune.step_time import Shape
@@ -24,7 +25,6 @@ from profiling.bench.rank_steps import slowest, waited_for_data
 from profiling.bench.worker_process import contestant_worker
 from profiling.bench.workload import Workload
 from retinanet.config import Config
-from retinanet.preflight.model_bytes import model_bytes
 
 EVALUATION = Contestant(
     name="evaluation",
@@ -39,8 +39,8 @@ METRIC_SHARE = 10
 """The metric is computed of a tenth of the images; it takes ten times as long of all."""
 BUCKET_BYTES = 25 * 2**20
 """Of gradients that DDP exchanges together, the last of which nothing hides."""
-SIZES = (2**12, 2**20, 2**25)
-"""Of measured all-reduces. [bytes]"""
+SIZES, RANKS = (2**12, 2**20, 2**25), 2
+"""Of measured all-reduces, the sizes in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,50 +63,31 @@ class WhatToMeasure:
     cores: int
     sockets: int
     rounds: int
-    mpirun: Path | None
 
 
-def measure_host(asked: WhatToMeasure, *, console: Console) -> Measurements:
+def measure_host(asked: WhatToMeasure, *, mpirun: Mpirun, console: Console) -> Measurements:
     """Measure; every part says what it does.
 
     Raises:
-        InputError: There is no mpirun.
         JobFailedError: Ranks could not go on; they have said why.
         WorkerDiedError: The evaluation could not.
     """
-    mpirun = choose_mpirun(asked.mpirun)
+    trained = Trained(asked.config_name, asked.job_overrides, rounds=asked.rounds)
     with tempfile.TemporaryDirectory(prefix="tune-") as folder, other_load() as others:
+        scenes = Path(folder, "scenes")
         found = measure_steps(
-            asked.measured,
-            Trained(asked.config_name, asked.job_overrides, rounds=asked.rounds),
-            mpirun=mpirun,
-            scenes=Path(folder, "scenes"),
-            console=console,
+            asked.measured, trained, mpirun=mpirun, scenes=scenes, console=console
         )
         console.print("all-reduces …")
-        all_reduces, over = measure_all_reduces(
-            sizes=SIZES, ranks=min(2, asked.cores), mpirun=mpirun
-        )
+        ranks = min(RANKS, asked.cores)
+        all_reduces, over = measure_all_reduces(sizes=SIZES, ranks=ranks, mpirun=mpirun)
         console.print("evaluation …")
         evaluation = evaluation_seconds(asked)
         console.print("COCO's metric …")
-        tenth = max(1, asked.evaluated_images // METRIC_SHARE)
-        metric = measured_metric("faster-coco-eval", images=tenth, found=FOUND)["seconds"]
-    gradients = gradient_bytes(asked)
+        metric = metric_seconds(asked)
     return Measurements(
-        command=asked.command,
+        **of_question(asked),
         environment=environment(),
-        cores=asked.cores,
-        sockets=asked.sockets,
-        shapes=asked.shapes,
-        config=asked.config_name,
-        overrides=asked.overrides,
-        image_size=asked.config.data.image_size,
-        classes=asked.classes,
-        precision=asked.config.engine.precision,
-        compress=asked.config.distributed.compress,
-        gradient_bytes=gradients,
-        last_bytes=min(gradients, BUCKET_BYTES),
         steps=tuple(step_time(one) for one in found),
         added=tuple(added(found)),
         all_reduces=tuple(all_reduces),
@@ -114,9 +95,36 @@ def measure_host(asked: WhatToMeasure, *, console: Console) -> Measurements:
         backward_share=backward_share(found),
         data_share=max(data_share(one) for one in found),
         evaluation_seconds=evaluation,
-        metric_seconds=metric * asked.evaluated_images / tenth,
+        metric_seconds=metric,
         busy_cores=others.cores,
     )
+
+
+def of_question(asked: WhatToMeasure) -> dict[str, Any]:
+    """What of the measurements' file need not be measured."""
+    config = asked.config
+    gradients = gradient_bytes(asked)
+    return {
+        "command": asked.command,
+        "cores": asked.cores,
+        "sockets": asked.sockets,
+        "shapes": asked.shapes,
+        "config": asked.config_name,
+        "overrides": asked.overrides,
+        "image_size": config.data.image_size,
+        "classes": asked.classes,
+        "precision": config.engine.precision,
+        "compress": config.distributed.compress,
+        "gradient_bytes": gradients,
+        "last_bytes": min(gradients, BUCKET_BYTES),
+    }
+
+
+def metric_seconds(asked: WhatToMeasure) -> float:
+    """COCO's metric of the whole validation split, from a tenth of it."""
+    tenth = max(1, asked.evaluated_images // METRIC_SHARE)
+    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND)["seconds"]
+    return seconds * asked.evaluated_images / tenth
 
 
 def evaluation_seconds(asked: WhatToMeasure) -> float:
@@ -134,6 +142,8 @@ def evaluation_seconds(asked: WhatToMeasure) -> float:
 
 def gradient_bytes(asked: WhatToMeasure) -> int:
     """Of one rank, as they travel."""
+    from retinanet.preflight.model_bytes import model_bytes  # noqa: PLC0415 - loads torch
+
     config = asked.config
     trained = model_bytes(config.model, config.training, num_classes=asked.classes).trained
     return trained // 2 if config.distributed.compress == "bf16" else trained

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 
-from launch.host.sockets import count_cores, sockets_of
-from launch.host.topology import Topology
+from launch.host.sockets import Socket, count_cores
 from launch.placement.fitting import Misfit, fit_ranks
 from launch.placement.share import CoreRequest
 from launch.tune.step_time import Shape
@@ -14,10 +13,9 @@ BATCH_SIZES = (1, 2, 4)
 
 
 def shapes_of_host(
-    topology: Topology, *, quota: float | None, request: CoreRequest
+    sockets: Sequence[Socket], *, quota: float | None, request: CoreRequest
 ) -> list[tuple[int, int]]:
     """Ranks that fit evenly, and the threads that each then has, by ranks."""
-    sockets = sockets_of(topology)
     found = []
     for ranks in range(1, count_cores(sockets) + 1):
         shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)

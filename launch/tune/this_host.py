@@ -3,16 +3,13 @@
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-
-from rich.console import Console
 
 from launch.host.allowance import read_allowance
 from launch.host.memory_limit import memory_left
 from launch.host.sockets import count_cores, sockets_of
 from launch.host.topology import read_topology
 from launch.resources import anonymous_bytes
-from launch.tune.measurements import Measurements
+from launch.tune.measure_host import WhatToMeasure
 from launch.tune.shapes import measured_pairs, shapes_of_host, with_batches
 from launch.tune.step_time import Shape
 from launch.tune.trained_data import TrainedData
@@ -30,48 +27,34 @@ MEMORY_SHARE = 0.9
 """Of what is free, that ranks may be estimated to take."""
 
 
-def measure_this_host(
-    data: TrainedData, *, overrides: Sequence[str], mpirun: Path | None, console: Console
-) -> Measurements:
-    """Measure as much as the planner needs, on what this process may use of the host.
+def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> WhatToMeasure:
+    """As much as the planner needs, of what this process may use of the host.
 
     Raises:
-        InputError: A setting is wrong, there is no mpirun, or not enough memory.
-        JobFailedError, WorkerDiedError: What was measured could not go on.
+        InputError: A setting is wrong, or there is not enough memory.
     """
-    # torch and its worker processes only where something is measured.
-    from launch.tune.measure_host import WhatToMeasure, measure_host  # noqa: PLC0415
-
     config = load_config(data.config, overrides)
     allowance = read_allowance()
-    topology = read_topology().restricted(allowance.cpus)
-    sockets = sockets_of(topology)
-    pairs = shapes_of_host(topology, quota=allowance.quota, request=core_request(config))
+    sockets = sockets_of(read_topology().restricted(allowance.cpus))
+    pairs = shapes_of_host(sockets, quota=allowance.quota, request=core_request(config))
     fits = memory_check(config, classes=data.classes)
     shapes = tuple(one for one in with_batches(pairs) if fits(one))
     if not shapes:
-        raise InputError(
-            "memory: not even one rank with one image fits; give a smaller data.image_size"
-        )
+        raise InputError("memory: not even one image fits; give a smaller data.image_size")
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
-    measured = [one for one in with_batches(chosen) if fits(one)]
-    return measure_host(
-        WhatToMeasure(
-            command=shlex.join(["python", "-m", "launch", "tune", *overrides]),
-            measured=measured,
-            shapes=shapes,
-            config_name=data.config,
-            overrides=tuple(overrides),
-            job_overrides=(*overrides, *drawn(config, classes=data.classes)),
-            config=config,
-            classes=data.classes,
-            evaluated_images=data.evaluated_images,
-            cores=count_cores(sockets),
-            sockets=len(sockets),
-            rounds=ROUNDS,
-            mpirun=mpirun,
-        ),
-        console=console,
+    return WhatToMeasure(
+        command=shlex.join(["python", "-m", "launch", "tune", *overrides]),
+        measured=[one for one in with_batches(chosen) if fits(one)],
+        shapes=shapes,
+        config_name=data.config,
+        overrides=tuple(overrides),
+        job_overrides=(*overrides, *drawn(config, classes=data.classes)),
+        config=config,
+        classes=data.classes,
+        evaluated_images=data.evaluated_images,
+        cores=count_cores(sockets),
+        sockets=len(sockets),
+        rounds=ROUNDS,
     )
 
 

@@ -1,5 +1,8 @@
 """Ranks and threads of a host."""
 
+from collections.abc import Sequence
+
+from launch.host.sockets import Socket, sockets_of
 from launch.host.topology import Cpu, Topology
 from launch.placement.share import CoreRequest
 from launch.tune.shapes import measured_pairs, shapes_of_host, with_batches
@@ -7,13 +10,14 @@ from launch.tune.shapes import measured_pairs, shapes_of_host, with_batches
 REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
 
 
-def host(sockets: int, cores: int) -> Topology:
-    return Topology(
+def host(sockets: int, cores: int) -> Sequence[Socket]:
+    topology = Topology(
         tuple(
             Cpu(number, core=number, socket=number // cores, node=number // cores)
             for number in range(sockets * cores)
         )
     )
+    return sockets_of(topology)
 
 
 def test_shapes_are_those_that_fit_evenly_and_a_rank_keeps_to_a_socket() -> None:
