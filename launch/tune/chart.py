@@ -70,7 +70,7 @@ def draw(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_locator(NullLocator())
