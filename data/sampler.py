@@ -1,6 +1,6 @@
 """The order in which images are read: a function of seed and epoch, whoever reads them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -22,23 +22,27 @@ def training_keys(
     first: int = 0,
     rank: int = 0,
     ranks: int = 1,
+    split: Sequence[int] = (),
 ) -> Iterator[list[SampleKey]]:
     """One rank's batches of an epoch, from place `first` of its order on.
 
-    All ranks share one order: a step takes its next `ranks × batch_size` places, and rank `r` the
-    r-th `batch_size` of these. Images that fill no whole step wait for another epoch's order; where
-    the images are fewer than one step, the order is repeated. The seed of a key depends on (seed,
-    epoch, place), so neither workers, nor a resumption, nor the number of ranks change a sample.
+    All ranks share one order: a step takes its next `ranks × batch_size` places, rank 0 the first
+    of these, rank 1 the next, and so on: `batch_size` each, or as many as `split` says. Images that
+    fill no whole step wait for another epoch's order; where the images are fewer than one step, the
+    order is repeated. The seed of a key depends on (seed, epoch, place), so neither workers, nor a
+    resumption, nor the number of ranks or their split change a sample.
     """
     order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
+    sizes = split or (batch_size,) * ranks
     together = ranks * batch_size
+    assert len(sizes) == ranks and sum(sizes) == together, sizes
     places = max(num_images, together)
     key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
     for step_start in range(first, places - together + 1, together):
-        start = step_start + rank * batch_size
+        start = step_start + sum(sizes[:rank])
         yield [
             SampleKey(int(order[place % num_images]), int(key_seeds[place]))
-            for place in range(start, start + batch_size)
+            for place in range(start, start + sizes[rank])
         ]
 
 
@@ -50,7 +54,14 @@ class TrainingBatches(Sampler[list[SampleKey]]):
     """
 
     def __init__(
-        self, num_images: int, *, batch_size: int, seed: int, rank: int = 0, ranks: int = 1
+        self,
+        num_images: int,
+        *,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        split: Sequence[int] = (),
     ) -> None:
         assert num_images > 0 and batch_size > 0 and seed >= 0 and 0 <= rank < ranks
         self.num_images = num_images
@@ -58,6 +69,8 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.seed = seed
         self.rank = rank
         self.ranks = ranks
+        self.split = split
+        """Images of each rank, where they differ; may be changed between two iterations."""
         self.set_position(epoch=0)
 
     def set_position(self, epoch: int, first: int = 0) -> None:
@@ -79,6 +92,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             first=self.first,
             rank=self.rank,
             ranks=self.ranks,
+            split=self.split,
         )
 
 

@@ -19,8 +19,8 @@ class GradientExchange:
     """`exchange(batch)` gives the losses of a batch; their backward pass averages gradients.
 
     Every rank calls it at the same steps, with batches of its own. Afterwards each parameter's
-    gradient is the mean over the ranks, which is that of one process with all the images: losses
-    are means over images, and all ranks have as many.
+    gradient is that of one process with all the images: losses are means over a rank's images, and
+    a rank counts in the average by its part of all images.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class GradientExchange:
         *,
         compress: str,
         shared: SharedGradients | None = None,
+        weight: float | None = None,
     ) -> None:
         """Take over the model's gradients.
 
@@ -39,10 +40,12 @@ class GradientExchange:
             compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
             shared: The way through memory, where all ranks are on one host, made for the same
                 `compress`; else the process group's backend is the way.
+            weight: Of this rank in the average: its part of all images; None: all have as many.
         """
         self.exposed_seconds = 0.0
         """Of the last backward pass: from the last gradient until all were averaged."""
         self._shared = shared
+        self._weight = 1 / dist.get_world_size() if weight is None else weight
         self._compresses = compress == "bf16"
         self._holds_back = False
         self._last_ready = 0.0
@@ -95,13 +98,14 @@ class GradientExchange:
             done.set_result(gradients)
             return done
         if self._shared is not None:
-            return self._shared.average(gradients, index=bucket.index(), is_last=bucket.is_last())
-        part = 1 / dist.get_world_size()
+            return self._shared.average(
+                gradients, weight=self._weight, index=bucket.index(), is_last=bucket.is_last()
+            )
         if self._compresses:
             sent = torch.empty_like(gradients, dtype=torch.bfloat16)
-            torch.mul(gradients, part, out=sent)  # rounds once
+            torch.mul(gradients, self._weight, out=sent)  # rounds once
         else:
-            sent = gradients.mul_(part)
+            sent = gradients.mul_(self._weight)
         work = dist.all_reduce(sent, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])

@@ -62,14 +62,17 @@ class SharedGradients:
         self._exchange = 0
         self._next = 0
 
-    def average(self, gradients: Tensor, *, index: int, is_last: bool) -> "Future[Tensor]":
-        """Put the mean over all ranks in the place of gradients, once all have theirs.
+    def average(
+        self, gradients: Tensor, *, weight: float, index: int, is_last: bool
+    ) -> "Future[Tensor]":
+        """Put the average over all ranks in the place of gradients, once all have theirs.
 
         All ranks call it with parts of the same sizes, in the order of `index` from 0; with the
         last part, all are there when it returns.
 
         Args:
             gradients: float32, one block of memory.
+            weight: Of this rank in the average; those of all ranks add up to 1.
             index: The part's number in this backward pass.
             is_last: Whether it is the last part.
 
@@ -81,20 +84,20 @@ class SharedGradients:
             self._exchange += 1
             self._next = 0
         future: Future[Tensor] = Future()
-        self._write(gradients, index)
+        self._write(gradients, index, weight)
         self._pending.append(_Pending(gradients, index, self._next, future))
         self._next += -(-gradients.numel() // LINE) * LINE
         while self._pending and self._are_written(self._pending[0].index, wait=is_last):
             self._sum(self._pending.popleft())
         return future
 
-    def _write(self, gradients: Tensor, index: int) -> None:
+    def _write(self, gradients: Tensor, index: int, weight: float) -> None:
         write = self._library.write_rounded if self._compress else self._library.write_floats
         write(
             ctypes.c_void_p(gradients.data_ptr()),
             ctypes.c_void_p(self._values(self._rank, self._next)),
             ctypes.c_int64(gradients.numel()),
-            ctypes.c_float(1 / self._ranks),
+            ctypes.c_float(weight),
             ctypes.c_int32(torch.get_num_threads()),
         )
         flag = ctypes.c_void_p(self._memory.addresses[self._rank] + index * LINE)

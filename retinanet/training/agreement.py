@@ -122,10 +122,14 @@ def merged(results: Sequence[StepResult]) -> StepResult:
     exchange took what the last rank waited for it: the others also waited for that rank.
     """
     first = results[0]
+    images = [one.images for one in results]
+    weights = images if len(set(images)) > 1 else None  # products of equal ones may be rounded
     return replace(
         first,
-        losses={name: fmean(one.losses[name] for one in results) for name in first.losses},
-        images=sum(one.images for one in results),
+        losses={
+            name: fmean((one.losses[name] for one in results), weights) for name in first.losses
+        },
+        images=sum(images),
         seconds=max(one.seconds for one in results),
         data_seconds=max(one.data_seconds for one in results),
         exchange_seconds=min(one.exchange_seconds for one in results),

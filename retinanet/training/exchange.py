@@ -2,10 +2,8 @@
 
 from functools import partial
 
-import torch
 from torch import nn
 
-from data.dataset import Batch
 from launch.group.process_group import ProcessGroup
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_exchange import GradientExchange
@@ -13,6 +11,7 @@ from retinanet.engine.running_statistics import RunningStatistics
 from retinanet.engine.shared_gradients import SharedGradients, share_gradients
 from retinanet.errors import InputError
 from retinanet.training.loop import accumulate_gradients, batch_losses
+from retinanet.training.noise import noise
 from retinanet.training.phases import UNWATCHED, Phases
 
 PASSES_UNTIL_SORTED = 2
@@ -29,6 +28,7 @@ def make_exchange(
     compress: str,
     focal_form: str,
     timeout_s: float,
+    weight: float | None = None,
     phases: Phases = UNWATCHED,
 ) -> GradientExchange | None:
     """What averages the gradients over the ranks; None where there is one.
@@ -40,6 +40,7 @@ def make_exchange(
         compress: `none` or `bf16`.
         focal_form: See `focal_loss`.
         timeout_s: A rank whose gradients are missing for longer ends the job.
+        weight: Of this rank in the average; None: all count alike.
         phases: Is told where the forward pass and the losses are.
 
     Raises:
@@ -62,6 +63,7 @@ def make_exchange(
         partial(batch_losses, prepared, focal_form=focal_form, phases=phases),
         compress=compress,
         shared=shared,
+        weight=weight,
     )
     if shared is None and group.size > 2:
         settle_buckets(exchange, prepared)
@@ -78,11 +80,7 @@ def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> No
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
     statistics.keep()
-    side = SETTLING_SIDE
-    pixels = torch.zeros(1, 3, side, side, dtype=torch.uint8)
-    target = {"boxes": torch.tensor([[8.0, 8.0, 72.0, 72.0]]), "labels": torch.tensor([0])}
-    images = pixels.contiguous(memory_format=torch.channels_last)
-    batch = Batch(images, [target], image_ids=[0], original_sizes=[(side, side)])
+    batch = noise(1, SETTLING_SIDE)
     for _ in range(PASSES_UNTIL_SORTED):
         accumulate_gradients(prepared, [batch], exchange=exchange)
         prepared.optimizer.zero_grad(set_to_none=True)

@@ -103,3 +103,35 @@ def test_ranks_evaluate_each_image_once_and_none_is_padded(num_images: int, rank
     assert list(itertools.chain(*read)) == list(range(num_images))
     assert max(map(len, read)) - min(map(len, read)) <= 1
     assert [len(part) for part in parts] == [len(list(part)) for part in parts]
+
+
+SPLITS = [(3, 1, 2), (1, 1, 4), (2, 2, 2)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("num_images", [23, 64, 4])
+def test_however_a_batch_is_split_its_images_and_their_seeds_are_the_same(
+    num_images: int, split: tuple[int, ...]
+) -> None:
+    shared = {"batch_size": 2, "seed": 9, "ranks": 3}
+    even, parts = (
+        [list(TrainingBatches(num_images, rank=rank, split=given, **shared)) for rank in range(3)]
+        for given in ((), split)
+    )
+    assert [{len(batch) for batch in part} for part in parts] == [{count} for count in split]
+    for batches, uneven in zip(zip(*even, strict=True), zip(*parts, strict=True), strict=True):
+        assert list(itertools.chain(*uneven)) == list(itertools.chain(*batches))
+    if split == (2, 2, 2):
+        assert parts == even
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_that_is_set_later_counts_from_the_next_iteration(split: tuple[int, ...]) -> None:
+    batches = TrainingBatches(24, batch_size=2, seed=9, rank=2, ranks=3)
+    begun = iter(batches)
+    batches.split = split
+    batches.set_position(1, 12)
+    expected = TrainingBatches(24, batch_size=2, seed=9, rank=2, ranks=3, split=split)
+    expected.set_position(1, 12)
+    assert list(batches) == list(expected) and len(batches) == 4
+    assert {len(batch) for batch in begun} == {2}

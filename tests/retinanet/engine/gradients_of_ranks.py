@@ -106,30 +106,37 @@ def main(place: Place, results: Path) -> None:
         return str(gradient_norm(prepared.model.parameters()))
 
     def compare(
-        group: ProcessGroup, *, precision: str, compress: str, batches: int, shared: bool = False
+        group: ProcessGroup,
+        *,
+        precision: str,
+        compress: str,
+        batches: int,
+        shared: bool = False,
+        split: tuple[int, int] = (1, 1),
     ) -> dict[str, list[Any]]:
         """Differences of three steps, and each rank's norm in a fourth, where one rank breaks.
 
         The steps are the first, the one after torch has sorted its buckets anew, and another.
+        `split`: images of each rank in a batch.
         """
+        together = sum(split)
         prepared = prepare(precision)
         exchange = GradientExchange(
             prepared.model,
             partial(batch_losses, prepared),
             compress=compress,
             shared=share(group, prepared.model, compress=compress) if shared else None,
+            weight=split[group.rank] / together,
         )
         differences = []
         for step in range(3):
             first = step if batches == 1 else 0
-            numbers = range(2 * batches)
-            own = [
-                make_batch(first + number, first + number + 1)
-                for number in numbers
-                if number % 2 == group.rank
+            begins = [
+                first + number * together + sum(split[: group.rank]) for number in range(batches)
             ]
+            own = [make_batch(begin, begin + split[group.rank]) for begin in begins]
             averaged = gradients(prepared, own, exchange)
-            expected = gradients_alone(precision, first, first + 2 * batches)
+            expected = gradients_alone(precision, first, first + together * batches)
             differences.append(difference(averaged, expected))
         norm = norm_where_one_breaks(prepared, exchange, batches, rank=group.rank)
         return {"differences": differences, "norms": group.all_gather(norm)}
@@ -158,6 +165,10 @@ def main(place: Place, results: Path) -> None:
             "accumulated": compare(group, precision="float32", compress="none", batches=2),
             "compressed": compare(group, precision="float32", compress="bf16", batches=1),
             "bf16": compare(group, precision="bf16", compress="none", batches=1),
+            "uneven": compare(group, precision="float32", compress="none", batches=1, split=(3, 1)),
+            "uneven, shared, accumulated": compare(
+                group, precision="float32", compress="none", batches=2, shared=True, split=(3, 1)
+            ),
         }
         if group.is_first:
             results.write_text(json.dumps(found))

@@ -40,6 +40,14 @@ def test_two_ranks_of_one_image_have_the_gradients_of_one_with_two(
     assert max(differences[case]) < 1e-5
 
 
+@pytest.mark.parametrize("case", ["uneven", "uneven, shared, accumulated"])
+def test_three_images_and_one_have_the_gradients_of_one_rank_with_four(
+    differences: dict[str, list[float]], case: str
+) -> None:
+    assert len(differences[case]) == 3
+    assert max(differences[case]) < 1e-5
+
+
 @pytest.mark.parametrize("case", ["compressed", "shared, compressed"])
 def test_compressed_gradients_are_rounded_once_by_each_rank(
     differences: dict[str, list[float]], case: str

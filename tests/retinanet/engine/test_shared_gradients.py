@@ -65,28 +65,33 @@ def gradients_of(rank: int, exchange: int) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for size in SIZES]
 
 
-def averaged(shared: SharedGradients, parts: list[Tensor]) -> list[Tensor]:
+def averaged(shared: SharedGradients, parts: list[Tensor], *, weight: float = 0.5) -> list[Tensor]:
     futures = [
-        shared.average(part, index=index, is_last=index == len(parts) - 1)
+        shared.average(part, weight=weight, index=index, is_last=index == len(parts) - 1)
         for index, part in enumerate(parts)
     ]
     return [future.wait() for future in futures]
 
 
 def average_copies(
-    shared: list[SharedGradients], inputs: list[list[Tensor]], rank: int
+    shared: list[SharedGradients], inputs: list[list[Tensor]], weights: list[float], rank: int
 ) -> list[Tensor]:
-    return averaged(shared[rank], [part.clone() for part in inputs[rank]])
+    copies = [part.clone() for part in inputs[rank]]
+    return averaged(shared[rank], copies, weight=weights[rank])
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_all_ranks_get_the_mean_exchange_after_exchange(ranks: int) -> None:
+@pytest.mark.parametrize("weights", [[1 / 2] * 2, [1 / 3] * 3, [3 / 4, 1 / 4]])
+def test_all_ranks_get_the_weighted_mean_exchange_after_exchange(weights: list[float]) -> None:
+    ranks = len(weights)
     shared = shared_by(ranks, compress=False)
     for exchange in range(5):  # two halves of the memory take turns
         inputs = [gradients_of(rank, exchange) for rank in range(ranks)]
-        found = on_ranks(ranks, partial(average_copies, shared, inputs))
+        found = on_ranks(ranks, partial(average_copies, shared, inputs, weights))
         for part in range(len(SIZES)):
-            mean = torch.stack([own[part] for own in inputs]).mean(dim=0)
+            mean = sum(
+                (weight * own[part] for weight, own in zip(weights, inputs, strict=True)),
+                torch.zeros(()),
+            )
             for rank in range(ranks):
                 torch.testing.assert_close(found[rank][part], mean)
                 assert torch.equal(found[rank][part], found[0][part])
@@ -124,11 +129,11 @@ def test_a_rank_that_does_not_write_is_waited_for_no_longer_than_told() -> None:
 def test_parts_that_all_have_written_are_there_before_the_last() -> None:
     shared = shared_by(2, compress=False)
     parts = [gradients_of(rank, 0) for rank in range(2)]
-    early = shared[0].average(parts[0][0], index=0, is_last=False)
+    early = shared[0].average(parts[0][0], weight=0.5, index=0, is_last=False)
     assert not early.done()
-    other = shared[1].average(parts[1][0], index=0, is_last=False)
+    other = shared[1].average(parts[1][0], weight=0.5, index=0, is_last=False)
     assert other.done()
-    shared[0].average(parts[0][1], index=1, is_last=False)
+    shared[0].average(parts[0][1], weight=0.5, index=1, is_last=False)
     assert early.done()
 
 

@@ -92,5 +92,13 @@ def test_a_step_of_all_ranks_is_their_mean_loss_and_the_slowest_time() -> None:
     )
 
 
+def test_a_rank_with_more_images_counts_for_as_many_in_the_losses() -> None:
+    other = replace(STEP, losses={"classification": 5.0, "bbox_regression": 0.0}, images=1)
+    of_three = replace(STEP, images=3)
+    found = merged([of_three, other])
+    assert found.losses == {"classification": 2.0, "bbox_regression": 0.375}
+    assert found.images == 4
+
+
 def test_a_step_of_one_rank_is_its_own() -> None:
     assert merged([STEP]) == STEP
