@@ -110,7 +110,7 @@ def train(
         )
         if not take_up(run, checkpoint):
             return FINISHED
-        run.prepare(engine)
+        run.prepare(engine, checkpoint)
         take_up_the_rest(run, checkpoint)
         stop.hold_back()
         group.barrier()  # from here on a signal to any rank leaves what can be resumed

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from retinanet.batch_split import BatchSplit, require_split
 from retinanet.checkpoint_interval import is_interval
 from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.mlperf.closed_division import broken_rules
@@ -164,7 +165,7 @@ class TrainingConfig:
     max_steps: Annotated[int, Field(ge=1)] | None = None
     """End after so many optimizer steps, with an evaluation, whatever `epochs` says. [steps]"""
     batch_size: Annotated[int, Field(ge=1)] = 2
-    """Images a rank takes through the model at once. [images]"""
+    """Images a rank takes through the model at once, on average (batch_split). [images]"""
     gradient_accumulation: Annotated[int, Field(ge=1)] = 1
     """Batches whose gradients are averaged into one optimizer step. [batches]"""
     optimizer: Literal["adam", "sgd", "lamb"] = "adam"
@@ -271,10 +272,12 @@ class LaunchConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DistributedConfig:
-    """How several ranks exchange gradients."""
+    """How several ranks share a batch, and exchange gradients."""
 
     backend: Literal["auto", "shared", "gloo", "ccl"] = "auto"
     """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
+    batch_split: Annotated[BatchSplit, BeforeValidator(require_split)] = "even"
+    """Images of ranks: even, by measured speed, or as told, such as [3, 1]. [name or list]"""
     compress: Literal["none", "bf16"] = "none"
     """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
     timeout_s: Annotated[float, Field(gt=0, le=10**7)] = 600.0

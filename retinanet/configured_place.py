@@ -5,6 +5,7 @@ import os
 from launch.place import Place, take_place
 from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
+from retinanet.batch_split import split_at_start
 from retinanet.config import Config
 
 
@@ -15,7 +16,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Plac
     Without `binding` the ranks only meet, to look at their hosts: no cores, no libraries.
 
     Raises:
-        InputError: Something asked for is not installed or does not fit this host.
+        InputError: Something asked for is not installed, or does not fit this host or its ranks.
     """
     if config.profile.onednn_steps:
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
@@ -28,6 +29,9 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Plac
             pinned=False,
             timeout_s=config.distributed.timeout_s,
         )
+    split_at_start(  # refuses one of other ranks
+        config.distributed.batch_split, batch_size=config.training.batch_size, ranks=ranks.size
+    )
     return take_place(
         ranks,
         request=core_request(config),

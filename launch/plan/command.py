@@ -19,6 +19,7 @@ from launch.plan.job_plan import Plan, make_plan
 from launch.plan.report import print_plan
 from launch.ranks import Ranks
 from launch.start.hosts import hosts_with_ranks
+from retinanet.batch_split import planned_split
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.configured_place import core_request
@@ -69,11 +70,14 @@ def plan_command(
 def print_plan_here(settings: Config, ranks: Ranks) -> None:
     """The plan of a run that has been started: of the ranks on this host, where nothing binds them.
 
-    Its lines are YAML's comments, since they follow a configuration.
+    How batches are split comes first, unless evenly. Its lines are YAML's comments, since they
+    follow a configuration.
 
     Raises:
-        InputError: The ranks do not fit.
+        InputError: The ranks do not fit the host, or not the split.
     """
+    split, batch_size = settings.distributed.batch_split, settings.training.batch_size
+    batches = planned_split(split, batch_size=batch_size, ranks=ranks.size)
     host = read_topology()
     plan = configured_plan(
         settings,
@@ -85,6 +89,8 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
     shown = io.StringIO()
     with redirect_stdout(shown):
         print_plan(plan)
+    if batches:
+        print(f"# batches: {batches}")
     for line in shown.getvalue().splitlines():
         print(f"# {line}".rstrip())
 

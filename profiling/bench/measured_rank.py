@@ -65,9 +65,13 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place)
         steps_without_end,
     )
     from retinanet.training.exchange import make_exchange
+    from retinanet.training.rank_batches import settle_batches
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         loading, prepared = open_training(config, arguments.scenes, group=group, place=place)
+        local_ranks = place.ranks.local_size
+        batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
+        loading.batches.split = batches.images
         exchange = make_exchange(
             group,
             prepared,
@@ -75,6 +79,7 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place)
             compress=config.distributed.compress,
             focal_form=config.engine.focal_loss,
             timeout_s=config.distributed.timeout_s,
+            weight=batches.weight(group.rank),
         )
         own = measure(
             steps_without_end(config, loading, prepared, exchange=exchange, group=group),

@@ -133,6 +133,7 @@ def measure(
         forward_seconds=[one.forward_seconds for one in found],
         exchange_seconds=[one.exchange_seconds for one in found],
         held_back_seconds=[one.seconds for one in between],
+        images=found[0].images,
         way=exchange.way if exchange else "none",
         notes=list(group.notes),
     )

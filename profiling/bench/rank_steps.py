@@ -20,6 +20,8 @@ class RankSteps:
     """Of these, waiting for gradients after the last of its own; one rank alone has zeros."""
     held_back_seconds: list[float]
     """Of the steps between these, whose gradients stayed with their rank; empty without such."""
+    images: int
+    """In each step."""
     way: str
     """Which gradients take: `shared memory`, `gloo` or `ccl`; `none` for one rank alone."""
     notes: list[str]

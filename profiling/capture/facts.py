@@ -7,6 +7,7 @@ import torch
 from launch.group.process_group import ProcessGroup
 from launch.host.cpu_lists import format_cpu_list
 from launch.place import Place
+from retinanet.batch_split import split_at_start
 from retinanet.config import Config
 from retinanet.engine.engines import PreparedTraining, chosen_engine
 from retinanet.engine.network import FoldedForward
@@ -20,7 +21,7 @@ def facts_of_run(
     prepared: PreparedTraining, *, config: Config, place: Place, group: ProcessGroup
 ) -> dict[str, Any]:
     """This rank's conditions; JSON holds them all. `profiling.onednn_log.marks` says where."""
-    share, training, engine = place.pinned.share, config.training, config.engine
+    share, engine = place.pinned.share, config.engine
     forward = prepared.forward
     has_winograd = isinstance(forward, FoldedForward) and forward.has_winograd
     name = chosen_engine(engine.name)
@@ -35,7 +36,7 @@ def facts_of_run(
         "cpus": format_cpu_list(share.cpus),
         "memory_nodes": format_cpu_list(share.nodes),
         "pinned": place.pinned.enabled,
-        "images_a_step": training.batch_size * training.gradient_accumulation,
+        "images_a_step": images_a_step(config, group),
         "image_size": config.data.image_size,
         "precision": engine.precision,
         "engine": name,
@@ -46,3 +47,12 @@ def facts_of_run(
         "ipex": installed_versions([IPEX]).get(IPEX) if name == "ipex" else None,
         "command": command_line(),
     }
+
+
+def images_a_step(config: Config, group: ProcessGroup) -> int | None:
+    """Of this rank; None where only the run has measured how many."""
+    split, training = config.distributed.batch_split, config.training
+    if split == "speed" and group.size > 1:
+        return None
+    batches = split_at_start(split, batch_size=training.batch_size, ranks=group.size)
+    return batches[group.rank] * training.gradient_accumulation

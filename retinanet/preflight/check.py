@@ -14,6 +14,7 @@ from retinanet.engine.engines import chosen_engine
 from retinanet.errors import InputError
 from retinanet.exit_codes import BAD_INPUT, FINISHED
 from retinanet.preflight.allocator import check_allocator
+from retinanet.preflight.batches import check_split
 from retinanet.preflight.data import check_data
 from retinanet.preflight.finding import Finding, failure
 from retinanet.preflight.known_data import KnownData, known_data
@@ -100,6 +101,7 @@ def run_findings(
     resume = resumes(path, resume=arguments.resume, auto_resume=arguments.auto_resume)
     overwrite = arguments.overwrite
     return [
+        *check_split(config, ranks=ranks),
         check_run_folder(path, config, resume=resume, overwrite=overwrite),
         *checks_of_run(
             config,

@@ -5,6 +5,7 @@ from pathlib import Path
 from launch.host.memory_limit import memory_left
 from launch.ranks import Ranks
 from launch.resources import anonymous_bytes
+from retinanet.batch_split import largest_batch
 from retinanet.config import Config
 from retinanet.preflight.conflicts import check_conflicts
 from retinanet.preflight.disk import DiskNeed, check_disk, free_space, size_of
@@ -121,9 +122,22 @@ def need_of_rank(
     config: Config, sizes: ModelBytes, known: KnownData, *, planned: int, engine: str
 ) -> MemoryNeed:
     """The memory of each rank of a host."""
-    shape = StepShape(
+    return memory_need(
+        sizes,
+        shape_of_steps(config, known, engine=engine),
+        ranks_on_host=planned,
+        is_compressed=config.distributed.compress == "bf16",
+        workers=loaded_batches(config).workers,
+    )
+
+
+def shape_of_steps(config: Config, known: KnownData, *, engine: str) -> StepShape:
+    """What decides about the memory of a step: of the rank that has most images."""
+    return StepShape(
         image_size=config.data.image_size,
-        batch_size=config.training.batch_size,
+        batch_size=largest_batch(
+            config.distributed.batch_split, batch_size=config.training.batch_size
+        ),
         evaluation_batch_size=config.evaluation.batch_size,
         num_classes=known.num_classes or LEAST_CLASSES,
         trainable_layers=config.model.trainable_layers,
@@ -132,13 +146,6 @@ def need_of_rank(
         engine=engine,
         focal_loss=config.engine.focal_loss,
     )
-    return memory_need(
-        sizes,
-        shape,
-        ranks_on_host=planned,
-        is_compressed=config.distributed.compress == "bf16",
-        workers=loaded_batches(config).workers,
-    )
 
 
 def loaded_batches(config: Config) -> LoadedBatches:
@@ -146,7 +153,9 @@ def loaded_batches(config: Config) -> LoadedBatches:
     return LoadedBatches(
         workers=loading_processes(config.data.workers, reserved_cores=config.data.reserve_cores),
         image_size=config.data.image_size,
-        batch_size=config.training.batch_size,
+        batch_size=largest_batch(
+            config.distributed.batch_split, batch_size=config.training.batch_size
+        ),
         evaluation_batch_size=config.evaluation.batch_size,
         gradient_accumulation=config.training.gradient_accumulation,
     )

@@ -22,7 +22,7 @@ from retinanet.mlperf.submission_command import submit
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.agreement import agreed_batches, merged, share_weights
-from retinanet.training.checkpoint import ModelDescription
+from retinanet.training.checkpoint import Checkpoint, ModelDescription
 from retinanet.training.evaluating import Pending, evaluate, settle
 from retinanet.training.exchange import make_exchange
 from retinanet.training.loading import Loading
@@ -31,6 +31,7 @@ from retinanet.training.nonfinite import NonFiniteSteps
 from retinanet.training.nonfinite_run import note_gradients
 from retinanet.training.phases import UNWATCHED, Phases
 from retinanet.training.plan import plan_steps
+from retinanet.training.rank_batches import settle_batches
 from retinanet.training.report import describe_run
 from retinanet.training.run_checkpoints import (
     begin_checkpoint,
@@ -41,9 +42,10 @@ from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord
 from retinanet.training.saving import Saving
 from retinanet.training.schedule import learning_rate_factor
+from retinanet.training.setup import recorded_split
 from retinanet.training.signals import StopRequest
 from retinanet.training.silent_record import SilentRecord
-from retinanet.training.slow_rank import SlowRank
+from retinanet.training.slow_rank import SlowRank, advice_on_slow_rank
 
 
 class Run:
@@ -66,10 +68,10 @@ class Run:
         self.log = log or MlperfLog()
         self.place = place
         self.group = group
-        self.slow_rank = SlowRank(group.hosts)
         self.phases = phases
         training = config.training
         self.config = config
+        self.slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
         self.folder = folder
         self.data = data
         self.model = model
@@ -121,8 +123,12 @@ class Run:
         """The evaluation whose metric is being computed beside the training."""
         self.best_map: float | None = None
 
-    def prepare(self, engine: str) -> None:
-        """Let an engine arrange model and optimizer, once rank 0 has a checkpoint in its own.
+    def prepare(self, engine: str, checkpoint: Checkpoint | None) -> None:
+        """Let an engine arrange model and optimizer, and split batches among the ranks.
+
+        Args:
+            engine: `torch` or `ipex`.
+            checkpoint: The one that rank 0 has taken up; the other ranks' do not matter.
 
         Raises:
             InputError: The engine does not work here.
@@ -137,6 +143,7 @@ class Run:
             convolutions=self.config.engine.convolutions,
         )
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
+        self.split_batches(checkpoint)
         distributed = self.config.distributed
         self.exchange = make_exchange(
             self.group,
@@ -145,8 +152,27 @@ class Run:
             compress=distributed.compress,
             focal_form=self.config.engine.focal_loss,
             timeout_s=distributed.timeout_s,
+            weight=self.batches.weight(self.group.rank),
             phases=self.phases,
         )
+
+    def split_batches(self, checkpoint: Checkpoint | None) -> None:
+        """Settle how many images each rank has of a batch, as the run had it before if it can.
+
+        Args:
+            checkpoint: See `prepare`.
+        """
+        ranks = self.group.size
+        self.batches = settle_batches(
+            self.config,
+            self.prepared,
+            group=self.group,
+            local_ranks=self.place.ranks.local_size,
+            recorded=self.group.from_first(
+                lambda: recorded_split(checkpoint, self.config, ranks=ranks)
+            ),
+        )
+        self.loading.batches.split = self.batches.images
 
     def begin(self, *, resume: bool) -> None:
         """Begin the run's folder and record, and say what is about to happen; rank 0 does it.

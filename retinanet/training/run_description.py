@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from launch.host.cpu_lists import format_cpu_list
+from retinanet.batch_split import described_split
 
 if TYPE_CHECKING:
     from retinanet.training.run import Run
@@ -30,11 +31,23 @@ def described(run: "Run") -> dict[str, object]:
         f"{training.gradient_accumulation} images, {size}×{size} pixels, "
         f"{run.description.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
         f"engine {run.engine}",
+        **described_batches(run),
         **described_ranks(run),
     }
     if run.step:
         rows["resumed"] = f"after step {run.step}"
     return rows
+
+
+def described_batches(run: "Run") -> dict[str, object]:
+    """How many images each rank has of a batch, where that was not left to be even."""
+    batches = run.batches
+    if run.config.distributed.batch_split == "even" or run.group.size == 1:
+        return {}
+    words = described_split(batches.images, batches.speeds)
+    if batches.is_recorded:
+        words += ", as the run was split by speed before"
+    return {"batches": words}
 
 
 def described_ranks(run: "Run") -> dict[str, object]:
@@ -56,12 +69,14 @@ def described_ranks(run: "Run") -> dict[str, object]:
 
 
 def facts_of_ranks(run: "Run") -> dict[str, Any]:
-    """How many there are, where, and how they exchange gradients; rank 0's CPUs for all."""
+    """How many there are, where, how they share batches and gradients; rank 0's CPUs for all."""
     return {
         "size": run.group.size,
         "hosts": list(run.group.hosts),
         "launcher": run.place.ranks.launcher,
         "exchange": way_of(run),
+        "images_of_a_batch": list(run.batches.images),
+        "measured_images_per_second": list(run.batches.speeds) or None,
         "pinned": run.place.pinned.enabled,
         "cpus_of_rank_0": list(run.place.pinned.share.cpus),
         "environment_of_rank_0": dict(run.place.pinned.environment),

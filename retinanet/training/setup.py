@@ -7,7 +7,7 @@ import torch
 
 from retinanet.config import Config, config_to_tree
 from retinanet.processor import processor_name
-from retinanet.training.checkpoint import State
+from retinanet.training.checkpoint import Checkpoint, State
 
 if TYPE_CHECKING:
     from retinanet.training.run import Run
@@ -37,9 +37,15 @@ FREE_FIELDS = (
     "engine.name",
     "engine.allocator",
     "distributed.backend",
+    "distributed.batch_split",
     "distributed.timeout_s",
 )
 """No step's weights depend on these, or what they come to is in the set-up."""
+
+SPLIT = "split of batches"
+"""Under which the set-up has the images of each rank in a batch."""
+EVEN = "even"
+"""What it says there where all have as many, and in checkpoints that do not say it."""
 
 LENGTHS = ("training.epochs", "training.max_steps")
 """Of these only a learning rate that falls until the run's end depends."""
@@ -55,16 +61,38 @@ def setup_of(run: "Run") -> dict[str, Any]:
         "torch": torch.__version__,
         "engine": run.engine,
         "gradients by": run.exchange.way if run.exchange else "none",
+        SPLIT: EVEN if run.batches.is_even else list(run.batches.images),
     }
 
 
 def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:
     """What is not as it was when the checkpoint was written, and changes what comes: in words."""
-    before = state.setup
+    before = {SPLIT: EVEN, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
     was, tree = state.config, config_to_tree(config)
     changes += [(name, field_of(was, name), now) for name, now in influential_fields(tree)]
     return [f"{name} was {old}, is now {now}" for name, old, now in changes if old != now]
+
+
+def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int) -> tuple[int, ...]:
+    """The images of each rank in a batch, of a run that was split by speed and shall be again.
+
+    Empty where there is no checkpoint, or of a split that was told, of other ranks or batches.
+    """
+    if checkpoint is None:
+        return ()
+    state = checkpoint.state
+    batch_size = config.training.batch_size
+    was_measured = field_of(state.config, "distributed.batch_split") == "speed"
+    is_same = field_of(state.config, "training.batch_size") == batch_size
+    if not (was_measured and is_same and state.setup.get("ranks") == ranks):
+        return ()
+    found = state.setup.get(SPLIT)
+    if found == EVEN:
+        return (batch_size,) * ranks
+    counts = found if isinstance(found, list) else []
+    is_split = len(counts) == ranks and all(type(one) is int and one > 0 for one in counts)
+    return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()
 
 
 def influential_fields(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from statistics import fmean
 
+from retinanet.config import Config
 from retinanet.training.loop import StepResult
 
 STEPS = 20
@@ -16,9 +17,10 @@ LONGER_TOLD = 0.25
 class SlowRank:
     """Looks for it in forward passes: in a backward pass those that are quick wait for the slow."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
-        """`hosts`: of each rank, for the message."""
+    def __init__(self, hosts: Sequence[str], *, advice: str = "") -> None:
+        """`hosts`: of each rank, for the message; `advice`: its end."""
         self._hosts = hosts
+        self._advice = advice
         self._slowest: deque[int] = deque(maxlen=STEPS)
         self._longer: deque[float] = deque(maxlen=STEPS)
         self._told: int | None = None
@@ -41,4 +43,12 @@ class SlowRank:
         return (
             f"note: rank {rank} on {self._hosts[rank]} is slow, and all wait for it: its forward "
             f"passes took {longer:.0%} longer than the others' in the last {STEPS} steps"
+            f"{self._advice}"
         )
+
+
+def advice_on_slow_rank(config: Config) -> str:
+    """What helps against one that stays slow: fewer images for it, where it has as many as all."""
+    if config.distributed.batch_split != "even" or config.training.batch_size == 1:
+        return ""
+    return "; if it stays so, --resume with distributed.batch_split=speed gives it fewer images"

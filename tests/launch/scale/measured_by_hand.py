@@ -26,6 +26,7 @@ def rank_steps(
         forward_seconds=nothing,
         exchange_seconds=list(exchange) or nothing,
         held_back_seconds=list(held_back),
+        images=2,
         way="shared memory",
         notes=list(notes),
     )

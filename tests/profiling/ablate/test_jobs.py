@@ -18,6 +18,7 @@ def rank(number: int, *, seconds: list[float], waiting: list[float]) -> RankStep
         forward_seconds=[0.5] * len(seconds),
         exchange_seconds=waiting,
         held_back_seconds=[],
+        images=2,
         way="shared memory",
         notes=[],
     )

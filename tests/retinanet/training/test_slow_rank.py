@@ -1,7 +1,10 @@
 from dataclasses import replace
 
+import pytest
+
+from retinanet.config_file import load_config
 from retinanet.training.loop import StepResult
-from retinanet.training.slow_rank import STEPS, SlowRank
+from retinanet.training.slow_rank import STEPS, SlowRank, advice_on_slow_rank
 
 RESULT = StepResult(
     step=1,
@@ -47,3 +50,20 @@ def test_a_little_more_time_and_a_few_slow_steps_are_not_told() -> None:
 
 def test_one_rank_alone_is_never_slow() -> None:
     assert notes(SlowRank(["a"]), *[step(0.0)] * 2 * STEPS) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "advised"),
+    [
+        (["training.batch_size=2"], True),
+        (["training.batch_size=1"], False),
+        (["training.batch_size=2", "distributed.batch_split=speed"], False),
+        (["training.batch_size=2", "distributed.batch_split=[3, 1]"], False),
+    ],
+)
+def test_a_split_by_speed_is_advised_where_batches_are_even_and_can_be_split(
+    words: list[str], advised: bool
+) -> None:
+    slow = SlowRank(["a", "b"], advice=advice_on_slow_rank(load_config("demo.yaml", words)))
+    [told] = notes(slow, *[step(1.0, 1.5)] * STEPS)
+    assert ("distributed.batch_split=speed" in told) == advised

@@ -1,0 +1,20 @@
+from retinanet.config_file import load_config
+from retinanet.preflight.batches import check_split
+from retinanet.preflight.finding import Finding
+
+
+def checked(split: str, *, ranks: int) -> list[Finding]:
+    words = ["training.batch_size=2", f"distributed.batch_split={split}"]
+    return check_split(load_config("demo.yaml", words), ranks=ranks)
+
+
+def test_a_list_of_the_planned_ranks_is_told_and_even_batches_are_not() -> None:
+    [found] = checked("[3, 1]", ranks=2)
+    assert (found.level, found.found) == ("ok", "3 images on rank 0, 1 on rank 1")
+    assert checked("even", ranks=2) == []
+
+
+def test_a_list_of_other_ranks_is_a_failure() -> None:
+    [found] = checked("[3, 1]", ranks=4)
+    assert found.level == "failure"
+    assert found.found.startswith("distributed.batch_split: expected 4 numbers with the sum 8 ")
