@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from profiling.bench.availability import leave_out_missing
+from profiling.bench.batch_split_benchmark import add_batch_split_benchmark
 from profiling.bench.benchmark import Benchmark
 from profiling.bench.benchmarks import BENCHMARKS
 from profiling.bench.checkpoint_benchmark import add_checkpoint_benchmark
@@ -45,7 +46,8 @@ examples:
   python -m profiling bench checkpoint                          # saving while training goes on
   python -m profiling bench log                                 # reading a million lines
   python -m profiling bench metric                              # COCO's metric at full size
-  python -m profiling bench waiting --config coco.yaml data.root=/data/coco"""
+  python -m profiling bench waiting --config coco.yaml data.root=/data/coco
+  python -m profiling bench batch-split                         # a slow rank, minutes"""
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -69,6 +71,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         )
         add_options(parser, benchmark)
         parser.set_defaults(run=functools.partial(bench_command, benchmark))
+    add_batch_split_benchmark(kinds)
     add_checkpoint_benchmark(kinds)
     add_index_benchmark(kinds)
     add_log_benchmark(kinds)

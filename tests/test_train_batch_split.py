@@ -1,0 +1,136 @@
+"""Batches split among two ranks under the real mpirun: by speed, as told, and when resumed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+
+from profiling.bench.batch_split_benchmark import cpus_of_last_rank
+from profiling.bench.busy_cores import busy_cores
+from retinanet.config_file import load_config
+from retinanet.training.checkpoint import read_checkpoint
+from tests.launch.ranks import Ended, run_ranks
+
+pytestmark = pytest.mark.whole_machine
+
+SETTINGS = (
+    "data.scenes.train=16",
+    "data.scenes.validation=1",
+    "data.image_size=64",
+    "training.batch_size=2",
+    "training.learning_rate=1e-3",
+    "training.warmup_epochs=0",
+    "training.schedule=constant",
+    "training.gradient_accumulation=2",
+    "training.epochs=2",
+    "evaluation.every=1",
+    "evaluation.pictures=0",
+    "engine.precision=float32",
+    "launch.threads=1",
+    "distributed.timeout_s=60",
+)
+"""Two steps an epoch, each of two batches of four images."""
+
+
+def trained(root: Path, name: str, *changes: str) -> Ended:
+    job = run_ranks(2, "train.py", *SETTINGS, f"run.root={root}", f"run.name={name}", *changes)
+    assert (job.code, job.errors) == (0, "")
+    return job
+
+
+def ranks_of(run: Path) -> dict[str, Any]:
+    """What the run's environment.json says of them."""
+    ranks: dict[str, Any] = json.loads((run / "environment.json").read_text())["ranks"]
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("split")
+    yield folder
+    rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def slowed(root: Path) -> Ended:
+    """Two steps of a run by speed, with something else on the core of rank 1."""
+    cpus = cpus_of_last_rank(load_config("demo.yaml", SETTINGS))
+    with busy_cores(cpus):
+        return trained(root, "by-speed", "distributed.batch_split=speed", "training.max_steps=2")
+
+
+@pytest.fixture(scope="module")
+def resumed(slowed: Ended, root: Path) -> Ended:
+    """The same run, with nobody beside it, to its end."""
+    return trained(root, "by-speed", "distributed.batch_split=speed", "--resume")
+
+
+@pytest.fixture(scope="module")
+def told(root: Path) -> Ended:
+    """The whole run in one go with the split told that the speeds of the other must come to."""
+    return trained(root, "told", "distributed.batch_split=[3, 1]")
+
+
+def test_a_rank_with_half_a_core_has_fewer_images(slowed: Ended, root: Path) -> None:
+    line = next(one for one in slowed.output.splitlines() if one.startswith("batches "))
+    words = "3 images on rank 0, 1 on rank 1, by measured speed "
+    assert line.removeprefix("batches").strip().startswith(words)
+
+
+def test_a_run_resumed_at_another_speed_keeps_its_split_and_says_so(
+    resumed: Ended, root: Path
+) -> None:
+    assert "3 images on rank 0, 1 on rank 1, as the run was split by speed before" in resumed.output
+    assert "other conditions" not in resumed.output
+    ranks = ranks_of(root / "by-speed")
+    assert ranks["images_of_a_batch"] == [3, 1]
+    assert ranks["measured_images_per_second"] is None
+
+
+def test_measuring_and_resuming_leave_no_trace_in_the_weights(
+    resumed: Ended, told: Ended, root: Path
+) -> None:
+    whole, pieces = (root / name / "checkpoints" / "last" for name in ("told", "by-speed"))
+    for part in ("model.safetensors", "optimizer.safetensors", "ranks.safetensors"):
+        assert (pieces / part).read_bytes() == (whole / part).read_bytes(), part
+    expected, found = (read_checkpoint(one).state for one in (whole, pieces))
+    assert found.position == expected.position and found.position.step == 4
+    assert found.random_states == expected.random_states
+    assert found.setup == expected.setup and found.setup["split of batches"] == [3, 1]
+
+
+def test_a_step_has_as_many_images_as_with_even_batches(told: Ended, root: Path) -> None:
+    lines = (root / "told" / "metrics.jsonl").read_text().splitlines()
+    steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
+    images = [one["images_per_second"] * one["seconds"] for one in steps]
+    assert images == [pytest.approx(8)] * 4
+    assert "batches  3 images on rank 0, 1 on rank 1\n" in told.output
+
+
+@pytest.mark.parametrize(
+    ("word", "comment"),
+    [
+        ("speed", "# batches: 4 images, split by the speed of each rank as measured at the start"),
+        ("[1, 3]", "# batches: 1 image on rank 0, 3 on rank 1"),
+    ],
+)
+def test_a_dry_run_says_how_batches_will_be_split(word: str, comment: str) -> None:
+    job = run_ranks(2, "train.py", *SETTINGS, "--dry-run", f"distributed.batch_split={word}")
+    assert (job.code, job.errors) == (0, "")
+    assert comment in job.output.splitlines()
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--check"]])
+def test_a_list_of_another_batch_is_refused_once_before_anything_is_written(
+    root: Path, flags: list[str]
+) -> None:
+    words = (*SETTINGS, f"run.root={root}", "run.name=wrong", "distributed.batch_split=[3, 2]")
+    job = run_ranks(2, "train.py", *words, *flags)
+    assert job.code == 2
+    [line] = [one for one in job.errors.splitlines() if "error: " in one]
+    expected = "expected 2 numbers with the sum 4 (ranks × training.batch_size=2), even or speed"
+    assert line.endswith(f"distributed.batch_split: {expected}, found [3, 2]")
+    assert not (root / "wrong").exists()
