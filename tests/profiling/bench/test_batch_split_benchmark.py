@@ -26,6 +26,7 @@ def job(images: tuple[int, int], alone: tuple[float, float], step: float) -> Job
             host="here",
             seconds=[step, step],
             data_seconds=[0.0, 0.0],
+            forward_seconds=[0.0, 0.0],
             exchange_seconds=[0.0, 0.0],
             held_back_seconds=[alone[rank]] * 2,
             images=images[rank],
