@@ -65,8 +65,7 @@ def advice(misfit: Misfit, numbers: Sequence[int], *, ranks: int) -> str:
     if nearest:
         plural = "" if nearest == [1] else "s"
         ways.insert(0, f"{enumerated(nearest)} rank{plural} (mpirun -np, or --np)")
-    assert ways, misfit
-    return ", or ".join(ways)
+    return ", or ".join(ways) or "fewer ranks with fewer cores each"
 
 
 def enumerated(numbers: Sequence[int]) -> str:

@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-FLOAT32_BYTES = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -55,6 +51,7 @@ def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
         times: Of at least two sizes, with two ranks or more.
         source: Where they were measured.
     """
+    import numpy as np  # noqa: PLC0415 - a command line loads no numpy
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415
 
     rows = [np.array(ring(one.ranks, one.size)) / one.seconds for one in times]

@@ -2,8 +2,8 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from launch.tune.command import tune_command
 from launch.tune.network import Network
 from launch.tune.parse_network import parse_network
 from retinanet.command_line import add_json_option, add_overrides, positive
@@ -64,7 +64,14 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     add_overrides(parser)
     add_wishes(parser)
     add_outputs(parser)
-    parser.set_defaults(run=tune_command)
+    parser.set_defaults(run=run)
+
+
+def run(**chosen: Any) -> int:
+    """`tune_command`, loaded where it runs: other commands need not wait for numpy."""
+    from launch.tune.command import tune_command  # noqa: PLC0415
+
+    return tune_command(**chosen)
 
 
 def add_wishes(parser: argparse.ArgumentParser) -> None:

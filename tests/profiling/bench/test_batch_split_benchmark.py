@@ -73,7 +73,7 @@ def test_three_real_jobs_of_two_ranks_in_turn(run_here: RunHere, tmp_path: Path)
     [
         ("distributed.batch_split=speed", "distributed.batch_split: the benchmark sets it"),
         ("data.nothing=1", "data.nothing: no such field"),
-        ("launch.threads=4096", "4096"),
+        ("launch.threads=4096", "core"),
     ],
 )
 def test_wrong_arguments_are_one_line(run_here: RunHere, word: str, expected: str) -> None:
