@@ -16,21 +16,6 @@ class Wish:
     deadline_hours: float | None = None
     budget_core_hours: float | None = None
 
-    @property
-    def words(self) -> str:
-        """What is chosen by it."""
-        if self.deadline_hours is None and self.budget_core_hours is None:
-            return "the soonest"
-        limits = []
-        if self.deadline_hours is not None:
-            limits.append(f"within {self.deadline_hours:g} hours")
-        if self.budget_core_hours is not None:
-            limits.append(f"for at most {self.budget_core_hours:,.0f} core-hours")
-        return (
-            f"{'the soonest' if self.deadline_hours is None else 'the cheapest'} "
-            + " and ".join(limits)
-        )
-
     def allows(self, one: Forecast) -> bool:
         """Whether even its worst case keeps to the limits."""
         in_time = self.deadline_hours is None or one.hours.high <= self.deadline_hours

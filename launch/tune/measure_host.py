@@ -14,6 +14,7 @@ from launch.start.mpirun import Mpirun
 from launch.tune.measure import Trained, added, measure_steps, step_time
 from launch.tune.measurements import Measurements
 from launch.tune.step_time import Shape
+from profiling.ablate.plan import PINNED
 from profiling.bench.all_reduce_job import measure_all_reduces
 from profiling.bench.benchmark import RECIPES
 from profiling.bench.contestant import Contestant
@@ -21,7 +22,6 @@ from profiling.bench.environment import environment
 from profiling.bench.metric_benchmark import FOUND
 from profiling.bench.metric_benchmark import measured as measured_metric
 from profiling.bench.other_load import other_load
-from profiling.bench.rank_steps import slowest, waited_for_data
 from profiling.bench.worker_process import contestant_worker
 from profiling.bench.workload import Workload
 from retinanet.config import Config
@@ -31,7 +31,7 @@ EVALUATION = Contestant(
     about="from images to boxes, as train.py evaluates",
     recipe=f"{RECIPES}.evaluation",
     options={"whose": "ours"},
-    environment={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"},
+    environment=PINNED,
 )
 EVALUATION_IMAGES = 2
 EVALUATION_RUNS, EVALUATION_WARM_UP = 3, 2
@@ -93,7 +93,7 @@ def measure_host(asked: WhatToMeasure, *, mpirun: Mpirun, console: Console) -> M
         all_reduces=tuple(all_reduces),
         all_reduces_over=over,
         backward_share=backward_share(found),
-        data_share=max(data_share(one) for one in found),
+        data_share=max(one.data_share for one in found),
         evaluation_seconds=evaluation,
         metric_seconds=metric,
         busy_cores=others.cores,
@@ -159,13 +159,4 @@ def backward_share(found: Sequence[Measured]) -> float:
         for forward, data, whole in zip(
             rank.forward_seconds, rank.data_seconds, rank.seconds, strict=True
         )
-    )
-
-
-def data_share(one: Measured) -> float:
-    """Of a step, what was waiting for data; median."""
-    return median(
-        waited / whole
-        for job in one.jobs
-        for waited, whole in zip(waited_for_data(job), slowest(job), strict=True)
     )

@@ -27,8 +27,7 @@ examples:
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --deadline 24
   python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --budget 20000 \\
-      --chart landscape.png --slurm job.sbatch
-  python -m launch tune --plan node.json --hostfile hosts data.root=/data/openimages  # measured"""
+      --chart landscape.png --slurm job.sbatch"""
 
 
 def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
