@@ -7,10 +7,8 @@ neighbours have mapped too, and sums theirs from there.
 
 import ctypes
 import mmap
-import os
-import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,15 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from retinanet.engine.shared_memory import LINE, MappedMemory, MemoryPlace, SharedMemory, map_memory
 from retinanet.native_library import NativeLibraryError, load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "shared_gradients.cpp"
 
-LINE = 64
-"""A processor's cache line: each flag has one of its own. [bytes]"""
 LARGEST_BUCKETS = 1023
-NAME_AT = LINE * LARGEST_BUCKETS
-"""Where each rank's memory carries a name, behind the flags. [bytes]"""
-NAME_BYTES = 16
-HEADER = NAME_AT + LINE
+FLAGS_AT = LINE
+"""Behind the name; each flag has a line of its own. [bytes]"""
+HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
 
 Gather = Callable[[Any], list[Any]]
 """Everybody's value, in order of rank."""
@@ -49,12 +45,19 @@ class SharedGradients:
     """This rank's part in averages over all ranks, which are on one host."""
 
     def __init__(
-        self, memory: "SharedMemory", *, rank: int, ranks: int, compress: bool, timeout_s: float
+        self,
+        memory: Sequence[MappedMemory],
+        *,
+        size: int,
+        rank: int,
+        compress: bool,
+        timeout_s: float,
     ) -> None:
         """Use `share_gradients`."""
         self._memory = memory
+        self._size = size
         self._rank = rank
-        self._ranks = ranks
+        self._ranks = len(memory)
         self._compress = compress
         self._timeout_s = timeout_s
         self._library = load_library(SOURCE)
@@ -100,12 +103,12 @@ class SharedGradients:
             ctypes.c_float(weight),
             ctypes.c_int32(torch.get_num_threads()),
         )
-        flag = ctypes.c_void_p(self._memory.addresses[self._rank] + index * LINE)
+        flag = ctypes.c_void_p(self._memory[self._rank].address + FLAGS_AT + index * LINE)
         self._library.raise_flag(flag, ctypes.c_int64(self._exchange))
 
     def _are_written(self, index: int, *, wait: bool) -> bool:
         """Whether all ranks have written a part; only `wait` waits for them."""
-        flags = [address + index * LINE for address in self._memory.addresses]
+        flags = [one.address + FLAGS_AT + index * LINE for one in self._memory]
         seconds = self._timeout_s if wait else 0.0
         up = self._library.flags_are_up(
             (ctypes.c_void_p * self._ranks)(*flags),
@@ -135,52 +138,9 @@ class SharedGradients:
         Nobody writes to a half that another still reads: to be there, it has waited for all in the
         exchange between, and they had read the one before.
         """
-        size = self._memory.size // 2
         value_bytes = 2 if self._compress else 4
-        half = HEADER + (self._exchange % 2) * size
-        return self._memory.addresses[rank] + half + start * value_bytes
-
-
-class SharedMemory:
-    """A piece of memory of each rank, mapped into all of them.
-
-    It has no name, so that nothing is left when the ranks end, however they do; and it is not on
-    /dev/shm, which containers keep small.
-    """
-
-    def __init__(self, size: int) -> None:
-        """Make this rank's own.
-
-        Raises:
-            OSError: There is not so much memory.
-        """
-        self.size = size
-        self.own = os.memfd_create("gradients")
-        os.posix_fallocate(self.own, 0, HEADER + size)
-        self._name = secrets.token_bytes(NAME_BYTES)
-        os.pwrite(self.own, self._name, NAME_AT)
-        self.addresses: list[int] = []
-        self._maps: list[mmap.mmap] = []
-
-    def map_all(self, places: list[tuple[str, bytes]]) -> None:
-        """Map that of every rank, by what `place` gave there.
-
-        Raises:
-            OSError: One cannot be seen from here, or its number is another process's: containers
-                may number processes each for itself.
-        """
-        for path, name in places:
-            with Path(path).open("r+b", buffering=0) as file:
-                if os.pread(file.fileno(), NAME_BYTES, NAME_AT) != name:
-                    raise FileNotFoundError(f"{path}: not the memory of a rank")
-                mapped = mmap.mmap(file.fileno(), HEADER + self.size)
-            self._maps.append(mapped)
-            self.addresses.append(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
-
-    @property
-    def place(self) -> tuple[str, bytes]:
-        """The path at which other processes of this user can open it while it is open; its name."""
-        return f"/proc/{os.getpid()}/fd/{self.own}", self._name
+        half = HEADER + (self._exchange % 2) * (self._size // 2)
+        return self._memory[rank].address + half + start * value_bytes
 
 
 def share_gradients(
@@ -201,31 +161,26 @@ def share_gradients(
     """
     room = values + LINE * LARGEST_BUCKETS
     size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = None
+    own = None
     try:
         load_library(SOURCE)
-        memory = SharedMemory(size)
+        own = SharedMemory(HEADER + size)
     except (NativeLibraryError, OSError):
         pass
-    places = all_gather(memory.place if memory else None)
-    mapped = False
-    if memory is not None and None not in places:
-        mapped = mapped_by(memory, places)
-    all_mapped = all(all_gather(mapped))
-    if memory is not None:
-        os.close(memory.own)  # maps stay
-    if not all_mapped:
+    memory = map_all(all_gather(own.place if own else None), HEADER + size)
+    all_mapped = all(all_gather(memory is not None))
+    if own is not None:
+        own.close()
+    if memory is None or not all_mapped:
         return None
-    assert memory is not None
-    return SharedGradients(
-        memory, rank=rank, ranks=len(places), compress=compress, timeout_s=timeout_s
-    )
+    return SharedGradients(memory, size=size, rank=rank, compress=compress, timeout_s=timeout_s)
 
 
-def mapped_by(memory: SharedMemory, places: list[tuple[str, bytes]]) -> bool:
-    """Whether this rank sees everybody's memory; now it has it mapped."""
+def map_all(places: Sequence[MemoryPlace | None], size: int) -> list[MappedMemory] | None:
+    """Map everybody's memory; None where somebody has none, or it cannot be seen from here."""
+    if None in places:
+        return None
     try:
-        memory.map_all(places)
+        return [map_memory(place, size) for place in places if place is not None]
     except OSError:
-        return False
-    return True
+        return None
