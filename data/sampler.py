@@ -1,6 +1,6 @@
 """The order in which images are read: a function of seed and epoch, whoever reads them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -32,18 +32,23 @@ def training_keys(
     order is repeated. The seed of a key depends on (seed, epoch, place), so neither workers, nor a
     resumption, nor the number of ranks or their split change a sample.
     """
-    order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
     sizes = split or (batch_size,) * ranks
     together = ranks * batch_size
     assert len(sizes) == ranks and sum(sizes) == together, sizes
     places = max(num_images, together)
-    key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
+    key_at = epoch_order(num_images, seed=seed, epoch=epoch, places=places)
     for step_start in range(first, places - together + 1, together):
         start = step_start + sum(sizes[:rank])
-        yield [
-            SampleKey(int(order[place % num_images]), int(key_seeds[place]))
-            for place in range(start, start + sizes[rank])
-        ]
+        yield [key_at(place) for place in range(start, start + sizes[rank])]
+
+
+def epoch_order(
+    num_images: int, *, seed: int, epoch: int, places: int
+) -> Callable[[int], SampleKey]:
+    """What is at each of so many places of an epoch's order."""
+    order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
+    key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
+    return lambda place: SampleKey(int(order[place % num_images]), int(key_seeds[place]))
 
 
 class TrainingBatches(Sampler[list[SampleKey]]):
@@ -71,6 +76,8 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.ranks = ranks
         self.split = split
         """Images of each rank, where they differ; may be changed between two iterations."""
+        self.chosen: Iterable[int] | None = None
+        """Which batches from the position on, counted from 0; None: all, one after another."""
         self.set_position(epoch=0)
 
     def set_position(self, epoch: int, first: int = 0) -> None:
@@ -83,7 +90,9 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return steps_per_epoch(self.num_images, batch_size=self.batch_size, ranks=self.ranks)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        """The batches from the position to the epoch's end."""
+        """The batches from the position to the epoch's end, or those that are chosen."""
+        if self.chosen is not None:
+            return self._chosen_batches(self.chosen)
         return training_keys(
             self.num_images,
             seed=self.seed,
@@ -95,6 +104,14 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             split=self.split,
         )
 
+    def _chosen_batches(self, chosen: Iterable[int]) -> Iterator[list[SampleKey]]:
+        together = self.ranks * self.batch_size
+        places = max(self.num_images, together)
+        key_at = epoch_order(self.num_images, seed=self.seed, epoch=self.epoch, places=places)
+        for number in chosen:
+            start = self.first + number * together + self.rank * self.batch_size
+            yield [key_at(place) for place in range(start, start + self.batch_size)]
+
 
 class EvaluationBatches(Sampler[list[SampleKey]]):
     """Batch sampler of each image once, in the JSON's order; the last batch may be smaller.
@@ -105,8 +122,14 @@ class EvaluationBatches(Sampler[list[SampleKey]]):
 
     def __init__(self, num_images: int, *, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
         assert num_images > 0 and batch_size > 0 and 0 <= rank < ranks
-        self.images = range(num_images * rank // ranks, num_images * (rank + 1) // ranks)
+        self.num_images = num_images
         self.batch_size = batch_size
+        self.share(rank=rank, ranks=ranks)
+
+    def share(self, *, rank: int, ranks: int) -> None:
+        """Take another rank's part, from the next iteration on."""
+        count = self.num_images
+        self.images = range(count * rank // ranks, count * (rank + 1) // ranks)
 
     def __len__(self) -> int:
         """Batches in all."""

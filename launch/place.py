@@ -5,6 +5,7 @@ import socket
 from dataclasses import dataclass
 
 from launch.group.deadline import deadline
+from launch.group.keeper import Keeper
 from launch.group.meeting import Meeting, meet, part
 from launch.pinning.environment import installed_backend
 from launch.pinning.pin import Pinned, pin, preload
@@ -23,6 +24,8 @@ class Place:
     """None for one rank alone."""
     backend: str
     """`gloo` or `ccl`."""
+    keeper: Keeper | None = None
+    """The process between this one and the launcher, if there is one."""
 
 
 def take_place(

@@ -42,6 +42,14 @@ def require_steps(value: object) -> object:
     raise PydanticCustomError("steps", advice)
 
 
+def require_beta1(value: object) -> object:
+    """Refuse what is neither a share nor `auto`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (is_number and 0 <= value < 1):  # type: ignore[operator]
+        return value
+    raise PydanticCustomError("beta1", "input should be a number from 0 to below 1, or auto")
+
+
 Steps = Annotated[str | None, BeforeValidator(require_steps)]
 """A window of a run's steps; see `retinanet.step_window`."""
 
@@ -172,6 +180,8 @@ class TrainingConfig:
     """What makes steps of gradients. MLPerf: adam. [name]"""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """sgd's only, often 0.9: what a step keeps of the direction of the last one. [share]"""
+    beta1: Annotated[float | Literal["auto"], BeforeValidator(require_beta1)] = "auto"
+    """adam's and lamb's momentum; auto: 0.9, less 1 − 1/g with g compute groups. [share]"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Share of a weight that joins its gradient, or for lamb its update. MLPerf: 0. [share]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
@@ -276,12 +286,23 @@ class DistributedConfig:
 
     backend: Literal["auto", "shared", "gloo", "ccl"] = "auto"
     """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
+    groups: Annotated[int, Field(ge=1)] = 1
+    """Compute groups: ranks wait for those of their group alone; 1: for all. [groups]"""
     batch_split: Annotated[BatchSplit, BeforeValidator(require_split)] = "even"
     """Images of ranks: even, by measured speed, or as told, such as [3, 1]. [name or list]"""
     compress: Literal["none", "bf16"] = "none"
     """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
     timeout_s: Annotated[float, Field(gt=0, le=10**7)] = 600.0
     """A rank that is silent for so long ends the job; above rank 0's longest work. [seconds]"""
+
+    @field_validator("batch_split")
+    @classmethod
+    def require_one_group(cls, split: BatchSplit, others: ValidationInfo) -> BatchSplit:
+        """Refuse a split where groups take as many batches as they can anyway."""
+        if split != "even" and others.data.get("groups", 1) > 1:
+            advice = "is even where distributed.groups is above 1: faster groups take more batches"
+            raise PydanticCustomError("unused", advice)
+        return split
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -378,6 +399,18 @@ class Config:
             advice = "ipex in bf16 has NaN gradients at data.image_size=64 and below; take 96"
             raise PydanticCustomError("wrong_gradients", advice)
         return engine
+
+    @field_validator("distributed")
+    @classmethod
+    def require_torch(
+        cls, distributed: DistributedConfig, others: ValidationInfo
+    ) -> DistributedConfig:
+        """Refuse groups where weights are in pieces, as IPEX has them."""
+        engine = others.data.get("engine")
+        if distributed.groups > 1 and isinstance(engine, EngineConfig) and engine.name == "ipex":
+            advice = "groups above 1 need engine.name=torch: ipex keeps weights in pieces"
+            raise PydanticCustomError("pieces", advice)
+        return distributed
 
     @field_validator("mlperf")
     @classmethod

@@ -1,11 +1,15 @@
 """The place on its host that a configuration asks for."""
 
 import os
+from dataclasses import replace
 
+from launch.group.keeper import keep_this_rank
+from launch.group.launcher_process import launcher_process
 from launch.place import Place, take_place
 from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
 from retinanet.batch_split import split_at_start
+from retinanet.compute_groups import require_groups
 from retinanet.config import Config
 
 
@@ -29,10 +33,11 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Plac
             pinned=False,
             timeout_s=config.distributed.timeout_s,
         )
+    require_groups(config.distributed.groups, ranks=ranks.size)
     split_at_start(  # refuses one of other ranks
         config.distributed.batch_split, batch_size=config.training.batch_size, ranks=ranks.size
     )
-    return take_place(
+    place = take_place(
         ranks,
         request=core_request(config),
         allocator=config.engine.allocator,
@@ -40,6 +45,10 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Plac
         pinned=config.launch.pin,
         timeout_s=config.distributed.timeout_s,
     )
+    if config.distributed.groups == 1:
+        return place
+    # The end of a rank may be that of its group alone, if the launcher does not hear of it.
+    return replace(place, keeper=keep_this_rank(launcher=launcher_process(ranks, os.environ)))
 
 
 def core_request(config: Config) -> CoreRequest:

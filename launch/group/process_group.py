@@ -59,10 +59,20 @@ class ProcessGroup:
     watch: Watch | None = None
     control: dist.ProcessGroup | None = None
     """torch's group for everything else, always gloo."""
+    exchange: dist.ProcessGroup | None = None
+    """torch's group for gradients; None: that of all ranks of the job."""
+    store: dist.Store | None = None
+    """What all ranks of the job can write to and read, each when it likes."""
+    job_ranks: tuple[int, ...] = ()
+    """Of each rank, its number in the job, where these are not all of the job's ranks."""
+
+    def in_job(self, rank: int) -> int:
+        """What torch calls a rank of this group: its number among all ranks of the job."""
+        return self.job_ranks[rank] if self.job_ranks else rank
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes and speaks for all."""
+        """Whether this is rank 0: in the group of all ranks it writes and speaks for all."""
         return self.rank == 0
 
     def all_gather(self, value: Value) -> list[Value]:
@@ -78,7 +88,7 @@ class ProcessGroup:
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_first else None
-        dist.gather_object(value, values, group=self.control)
+        dist.gather_object(value, values, dst=self.in_job(0), group=self.control)
         return values
 
     def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
@@ -92,7 +102,7 @@ class ProcessGroup:
         counts = self.all_gather(len(columns[0]))
         if not self.is_first:
             for column in columns if counts[self.rank] else ():
-                dist.send(column.contiguous(), dst=0, group=self.control)
+                dist.send(column.contiguous(), dst=self.in_job(0), group=self.control)
             return [column[:0] for column in columns]
         found = []
         for column in columns:
@@ -101,7 +111,7 @@ class ProcessGroup:
             first.copy_(column)
             for rank, rows in enumerate(others, start=1):
                 if len(rows):
-                    dist.recv(rows, src=rank, group=self.control)
+                    dist.recv(rows, src=self.in_job(rank), group=self.control)
             found.append(whole)
         return found
 
@@ -110,7 +120,7 @@ class ProcessGroup:
         if self.size == 1:
             return make()
         values: list[Any] = [make() if self.is_first else None]
-        dist.broadcast_object_list(values, src=0, group=self.control)
+        dist.broadcast_object_list(values, src=self.in_job(0), group=self.control)
         made: Value = values[0]
         return made
 
@@ -119,7 +129,7 @@ class ProcessGroup:
         if self.size == 1:
             return
         for tensor in tensors:
-            dist.broadcast(tensor, src=0, group=self.control)
+            dist.broadcast(tensor, src=self.in_job(0), group=self.control)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -181,9 +191,12 @@ def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
     assert group.watch is not None
     launcher = launcher_process(ranks, os.environ)
     group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher)
+    if place.keeper is not None:
+        place.keeper.may_end_alone()
     try:
         yield group
-        group.barrier()  # nobody leaves while another works
+        if not group.watch.lost:  # else run has come together, and nobody could wait for all
+            group.barrier()  # nobody leaves while another works
     except BaseException as error:
         group.fail(error)
     group.watch.close()
@@ -232,6 +245,7 @@ def join(
         notes=notes,
         watch=watch,
         control=control,
+        store=store,
     )
 
 

@@ -3,7 +3,8 @@
 Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
 that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
 host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and tells
-all; then each rank ends, wherever its main thread is.
+all; then each rank ends, wherever its main thread is. Where ranks train in compute groups that do
+not wait for one another, the end of one is that of its group alone.
 """
 
 import json
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import NoReturn
 
 from launch.group.launcher_process import is_gone, stop_without_launcher
+from launch.host.cpu_lists import format_cpu_list
+from retinanet.exit_codes import INTERRUPTED
 
 SECONDS_BETWEEN_BEATS = 1.0
 PATIENCE = 5.0
@@ -60,6 +63,17 @@ class Watch:
         self._deciding = threading.Lock()
         self._is_over = False
         self._thread: threading.Thread | None = None
+        self._groups: Sequence[int] = ()
+        self.lost: set[int] = set()
+        """Ranks of groups that have ended, as far as this rank knows."""
+
+    def outlive(self, groups: Sequence[int]) -> None:
+        """On rank 0: from now on others go on where a rank ends whose group is not rank 0's.
+
+        Args:
+            groups: Of each rank; none: from now on the end of any is the end of all.
+        """
+        self._groups = groups
 
     def start(self, *, silence_s: float, launcher: int | None = None) -> None:
         """Watch from now on, in a thread; a rank that is silent for `silence_s` has failed.
@@ -94,7 +108,7 @@ class Watch:
         ranks = {connection: rank for rank, connection in self._connections.items()}
         heard = dict.fromkeys(ranks.values(), time.monotonic())
         next_beat = 0.0
-        while ranks:
+        while ranks := {one: rank for one, rank in ranks.items() if rank not in self.lost}:
             for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
                 assert isinstance(connection, Connection)
                 heard[ranks[connection]] = time.monotonic()
@@ -122,22 +136,41 @@ class Watch:
             if not self._is_over:
                 self._end_without(rank, "ended without a word (killed, or out of memory?)")
             return False
-        if message not in (BYE, BEAT):
-            self._end(Failure(**json.loads(message)))
-        return message != BYE
+        if message in (BYE, BEAT):
+            return message != BYE
+        failure = Failure(**json.loads(message))
+        if self._rank:
+            self._end(failure)
+        self._end_or_outlive(failure)
+        return False
 
     def _send(self, rank: int, message: bytes) -> None:
         # A rank that has gone is heard of, or was told of already.
         with self._sending, suppress(OSError):
             self._connections[rank].send_bytes(message)
 
-    def _end_without(self, rank: int, why: str) -> NoReturn:
-        """A rank is lost: end all others. Where it is rank 0, rank 1 says so."""
+    def _end_without(self, rank: int, why: str) -> None:
+        """A rank is lost: end the others, or its group. Where it is rank 0, rank 1 says so."""
         text = f"error: rank {rank} on {self._hosts[rank]} {why}"
         failure = Failure(rank=rank, code=DIED, text=text)
         if self._rank == 0:
+            self._end_or_outlive(failure)
+        else:
+            end_process(failure, prints=self._rank == 1)
+
+    def _end_or_outlive(self, failure: Failure) -> None:
+        """On rank 0: end all, or where the others may go on, the failed rank's group alone."""
+        if failure.rank in self.lost:  # it has ended since another of its group has
+            return
+        groups = self._groups
+        group = groups[failure.rank] if groups else 0
+        if group == 0 or failure.code == INTERRUPTED:
             self._end(failure)
-        end_process(failure, prints=self._rank == 1)
+        lost = [rank for rank, its in enumerate(groups) if its == group]
+        self.lost.update(lost)
+        print_failure(replace(failure, text=given_up(failure, group=group, ranks=lost)))
+        for rank in lost:
+            self._send(rank, json.dumps(asdict(failure)).encode())
 
     def _end(self, failure: Failure) -> NoReturn:
         """End this process; on rank 0, print and tell all others before."""
@@ -161,6 +194,15 @@ class Watch:
                     connection.recv_bytes()
                 except (EOFError, OSError):
                     left.discard(connection)
+
+
+def given_up(failure: Failure, *, group: int, ranks: Sequence[int]) -> str:
+    """What to say where a failure is the end of a compute group alone."""
+    its = f"its group {group}, rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
+    what = f"{its}, is given up, and the others go on"
+    if "\n" in failure.text:  # a traceback
+        return f"{failure.text}\nwarning: rank {failure.rank} has failed: {what}"
+    return f"{failure.text.replace('error: ', 'warning: ', 1)}: {what}"
 
 
 def print_failure(failure: Failure) -> None:

@@ -15,10 +15,15 @@ class OnePassAdam(torch.optim.Adam):
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
     ) -> None:
         """Keep the settings. `weight_decay`: the share of a weight that joins its gradient."""
-        super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+        super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

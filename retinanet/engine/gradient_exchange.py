@@ -31,6 +31,7 @@ class GradientExchange:
         compress: str,
         shared: SharedGradients | None = None,
         weight: float | None = None,
+        ranks: dist.ProcessGroup | None = None,
     ) -> None:
         """Take over the model's gradients.
 
@@ -41,16 +42,19 @@ class GradientExchange:
             shared: The way through memory, where all ranks are on one host, made for the same
                 `compress`; else the process group's backend is the way.
             weight: Of this rank in the average: its part of all images; None: all have as many.
+            ranks: Those that average; None: all of the job.
         """
         self.exposed_seconds = 0.0
         """Of the last backward pass: from the last gradient until all were averaged."""
         self._shared = shared
-        self._weight = 1 / dist.get_world_size() if weight is None else weight
+        self._ranks = ranks
+        self._weight = 1 / dist.get_world_size(ranks) if weight is None else weight
         self._compresses = compress == "bf16"
         self._holds_back = False
         self._last_ready = 0.0
         self._module = DistributedDataParallel(
             _LossesModule(model, losses_of),
+            process_group=ranks,
             broadcast_buffers=False,
             init_sync=False,
             gradient_as_bucket_view=True,
@@ -71,7 +75,7 @@ class GradientExchange:
     @property
     def way(self) -> str:
         """`shared memory`, `gloo` or `ccl`."""
-        return "shared memory" if self._shared is not None else str(dist.get_backend())
+        return "shared memory" if self._shared is not None else str(dist.get_backend(self._ranks))
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -106,7 +110,7 @@ class GradientExchange:
             torch.mul(gradients, self._weight, out=sent)  # rounds once
         else:
             sent = gradients.mul_(self._weight)
-        work = dist.all_reduce(sent, async_op=True)
+        work = dist.all_reduce(sent, group=self._ranks, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
 

@@ -10,7 +10,10 @@ from torch.optim import SGD, Adam, Optimizer
 from retinanet.engine.adam import OnePassAdam
 from retinanet.engine.lamb import Lamb
 from retinanet.engine.native_step import load_steps
+from retinanet.momentum import BETA1
 from retinanet.native_library import NativeLibraryError
+
+BETA2 = 0.999
 
 
 def make_optimizer(
@@ -19,6 +22,7 @@ def make_optimizer(
     name: str,
     learning_rate: float,
     momentum: float = 0.0,
+    beta1: float = BETA1,
     weight_decay: float = 0.0,
     fused: bool = True,
 ) -> Optimizer:
@@ -26,9 +30,10 @@ def make_optimizer(
 
     Args:
         model: Its parameters keep their memory layout; the optimizer's state takes it over.
-        name: `adam`, `sgd` or `lamb`. Adam and LAMB have betas of 0.9 and 0.999.
+        name: `adam`, `sgd` or `lamb`. Adam's and LAMB's second beta is 0.999.
         learning_rate: Of the first step; the training loop sets each step's own.
         momentum: SGD's.
+        beta1: Adam's and LAMB's first beta.
         weight_decay: For adam and sgd it joins the gradient (L2), as torch has it; for lamb it
             joins the update (decoupled), and biases and norms have none.
         fused: Few passes over memory: C++ of our own for adam and lamb, torch's for sgd. Without a
@@ -43,11 +48,14 @@ def make_optimizer(
             trainable, lr=learning_rate, momentum=momentum, weight_decay=weight_decay, **form
         )
     compiled = fused and native_steps_work()
+    settings: dict[str, Any] = {
+        "lr": learning_rate,
+        "betas": (beta1, BETA2),
+        "weight_decay": weight_decay,
+    }
     if name == "lamb":
-        return Lamb(trainable, lr=learning_rate, weight_decay=weight_decay, fused=compiled)
-    if compiled:
-        return OnePassAdam(trainable, lr=learning_rate, weight_decay=weight_decay)
-    return Adam(trainable, lr=learning_rate, weight_decay=weight_decay, **form)
+        return Lamb(trainable, fused=compiled, **settings)
+    return OnePassAdam(trainable, **settings) if compiled else Adam(trainable, **settings, **form)
 
 
 @functools.cache

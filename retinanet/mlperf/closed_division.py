@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from retinanet.mlperf.rules import TARGET_MAP
+from retinanet.momentum import BETA1
 
 
 class Rule(NamedTuple):
@@ -29,6 +30,7 @@ CLOSED = (
         "model.pretrained_backbone", lambda found: found is not None, "is torchvision, or its file"
     ),
     Rule("training.optimizer", is_("adam"), "is adam"),
+    Rule("training.beta1", lambda found: found in ("auto", BETA1), f"is {BETA1}"),
     Rule("training.weight_decay", is_(0), "is 0"),
     Rule("training.schedule", is_("constant"), "is constant"),
     Rule("training.clip_gradient_norm", is_(None), "is null"),
@@ -36,6 +38,7 @@ CLOSED = (
     Rule("training.max_steps", is_(None), "is null"),
     Rule("training.target_map", is_(TARGET_MAP), f"is {TARGET_MAP}"),
     Rule("evaluation.every", is_(1), "is 1"),
+    Rule("distributed.groups", is_(1), "is 1"),
 )
 """Batch size, learning rate and warm-up are free (MLPerf Training Rules, Hyperparameters; the
 official checker's closed_retinanet.yaml); all else is the reference implementation's. The data set

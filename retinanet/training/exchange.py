@@ -34,7 +34,7 @@ def make_exchange(
     """What averages the gradients over the ranks; None where there is one.
 
     Args:
-        group: The ranks; all of them call this.
+        group: The ranks that average; all of them call this.
         prepared: The model as its engine runs it, equal on all ranks.
         backend: `auto`, `shared`, `gloo` or `ccl`, as in the configuration.
         compress: `none` or `bf16`.
@@ -64,6 +64,7 @@ def make_exchange(
         compress=compress,
         shared=shared,
         weight=weight,
+        ranks=group.exchange,
     )
     if shared is None and group.size > 2:
         settle_buckets(exchange, prepared)

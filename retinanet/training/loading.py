@@ -7,7 +7,7 @@ from typing import Literal
 from data.decoding import describe_decoder
 from data.loader import evaluation_loader, training_loader
 from data.opening import DetectionData
-from data.sampler import TrainingBatches
+from data.sampler import EvaluationBatches, TrainingBatches
 from retinanet.errors import InputError
 from retinanet.training.loop import StepResult
 
@@ -33,6 +33,8 @@ class Loading:
         bad_image_limit: int,
         rank: int = 0,
         ranks: int = 1,
+        evaluation_rank: int = 0,
+        evaluation_ranks: int = 1,
     ) -> None:
         self.batches = TrainingBatches(
             len(data.train), batch_size=batch_size, seed=seed, rank=rank, ranks=ranks
@@ -47,12 +49,18 @@ class Loading:
             batch_size=evaluation_batch_size,
             workers=self.workers,
             cores=cores,
-            rank=rank,
-            ranks=ranks,
+            rank=evaluation_rank,
+            ranks=evaluation_ranks,
         )
         for loader in (self.train, self.validation):
             loader.start_workers()
             loader.in_this_process = self.watch.is_open
+
+    def share_evaluation(self, *, rank: int, ranks: int) -> None:
+        """From now on evaluate this rank's part among so many ranks."""
+        batches = self.validation.batch_sampler.batches
+        assert isinstance(batches, EvaluationBatches)
+        batches.share(rank=rank, ranks=ranks)
 
     def describe(self) -> str:
         """Who decodes, and where, for a person."""

@@ -23,6 +23,9 @@ from retinanet.loss import detection_loss
 from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
 from retinanet.training.phases import UNWATCHED, Phases
 
+Update = Callable[[float], int]
+"""Takes a step at a learning rate with the gradients, lets go of them; returns its staleness."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -54,11 +57,22 @@ class StepResult:
     """Images that could not be read and that others stood in for, a line each."""
     nonfinite: tuple[NonFiniteStep, ...] = ()
     """Of each rank, where the loss or a gradient was not finite: nothing was updated then."""
+    group: int | None = None
+    """The compute group whose step it was; None where all ranks are one."""
+    groups_at_work: int = 1
+    """That took steps at the same time, this one included."""
+    staleness: int = 0
+    """Steps of other groups that came between its reading the weights and its updating them."""
 
     @property
     def loss(self) -> float:
         """The sum that was minimized."""
         return sum(self.losses.values())
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all groups, if they are as fast as this one."""
+        return self.images * self.groups_at_work / self.seconds
 
 
 def batch_losses(
@@ -88,6 +102,7 @@ def train_one_epoch(
     longest_gradient: float | None = None,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
+    update: Update | None = None,
     phases: Phases = UNWATCHED,
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
@@ -106,10 +121,12 @@ def train_one_epoch(
         longest_gradient: The norm to which a step's gradients are clipped; None: they are not.
         focal_form: See `focal_loss`.
         exchange: Averages the gradients over the ranks, where there are several.
+        update: Takes the optimizer's step instead of the prepared optimizer.
         phases: Is told where each step is; an exchange was made with the same.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
+    update = update or partial(update_weights, prepared.optimizer)
     stream = iter(batches)
     step = first_step
     while True:
@@ -128,10 +145,10 @@ def train_one_epoch(
                 prepared, group, focal_form=focal_form, exchange=exchange, phases=phases
             )
             with phases.phase("optimizer"):
-                norm = gradient_norm(prepared.model.parameters())
+                norm, staleness = gradient_norm(prepared.model.parameters()), 0
                 if math.isfinite(norm):
                     clip_gradients(prepared.model.parameters(), norm=norm, longest=longest_gradient)
-                    update_weights(prepared.optimizer, learning_rate=rate)
+                    staleness = update(rate)
                     nonfinite = []
                 else:
                     statistics.put_back()
@@ -151,6 +168,7 @@ def train_one_epoch(
                 forward_seconds=sum(one.forward_seconds for one in terms),
                 bad_images=tuple(problem for batch in group for problem in batch.bad_images),
                 nonfinite=tuple(nonfinite),
+                staleness=staleness,
             )
         yield result
 
@@ -198,12 +216,13 @@ def mean_losses(batches: Sequence[BatchTerms]) -> dict[str, float]:
     }
 
 
-def update_weights(optimizer: Optimizer, *, learning_rate: float) -> None:
-    """Take an optimizer step at the given rate, and let go of the gradients."""
+def update_weights(optimizer: Optimizer, learning_rate: float) -> int:
+    """Take an optimizer step at the given rate, and let go of the gradients; 0: no staleness."""
     for parameters in optimizer.param_groups:
         parameters["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    return 0
 
 
 def give_up_step(prepared: PreparedTraining, terms: Sequence[BatchTerms]) -> NonFiniteStep:

@@ -35,7 +35,7 @@ class MetricsLog:
             **result.losses,
             "gradient_norm": result.gradient_norm,
             "learning_rate": result.learning_rate,
-            "images_per_second": result.images / result.seconds,
+            "images_per_second": result.images_per_second,
             "seconds": result.seconds,
             "data_seconds": result.data_seconds,
             "exchange_seconds": result.exchange_seconds,
@@ -43,11 +43,15 @@ class MetricsLog:
             "resident_mb": result.resident_mb,
             "peak_resident_mb": result.peak_resident_mb,
         }
+        if result.group is not None:
+            record |= {"group": result.group, "staleness": result.staleness}
         self._write(record)
         train = ("loss", *result.losses, "gradient_norm", "learning_rate", "images_per_second")
         memory = ("page_faults", "resident_mb", "peak_resident_mb")
         shown = {f"train/{name}": record[name] for name in train}
         shown |= {f"memory/{name}": record[name] for name in memory}
+        if result.group is not None:
+            shown["train/staleness"] = result.staleness
         self._tensorboard.scalars(shown, step=result.step)
 
     def evaluation(

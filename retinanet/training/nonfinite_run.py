@@ -22,18 +22,31 @@ def note_gradients(run: "Run", result: StepResult) -> None:
         run.nonfinite.norms.append((result.step, result.gradient_norm))
         return
     advice = run.nonfinite.advice(result.nonfinite)
-    report = nonfinite_report(
+    if advice:
+        report = report_of(run, result)
+        told = f"{nonfinite_line(report)}; {advice}"
+        if run.groups is not None:  # the other groups have gone on: nobody has the state before it
+            raise NonFiniteLossError(told)
+        raise NonFiniteLossError(f"{told}; {left_of(run, report)}")
+    tell_of_skipped(run, result)
+
+
+def tell_of_skipped(run: "Run", result: StepResult) -> None:
+    """Tell of a step after which the run goes on; rank 0 does."""
+    report = report_of(run, result)
+    told = f"{nonfinite_line(report)}; nothing was updated, and the run goes on"
+    run.console.print(told, soft_wrap=True, markup=False)
+    run.record.nonfinite(report)
+
+
+def report_of(run: "Run", result: StepResult) -> dict[str, Any]:
+    """See `nonfinite_report`."""
+    return nonfinite_report(
         result,
         annotations=run.data.train.annotations,
         norms_before=run.nonfinite.norms,
         skipped=run.nonfinite.skipped,
     )
-    line = nonfinite_line(report)
-    if advice:
-        raise NonFiniteLossError(f"{line}; {advice}; {left_of(run, report)}")
-    told = f"{line}; nothing was updated, and the run goes on"
-    run.console.print(told, soft_wrap=True, markup=False)
-    run.record.nonfinite(report)
 
 
 def left_of(run: "Run", report: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from data.opening import DetectionData
+from launch.group.parts import compute_group, living_group
 from launch.group.process_group import ProcessGroup
 from launch.place import Place
 from launch.start.gentle_stop import stopping_notes
@@ -25,6 +26,8 @@ from retinanet.training.agreement import agreed_batches, merged, share_weights
 from retinanet.training.checkpoint import Checkpoint, ModelDescription
 from retinanet.training.evaluating import Pending, evaluate, settle
 from retinanet.training.exchange import make_exchange
+from retinanet.training.groups.compute_groups import ComputeGroups, make_compute_groups
+from retinanet.training.groups.stretch import rest_of_epoch_in_groups
 from retinanet.training.loading import Loading
 from retinanet.training.loop import StepResult, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteSteps
@@ -68,6 +71,16 @@ class Run:
         self.log = log or MlperfLog()
         self.place = place
         self.group = group
+        """All ranks that there are."""
+        self.compute_group = compute_group(
+            group,
+            config.distributed.groups,
+            comm_cpus=place.pinned.share.comm_cpus,
+            timeout_s=config.distributed.timeout_s,
+        )
+        """Those of them that average their gradients with this one."""
+        self.groups: ComputeGroups | None = None
+        """Where there are several."""
         self.phases = phases
         training = config.training
         self.config = config
@@ -87,7 +100,7 @@ class Run:
         )
         self.plan = plan_steps(
             images_per_epoch=len(data.train),
-            images_per_batch=training.batch_size * self.group.size,
+            images_per_batch=training.batch_size * self.compute_group.size,
             gradient_accumulation=training.gradient_accumulation,
             epochs=training.epochs,
             max_steps=training.max_steps,
@@ -101,8 +114,10 @@ class Run:
             workers=config.data.workers,
             cores=place.pinned.share.loader_cpus,
             bad_image_limit=config.data.bad_image_limit,
-            rank=self.group.rank,
-            ranks=self.group.size,
+            rank=self.compute_group.rank,
+            ranks=self.compute_group.size,
+            evaluation_rank=self.group.rank,
+            evaluation_ranks=self.group.size,
         )
         self.saving = Saving(
             folder.checkpoints,
@@ -145,14 +160,26 @@ class Run:
         self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
         self.split_batches(checkpoint)
         distributed = self.config.distributed
+        self.groups = make_compute_groups(
+            self.config,
+            self.prepared,
+            everybody=self.group,
+            own=self.compute_group,
+            regroup=partial(
+                living_group,
+                self.group,
+                comm_cpus=self.place.pinned.share.comm_cpus,
+                timeout_s=distributed.timeout_s,
+            ),
+        )
         self.exchange = make_exchange(
-            self.group,
+            self.compute_group,
             self.prepared,
             backend=distributed.backend,
             compress=distributed.compress,
             focal_form=self.config.engine.focal_loss,
             timeout_s=distributed.timeout_s,
-            weight=self.batches.weight(self.group.rank),
+            weight=self.batches.weight(self.compute_group.rank),
             phases=self.phases,
         )
 
@@ -162,11 +189,11 @@ class Run:
         Args:
             checkpoint: See `prepare`.
         """
-        ranks = self.group.size
+        ranks = self.compute_group.size
         self.batches = settle_batches(
             self.config,
             self.prepared,
-            group=self.group,
+            group=self.compute_group,
             local_ranks=self.place.ranks.local_size,
             recorded=self.group.from_first(
                 lambda: recorded_split(checkpoint, self.config, ranks=ranks)
@@ -259,14 +286,10 @@ class Run:
         epoch = start.epoch
         if start.images == 0:
             self.log.epoch_started(epoch + 1, step=self.step)
+        if self.groups is not None:
+            yield from rest_of_epoch_in_groups(self, self.groups, stop, rate=self.learning_rate)
+            return
         training = self.config.training
-        rate = partial(
-            learning_rate_factor,
-            warmup_steps=round(training.warmup_epochs * self.plan.steps_per_epoch),
-            warmup_factor=training.warmup_factor,
-            total_steps=self.plan.schedule_step(self.plan.total_steps),
-            schedule=training.schedule,
-        )
         title = f"epoch {epoch + 1}/{training.epochs}, steps"
         total = self.plan.total_steps
         last = self.plan.end_of_epoch(self.step)
@@ -277,9 +300,7 @@ class Run:
                 for own in train_one_epoch(
                     self.prepared,
                     agreed_batches(self.group, self.loading.train),
-                    learning_rate=lambda step: (
-                        training.learning_rate * rate(self.plan.schedule_step(step))
-                    ),
+                    learning_rate=self.learning_rate,
                     first_step=self.step,
                     gradient_accumulation=training.gradient_accumulation,
                     longest_gradient=training.clip_gradient_norm,
@@ -305,6 +326,23 @@ class Run:
                         return
                     if self.loading_moved_out(own):
                         break
+
+    def learning_rate(self, step: int) -> float:
+        """Of the step after `step` steps."""
+        training = self.config.training
+        return training.learning_rate * learning_rate_factor(
+            self.plan.schedule_step(step),
+            warmup_steps=round(training.warmup_epochs * self.plan.steps_per_epoch),
+            warmup_factor=training.warmup_factor,
+            total_steps=self.plan.schedule_step(self.plan.total_steps),
+            schedule=training.schedule,
+        )
+
+    def regroup(self, group: ProcessGroup) -> None:
+        """Go on with the ranks that are left; they call it."""
+        self.group = group
+        self.saving.regroup(group)
+        self.loading.share_evaluation(rank=group.rank, ranks=group.size)
 
     def agree(self, own: StepResult, stop: StopRequest) -> tuple[StepResult, bool, bool]:
         """The step of all ranks, whether a checkpoint is due, and whether a metric has come.

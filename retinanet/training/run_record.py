@@ -61,7 +61,7 @@ class RunRecord:
             self._metrics.step(result, epoch=epoch)
         self._recent.append(result)
         self._page_faults.append(result.page_faults)
-        images = sum(recent.images for recent in self._recent)
+        images = sum(recent.images * recent.groups_at_work for recent in self._recent)
         seconds = sum(recent.seconds for recent in self._recent)
         losses = [recent.loss for recent in self._recent if not recent.nonfinite]
         loss = sum(losses) / len(losses) if losses else math.nan

@@ -52,6 +52,10 @@ class Saving:
         self._clock.restart(step=checkpoint.position.step, epoch=epoch)
         return self._keeper.go_on_from(checkpoint)
 
+    def regroup(self, group: ProcessGroup) -> None:
+        """Go on with the ranks that are left."""
+        self._group = group
+
     def is_due(self, *, step: int, epoch: float) -> bool:
         """Whether rank 0 should begin another now; False on all others."""
         if not self._group.is_first or self._keeper.is_writing:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from retinanet.config import ModelConfig, TrainingConfig
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet, load_pretrained_backbone
+from retinanet.momentum import beta1_of
 from retinanet.training.pretrained import read_backbone_weights, require_trainable_start
 
 
@@ -47,13 +48,23 @@ def build_model(
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def build_optimizer(settings: TrainingConfig, model: RetinaNet, *, engine: str) -> Optimizer:
-    """The optimizer of the parameters that train, for `engine` "torch" or "ipex"."""
+def build_optimizer(
+    settings: TrainingConfig, model: nn.Module, *, engine: str, groups: int = 1
+) -> Optimizer:
+    """The optimizer of the parameters that train.
+
+    Args:
+        settings: `training` of the configuration.
+        model: What has the parameters.
+        engine: `torch` or `ipex`.
+        groups: Compute groups, which bring momentum of their own.
+    """
     return make_optimizer(
         model,
         name=settings.optimizer,
         learning_rate=settings.learning_rate,
         momentum=settings.momentum,
+        beta1=beta1_of(settings.beta1, groups=groups),
         weight_decay=settings.weight_decay,
         fused=engine != "ipex",  # it puts its own fused step into torch's plain optimizers
     )
