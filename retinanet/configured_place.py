@@ -9,7 +9,7 @@ from launch.place import Place, take_place
 from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
 from retinanet.batch_split import split_at_start
-from retinanet.compute_groups import require_groups
+from retinanet.compute_groups import group_of_rank, require_groups
 from retinanet.config import Config
 
 
@@ -45,10 +45,14 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Plac
         pinned=config.launch.pin,
         timeout_s=config.distributed.timeout_s,
     )
-    if config.distributed.groups == 1:
+    groups = config.distributed.groups
+    if groups == 1 or group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
-    # The end of a rank may be that of its group alone, if the launcher does not hear of it.
-    return replace(place, keeper=keep_this_rank(launcher=launcher_process(ranks, os.environ)))
+    # Its end may be that of its group alone, if the launcher does not hear of it.
+    keeper = keep_this_rank(
+        launcher=launcher_process(ranks, os.environ), silence_s=config.distributed.timeout_s
+    )
+    return replace(place, keeper=keeper)
 
 
 def core_request(config: Config) -> CoreRequest:

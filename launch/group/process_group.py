@@ -190,9 +190,8 @@ def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
         )
     assert group.watch is not None
     launcher = launcher_process(ranks, os.environ)
-    group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher)
-    if place.keeper is not None:
-        place.keeper.may_end_alone()
+    beat = place.keeper.beat if place.keeper else None
+    group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher, beat=beat)
     try:
         yield group
         if not group.watch.lost:  # else run has come together, and nobody could wait for all

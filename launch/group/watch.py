@@ -75,13 +75,22 @@ class Watch:
         """
         self._groups = groups
 
-    def start(self, *, silence_s: float, launcher: int | None = None) -> None:
-        """Watch from now on, in a thread; a rank that is silent for `silence_s` has failed.
+    def start(
+        self,
+        *,
+        silence_s: float,
+        launcher: int | None = None,
+        beat: Callable[[], None] | None = None,
+    ) -> None:
+        """Watch from now on, in a thread.
 
-        `launcher`: the parent process, whose end asks this rank to stop.
+        Args:
+            silence_s: A rank that is silent for longer has failed.
+            launcher: The parent process, whose end asks this rank to stop.
+            beat: Called every second, by a process that is alive.
         """
         self._thread = threading.Thread(
-            target=self._watch, args=(silence_s, launcher), name="watch", daemon=True
+            target=self._watch, args=(silence_s, launcher, beat), name="watch", daemon=True
         )
         self._thread.start()
 
@@ -104,7 +113,9 @@ class Watch:
         for connection in self._connections.values():
             connection.close()
 
-    def _watch(self, silence_s: float, launcher: int | None) -> None:
+    def _watch(
+        self, silence_s: float, launcher: int | None, beat: Callable[[], None] | None
+    ) -> None:
         ranks = {connection: rank for rank, connection in self._connections.items()}
         heard = dict.fromkeys(ranks.values(), time.monotonic())
         next_beat = 0.0
@@ -118,6 +129,8 @@ class Watch:
             if now < next_beat:
                 continue
             next_beat = now + SECONDS_BETWEEN_BEATS
+            if beat is not None:
+                beat()
             if is_gone(launcher):
                 launcher = None
                 stop_without_launcher()

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from launch.host.allowance import Allowance, read_allowance
@@ -176,7 +177,8 @@ def bind_process(cpus: Collection[int]) -> list[str]:
     """Have every thread of this process on these CPUs; a sentence where that is not permitted."""
     try:
         for thread in thread_affinities():
-            os.sched_setaffinity(thread, cpus)
+            with suppress(ProcessLookupError):  # one of MPI's that has just ended
+                os.sched_setaffinity(thread, cpus)
     except OSError as error:
         return [
             f"CPUs {format_cpu_list(cpus)}: this process cannot be bound to them "
