@@ -95,7 +95,8 @@ def train(
         data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         weights = starting_weights(config.model) if group.is_first and not checkpoint else None
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
-        optimizer = build_optimizer(config.training, model, engine=engine)
+        groups = config.distributed.groups
+        optimizer = build_optimizer(config.training, model, engine=engine, groups=groups)
         run = Run(
             config,
             folder,

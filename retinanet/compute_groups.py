@@ -28,3 +28,15 @@ def require_groups(groups: int, *, ranks: int) -> None:
     raise InputError(
         f"distributed.groups: {groups} groups cannot be of equal size: {there}; use {words}"
     )
+
+
+def planned_groups(groups: int, *, ranks: int) -> str:
+    """What a configuration says of so many ranks, in words; empty where there is one group.
+
+    Raises:
+        InputError: `groups` does not divide the ranks.
+    """
+    require_groups(groups, ranks=ranks)
+    size = ranks // groups
+    of = "1 rank" if size == 1 else f"{size} ranks"
+    return f"{groups} of {of}, none waits for another" if groups > 1 else ""

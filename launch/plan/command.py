@@ -20,6 +20,7 @@ from launch.plan.report import print_plan
 from launch.ranks import Ranks
 from launch.start.hosts import hosts_with_ranks
 from retinanet.batch_split import planned_split
+from retinanet.compute_groups import planned_groups
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.configured_place import core_request
@@ -70,14 +71,15 @@ def plan_command(
 def print_plan_here(settings: Config, ranks: Ranks) -> None:
     """The plan of a run that has been started: of the ranks on this host, where nothing binds them.
 
-    How batches are split comes first, unless evenly. Its lines are YAML's comments, since they
-    follow a configuration.
+    How batches are split comes first, unless evenly, and how ranks make groups. Its lines are
+    YAML's comments, since they follow a configuration.
 
     Raises:
-        InputError: The ranks do not fit the host, or not the split.
+        InputError: The ranks do not fit the host, the split or the groups.
     """
     split, batch_size = settings.distributed.batch_split, settings.training.batch_size
     batches = planned_split(split, batch_size=batch_size, ranks=ranks.size)
+    groups = planned_groups(settings.distributed.groups, ranks=ranks.size)
     host = read_topology()
     plan = configured_plan(
         settings,
@@ -91,6 +93,8 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         print_plan(plan)
     if batches:
         print(f"# batches: {batches}")
+    if groups:
+        print(f"# compute groups: {groups}")
     for line in shown.getvalue().splitlines():
         print(f"# {line}".rstrip())
 

@@ -76,10 +76,12 @@ def platform_of(group: ProcessGroup) -> str:
 
 def settings_of(config: Config, *, ranks: int) -> dict[str, Any]:
     """What a configuration sets, under MLPerf's names; optimizers' own numbers come later."""
-    training = config.training
+    training, ranks_of_step = config.training, ranks // config.distributed.groups
     settings = {
         constants.SEED: config.run.seed,
-        constants.GLOBAL_BATCH_SIZE: ranks * training.batch_size * training.gradient_accumulation,
+        constants.GLOBAL_BATCH_SIZE: (
+            ranks_of_step * training.batch_size * training.gradient_accumulation
+        ),
         constants.GRADIENT_ACCUMULATION_STEPS: training.gradient_accumulation,
         constants.MAX_IMAGE_SIZE: config.data.image_size,
         constants.OPT_NAME: training.optimizer,

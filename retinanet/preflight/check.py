@@ -14,7 +14,7 @@ from retinanet.engine.engines import chosen_engine
 from retinanet.errors import InputError
 from retinanet.exit_codes import BAD_INPUT, FINISHED
 from retinanet.preflight.allocator import check_allocator
-from retinanet.preflight.batches import check_split
+from retinanet.preflight.batches import check_groups, check_split
 from retinanet.preflight.data import check_data
 from retinanet.preflight.finding import Finding, failure
 from retinanet.preflight.known_data import KnownData, known_data
@@ -102,6 +102,7 @@ def run_findings(
     overwrite = arguments.overwrite
     return [
         *check_split(config, ranks=ranks),
+        *check_groups(config, ranks=ranks),
         check_run_folder(path, config, resume=resume, overwrite=overwrite),
         *checks_of_run(
             config,

@@ -102,7 +102,7 @@ def checks_of_host(
         check_memory(
             need_of_rank(config, sizes, known, planned=planned, engine=engine),
             ranks=planned,
-            once=sizes.checkpoint if ranks.is_first else 0,
+            once=once_in_job(config, sizes) if ranks.is_first else 0,
             not_started=max(0, planned - ranks.local_size) * anonymous_bytes(),
             left=memory_left(),
         ),
@@ -110,6 +110,15 @@ def checks_of_host(
         check_compiler(config.engine.focal_loss),
         *check_conflicts(engine=engine, backend=backend),
     ]
+
+
+def once_in_job(config: Config, sizes: ModelBytes) -> int:
+    """What the first rank's host has beside the ranks: copies for a checkpoint, and the weights.
+
+    Compute groups have those in common, with the optimizer's state. [bytes]
+    """
+    common = sizes.trained + sizes.optimizer if config.distributed.groups > 1 else 0
+    return sizes.checkpoint + common
 
 
 def sizes_of_model(config: Config, known: KnownData) -> ModelBytes:

@@ -6,6 +6,8 @@ import torch
 
 from launch.host.cpu_lists import format_cpu_list
 from retinanet.batch_split import described_split
+from retinanet.compute_groups import planned_groups
+from retinanet.momentum import beta1_of
 
 if TYPE_CHECKING:
     from retinanet.training.run import Run
@@ -17,7 +19,8 @@ def described(run: "Run") -> dict[str, object]:
     trained = sum(one.numel() for one in run.model.parameters() if one.requires_grad)
     without_boxes = len(run.data.train.annotations) - len(run.data.train)
     skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
-    ranks = f"{run.group.size} ranks × " if run.group.size > 1 else ""
+    size_of_group = run.compute_group.size
+    ranks = f"{size_of_group} ranks × " if size_of_group > 1 else ""
     threads = torch.get_num_threads()
     rows: dict[str, object] = {
         "run": run.folder.path,
@@ -33,6 +36,7 @@ def described(run: "Run") -> dict[str, object]:
         f"engine {run.engine}",
         **described_batches(run),
         **described_ranks(run),
+        **described_groups(run),
     }
     if run.step:
         rows["resumed"] = f"after step {run.step}"
@@ -42,7 +46,7 @@ def described(run: "Run") -> dict[str, object]:
 def described_batches(run: "Run") -> dict[str, object]:
     """How many images each rank has of a batch, where that was not left to be even."""
     batches = run.batches
-    if run.config.distributed.batch_split == "even" or run.group.size == 1:
+    if run.config.distributed.batch_split == "even" or run.compute_group.size == 1:
         return {}
     words = described_split(batches.images, batches.speeds)
     if batches.is_recorded:
@@ -62,10 +66,24 @@ def described_ranks(run: "Run") -> dict[str, object]:
         return {"cores": cores}
     hosts = list(dict.fromkeys(group.hosts))
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
-    by = f"gradients by {way}" + (" in bf16" if run.config.distributed.compress == "bf16" else "")
+    by = f"gradients by {way}" if run.compute_group.size > 1 else "gradients of each by itself"
+    by += " in bf16" if run.config.distributed.compress == "bf16" else ""
     if way == "gloo":
         by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
     return {"ranks": f"{group.size} on {where}, {by}", "cores": f"rank 0: {cores}"}
+
+
+def described_groups(run: "Run") -> dict[str, object]:
+    """How many compute groups there are, and what becomes of the optimizer's momentum."""
+    groups, training = run.config.distributed.groups, run.config.training
+    if groups == 1:
+        return {}
+    words = planned_groups(groups, ranks=groups * run.compute_group.size)
+    implicit = f"1 − 1/{groups} of momentum comes from not waiting"
+    if training.optimizer == "sgd":
+        return {"groups": f"{words}; {implicit}, training.momentum={training.momentum:g} stays"}
+    beta1 = beta1_of(training.beta1, groups=groups)
+    return {"groups": f"{words}; beta1 {beta1:g}, as {implicit}"}
 
 
 def facts_of_ranks(run: "Run") -> dict[str, Any]:
@@ -75,6 +93,7 @@ def facts_of_ranks(run: "Run") -> dict[str, Any]:
         "hosts": list(run.group.hosts),
         "launcher": run.place.ranks.launcher,
         "exchange": way_of(run),
+        "compute_groups": run.config.distributed.groups,
         "images_of_a_batch": list(run.batches.images),
         "measured_images_per_second": list(run.batches.speeds) or None,
         "pinned": run.place.pinned.enabled,

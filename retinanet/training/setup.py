@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retinanet.config import Config, config_to_tree
+from retinanet.momentum import BETA1 as DEFAULT_BETA1
+from retinanet.momentum import beta1_of
 from retinanet.processor import processor_name
 from retinanet.training.checkpoint import Checkpoint, State
 
@@ -26,6 +28,7 @@ FREE_FIELDS = (
     "data.workers",
     "data.reserve_cores",
     "model.pretrained_backbone",
+    "training.beta1",
     "training.on_nonfinite",
     "training.nonfinite_limit",
     "training.target_map",
@@ -38,6 +41,7 @@ FREE_FIELDS = (
     "engine.allocator",
     "distributed.backend",
     "distributed.batch_split",
+    "distributed.groups",
     "distributed.timeout_s",
 )
 """No step's weights depend on these, or what they come to is in the set-up."""
@@ -45,7 +49,11 @@ FREE_FIELDS = (
 SPLIT = "split of batches"
 """Under which the set-up has the images of each rank in a batch."""
 EVEN = "even"
-"""What it says there where all have as many, and in checkpoints that do not say it."""
+"""What it says there where all have as many."""
+GROUPS = "compute groups"
+BETA1 = "beta1"
+UNSAID: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
+"""What was so in checkpoints that do not say it."""
 
 LENGTHS = ("training.epochs", "training.max_steps")
 """Of these only a learning rate that falls until the run's end depends."""
@@ -62,12 +70,14 @@ def setup_of(run: "Run") -> dict[str, Any]:
         "engine": run.engine,
         "gradients by": run.exchange.way if run.exchange else "none",
         SPLIT: EVEN if run.batches.is_even else list(run.batches.images),
+        GROUPS: run.config.distributed.groups,
+        BETA1: beta1_of(run.config.training.beta1, groups=run.config.distributed.groups),
     }
 
 
 def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:
     """What is not as it was when the checkpoint was written, and changes what comes: in words."""
-    before = {SPLIT: EVEN, **state.setup}
+    before = {**UNSAID, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
     was, tree = state.config, config_to_tree(config)
     changes += [(name, field_of(was, name), now) for name, now in influential_fields(tree)]
