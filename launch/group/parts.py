@@ -11,6 +11,8 @@ from launch.group.process_group import ProcessGroup, stdout_to_nowhere
 from launch.pinning.compute_threads import started_on
 from retinanet.compute_groups import group_of_rank, ranks_of_groups
 
+LONGEST_WAIT = timedelta(days=365)
+
 
 def compute_group(
     everybody: ProcessGroup, groups: int, *, comm_cpus: tuple[int, ...], timeout_s: float
@@ -54,6 +56,12 @@ def living_group(
         everybody, tuple(job_ranks), comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
     )
     return part_of(everybody, tuple(job_ranks), *made)
+
+
+def pair_with_first(job_rank: int, *, comm_cpus: tuple[int, ...]) -> dist.ProcessGroup:
+    """torch's group of rank 0 and another, for messages for which either may wait as it likes."""
+    with started_on(comm_cpus), stdout_to_nowhere():
+        return dist.new_group([0, job_rank], backend="gloo", timeout=LONGEST_WAIT)
 
 
 def torch_groups(

@@ -1,5 +1,6 @@
 """torch's compute threads and their cores, looked at once torch is loaded."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ import torch
 
 from launch.host.cpu_lists import format_cpu_list
 from launch.pinning.environment import BINDING_VARIABLES
-from launch.pinning.openmp import loaded_openmp
+from launch.pinning.openmp import loaded_libraries, loaded_openmp
 from launch.pinning.processes import thread_affinities
 from launch.placement.share import Share
 
@@ -104,3 +105,10 @@ def started_on(cpus: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def compute_alone() -> None:
+    """Have the calling thread compute by itself: a team of its own would disturb the rank's."""
+    torch.get_num_threads()  # the first time in a thread torch gives it a team
+    for library in loaded_libraries():
+        ctypes.CDLL(library).omp_set_num_threads(1)

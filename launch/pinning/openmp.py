@@ -31,5 +31,16 @@ def find_intel() -> Path | None:
 
 def intel_is_loaded() -> bool:
     """Whether it is mapped into this process."""
-    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    return any(f"/{name}" in mapped for name in INTEL_LIBRARIES)
+    return any(f"/{name}" in maps() for name in INTEL_LIBRARIES)
+
+
+def loaded_libraries() -> set[str]:
+    """The files of all OpenMP libraries that are mapped into this process."""
+    files = {line.split(maxsplit=5)[-1] for line in maps().splitlines() if "/" in line}
+    names = (*INTEL_LIBRARIES, "libgomp")
+    return {file for file in files if Path(file).name.startswith(names)}
+
+
+def maps() -> str:
+    """What is mapped into this process, as the kernel tells it."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

@@ -171,6 +171,7 @@ class Run:
                 comm_cpus=self.place.pinned.share.comm_cpus,
                 timeout_s=distributed.timeout_s,
             ),
+            comm_cpus=self.place.pinned.share.comm_cpus,
         )
         self.exchange = make_exchange(
             self.compute_group,
@@ -405,6 +406,8 @@ class Run:
         """
         leave_checkpoint(self)
         self.record.wait_for_files()
+        if self.groups is not None:
+            self.groups.update.close(timeout_s=self.config.distributed.timeout_s)
 
     def finish(self) -> None:
         """Say how the run ended, where its work lies, and what to try next.

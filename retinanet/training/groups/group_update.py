@@ -7,29 +7,46 @@ from torch.optim import Optimizer
 
 from launch.group.process_group import ProcessGroup
 from retinanet.engine.group_weights import GroupWeights
+from retinanet.engine.served_weights import ServedWeights, WeightsServer
 
 
 class GroupUpdate:
     """Called by every rank of a group, when their average gradients are there."""
 
     def __init__(
-        self, weights: GroupWeights, parameters: Sequence[nn.Parameter], *, group: ProcessGroup
+        self,
+        weights: GroupWeights | ServedWeights | None,
+        parameters: Sequence[nn.Parameter],
+        *,
+        group: ProcessGroup,
+        is_in_memory: bool,
+        server: WeightsServer | None = None,
     ) -> None:
         """Take steps on these weights.
 
         Args:
-            weights: As this rank sees them.
+            weights: As this rank sees them; None where the group's first rank tells them.
             parameters: This rank's own that train.
             group: Its compute group.
+            is_in_memory: Whether all ranks of the job have the weights in their memory.
+            server: On rank 0, where they have not.
         """
         self._weights = weights
         self._parameters = parameters
         self._group = group
+        self._is_in_memory = is_in_memory
+        self._server = server
+
+    @property
+    def way(self) -> str:
+        """`shared memory` or `gloo`."""
+        return "shared memory" if self._is_in_memory else "gloo"
 
     def begin(self) -> None:
-        """Read the weights as they are now."""
-        with self._weights.held():
-            self._weights.copy_to(self._parameters)
+        """Read the weights as they are now, which all ranks of the group have already."""
+        if self._weights is not None:
+            with self._weights.held():
+                self._weights.copy_to(self._parameters)
 
     def __call__(self, learning_rate: float) -> int:
         """Take a step with the gradients, let go of them, and read the weights.
@@ -42,20 +59,40 @@ class GroupUpdate:
         """
         staleness = 0
         if self._group.is_first:
-            gradients = [one.grad for one in self._parameters if one.grad is not None]
-            with self._weights.held():
-                staleness = self._weights.step(gradients, learning_rate=learning_rate)
-                self._weights.copy_to(self._parameters)
-                self._group.barrier()  # the others begin to read
-                self._group.barrier()  # and are done
-        else:
-            self._group.barrier()
-            self._weights.copy_to(self._parameters)
-            self._group.barrier()
+            staleness = self._step(learning_rate)
+        elif self._is_in_memory:
+            self._read_with_first()
+        if not self._is_in_memory:
+            self._group.broadcast(one.detach() for one in self._parameters)
         for one in self._parameters:
             one.grad = None
         return staleness
 
+    def _step(self, learning_rate: float) -> int:
+        assert self._weights is not None
+        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        with self._weights.held():
+            staleness = self._weights.step(gradients, learning_rate=learning_rate)
+            self._weights.copy_to(self._parameters)
+            if self._is_in_memory:
+                self._group.barrier()  # the others begin to read
+                self._group.barrier()  # and are done
+        return staleness
+
+    def _read_with_first(self) -> None:
+        assert self._weights is not None
+        self._group.barrier()
+        self._weights.copy_to(self._parameters)
+        self._group.barrier()
+
     def take_back(self, optimizer: Optimizer) -> None:
-        """Put weights and the optimizer's state into this rank's own, while nobody trains."""
+        """On rank 0, while nobody trains: put weights and the optimizer's state into its own."""
+        assert isinstance(self._weights, GroupWeights)
         self._weights.take_back(self._parameters, optimizer)
+
+    def close(self, *, timeout_s: float) -> None:
+        """Part from the weights; every rank that is left calls it once."""
+        if isinstance(self._weights, ServedWeights):
+            self._weights.close()
+        if self._server is not None:
+            self._server.close(timeout_s=timeout_s)
