@@ -4,13 +4,14 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from launch.groups.options import add_groups
 from launch.plan.options import add_plan
 from launch.scale.options import add_scale
 from launch.start.command import add_run_command
 from launch.tune.options import add_tune
 from retinanet.command_line import run_command
 
-COMMANDS = (add_plan, add_run_command, add_scale, add_tune)
+COMMANDS = (add_plan, add_run_command, add_scale, add_tune, add_groups)
 """Each adds one command, with `run` among its defaults."""
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from retinanet.evaluation.metric import Evaluation
 from retinanet.line_file import LineFile
 from retinanet.training.loop import StepResult
+from retinanet.training.metrics_file import drop_later_lines
 from retinanet.training.tensorboard_log import TensorBoardLog
 
 
@@ -35,6 +36,7 @@ class MetricsLog:
             **result.losses,
             "gradient_norm": result.gradient_norm,
             "learning_rate": result.learning_rate,
+            "images": result.images,
             "images_per_second": result.images_per_second,
             "seconds": result.seconds,
             "data_seconds": result.data_seconds,
@@ -95,26 +97,3 @@ class MetricsLog:
             for name, value in record.items()
         }
         self._lines.write(json.dumps(clean))
-
-
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a last line cut short by a crash is left out."""
-    if not file.exists():
-        return []
-    records = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
-
-
-def drop_later_lines(file: Path, *, step: int) -> None:
-    """Remove records of steps that come after `step`, at once."""
-    if not file.exists():
-        return
-    kept = [record for record in read_metrics(file) if record["step"] <= step]
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    partial.replace(file)

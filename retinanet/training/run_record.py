@@ -24,7 +24,8 @@ from retinanet.evaluation.result import SplitResult
 from retinanet.evaluation.sheet import evaluation_sheet
 from retinanet.training.curves import draw_curves
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics import MetricsLog, read_metrics
+from retinanet.training.metrics import MetricsLog
+from retinanet.training.metrics_file import read_metrics
 from retinanet.training.report import print_evaluation, print_summary
 from retinanet.training.run_folder import RunFolder
 

@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics import MetricsLog, drop_later_lines, read_metrics
+from retinanet.training.metrics import MetricsLog
+from retinanet.training.metrics_file import drop_later_lines, read_metrics
 
 
 def result(step: int, *, loss: float = 0.5) -> StepResult:

@@ -17,7 +17,7 @@ from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.result import SplitResult
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics import read_metrics
+from retinanet.training.metrics_file import read_metrics
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.run_record import RunRecord
 

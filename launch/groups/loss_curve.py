@@ -1,0 +1,78 @@
+"""How far a training had come at what time, from its `metrics.jsonl`."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+LAST_SHARE = 0.25
+"""Of the time, over which losses are averaged: single steps scatter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A step."""
+
+    seconds: float
+    """When it was done, since the first step that counts began."""
+    loss: float
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Mean over the last steps until some time."""
+
+    mean: float
+    error: float
+    """Standard error of the mean, from the scatter of the steps."""
+
+
+def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> list[Point]:
+    """Steps in order of time. Groups work side by side, each from the start on.
+
+    Args:
+        records: Of `metrics.jsonl`.
+        after_step: The last step that does not count.
+    """
+    elapsed: defaultdict[int, float] = defaultdict(float)
+    points = []
+    for one in records:
+        if one["kind"] != "step" or one["step"] <= after_step or one["loss"] is None:
+            continue
+        group = one.get("group", 0)
+        elapsed[group] += one["seconds"]
+        points.append(Point(seconds=elapsed[group], loss=one["loss"], images=images_of(one)))
+    return sorted(points, key=lambda point: point.seconds)
+
+
+def images_of(step: Mapping[str, Any]) -> int:
+    """The images of a step, of its own group."""
+    images: int = step["images"]
+    return images
+
+
+def mean_staleness(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> float:
+    """Of the steps of groups; 0 where there is one."""
+    found = [one.get("staleness", 0) for one in records if counts(one, after_step)]
+    return fmean(found) if found else 0.0
+
+
+def counts(record: Mapping[str, Any], after_step: int) -> bool:
+    """Whether it is a step after another."""
+    return record["kind"] == "step" and record["step"] > after_step
+
+
+def loss_at(points: Sequence[Point], seconds: float) -> Loss:
+    """The mean loss over the last quarter of the time until then; infinite where it is none."""
+    late = [one.loss for one in points if (1 - LAST_SHARE) * seconds < one.seconds <= seconds]
+    if not late:
+        return Loss(mean=math.inf, error=math.inf)
+    return Loss(mean=fmean(late), error=stdev(late) / len(late) ** 0.5 if late[1:] else math.inf)
+
+
+def images_per_second(points: Sequence[Point]) -> float:
+    """Of all groups together."""
+    return sum(one.images for one in points) / points[-1].seconds if points else 0.0

@@ -1,0 +1,193 @@
+"""Trainings in jobs of their own: for some seconds of steps, or to the end."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.groups.loss_curve import points_of
+from launch.groups.search import Setting
+from retinanet.errors import InputError
+from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
+from retinanet.progress import Advance
+from retinanet.training.metrics_file import read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SECONDS_BETWEEN_LOOKS = 0.5
+FOR_PROBES = (
+    "training.schedule=constant",
+    "training.target_map=null",
+    "training.epochs=100000",
+    "training.max_steps=null",
+    "evaluation.every=100000",
+    "evaluation.pictures=0",
+    "checkpoint.keep=1",
+)
+"""They are stopped when their time is over, long before a learning rate that falls would."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """How trainings are started."""
+
+    ranks: int
+    config: str
+    overrides: tuple[str, ...]
+    where: tuple[str, ...]
+    """Words of `python -m launch run` that say on which hosts, by which mpirun."""
+    folder: Path
+    """Of all runs."""
+
+
+def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
+    """Train synchronously from the start for some seconds of steps; returns the steps.
+
+    Goes on where it was stopped.
+
+    Raises:
+        InputError: It did not end well.
+    """
+    words = (*FOR_PROBES, "distributed.groups=1", "--auto-resume")
+    run_for(job, "cold-start", words, seconds=seconds, after_step=0, advance=advance)
+    return last_step(job.folder / "cold-start")
+
+
+def probe(
+    job: Job, setting: Setting, *, seconds: float, after_step: int, advance: Advance
+) -> list[dict[str, Any]]:
+    """Train on from the cold start for some seconds of steps; returns the steps' records.
+
+    Raises:
+        InputError: It did not end well.
+    """
+    run = job.folder / setting.name
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(job.folder / "cold-start", run, symlinks=True)
+    words = (*FOR_PROBES, *words_of(setting), "--resume")
+    try:
+        run_for(job, setting.name, words, seconds=seconds, after_step=after_step, advance=advance)
+        return [
+            one for one in records_of(run) if one["kind"] == "step" and one["step"] > after_step
+        ]
+    finally:
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # half a gigabyte each
+
+
+def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any]]:
+    """Train from the start to the end of the configuration; returns the run's records.
+
+    Goes on where it was stopped; what has finished is not run again.
+
+    Raises:
+        InputError: It did not end well.
+    """
+    name = f"whole-{setting.name}"
+    words = (*words_of(setting), "evaluation.pictures=0", "checkpoint.keep=1", "--auto-resume")
+    started = start(job, name, words)
+    code = followed(started, lambda: show(job.folder / name, advance))
+    require_code(code, FINISHED, job.folder / name)
+    return records_of(job.folder / name)
+
+
+def words_of(setting: Setting) -> tuple[str, str]:
+    """What `train.py` is told."""
+    return f"distributed.groups={setting.groups}", f"training.beta1={setting.beta1:g}"
+
+
+def run_for(
+    job: Job,
+    name: str,
+    words: Sequence[str],
+    *,
+    seconds: float,
+    after_step: int,
+    advance: Advance,
+) -> None:
+    """Start or go on with a run, and have it stop after so many seconds of steps."""
+    run, done = job.folder / name, 0.0
+    if run.exists() and seconds_done(run, after_step) >= seconds:
+        return
+    started = start(job, name, words)
+
+    def look() -> None:
+        nonlocal done
+        found = seconds_done(run, after_step)
+        advance(round(min(found, seconds)), "")
+        if found >= seconds > done:
+            started.send_signal(signal.SIGTERM)
+        done = found
+
+    require_code(followed(started, look), STOPPED_BY_SIGNAL, run)
+
+
+def start(job: Job, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a run; what it prints goes to a file beside its folder."""
+    command = [sys.executable, "-m", "launch", "run", "--np", str(job.ranks), *job.where]
+    command += ["--", "train.py", "--config", job.config, *job.overrides]
+    command += [f"run.root={job.folder}", f"run.name={name}", *words]
+    with log_of(job.folder / name).open("wb") as log:
+        return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
+
+
+def followed(started: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
+    """Look now and then until it has ended; returns its exit code. Ctrl-C ends it as well."""
+    try:
+        while started.poll() is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            look()
+    except BaseException:
+        started.terminate()  # it writes a checkpoint, unless Ctrl-C has told it so already
+        started.wait()
+        raise
+    return started.returncode
+
+
+def require_code(code: int, wanted: int, run: Path) -> None:
+    """Refuse another end of a run.
+
+    Raises:
+        InputError: With the run's own last line.
+    """
+    if code != wanted:
+        lines = log_of(run).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+        raise InputError(f"{run}: ended with status {code}: {errors[0] if errors else 'no word'}")
+
+
+def log_of(run: Path) -> Path:
+    """Where what a run prints goes."""
+    return run.with_name(f"{run.name}.log")
+
+
+def show(run: Path, advance: Advance) -> None:
+    """Say how far a whole run has come, in epochs."""
+    records = records_of(run)
+    evaluated = evaluations(records)
+    note = f"mAP {max(one['map'] or 0 for one in evaluated):.3f}" if evaluated else ""
+    advance(int(records[-1]["epoch"]) if records else 0, note)
+
+
+def seconds_done(run: Path, after_step: int) -> float:
+    """Of steps."""
+    points = points_of(records_of(run), after_step=after_step)
+    return points[-1].seconds if points else 0.0
+
+
+def last_step(run: Path) -> int:
+    """Of a run that has stopped, and so of its checkpoint."""
+    return max(one["step"] for one in records_of(run) if one["kind"] == "step")
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """Of its metrics, as far as they are written; none before the first."""
+    return read_metrics(run / "metrics.jsonl")
+
+
+def evaluations(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of a run, in order."""
+    return [one for one in records if one["kind"] == "evaluation"]
