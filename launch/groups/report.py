@@ -65,11 +65,8 @@ def held_against(found: dict[Setting, Loss], one: Setting, other: Setting) -> st
     """How two probes differ, in words."""
     difference = found[other].mean - found[one].mean
     error = (found[one].error ** 2 + found[other].error ** 2) ** 0.5
-    sure = "more than chance would do" if difference > CLEARLY * error else "which chance would do"
-    return (
-        f"its loss is lower by {difference:.4f} than that of {other.words}, {sure} "
-        f"(standard error {error:.4f})"
-    )
+    sure = "" if difference > CLEARLY * error else ", so that the probes do not tell them apart"
+    return f"its loss is lower by {difference:.4f} ± {error:.4f} than that of {other.words}{sure}"
 
 
 def trained_table(trained: Sequence[Trained]) -> Table:

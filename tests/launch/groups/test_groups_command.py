@@ -1,0 +1,115 @@
+"""`python -m launch groups`: probes under the real mpirun, and what it refuses."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.groups.search import Setting
+from launch.groups.training import Job, cold_start, log_of, probe, whole
+from retinanet.errors import InputError
+from tests.launch.processes_left import wait_until_gone
+from tests.launch.ranks import REPOSITORY
+
+SMALL = (
+    "data.scenes.train=16",
+    "data.scenes.validation=2",
+    "data.image_size=64",
+    "training.batch_size=1",
+    "engine.precision=float32",
+    "launch.threads=1",
+    "distributed.timeout_s=60",
+)
+
+
+def job_in(folder: Path, *changes: str) -> Job:
+    return Job(ranks=2, config="demo.yaml", overrides=(*SMALL, *changes), where=(), folder=folder)
+
+
+def nothing(done: int, note: str) -> None:
+    """In the place of a bar."""
+
+
+@pytest.mark.whole_machine
+def test_a_probe_goes_on_from_the_cold_start_which_is_left_as_it_is(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    step = cold_start(job, seconds=1, advance=nothing)
+    assert step > 0
+    before = (tmp_path / "cold-start" / "metrics.jsonl").read_bytes()
+    records = probe(job, Setting(2, 0.3), seconds=1, after_step=step, advance=nothing)
+    assert min(one["step"] for one in records) == step + 1
+    assert {one["group"] for one in records} == {0, 1}
+    assert "beta1 0.3" in log_of(tmp_path / "groups2-beta0.3").read_text()
+    assert not (tmp_path / "groups2-beta0.3" / "checkpoints").exists()
+    assert (tmp_path / "cold-start" / "metrics.jsonl").read_bytes() == before
+    assert cold_start(job, seconds=1, advance=nothing) == step  # not again
+
+
+@pytest.mark.whole_machine
+def test_a_whole_training_ends_as_the_configuration_says(tmp_path: Path) -> None:
+    job = job_in(tmp_path, "training.epochs=1")
+    records = whole(job, Setting(2, 0.4), advance=nothing)
+    assert [one["kind"] for one in records].count("step") == 16
+    assert records[-1]["kind"] == "evaluation"
+
+
+@pytest.mark.whole_machine
+def test_ctrl_c_stops_the_training_too_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = ["-m", "launch", "groups", "--np", "2", "--out", str(tmp_path), *SMALL]
+    started = subprocess.Popen(
+        [sys.executable, *words], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 90
+    while not (tmp_path / "cold-start" / "metrics.jsonl").exists():
+        assert time.monotonic() < end and started.poll() is None
+        time.sleep(0.1)
+    started.send_signal(signal.SIGINT)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 130 and "Traceback" not in errors
+    wait_until_gone(f"run.root={tmp_path}")
+    assert (tmp_path / "cold-start" / "checkpoints" / "last").exists()
+
+
+def test_a_training_that_fails_is_told_with_its_own_last_line(tmp_path: Path) -> None:
+    job = job_in(tmp_path, "data.root=/nowhere", "data.scenes=null")
+    with pytest.raises(InputError, match=r"ended with status 2: error: .*/nowhere"):
+        cold_start(job, seconds=1, advance=nothing)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--np", "1", "--out", "x"], "one rank makes no groups: expected 2 or more"),
+        (["--np", "2"], "the following arguments are required: --out"),
+        (["--np", "2", "--out", "x", "trainig.epochs=1"], "did you mean training"),
+        (["--np", "2", "--out", "x", "--mpirun", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line_and_nothing_is_written(
+    tmp_path: Path, words: list[str], line: str
+) -> None:
+    command = [sys.executable, "-m", "launch", "groups", *words]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert line in done.stderr.strip().splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_other_probes_is_refused(tmp_path: Path) -> None:
+    content = {"about": {"config": "coco.yaml"}, "probes": [], "trained": []}
+    (tmp_path / "probes.json").write_text(json.dumps(content))
+    words = [sys.executable, "-m", "launch", "groups", "--np", "2", "--out", str(tmp_path)]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "config was coco.yaml, is now demo.yaml" in done.stderr

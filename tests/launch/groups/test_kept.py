@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from launch.groups.kept import Kept, Probed, Trained, read_kept, write_kept
+from launch.groups.loss_curve import Point
+from launch.groups.search import SYNCHRONOUS, Setting
+from retinanet.errors import InputError
+
+ABOUT = {"config": "demo.yaml", "ranks": 2}
+
+
+def some() -> Kept:
+    probe = Probed(
+        setting=Setting(2, 0.3), points=[Point(seconds=1.5, loss=0.7, images=8)], staleness=0.5
+    )
+    training = Trained(
+        setting=SYNCHRONOUS,
+        seconds=10.0,
+        epochs=2.0,
+        steps=4,
+        staleness=0.0,
+        map=0.1,
+        map_50=0.3,
+        is_reached=False,
+    )
+    return Kept(about=dict(ABOUT), probes=[probe], trained=[training])
+
+
+def test_a_repeated_command_finds_what_there_is(tmp_path: Path) -> None:
+    assert read_kept(tmp_path, ABOUT) == Kept(about=ABOUT)
+    write_kept(tmp_path, some())
+    assert read_kept(tmp_path, ABOUT) == some()
+
+
+def test_probes_of_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
+    write_kept(tmp_path, some())
+    with pytest.raises(InputError, match="ranks was 2, is now 4; give another --out"):
+        read_kept(tmp_path, {**ABOUT, "ranks": 4})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"about": {}}', '{"about": {}, "probes": [1]}'])
+def test_another_file_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "probes.json").write_text(text)
+    with pytest.raises(InputError, match="not what this command has written"):
+        read_kept(tmp_path, ABOUT)

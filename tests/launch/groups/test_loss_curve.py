@@ -1,0 +1,47 @@
+import math
+from typing import Any
+
+import pytest
+
+from launch.groups.loss_curve import (
+    Point,
+    images_per_second,
+    loss_at,
+    mean_staleness,
+    points_of,
+)
+
+
+def step(number: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "loss": 1.0, "seconds": 1.0, "images": 4, **values}
+
+
+def test_groups_work_side_by_side_from_the_start_on() -> None:
+    records = [
+        step(1, group=0, seconds=1.0),
+        step(2, group=1, seconds=2.5),
+        step(3, group=0, seconds=1.0),
+        {"kind": "evaluation", "step": 3},
+        step(4, group=0, seconds=1.0),
+    ]
+    points = points_of(records)
+    assert [one.seconds for one in points] == [1.0, 2.0, 2.5, 3.0]
+    assert images_per_second(points) == pytest.approx(16 / 3)
+
+
+def test_steps_of_the_cold_start_and_skipped_ones_do_not_count() -> None:
+    records = [step(1), step(2, loss=None), step(3, group=1, staleness=2), step(4, staleness=1)]
+    assert [one.seconds for one in points_of(records, after_step=1)] == [1.0, 1.0]
+    assert mean_staleness(records, after_step=2) == 1.5
+    assert mean_staleness([]) == 0.0
+
+
+def test_the_loss_is_the_mean_of_the_last_quarter_of_the_time() -> None:
+    points = [Point(seconds=float(at), loss=float(at), images=1) for at in range(1, 13)]
+    found = loss_at(points, 8.0)
+    assert found.mean == 7.5 and found.error == pytest.approx(math.sqrt(0.5) / math.sqrt(2))
+
+
+def test_a_training_without_steps_in_that_time_has_no_loss() -> None:
+    assert loss_at([], 8.0).mean == math.inf
+    assert images_per_second([]) == 0.0

@@ -1,0 +1,77 @@
+import pytest
+
+from launch.groups.kept import Probed, Trained
+from launch.groups.loss_curve import Point
+from launch.groups.report import best, choice_words, common_seconds, sooner_words
+from launch.groups.search import SYNCHRONOUS, Setting
+
+
+def probed(setting: Setting, *, loss: float, seconds: float = 1.0, scatter: float = 0.0) -> Probed:
+    """Forty steps whose loss falls by 0.01 each, from so high that it ends at `loss`."""
+    points = [
+        Point(
+            seconds=seconds * step,
+            loss=loss + 0.01 * (40 - step) + scatter * (-1) ** step,
+            images=8,
+        )
+        for step in range(1, 41)
+    ]
+    return Probed(setting=setting, points=points, staleness=0.0)
+
+
+TWO = Setting(2, 0.3)
+
+
+def test_probes_are_compared_at_the_time_until_which_all_have_trained() -> None:
+    slow = probed(SYNCHRONOUS, loss=1.0, seconds=2.0)
+    fast = probed(TWO, loss=1.1, seconds=1.0)
+    assert common_seconds([slow, fast]) == 40.0
+    assert best([slow, fast]) == TWO  # at 40 s the slow one is still at 1.2
+
+
+def test_a_difference_within_the_scatter_is_called_so() -> None:
+    close = [probed(SYNCHRONOUS, loss=1.0, scatter=0.5), probed(TWO, loss=0.9, scatter=0.5)]
+    assert "so that the probes do not tell them apart" in choice_words(close)
+    clear = [probed(SYNCHRONOUS, loss=1.0), probed(TWO, loss=0.5)]
+    assert choice_words(clear).startswith("take 2 groups, beta1 0.3: its loss is lower by 0.5")
+    assert "apart" not in choice_words(clear)
+
+
+def test_plain_training_is_held_against_the_best_of_the_others() -> None:
+    words = choice_words([probed(SYNCHRONOUS, loss=0.5), probed(TWO, loss=1.0)])
+    assert words.startswith("take 1 group, beta1 0.9: ")
+    assert "than that of 2 groups, beta1 0.3" in words
+
+
+def trained(setting: Setting, *, seconds: float, is_reached: bool = True) -> Trained:
+    return Trained(
+        setting=setting,
+        seconds=seconds,
+        epochs=3.0,
+        steps=100,
+        staleness=0.9,
+        map=0.7 if is_reached else 0.2,
+        map_50=0.9,
+        is_reached=is_reached,
+    )
+
+
+def test_what_did_not_reach_the_target_is_never_sooner() -> None:
+    lines = sooner_words(
+        [
+            trained(TWO, seconds=50, is_reached=False),
+            trained(SYNCHRONOUS, seconds=100),
+            trained(Setting(2, 0.9), seconds=150),
+        ]
+    )
+    assert lines == [
+        "soonest at the target: 1 group, beta1 0.9, after 1 min 40 s",
+        "2 groups, beta1 0.9: 1.50 times as long",
+        "2 groups, beta1 0.3: target not reached, best mAP 0.200 in 0.50 times as long",
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_where_none_reached_the_target_that_is_said(count: int) -> None:
+    found = [trained(TWO, seconds=50, is_reached=False)] * count
+    assert sooner_words(found) == ["none reached the target: train longer (training.epochs)"]

@@ -1,0 +1,38 @@
+from collections.abc import Sequence
+
+import pytest
+
+from launch.groups.search import GRID, SYNCHRONOUS, Setting, search, settings_of
+
+
+def searched(ranks: int, best: dict[int, float]) -> list[Setting]:
+    """What is probed where so much momentum is the best of each number of groups."""
+
+    def best_of(settings: Sequence[Setting]) -> Setting:
+        return Setting(settings[0].groups, best[settings[0].groups])
+
+    return list(search(ranks, best_of=best_of))
+
+
+def test_the_grid_has_the_rule_s_own_momentum() -> None:
+    assert [one.beta1 for one in settings_of(2)] == [0.0, 0.3, 0.4, 0.6, 0.9]
+    assert [one.beta1 for one in settings_of(16)] == list(GRID)  # the rule says 0
+
+
+def test_as_many_groups_as_ranks_are_enough_where_some_momentum_is_the_best() -> None:
+    found = searched(8, {8: 0.3})
+    assert found[0] == SYNCHRONOUS
+    assert {one.groups for one in found[1:]} == {8}
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(8, [8, 4, 2]), (6, [6, 3]), (2, [2])])
+def test_groups_are_halved_while_no_momentum_is_the_best(ranks: int, groups: list[int]) -> None:
+    found = searched(ranks, dict.fromkeys(range(1, ranks + 1), 0.0))
+    assert list(dict.fromkeys(one.groups for one in found[1:])) == [
+        one for one in groups if one > 1
+    ]
+
+
+def test_halving_ends_where_some_momentum_is_the_best() -> None:
+    found = searched(8, {8: 0.0, 4: 0.3, 2: 0.0})
+    assert list(dict.fromkeys(one.groups for one in found)) == [1, 8, 4]
