@@ -8,13 +8,13 @@ from pathlib import Path
 
 from launch.host.allowance import read_allowance
 from launch.host.topology import read_topology
+from launch.scale.combination_job import job_of_combination
 from launch.scale.combinations import Combination, combine
 from launch.scale.output import Asked, put_out_study
 from launch.scale.report import misfits
 from launch.scale.rounds import Rounds, run_rounds
 from launch.start.command import chosen_hosts
 from launch.start.mpirun import choose_mpirun
-from profiling.bench.measured_job import MeasuredJob
 from profiling.bench.other_load import other_load
 from retinanet.config import Config
 from retinanet.config_file import load_config
@@ -131,25 +131,17 @@ def run(study: Rounds, asked: Asked, *, mpirun: Path | None) -> None:
     """
     program = choose_mpirun(mpirun)
     with tempfile.TemporaryDirectory(prefix="scaling-study-") as folder, other_load() as others:
-        job_of = partial(job_of_combination, asked, scenes=Path(folder, "scenes"))
+        job_of = partial(
+            job_of_combination,
+            config=asked.config_name,
+            overrides=asked.overrides,
+            warm_up=asked.warm_up,
+            steps=asked.steps,
+            scenes=Path(folder, "scenes"),
+        )
         run_rounds(study, job_of, mpirun=program, console=make_console())
     if not any(one.hosts for one in study.combinations):
         study.other_cores = others.cores
-
-
-def job_of_combination(asked: Asked, one: Combination, *, scenes: Path) -> MeasuredJob:
-    """The job that measures a combination."""
-    here = (f"launch.threads={one.threads}", f"training.batch_size={one.batch_size}")
-    return MeasuredJob(
-        ranks=one.ranks,
-        hosts=one.hosts,
-        config=asked.config_name,
-        overrides=(*asked.overrides, *here),
-        warm_up=asked.warm_up,
-        steps=asked.steps,
-        alternate=True,
-        scenes=scenes,
-    )
 
 
 def conclude(

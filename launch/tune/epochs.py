@@ -61,18 +61,6 @@ class EpochsModel:
             high=self._between(batch_size, [one.epochs[-1] for one in self.runs]),
         )
 
-    def is_measured(self, batch_size: int) -> bool:
-        """Whether it lies among those that somebody trained with."""
-        return self.batch_sizes[0] <= batch_size <= self.batch_sizes[-1]
-
-    def basis(self, batch_size: int) -> str:
-        """What the epochs of a batch size rest on; empty where it lies among the measured ones."""
-        if batch_size < self.batch_sizes[0]:
-            return f"nobody trained with less than {self.batch_sizes[0]}: its epochs"
-        if batch_size > self.batch_sizes[-1]:
-            return f"nobody trained with more than {self.batch_sizes[-1]}: the last line goes on"
-        return ""
-
     def _between(self, batch_size: int, epochs: Sequence[float]) -> float:
         sizes = self.batch_sizes
         if batch_size <= sizes[-1] or len(sizes) == 1:

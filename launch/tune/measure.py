@@ -8,13 +8,14 @@ from statistics import median
 
 from rich.console import Console
 
+from launch.scale.combination_job import job_of_combination
 from launch.scale.combinations import Combination
 from launch.scale.numbers import Measured
 from launch.scale.rounds import Rounds, run_rounds
 from launch.start.mpirun import Mpirun
 from launch.tune.measurements import Added
 from launch.tune.step_time import Shape, StepTime
-from profiling.bench.measured_job import JobFailedError, MeasuredJob
+from profiling.bench.measured_job import JobFailedError
 from profiling.bench.rank_steps import slowest, slowest_held_back
 from retinanet.exit_codes import INTERRUPTED
 
@@ -52,27 +53,20 @@ def measure_steps(
         for one in shapes
     ]
     study = Rounds(combinations, trained.rounds)
-    job_of = partial(job_of_combination, trained, scenes=scenes)
+    job_of = partial(
+        job_of_combination,
+        config=trained.config,
+        overrides=trained.overrides,
+        warm_up=WARM_UP,
+        steps=STEPS,
+        scenes=scenes,
+    )
     run_rounds(study, job_of, mpirun=mpirun, console=console)
     if study.code == INTERRUPTED:
         raise KeyboardInterrupt
     if study.code:
         raise JobFailedError(study.code)
     return study.measured
-
-
-def job_of_combination(trained: Trained, one: Combination, *, scenes: Path) -> MeasuredJob:
-    """The job that measures a combination."""
-    here = (f"launch.threads={one.threads}", f"training.batch_size={one.batch_size}")
-    return MeasuredJob(
-        ranks=one.ranks,
-        config=trained.config,
-        overrides=(*trained.overrides, *here),
-        warm_up=WARM_UP,
-        steps=STEPS,
-        alternate=True,
-        scenes=scenes,
-    )
 
 
 def step_time(measured: Measured) -> StepTime:

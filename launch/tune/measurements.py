@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from launch.tune.network import AllReduceTime
 from launch.tune.step_time import Shape, StepTime
-from retinanet.errors import InputError
+from retinanet.kept_results import read_kept
 from retinanet.output_files import write_whole
 
 
@@ -87,14 +87,9 @@ def read_measurements(file: Path) -> Measurements:
     Raises:
         InputError: It is something else; names the file and the field.
     """
-    try:
-        return SCHEMA.validate_json(file.read_bytes())
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(
-            f"{file}: is nothing that `python -m launch tune --plan` wrote ({field}: "
-            f"{first['msg']}); move it away, or give another name"
-        ) from error
+    return read_kept(
+        file,
+        SCHEMA,
+        wrong="is nothing that `python -m launch tune --plan` wrote",
+        advice="move it away, or give another name",
+    )

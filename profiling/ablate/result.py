@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
 
 from profiling.ablate.ablation import SizeName
 from profiling.bench.run import Run
 from retinanet.errors import InputError
+from retinanet.kept_results import read_kept
 from retinanet.output_files import write_whole
 
 RoundOfRuns = Mapping[str, Run]
@@ -146,17 +147,12 @@ def read_result(file: Path) -> Result:
     Raises:
         InputError: It is something else; names the file.
     """
-    try:
-        result = SCHEMA.validate_json(file.read_bytes())
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(
-            f"{file}: is no result of `python -m profiling ablate run` ({field}: {first['msg']}); "
-            "move it away, or give another --out"
-        ) from error
+    result = read_kept(
+        file,
+        SCHEMA,
+        wrong="is no result of `python -m profiling ablate run`",
+        advice="move it away, or give another --out",
+    )
     for of_round in result.rounds:
         if of_round.keys() != result.definition["variants"].keys():
             raise InputError(f"{file}: a round lacks variants; move it away, or give another --out")
