@@ -15,6 +15,7 @@ def job_of_combination(
     warm_up: int,
     steps: int,
     scenes: Path,
+    own_model: bool = False,
 ) -> MeasuredJob:
     """Steps in turn with and without exchange, so that its cost shows within one job.
 
@@ -25,6 +26,7 @@ def job_of_combination(
         warm_up: Steps that do not count.
         steps: That count.
         scenes: Folder for drawn scenes.
+        own_model: Whether the configuration's model trains, and not MLPerf's.
     """
     here = (f"launch.threads={one.threads}", f"training.batch_size={one.batch_size}")
     return MeasuredJob(
@@ -36,4 +38,5 @@ def job_of_combination(
         steps=steps,
         alternate=True,
         scenes=scenes,
+        own_model=own_model,
     )

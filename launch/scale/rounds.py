@@ -26,6 +26,8 @@ class Rounds:
     """Another one where an interruption, or a job that failed, has ended the study."""
     ended_by: str = ""
     """What it was, in words."""
+    title: str = "scaling study, steps"
+    """Of the progress that is shown."""
     other_cores: float = 0.0
     """Cores of this host that other work kept busy meanwhile, where all ranks run here."""
 
@@ -40,6 +42,11 @@ class Rounds:
             for number in range(1, self.rounds + 1)
             for combination in self.combinations[:: 1 if number % 2 else -1]
         ]
+
+    @property
+    def missing(self) -> list[tuple[int, Combination]]:
+        """Those that have not run yet."""
+        return [(number, one) for number, one in self.order if len(self.jobs.get(one, ())) < number]
 
     @property
     def done(self) -> int:
@@ -62,21 +69,26 @@ def run_rounds(
     *,
     mpirun: Mpirun,
     console: Console,
+    keep: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run all jobs, and note what they measured; a job that fails, and Ctrl-C, end the study.
+    """Run the jobs that have not run, and note what they measured.
+
+    A job that fails, and Ctrl-C, end the study.
 
     Args:
         rounds: Which there are; gets the measurements, and how the study ended.
         job_of: The job of a combination.
         mpirun: Starts them.
         console: Where progress is shown.
+        keep: Called after each job, with its measurements noted.
     """
     total = sum(job_of(one).all_steps for _, one in rounds.order)
-    before = 0
+    missing = rounds.missing
+    before = total - sum(job_of(one).all_steps for _, one in missing)
     name = ""
     try:
-        with progress(console, "scaling study, steps", total=total) as advance:
-            for number, one in rounds.order:
+        with progress(console, rounds.title, total=total, start=before) as advance:
+            for number, one in missing:
                 name = f"{one.name}, round {number} of {rounds.rounds}"
                 job = job_of(one)
                 advance(before, name)
@@ -87,6 +99,7 @@ def run_rounds(
                     say=lambda line: console.print(line, markup=False, soft_wrap=True),
                 )
                 rounds.jobs.setdefault(one, []).append(ranks)
+                keep()
                 before += job.all_steps
     except JobFailedError as error:
         rounds.code, rounds.ended_by = error.code, f"{name}: {error}"

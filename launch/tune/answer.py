@@ -6,12 +6,12 @@ from typing import NoReturn
 
 from launch.tune.allocation import Allocation, allocations
 from launch.tune.choice import Wish, best
-from launch.tune.fitted import Fitted, fitted_to, host_model
-from launch.tune.forecast import Forecast, Workload, forecast
+from launch.tune.epochs import EpochsModel
+from launch.tune.fitted import Fitted, fitted_to, host_model, workload_of
+from launch.tune.forecast import Forecast, forecast
 from launch.tune.measurements import Measurements
 from launch.tune.network import Network
 from launch.tune.step_time import Shape
-from launch.tune.trained_data import TrainedData
 from retinanet.errors import InputError
 
 
@@ -36,42 +36,32 @@ class Answer:
 
 def answer(
     measured: Measurements,
-    data: TrainedData,
+    epochs: EpochsModel,
     *,
     hosts: int,
     network: Network,
     wish: Wish,
-    batch_size: int,
-    every: int,
 ) -> Answer:
     """Forecast every allocation, and rank them.
 
     Args:
         measured: Of one host, like which all are.
-        data: What is trained.
+        epochs: Until the target.
         hosts: That there are.
         network: Between them.
         wish: What the choice has to keep to.
-        batch_size: Images of a rank in a step that the configuration has.
-        every: Epochs between two evaluations.
 
     Raises:
         InputError: Nothing keeps to the wish; names the field, and what would.
     """
     fitted = fitted_to(measured.steps, cores=measured.cores)
     host = host_model(measured, fitted, network)
-    workload = Workload(
-        images=data.images,
-        evaluated_images=data.evaluated_images,
-        every=every,
-        evaluation_seconds=measured.evaluation_seconds,
-        metric_seconds=measured.metric_seconds,
-    )
+    workload = workload_of(measured)
     forecasts = {
-        one: forecast(one, host=host, epochs=data.epochs, workload=workload)
+        one: forecast(one, host=host, epochs=epochs, workload=workload)
         for one in allocations(measured.shapes, most_hosts=hosts)
     }
-    plain = Allocation(hosts=hosts, on_host=plain_shape(measured, batch_size=batch_size))
+    plain = Allocation(hosts=hosts, on_host=plain_shape(measured))
     found = list(forecasts.values())
     return Answer(
         fitted=fitted,
@@ -82,10 +72,12 @@ def answer(
     )
 
 
-def plain_shape(measured: Measurements, *, batch_size: int) -> Shape:
-    """A rank a socket, which most people would start."""
+def plain_shape(measured: Measurements) -> Shape:
+    """A rank a socket with the configuration's batch, which most people would start."""
     threads = [one.threads for one in measured.shapes if one.ranks == measured.sockets]
-    return Shape(ranks=measured.sockets, threads=max(threads, default=0), batch_size=batch_size)
+    return Shape(
+        ranks=measured.sockets, threads=max(threads, default=0), batch_size=measured.batch_size
+    )
 
 
 def refuse(forecasts: Sequence[Forecast], wish: Wish) -> NoReturn:

@@ -1,21 +1,24 @@
 """`python -m launch tune`: measure or read, forecast, choose."""
 
 import json
-import shlex
+import math
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 
-from launch.start.mpirun import choose_mpirun
 from launch.tune.answer import Answer, answer
-from launch.tune.choice import Wish, why_it_loses
+from launch.tune.choice import why_it_loses
+from launch.tune.convergence import (
+    Convergence,
+    convergence_of_mlperf,
+    convergence_of_probes,
+)
 from launch.tune.epochs import EpochsModel
-from launch.tune.measure_host import measure_host
-from launch.tune.measurements import Measurements, read_measurements, write_measurements
+from launch.tune.gather import gathered
+from launch.tune.measurements import Measurements
 from launch.tune.network import Network, fit_network
+from launch.tune.question import Question
 from launch.tune.recipe import run_command, slurm_script, training_words
 from launch.tune.report import (
     choice_table,
@@ -27,13 +30,9 @@ from launch.tune.report import (
     rows_shown,
     turning_words,
 )
-from launch.tune.this_host import what_to_measure
-from launch.tune.trained_data import TrainedData, openimages
 from profiling.bench.measured_job import JobFailedError
 from profiling.bench.other_load import disturbance
 from profiling.bench.worker_process import WorkerDiedError
-from retinanet.config_file import load_config
-from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, OUR_BUG
 from retinanet.mlperf.rules import Rules
 from retinanet.output_files import require_free, write_whole
@@ -42,95 +41,52 @@ from retinanet.terminal import make_console
 BEST_SHOWN = 5
 
 
-def tune_command(
-    *,
-    hosts: int,
-    network: Network | None,
-    data: str,
-    rules: Rules,
-    overrides: list[str],
-    deadline: float | None,
-    budget: float | None,
-    plan: Path | None,
-    chart: Path | None,
-    slurm: Path | None,
-    json_file: Path | None,
-    mpirun: Path | None,
-) -> int:
+def tune_command(asked: Question) -> int:
     """Answer which allocation to take; returns the exit code.
 
     Raises:
         InputError: The network between hosts is not known, an output exists, the plan is another
-            file, or nothing keeps to the wish.
+            file, a probe run did not reach its target, or nothing keeps to the wish.
     """
-    assert data == "openimages"
-    outputs = [file for file in (chart, slurm, json_file) if file is not None]
-    require_free(outputs, overwrite=False, advice="give another name")
-    if hosts > 1 and network is None:
-        raise InputError(
-            f"--hosts {hosts}: the network between them is not known; give --network, such as "
-            "25Gbit/s,20us"
-        )
+    require_free(asked.outputs, overwrite=False, advice="give another name")
     console = make_console(pipe_width=140)
-    trained = openimages(rules)
     try:
-        measured = measured_or_read(
-            plan, trained, overrides=overrides, mpirun=mpirun, console=console
-        )
+        measured = gathered(asked, console=console)
     except JobFailedError as error:  # its ranks have said why
         return error.code
     except WorkerDiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return OUR_BUG
-    config = load_config(trained.config, measured.overrides)
+    convergence = convergence_of(measured, rules=asked.rules)
+    network = asked.network or measured_network(measured)
     found = answer(
-        measured,
-        trained,
-        hosts=hosts,
-        network=network or fit_network(measured.all_reduces, source=measured.all_reduces_over),
-        wish=Wish(deadline_hours=deadline, budget_core_hours=budget),
-        batch_size=config.training.batch_size,
-        every=config.evaluation.every,
+        measured, convergence.epochs, hosts=asked.hosts, network=network, wish=asked.wish
     )
-    say(found, measured, trained.epochs, given=network, console=console)
-    winner = words_of_winner(found, measured, trained)
-    console.print(f"command: {run_command(found.winner, winner)}", soft_wrap=True)
-    if slurm is not None:
-        write_whole(slurm, slurm_script(found.winner, winner))
-        console.print(f"Slurm: sbatch {slurm}", soft_wrap=True)
-    put_out(found, measured, chart=chart, json_file=json_file, console=console)
+    say(found, measured, convergence.epochs, given=asked.network, console=console)
+    put_out(found, measured, convergence, asked=asked, console=console)
     return FINISHED
 
 
-def measured_or_read(
-    plan: Path | None,
-    data: TrainedData,
-    *,
-    overrides: Sequence[str],
-    mpirun: Path | None,
-    console: Console,
-) -> Measurements:
-    """What the plan's file has, else what measuring gives, which then is in the file.
+def convergence_of(measured: Measurements, *, rules: Rules) -> Convergence:
+    """From the probe runs where there are some, else from MLPerf's points.
 
     Raises:
-        InputError: The file is another one, or of another training.
-        JobFailedError, WorkerDiedError: What was measured could not go on.
+        InputError: A probe run did not reach the target.
     """
-    if plan is not None and plan.exists():
-        found = read_measurements(plan)
-        if overrides and tuple(overrides) != found.overrides:
-            raise InputError(
-                f"{plan}: was measured with {shlex.join(found.overrides) or 'no overrides'}; leave "
-                "them out, or give another --plan"
-            )
-        console.print(f"measured before: {plan}, {found.environment['cpu']}", soft_wrap=True)
-        return found
-    asked = what_to_measure(data, overrides=overrides)
-    measured = measure_host(asked, mpirun=choose_mpirun(mpirun), console=console)
-    if plan is not None:
-        write_measurements(plan, measured)
-        console.print(f"measured: {plan}", soft_wrap=True)
-    return measured
+    if measured.probes is None:
+        return convergence_of_mlperf(rules)
+    return convergence_of_probes(measured.probes, config=measured.config)
+
+
+def measured_network(measured: Measurements) -> Network:
+    """Between the hosts that were named, else between ranks of one host."""
+    between = measured.between_hosts
+    if between is None and not measured.all_reduces:  # one core, and no need of a network
+        return Network(latency=0.0, bandwidth=math.inf, source="none: one core")
+    if between is None:
+        return fit_network(measured.all_reduces, source=measured.all_reduces_over)
+    source = f"{between.over}: {', '.join(between.hosts)}"
+    return fit_network(between.all_reduces, source=source)
 
 
 def say(
@@ -144,9 +100,13 @@ def say(
     """Print fit, forecasts and choice."""
     console.print(fit_table(found.fitted))
     console.print(fit_words(found.fitted), soft_wrap=True)
-    if given is None and measured.all_reduces:
-        console.print(network_table(measured.all_reduces, found.network))
-    console.print(network_words(found.network), soft_wrap=True)
+    if given is None:
+        between = measured.between_hosts
+        times = between.all_reduces if between is not None else measured.all_reduces
+        if times:
+            console.print(network_table(times, found.network))
+    if math.isfinite(found.network.bandwidth):
+        console.print(network_words(found.network), soft_wrap=True)
     disturbed = disturbance(measured.busy_cores)
     if disturbed:
         console.print(disturbed, soft_wrap=True)
@@ -161,37 +121,44 @@ def say(
         console.print(line, soft_wrap=True)
 
 
-def words_of_winner(found: Answer, measured: Measurements, data: TrainedData) -> list[str]:
-    """What the winner's `train.py` is told."""
-    winner = found.winner
-    settings = [*measured.overrides, *data.settings(winner.allocation.global_batch)]
-    return training_words(winner, config=measured.config, settings=settings)
-
-
 def put_out(
     found: Answer,
     measured: Measurements,
+    convergence: Convergence,
     *,
-    chart: Path | None,
-    json_file: Path | None,
+    asked: Question,
     console: Console,
 ) -> None:
-    """The landscape and the numbers, where they were asked for.
+    """The winner's command, and the files that were asked for.
 
     Raises:
         InputError: A file cannot be written.
     """
-    if chart is not None:
+    words = words_of_winner(found, measured, convergence)
+    console.print(f"command: {run_command(found.winner, words)}", soft_wrap=True)
+    if asked.slurm is not None:
+        write_whole(asked.slurm, slurm_script(found.winner, words))
+        console.print(f"Slurm: sbatch {asked.slurm}", soft_wrap=True)
+    if asked.chart is not None:
         from launch.tune.chart import landscape  # noqa: PLC0415 - matplotlib: 1 s
 
         title = (
-            f"RetinaNet until the target, {measured.image_size}×{measured.image_size}, "
-            f"{measured.precision}; hosts of {measured.cores} cores, {measured.environment['cpu']}"
+            f"RetinaNet until {convergence.epochs.target}, {measured.image_size}×"
+            f"{measured.image_size}, {measured.precision}; hosts of {measured.cores} cores, "
+            f"{measured.environment['cpu']}"
         )
-        write_whole(chart, landscape(found.forecasts, found.winner, title=title))
-        console.print(f"chart: {chart}", soft_wrap=True)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(answer_json(found), indent=1, ensure_ascii=False))
+        write_whole(asked.chart, landscape(found.forecasts, found.winner, title=title))
+        console.print(f"chart: {asked.chart}", soft_wrap=True)
+    if asked.json_file is not None:
+        content = json.dumps(answer_json(found), indent=1, ensure_ascii=False)
+        write_whole(asked.json_file, content)
+
+
+def words_of_winner(found: Answer, measured: Measurements, convergence: Convergence) -> list[str]:
+    """What the winner's `train.py` is told."""
+    winner = found.winner
+    settings = [*measured.overrides, *convergence.settings(winner.allocation.global_batch)]
+    return training_words(winner, config=measured.config, settings=settings)
 
 
 def answer_json(found: Answer) -> dict[str, object]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launch.tune.forecast import Exchange, HostModel
+from launch.tune.forecast import Exchange, HostModel, Workload
 from launch.tune.measurements import Measurements
 from launch.tune.network import Network
 from launch.tune.step_time import StepTime, StepTimeModel, fit_step_time, held_out
@@ -65,6 +65,17 @@ def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
         for one in times
     ]
     return Fitted(model=model, checked=tuple(checked))
+
+
+def workload_of(measured: Measurements) -> Workload:
+    """What forecasts need of the data."""
+    return Workload(
+        images=measured.images,
+        evaluated_images=measured.evaluated_images,
+        every=measured.every,
+        evaluation_seconds=measured.evaluation_seconds,
+        metric_seconds=measured.metric_seconds,
+    )
 
 
 def host_model(measured: Measurements, fitted: Fitted, network: Network) -> HostModel:

@@ -1,8 +1,11 @@
-"""All that the planner wants to know of this host, measured in minutes."""
+"""All that the planner wants to know of this host, measured in minutes, part after part.
+
+What is measured is handed on at once, so that an interrupted measurement goes on where it stopped.
+"""
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,9 +14,18 @@ from rich.console import Console
 
 from launch.scale.numbers import Measured
 from launch.start.mpirun import Mpirun
-from launch.tune.measure import Trained, added, measure_steps, step_time
+from launch.tune.measure import (
+    Trained,
+    added,
+    combination_of,
+    measure_steps,
+    shape_of,
+    step_time,
+)
 from launch.tune.measurements import Measurements
 from launch.tune.step_time import Shape
+from launch.tune.trained_data import TrainedData
+from launch.tune.unfinished import JobsOfShape, Unfinished
 from profiling.ablate.plan import PINNED
 from profiling.bench.all_reduce_job import measure_all_reduces
 from profiling.bench.benchmark import RECIPES
@@ -26,13 +38,6 @@ from profiling.bench.worker_process import contestant_worker
 from profiling.bench.workload import Workload
 from retinanet.config import Config
 
-EVALUATION = Contestant(
-    name="evaluation",
-    about="from images to boxes, as train.py evaluates",
-    recipe=f"{RECIPES}.evaluation",
-    options={"whose": "ours"},
-    environment=PINNED,
-)
 EVALUATION_IMAGES = 2
 EVALUATION_RUNS, EVALUATION_WARM_UP = 3, 2
 METRIC_SHARE = 10
@@ -42,77 +47,159 @@ BUCKET_BYTES = 25 * 2**20
 SIZES, RANKS = (2**12, 2**20, 2**25), 2
 """Of measured all-reduces, the sizes in bytes."""
 
+Keep = Callable[[Unfinished], None]
+"""Told what is measured until now."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WhatToMeasure:
     """On this host."""
 
     command: str
-    measured: Sequence[Shape]
+    measured: tuple[Shape, ...]
     shapes: tuple[Shape, ...]
     """All that the host has the cores and the memory for."""
-    config_name: str
+    data: TrainedData
     overrides: tuple[str, ...]
     """Of the user."""
     job_overrides: tuple[str, ...]
     """Of the measured jobs: these, and drawn scenes where there is no data set."""
     config: Config
-    """Of both."""
-    classes: int
-    evaluated_images: int
+    """Of the user's overrides."""
     cores: int
     sockets: int
     rounds: int
 
 
-def measure_host(asked: WhatToMeasure, *, mpirun: Mpirun, console: Console) -> Measurements:
-    """Measure; every part says what it does.
+def fresh(asked: WhatToMeasure) -> Unfinished:
+    """A measurement of which nothing is measured yet."""
+    return Unfinished(
+        command=asked.command,
+        environment=environment(),
+        question=of_question(asked)
+        | {"rounds": asked.rounds, "measured with": list(asked.job_overrides)},
+        measured=asked.measured,
+        shapes=asked.shapes,
+    )
+
+
+def measure_host(
+    asked: WhatToMeasure, begun: Unfinished, *, keep: Keep, mpirun: Mpirun, console: Console
+) -> Measurements:
+    """Measure what is missing; every part says what it does.
+
+    Args:
+        asked: What there is to measure.
+        begun: What is measured; `fresh`, or of an earlier command.
+        keep: Told after every job, and after every other part.
+        mpirun: Starts the jobs.
+        console: Where progress is shown.
 
     Raises:
         JobFailedError: Ranks could not go on; they have said why.
         WorkerDiedError: The evaluation could not.
+        KeyboardInterrupt: Ctrl-C.
     """
-    trained = Trained(asked.config_name, asked.job_overrides, rounds=asked.rounds)
     with tempfile.TemporaryDirectory(prefix="tune-") as folder, other_load() as others:
         scenes = Path(folder, "scenes")
-        found = measure_steps(
-            asked.measured, trained, mpirun=mpirun, scenes=scenes, console=console
-        )
-        console.print("all-reduces …")
-        ranks = min(RANKS, asked.cores)
-        all_reduces, over = measure_all_reduces(sizes=SIZES, ranks=ranks, mpirun=mpirun)
-        console.print("evaluation …")
-        evaluation = evaluation_seconds(asked)
-        console.print("COCO's metric …")
-        metric = metric_seconds(asked)
+        found = with_steps(asked, begun, keep=keep, mpirun=mpirun, scenes=scenes, console=console)
+        if found.all_reduces is None:
+            console.print("all-reduces …")
+            found = with_all_reduces(asked, found, mpirun=mpirun)
+            keep(found)
+        if found.evaluation_seconds is None:
+            console.print("evaluation …")
+            found = replace(found, evaluation_seconds=evaluation_seconds(asked))
+            keep(found)
+        if found.metric_seconds is None:
+            console.print("COCO's metric …")
+            found = replace(found, metric_seconds=metric_seconds(asked.data.evaluated_images))
+            keep(found)
+    return finished(asked, found, busy_cores=others.cores)
+
+
+def with_steps(
+    asked: WhatToMeasure,
+    begun: Unfinished,
+    *,
+    keep: Keep,
+    mpirun: Mpirun,
+    scenes: Path,
+    console: Console,
+) -> Unfinished:
+    """All jobs, of which some may have run."""
+    measured = measure_steps(
+        begun.measured,
+        Trained(asked.data.config, asked.job_overrides, rounds=asked.rounds),
+        mpirun=mpirun,
+        scenes=scenes,
+        console=console,
+        before=begun.jobs,
+        keep=lambda until_now: keep(with_jobs(begun, until_now)),
+    )
+    return with_jobs(begun, measured)
+
+
+def with_jobs(begun: Unfinished, measured: Sequence[Measured]) -> Unfinished:
+    """These jobs in the place of those before."""
+    jobs = [
+        JobsOfShape(shape=shape_of(one.combination), jobs=tuple(map(tuple, one.jobs)))
+        for one in measured
+    ]
+    return replace(begun, jobs=tuple(jobs))
+
+
+def with_all_reduces(asked: WhatToMeasure, begun: Unfinished, *, mpirun: Mpirun) -> Unfinished:
+    """Between ranks of this host; on one core there are none."""
+    if asked.cores < RANKS:
+        return replace(begun, all_reduces=(), all_reduces_over="one core")
+    found = measure_all_reduces(sizes=SIZES, ranks=RANKS, mpirun=mpirun)
+    return replace(begun, all_reduces=found.times, all_reduces_over=found.over)
+
+
+def finished(asked: WhatToMeasure, found: Unfinished, *, busy_cores: float) -> Measurements:
+    """What the planner keeps of a whole measurement.
+
+    `busy_cores`: that other work kept busy, while the last command measured.
+    """
+    assert found.all_reduces is not None
+    assert found.evaluation_seconds is not None and found.metric_seconds is not None
+    measured = [
+        Measured(combination=combination_of(one.shape), jobs=one.jobs) for one in found.jobs
+    ]
     return Measurements(
         **of_question(asked),
-        environment=environment(),
-        steps=tuple(step_time(one) for one in found),
-        added=tuple(added(found)),
-        all_reduces=tuple(all_reduces),
-        all_reduces_over=over,
-        backward_share=backward_share(found),
-        data_share=max(one.data_share for one in found),
-        evaluation_seconds=evaluation,
-        metric_seconds=metric,
-        busy_cores=others.cores,
+        command=found.command,
+        environment=found.environment,
+        shapes=found.shapes,
+        steps=tuple(step_time(one) for one in measured),
+        added=tuple(added(measured)),
+        all_reduces=found.all_reduces,
+        all_reduces_over=found.all_reduces_over,
+        backward_share=backward_share(measured),
+        data_share=max(one.data_share for one in measured),
+        evaluation_seconds=found.evaluation_seconds,
+        metric_seconds=found.metric_seconds,
+        busy_cores=busy_cores,
     )
 
 
 def of_question(asked: WhatToMeasure) -> dict[str, Any]:
-    """What of the measurements' file need not be measured."""
+    """What of the measurements' file need not be measured, as JSON has it."""
     config = asked.config
     gradients = gradient_bytes(asked)
     return {
-        "command": asked.command,
         "cores": asked.cores,
         "sockets": asked.sockets,
-        "shapes": asked.shapes,
-        "config": asked.config_name,
-        "overrides": asked.overrides,
+        "data": asked.data.name,
+        "config": asked.data.config,
+        "overrides": list(asked.overrides),
+        "images": asked.data.images,
+        "evaluated_images": asked.data.evaluated_images,
+        "batch_size": config.training.batch_size,
+        "every": config.evaluation.every,
         "image_size": config.data.image_size,
-        "classes": asked.classes,
+        "classes": asked.data.classes,
         "precision": config.engine.precision,
         "compress": config.distributed.compress,
         "gradient_bytes": gradients,
@@ -120,19 +207,31 @@ def of_question(asked: WhatToMeasure) -> dict[str, Any]:
     }
 
 
-def metric_seconds(asked: WhatToMeasure) -> float:
+def metric_seconds(images: int) -> float:
     """COCO's metric of the whole validation split, from a tenth of it."""
-    tenth = max(1, asked.evaluated_images // METRIC_SHARE)
+    tenth = max(1, images // METRIC_SHARE)
     seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND)["seconds"]
-    return seconds * asked.evaluated_images / tenth
+    return seconds * images / tenth
 
 
 def evaluation_seconds(asked: WhatToMeasure) -> float:
     """Of an image, of one thread."""
-    workload = Workload(
-        images=EVALUATION_IMAGES, image_size=asked.config.data.image_size, classes=asked.classes
+    config = asked.config
+    evaluation = Contestant(
+        name="evaluation",
+        about="from images to boxes, as train.py evaluates",
+        recipe=f"{RECIPES}.evaluation",
+        options={
+            "whose": "ours",
+            "norm": config.model.norm,
+            "precision": config.engine.precision,
+        },
+        environment=PINNED,
     )
-    worker = contestant_worker(EVALUATION, workload)
+    workload = Workload(
+        images=EVALUATION_IMAGES, image_size=config.data.image_size, classes=asked.data.classes
+    )
+    worker = contestant_worker(evaluation, workload)
     try:
         seconds = [worker.run().seconds for _ in range(EVALUATION_WARM_UP + EVALUATION_RUNS)]
     finally:
@@ -145,7 +244,7 @@ def gradient_bytes(asked: WhatToMeasure) -> int:
     from retinanet.preflight.model_bytes import model_bytes  # noqa: PLC0415 - loads torch
 
     config = asked.config
-    trained = model_bytes(config.model, config.training, num_classes=asked.classes).trained
+    trained = model_bytes(config.model, config.training, num_classes=asked.data.classes).trained
     return trained // 2 if config.distributed.compress == "bf16" else trained
 
 

@@ -10,7 +10,9 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from launch.tune.network import AllReduceTime
+from launch.tune.probed import Probes
 from launch.tune.step_time import Shape, StepTime
+from launch.tune.unfinished import Unfinished, is_unfinished
 from retinanet.kept_results import read_kept
 from retinanet.output_files import write_whole
 
@@ -26,6 +28,17 @@ class Added:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BetweenHosts:
+    """All-reduces between ranks on several hosts."""
+
+    hosts: tuple[str, ...] = Field(min_length=2)
+    """By name; a rank on each."""
+    all_reduces: tuple[AllReduceTime, ...] = Field(min_length=2)
+    over: str
+    """How many hosts, and which backend, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurements:
     """Of one host."""
 
@@ -38,9 +51,18 @@ class Measurements:
     sockets: int = Field(gt=0)
     shapes: tuple[Shape, ...] = Field(min_length=1)
     """That the host has the cores and the memory for."""
+    data: str
+    """As `--data` names it: `openimages`, or a configuration."""
     config: str
     overrides: tuple[str, ...]
     """What was trained, and what the winner's command trains."""
+    images: int = Field(gt=0)
+    """Of an epoch."""
+    evaluated_images: int = Field(gt=0)
+    batch_size: int = Field(gt=0)
+    """Images of a rank in a step that the configuration has."""
+    every: int = Field(gt=0)
+    """Epochs between two evaluations."""
     image_size: int
     """[pixels]"""
     classes: int
@@ -54,9 +76,9 @@ class Measurements:
     steps: tuple[StepTime, ...] = Field(min_length=2)
     added: tuple[Added, ...]
     all_reduces: tuple[AllReduceTime, ...]
-    """Between ranks of this host over its own sockets, or over the hosts that were named."""
+    """Between ranks of this host, over its own sockets."""
     all_reduces_over: str
-    """Which of these it was."""
+    """Which these were."""
     backward_share: float
     """Of a step."""
     data_share: float
@@ -67,13 +89,18 @@ class Measurements:
     """COCO's metric of the whole validation split, and its files."""
     busy_cores: float
     """That other work kept busy meanwhile."""
+    between_hosts: BetweenHosts | None = None
+    """None: was not measured."""
+    probes: Probes | None = None
+    """None: the epochs until the target are MLPerf's, or were not asked for yet."""
 
 
-SCHEMA = TypeAdapter(Measurements)
+FINISHED = TypeAdapter(Measurements)
+UNFINISHED = TypeAdapter(Unfinished)
 
 
-def write_measurements(file: Path, measured: Measurements) -> None:
-    """Write them as JSON.
+def write_measurements(file: Path, measured: Measurements | Unfinished) -> None:
+    """Write them as JSON, in place of an earlier state.
 
     Raises:
         InputError: The file cannot be written there.
@@ -81,15 +108,17 @@ def write_measurements(file: Path, measured: Measurements) -> None:
     write_whole(file, json.dumps(asdict(measured), indent=1, ensure_ascii=False) + "\n")
 
 
-def read_measurements(file: Path) -> Measurements:
+def read_measurements(file: Path) -> Measurements | Unfinished:
     """Read what `write_measurements` wrote.
 
     Raises:
         InputError: It is something else; names the file and the field.
     """
-    return read_kept(
+    schema: TypeAdapter[Any] = UNFINISHED if is_unfinished(file) else FINISHED
+    found: Measurements | Unfinished = read_kept(
         file,
-        SCHEMA,
+        schema,
         wrong="is nothing that `python -m launch tune --plan` wrote",
         advice="move it away, or give another name",
     )
+    return found

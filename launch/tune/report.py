@@ -52,7 +52,7 @@ def fit_words(fitted: Fitted) -> str:
 def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
     """Each measured all-reduce beside the model's."""
     table = Table(title="an all-reduce: measured, and by the model", title_justify="left")
-    for heading in ("ranks", "MB", "measured", "model"):
+    for heading in ("ranks", "MB", "measured", "model", "error"):
         table.add_column(heading, justify="right")
     for one in times:
         predicted = network.all_reduce_seconds(one.size, ranks=one.ranks)
@@ -61,6 +61,7 @@ def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
             f"{one.size / 1e6:.3g}",
             milliseconds(one.seconds),
             milliseconds(predicted),
+            f"{predicted / one.seconds - 1:+.1%}",
         )
     return table
 
@@ -120,13 +121,22 @@ def throughput(images_per_second: float) -> str:
 
 def time_words(hours: Estimate) -> str:
     """`12.3 h (11.0–14.2)`; short times in minutes, long ones in days."""
-    unit, name = 1.0, "h"
-    if hours.middle < SHORT:
-        unit, name = 1 / 60, "min"
-    elif hours.middle >= LONG:
-        unit, name = 24.0, "days"
+    unit, name = unit_of(hours.middle)
     low, middle, high = (one / unit for one in (hours.low, hours.middle, hours.high))
     return f"{middle:.1f} {name} ({low:.1f}–{high:.1f})"
+
+
+def duration_words(hours: float) -> str:
+    """`12.3 h`, `4.5 min`, `3.0 days`."""
+    unit, name = unit_of(hours)
+    return f"{hours / unit:.1f} {name}"
+
+
+def unit_of(hours: float) -> tuple[float, str]:
+    """In which a time is told: its length in hours, and its name."""
+    if hours < SHORT:
+        return 1 / 60, "min"
+    return (24.0, "days") if hours >= LONG else (1.0, "h")
 
 
 def turning_words(forecasts: Sequence[Forecast], winner: Forecast) -> list[str]:

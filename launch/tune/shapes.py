@@ -9,7 +9,8 @@ from launch.placement.share import CoreRequest
 from launch.tune.step_time import Shape
 
 BATCH_SIZES = (1, 2, 4)
-"""Images of a rank, measured and planned: more gain little, and make global batches large."""
+"""Images of a rank, measured and planned beside the configuration's own number: more gain little,
+and make global batches large."""
 
 
 def shapes_of_host(
@@ -39,9 +40,13 @@ def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tupl
     return sorted(dict.fromkeys([*alone, *chosen]))
 
 
-def with_batches(pairs: Sequence[tuple[int, int]]) -> list[Shape]:
-    """Every pair of ranks and threads with every one of `BATCH_SIZES`."""
+def with_batches(pairs: Sequence[tuple[int, int]], *, own: int) -> list[Shape]:
+    """Every pair of ranks and threads with every one of `BATCH_SIZES`, and `own` images of a rank.
+
+    `own`: the configuration's.
+    """
+    sizes = sorted({*BATCH_SIZES, own})
     return [
         Shape(ranks=ranks, threads=threads, batch_size=batch_size)
-        for (ranks, threads), batch_size in product(pairs, BATCH_SIZES)
+        for (ranks, threads), batch_size in product(pairs, sizes)
     ]

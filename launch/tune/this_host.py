@@ -21,8 +21,8 @@ from retinanet.errors import InputError
 MOST_PAIRS = 4
 """Ways to divide the host that are measured."""
 ROUNDS = 2
-SCENES = ("data.root=null", "data.scenes={train: 96, validation: 1}")
-"""Where there is no data set, what is drawn has to do."""
+SCENES = 96
+"""Drawn for the measured jobs, where there is no data set or where it is drawn itself."""
 MEMORY_SHARE = 0.9
 """Of what is free, that ranks may be estimated to take."""
 
@@ -38,20 +38,19 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> WhatToMea
     sockets = sockets_of(read_topology().restricted(allowance.cpus))
     pairs = shapes_of_host(sockets, quota=allowance.quota, request=core_request(config))
     fits = memory_check(config, classes=data.classes)
-    shapes = tuple(one for one in with_batches(pairs) if fits(one))
+    own = config.training.batch_size
+    shapes = tuple(one for one in with_batches(pairs, own=own) if fits(one))
     if not shapes:
         raise InputError("memory: not even one image fits; give a smaller data.image_size")
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
     return WhatToMeasure(
-        command=shlex.join(["python", "-m", "launch", "tune", *overrides]),
-        measured=[one for one in with_batches(chosen) if fits(one)],
+        command=shlex.join(["python", "-m", "launch", "tune", "--data", data.name, *overrides]),
+        measured=tuple(one for one in with_batches(chosen, own=own) if fits(one)),
         shapes=shapes,
-        config_name=data.config,
+        data=data,
         overrides=tuple(overrides),
         job_overrides=(*overrides, *drawn(config, classes=data.classes)),
         config=config,
-        classes=data.classes,
-        evaluated_images=data.evaluated_images,
         cores=count_cores(sockets),
         sockets=len(sockets),
         rounds=ROUNDS,
@@ -59,11 +58,22 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> WhatToMea
 
 
 def drawn(config: Config, *, classes: int) -> tuple[str, ...]:
-    """Settings that have scenes drawn where the data set is not there, with as many classes."""
-    root = config.data.root
-    if root is not None and root.exists():
+    """Settings that have few scenes drawn where they are drawn anyway, or there is no data set.
+
+    In place of a data set they have as many classes.
+    """
+    data = config.data
+    if data.scenes is not None:
+        return (few_scenes(min(SCENES, data.scenes.train)),)
+    if data.train_annotations is not None or (data.root is not None and data.root.exists()):
         return ()
-    return (*SCENES, f"model.num_classes={classes}", "data.class_indices=category_id")
+    alike = (f"model.num_classes={classes}", "data.class_indices=category_id")
+    return ("data.root=null", few_scenes(SCENES), *alike)
+
+
+def few_scenes(count: int) -> str:
+    """To train on; the measured jobs evaluate nothing."""
+    return f"data.scenes={{train: {count}, validation: 1}}"
 
 
 def memory_check(config: Config, *, classes: int) -> Callable[[Shape], bool]:

@@ -1,47 +1,84 @@
-"""What is trained until which target, and the epochs that it takes."""
+"""What is trained: MLPerf's part of OpenImages, or the data of any configuration."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from launch.tune.epochs import EpochsModel
-from launch.tune.reference_epochs import epochs_of_mlperf
-from retinanet.mlperf.reference_points import expectation, reference_points
-from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES, Rules
+from rich.console import Console
 
+from retinanet.config_file import load_config
+from retinanet.errors import InputError
+from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
+
+OPENIMAGES = "openimages"
+"""The data whose epochs MLPerf's points tell."""
 CLASSES = 264
 """Of MLPerf's part of OpenImages v6."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedData:
-    """A data set, and what is known of trainings on it."""
+    """A data set, and the configuration that trains on it."""
 
+    name: str
+    """As `--data` has it."""
     config: str
-    """The configuration that trains on it."""
     images: int
+    """Of an epoch."""
     evaluated_images: int
     classes: int
-    epochs: EpochsModel
-    settings: Callable[[int], list[str]]
-    """From a global batch size to the `section.field=value` that it asks for."""
 
 
-def openimages(rules: Rules) -> TrainedData:
-    """MLPerf's part of OpenImages v6, until mAP 0.34."""
+def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> TrainedData:
+    """The data of a name that `--data` may have.
 
-    def settings(batch_size: int) -> list[str]:
-        found = expectation(reference_points(rules), batch_size)
-        return [
-            f"training.learning_rate={found.learning_rate:.3g}",
-            f"training.warmup_epochs={found.warmup_epochs:g}",
-            f"training.warmup_factor={found.warmup_factor:g}",
-        ]
+    Args:
+        name: `openimages`, or a configuration: a path, or a name in `configs/`.
+        overrides: On top of the configuration.
+        console: Shows the progress of making an index, which annotations need once.
 
+    Raises:
+        InputError: The configuration is wrong, or its data is not there.
+    """
+    return openimages() if name == OPENIMAGES else configured(name, overrides, console=console)
+
+
+def openimages() -> TrainedData:
+    """MLPerf's part of OpenImages v6."""
     return TrainedData(
+        name=OPENIMAGES,
         config="openimages.yaml",
         images=TRAINING_IMAGES,
         evaluated_images=VALIDATION_IMAGES,
         classes=CLASSES,
-        epochs=epochs_of_mlperf(rules),
-        settings=settings,
+    )
+
+
+def configured(name: str, overrides: Sequence[str], *, console: Console) -> TrainedData:
+    """The data that a configuration names, or the scenes that it has drawn.
+
+    Raises:
+        InputError: The configuration is wrong, or its data is not there.
+    """
+    from retinanet.preflight.known_data import known_data  # noqa: PLC0415
+    from retinanet.training.run_data import open_run_data  # noqa: PLC0415 - loads torch
+
+    config = load_config(name, overrides)
+    parts = config.training.gradient_accumulation
+    if parts > 1:
+        raise InputError(
+            f"training.gradient_accumulation={parts}: the planner chooses the global batch; give "
+            "training.gradient_accumulation=1"
+        )
+    if config.data.scenes is not None:
+        known = known_data(config)
+        assert known.num_classes is not None
+        classes, images = known.num_classes, config.data.scenes.train
+        evaluated = config.data.scenes.validation
+    else:
+        data = open_run_data(config, scenes_folder=Path(), console=console)
+        classes, images = data.classes.num_classes, len(data.train)
+        evaluated = len(data.validation)
+    return TrainedData(
+        name=name, config=name, images=images, evaluated_images=evaluated, classes=classes
     )

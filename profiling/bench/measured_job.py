@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class MeasuredJob:
     """Whether each counted step is followed by one whose gradients stay with their rank."""
     scenes: Path
     """Folder for drawn scenes."""
+    own_model: bool = False
+    """Whether the configuration's model trains, and not MLPerf's."""
 
     @property
     def all_steps(self) -> int:
@@ -56,9 +58,10 @@ class MeasuredJob:
     def command(self) -> list[str]:
         """What each rank runs."""
         numbers = ["--warm-up", str(self.warm_up), "--steps", str(self.steps)]
-        alternate = ["--alternate"] if self.alternate else []
+        flags = ["--alternate"] if self.alternate else []
+        flags += ["--own-model"] if self.own_model else []
         program = [sys.executable, "-m", "profiling.bench.measured_rank", "--config", self.config]
-        return [*program, *numbers, *alternate, "--scenes", str(self.scenes), *self.overrides]
+        return [*program, *numbers, *flags, "--scenes", str(self.scenes), *self.overrides]
 
 
 def measure_ranks(
@@ -138,10 +141,13 @@ def messages_of(
 
 
 @contextmanager
-def running(words: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def running(
+    words: Sequence[str], environment: dict[str, str], *, patience_s: float = SECONDS_TO_END
+) -> Iterator[subprocess.Popen[str]]:
     """A command while the context lasts; Ctrl-C and SIGTERM end it before they end this process.
 
-    It has a process group of its own: a terminal's Ctrl-C would else reach it as well.
+    It has a process group of its own: a terminal's Ctrl-C would else reach it as well. It is killed
+    when it takes longer than `patience_s` to end, or at a second Ctrl-C.
     """
 
     def interrupt(number: int, frame: object) -> None:
@@ -161,18 +167,19 @@ def running(words: Sequence[str], environment: dict[str, str]) -> Iterator[subpr
         try:
             yield process
         finally:
-            end(process)
+            end(process, patience_s=patience_s)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Have an mpirun that still runs end its ranks and itself."""
+def end(process: subprocess.Popen[str], *, patience_s: float) -> None:
+    """Have a command that still runs, such as mpirun, end its ranks and itself."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+        finally:
             process.kill()
             process.wait()
     if process.stdout is not None:

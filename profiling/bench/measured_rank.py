@@ -1,8 +1,9 @@
 """A rank that times a few training steps: `python -m profiling.bench.measured_rank`, under mpirun.
 
-It takes its place as a rank of train.py does, on the same cores, and trains MLPerf's model with
-weights from random numbers on the configuration's data. Rank 0 prints a line of JSON after every
-step, and one with what all ranks measured at the end; see `profiling.bench.measured_job`.
+It takes its place as a rank of train.py does, on the same cores, and trains MLPerf's model, or with
+`--own-model` the configuration's, with weights from random numbers on the configuration's data.
+Rank 0 prints a line of JSON after every step, and one with what all ranks measured at the end; see
+`profiling.bench.measured_job`.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from launch.place import Place
 from launch.ranks import read_ranks
 from profiling.bench.measured_job import MARK
 from retinanet.command_line import add_overrides, positive, run_command
-from retinanet.config import Config
+from retinanet.config import Config, ModelConfig
 from retinanet.config_file import load_config
 from retinanet.configured_place import place_on_host
 from retinanet.exit_codes import FINISHED
@@ -34,7 +35,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """`config`, `overrides`, `warm_up`, `steps`, `alternate`, `scenes`."""
+    """`config`, `overrides`, `warm_up`, `steps`, `alternate`, `own_model`, `scenes`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="demo.yaml", metavar="NAME")
     add_overrides(parser)
@@ -44,6 +45,9 @@ def parse_arguments() -> argparse.Namespace:
         "--alternate",
         action="store_true",
         help="after each counted step, one whose gradients stay with their rank",
+    )
+    parser.add_argument(
+        "--own-model", action="store_true", help="the configuration's model, not MLPerf's"
     )
     parser.add_argument(
         "--scenes", type=Path, required=True, metavar="FOLDER", help="drawn scenes go here"
@@ -68,7 +72,10 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place)
     from retinanet.training.rank_batches import settle_batches
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
-        loading, prepared = open_training(config, arguments.scenes, group=group, place=place)
+        settings = config.model if arguments.own_model else ModelConfig()
+        loading, prepared = open_training(
+            config, arguments.scenes, model_settings=settings, group=group, place=place
+        )
         local_ranks = place.ranks.local_size
         batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
         loading.batches.split = batches.images

@@ -26,9 +26,21 @@ RATE = 1e-6
 
 
 def open_training(
-    config: Config, scenes: Path, *, group: ProcessGroup, place: Place
+    config: Config,
+    scenes: Path,
+    *,
+    model_settings: ModelConfig,
+    group: ProcessGroup,
+    place: Place,
 ) -> tuple[Loading, PreparedTraining]:
-    """The data, then the model: MLPerf's, frozen as its recipe has it.
+    """The data, then the model with weights from random numbers.
+
+    Args:
+        config: Everything but the model.
+        scenes: Folder for drawn scenes.
+        model_settings: The model's; MLPerf's recipe has `ModelConfig()`.
+        group: The ranks.
+        place: Of this one.
 
     Raises:
         InputError: The data is not there, or not what the configuration says.
@@ -47,8 +59,9 @@ def open_training(
         ranks=group.size,
     )
     num_classes = data.classes.num_classes
-    model = build_model(ModelConfig(), num_classes=num_classes, weights=None)
-    model.load_state_dict(make_weights(Workload(classes=num_classes)))
+    model = build_model(model_settings, num_classes=num_classes, weights=None)
+    if model_settings.norm == "frozen":
+        model.load_state_dict(make_weights(Workload(classes=num_classes)))
     engine = chosen_engine(config.engine.name)
     prepared = prepare_training(
         model,

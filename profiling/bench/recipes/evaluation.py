@@ -1,5 +1,7 @@
 """A whole evaluation step: a batch of images in, boxes out."""
 
+from typing import Literal
+
 import torch
 
 from data.transforms import normalize
@@ -14,15 +16,26 @@ from retinanet.evaluation.detect import detect_batch
 from retinanet.training.start import build_model
 
 
-def prepare(workload: Workload, *, whose: str) -> Prepared:
-    """`whose`: "ours" or "torchvision". The details count the boxes that were found."""
+def prepare(
+    workload: Workload,
+    *,
+    whose: str,
+    norm: Literal["frozen", "batch"] = "frozen",
+    precision: str = "bf16",
+) -> Prepared:
+    """`whose`: "ours" or "torchvision". The details count the boxes that were found.
+
+    `norm`, `precision`: as in a configuration, of ours.
+    """
     batch = make_batch(workload)
     weights = make_detecting_weights(workload, normalize(batch.images))
     if whose == "torchvision":
         return torchvisions(workload, list(batch.images.contiguous() / 255), weights)
-    model = build_model(ModelConfig(), num_classes=workload.classes, weights=None).eval()
-    model.load_state_dict(weights)
-    forward = torch_forward(model, precision="bf16")
+    settings = ModelConfig(norm=norm)
+    model = build_model(settings, num_classes=workload.classes, weights=None).eval()
+    # Norms that train also count the batches they have seen, which frozen ones do not.
+    model.load_state_dict(weights, strict=norm == "frozen")
+    forward = torch_forward(model, precision=precision)
 
     def run() -> dict[str, float]:
         found = detect_batch(model, batch.images, forward=forward)

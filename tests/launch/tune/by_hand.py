@@ -3,6 +3,7 @@
 from launch.tune.forecast import Exchange, HostModel, Workload
 from launch.tune.measurements import Added, Measurements
 from launch.tune.network import AllReduceTime, Network
+from launch.tune.probed import Evaluated, Probed, Probes, RateRule
 from launch.tune.step_time import Shape, StepTime, StepTimeModel
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
@@ -30,6 +31,32 @@ SHAPES = tuple(
 )
 
 
+def probed(*, batch_size: int, seed: int, epochs_to_030: float) -> Probed:
+    """A run whose mAP grows evenly, through 0.3 after so many epochs, for ten of them."""
+    evaluations = tuple(
+        Evaluated(epoch=epoch, score=min(1.0, 0.3 * epoch / epochs_to_030))
+        for epoch in range(1, 11)
+    )
+    return Probed(
+        batch_size=batch_size, seed=seed, evaluations=evaluations, is_over=True, seconds=60.0
+    )
+
+
+def probes() -> Probes:
+    """Of three batch sizes: half an epoch more or less than 1.5, 2.5 and 4.5."""
+    return Probes(
+        target_map=0.3,
+        batch_sizes=(8, 16, 32),
+        seeds=2,
+        rule=RateRule(rate=3e-4, batch_size=8, is_linear=False),
+        runs=tuple(
+            probed(batch_size=size, seed=seed, epochs_to_030=epochs + seed - 0.5)
+            for seed in (0, 1)
+            for size, epochs in ((8, 1.5), (16, 2.5), (32, 4.5))
+        ),
+    )
+
+
 def measurements() -> Measurements:
     """Of a host with two sockets that behaves as `STEP` says."""
     return Measurements(
@@ -38,8 +65,13 @@ def measurements() -> Measurements:
         cores=56,
         sockets=2,
         shapes=SHAPES,
+        data="openimages",
         config="openimages.yaml",
         overrides=(),
+        images=TRAINING_IMAGES,
+        evaluated_images=VALIDATION_IMAGES,
+        batch_size=8,
+        every=1,
         image_size=800,
         classes=264,
         precision="bf16",

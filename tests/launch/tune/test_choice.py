@@ -4,18 +4,16 @@ import pytest
 
 from launch.tune.answer import Answer, answer
 from launch.tune.choice import Wish, why_it_loses
-from launch.tune.trained_data import openimages
+from launch.tune.reference_epochs import epochs_of_mlperf
 from retinanet.errors import InputError
 from retinanet.mlperf.rules import NEWEST
 from tests.launch.tune.by_hand import NETWORK, measurements
 
-DATA = openimages(NEWEST)
+EPOCHS = epochs_of_mlperf(NEWEST)
 
 
 def asked(*, hosts: int = 256, wish: Wish = Wish()) -> Answer:  # noqa: B008 - frozen
-    return answer(
-        measurements(), DATA, hosts=hosts, network=NETWORK, wish=wish, batch_size=8, every=1
-    )
+    return answer(measurements(), EPOCHS, hosts=hosts, network=NETWORK, wish=wish)
 
 
 def test_without_limits_the_soonest_is_taken() -> None:

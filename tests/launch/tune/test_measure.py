@@ -57,7 +57,8 @@ def test_job_that_fails_is_told_with_its_status(tmp_path: Path) -> None:
 
 @pytest.mark.whole_machine
 def test_larger_all_reduces_take_longer() -> None:
-    times, over = measure_all_reduces(sizes=(2**12, 2**25), ranks=2, mpirun=choose_mpirun(MPIRUN))
+    found = measure_all_reduces(sizes=(2**12, 2**25), ranks=2, mpirun=choose_mpirun(MPIRUN))
+    times = found.times
     assert [(one.ranks, one.size) for one in times] == [(2, 2**12), (2, 2**25)]
     assert 0 < times[0].seconds < times[1].seconds
-    assert over == "measured over sockets of one host, gloo"
+    assert found.over == "measured over sockets of one host, gloo"

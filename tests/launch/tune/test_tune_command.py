@@ -1,6 +1,9 @@
 """`python -m launch tune` as it is typed, with what was measured before."""
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ from launch.__main__ import main
 from launch.tune.measurements import write_measurements
 from retinanet.command_line import run_command
 from retinanet.exit_codes import BAD_INPUT
-from tests.launch.tune.by_hand import measurements
+from tests.launch.ranks import REPOSITORY
+from tests.launch.tune.by_hand import measurements, probes
 
 NETWORK = ("--network", "24Gbit/s,20us")
 
@@ -32,7 +36,7 @@ def test_answer_names_the_choice_its_command_and_why_not_the_obvious(
     assert tune(monkeypatch, "--plan", plan, "--hosts", "256", *NETWORK) == 0
     output = capsys.readouterr().out
     assert "largest error of 4 predicted: 0.0%" in output
-    assert "\ntake " in output and "\nnot 256 hosts × 2 ranks × 28 threads, 2 images" in output
+    assert "\ntake " in output and "\nnot 256 hosts × 2 ranks × 28 threads, 8 images" in output
     assert "command: python -m launch run --np" in output and "training.learning_rate=" in output
 
 
@@ -55,6 +59,10 @@ def test_files_that_are_asked_for_are_written(
         (("--hosts", "4"), "--hosts 4: the network between them is not known; give --network"),
         (("data.image_size=64",), "was measured with no overrides"),
         (("--deadline", "0.01"), "--deadline 0.01: the soonest"),
+        (("--data", "demo.yaml"), "was measured with --data openimages; leave --data out"),
+        (("--probe", "8,16"), "--probe: the epochs of openimages are MLPerf's"),
+        (("--measure-hosts", "a"), "--measure-hosts a: a network joins two hosts or more"),
+        (("--hostfile", "none"), "--hostfile: none: No such file"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line(
@@ -77,3 +85,100 @@ def test_another_file_is_not_taken_for_a_plan(
     assert tune(monkeypatch, "--plan", file) == BAD_INPUT
     assert "is nothing that" in capsys.readouterr().err
     assert file.read_text() == "{}"
+
+
+@pytest.fixture
+def probed(tmp_path: Path) -> Path:
+    """A plan of drawn scenes, with probe runs."""
+    file = tmp_path / "demo.json"
+    small = ("data.image_size=96",)
+    demo = replace(measurements(), data="demo.yaml", config="demo.yaml", overrides=small)
+    write_measurements(file, replace(demo, images=1000, evaluated_images=150, probes=probes()))
+    return file
+
+
+def test_probed_plan_answers_with_its_own_data_epochs_and_learning_rate(
+    probed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(monkeypatch, "--plan", probed, "--hosts", "8", *NETWORK) == 0
+    output = capsys.readouterr().out
+    assert "\nuntil mAP 0.3 " in output
+    assert "epochs until mAP 0.3: 6 probe runs of demo.yaml (8, 16 and 32 images a step" in output
+    command = output.splitlines()[-1]
+    assert "--config demo.yaml" in command and command.count("data.image_size=96") == 1
+    assert "training.target_map=0.3" in command and "training.warmup" not in command
+    ranks = int(words_after(command, "--np"))
+    batch = ranks * int(words_after(command, "training.batch_size="))
+    rate = float(words_after(command, "training.learning_rate="))
+    assert rate == pytest.approx(3e-4 * (batch / 8) ** 0.5, rel=0.01)
+
+
+def words_after(command: str, option: str) -> str:
+    return command.partition(option)[2].split()[0]
+
+
+def test_lower_target_is_another_question_of_the_same_runs(
+    probed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--plan", probed, "--probe-target", "0.15")
+    assert tune(monkeypatch, *words) == 0
+    assert "\nuntil mAP 0.15 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--data", "demo.yaml"), "--data demo.yaml: its probe runs take long"),
+        (("--data", "dem.yaml", "--plan", "new.json"), "--data dem.yaml: nobody knows its epochs"),
+        (
+            ("--data", "dem.yaml", "--plan", "new.json", "--probe", "8,16"),
+            "dem.yaml: no such configuration file; did you mean demo.yaml?",
+        ),
+        (
+            ("--data", "coco.yaml", "--plan", "new.json", "--probe", "8,16"),
+            "--probe-target: is missing, and coco.yaml has no training.target_map",
+        ),
+        (
+            (
+                *("--data", "demo.yaml", "--plan", "new.json", "--probe", "8,16"),
+                "training.gradient_accumulation=2",
+            ),
+            "training.gradient_accumulation=2: the planner chooses the global batch",
+        ),
+    ],
+)
+def test_what_probe_runs_lack_is_told_before_anything_runs(
+    words: tuple[str, ...],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tune(monkeypatch, *words) == BAD_INPUT
+    message = capsys.readouterr().err
+    assert error in message and message.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sizes", ["8", "8,8", "0,8", "8,x"])
+def test_probes_need_two_batch_sizes(
+    sizes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tune(monkeypatch, "--probe", sizes)
+    assert ended.value.code == BAD_INPUT
+    assert "argument --probe: expected" in capsys.readouterr().err
+
+
+def test_answer_from_a_file_loads_no_torch(probed: Path) -> None:
+    program = f"""
+import sys
+sys.argv = ["launch", "tune", "--plan", {str(probed)!r}]
+from launch.__main__ import main
+main()
+sys.exit("torch" in sys.modules)
+"""
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL
+    )
