@@ -40,7 +40,9 @@ def gathered(asked: Question, *, console: Console) -> Measurements:
         require_same_question(asked, kept, plan)
     hosts = named_hosts(asked.measure_hosts, asked.hostfile)
     require_network(asked, kept, hosts)
-    name = asked.data or (data_of(kept) if kept is not None else OPENIMAGES)
+    if kept is not None:  # what the command line leaves out is as it was
+        asked = replace(asked, data=kept.data, overrides=list(kept.overrides))
+    name = asked.data or OPENIMAGES
     probes = probes_of(asked, kept, name=name)
     if isinstance(kept, Measurements):
         console.print(f"measured before: {plan}, {kept.environment['cpu']}", soft_wrap=True)
@@ -51,27 +53,21 @@ def gathered(asked: Question, *, console: Console) -> Measurements:
     return measured if probes is None else with_probes(asked, measured, probes, console=console)
 
 
-def data_of(kept: Measurements | Unfinished) -> str:
-    """As `--data` named it."""
-    return kept.data if isinstance(kept, Measurements) else str(kept.question["data"])
-
-
 def require_same_question(asked: Question, kept: Measurements | Unfinished, plan: Path) -> None:
     """Refuse a plan of another training.
 
     Raises:
         InputError: Names what it was measured with.
     """
-    data = data_of(kept)
-    if asked.data not in (None, data):
+    if asked.data not in (None, kept.data):
         raise InputError(
-            f"{plan}: was measured with --data {data}; leave --data out, or give another --plan"
+            f"{plan}: was measured with --data {kept.data}; leave --data out, or give another "
+            "--plan"
         )
-    overrides = kept.overrides if isinstance(kept, Measurements) else ()
-    if asked.overrides and isinstance(kept, Measurements) and tuple(asked.overrides) != overrides:
+    if asked.overrides and tuple(asked.overrides) != kept.overrides:
         raise InputError(
-            f"{plan}: was measured with {shlex.join(overrides) or 'no overrides'}; leave them out, "
-            "or give another --plan"
+            f"{plan}: was measured with {shlex.join(kept.overrides) or 'no overrides'}; leave them "
+            "out, or give another --plan"
         )
 
 
@@ -112,10 +108,8 @@ def probes_of(
             f"--data {name}: its probe runs take long and are kept beside the plan; give --plan "
             "FILE"
         )
-    overrides, before = asked.overrides, None
-    if isinstance(kept, Measurements):
-        overrides, before = list(kept.overrides), kept.probes
-    return wanted_probes(asked, name=name, overrides=overrides, kept=before)
+    before = kept.probes if isinstance(kept, Measurements) else None
+    return wanted_probes(asked, name=name, kept=before)
 
 
 def measured_here(

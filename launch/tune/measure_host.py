@@ -76,8 +76,9 @@ def fresh(asked: WhatToMeasure) -> Unfinished:
     return Unfinished(
         command=asked.command,
         environment=environment(),
-        question=of_question(asked)
-        | {"rounds": asked.rounds, "measured with": list(asked.job_overrides)},
+        data=asked.data.name,
+        overrides=asked.overrides,
+        question=of_question(asked) | {"rounds": asked.rounds, "jobs": list(asked.job_overrides)},
         measured=asked.measured,
         shapes=asked.shapes,
     )

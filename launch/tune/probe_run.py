@@ -55,7 +55,7 @@ def run_probe(
     from retinanet.training.metrics import read_metrics  # noqa: PLC0415 - loads torch
 
     name = f"batch-{batch_size}-seed-{seed}"
-    words = training_words(training, probes, batch_size=batch_size, seed=seed, name=name)
+    words = probe_words(training, probes, batch_size=batch_size, seed=seed, name=name)
     began = time.monotonic()
     run_training(words, say=say)
     evaluations = evaluations_in(read_metrics(training.folder / name / "metrics.jsonl"))
@@ -68,7 +68,7 @@ def run_probe(
     )
 
 
-def training_words(
+def probe_words(
     training: ProbedTraining, probes: Probes, *, batch_size: int, seed: int, name: str
 ) -> list[str]:
     """The command; on few cores a large batch is made of small ones, one after another."""

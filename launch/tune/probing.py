@@ -1,7 +1,7 @@
 """The probe runs that a plan still lacks: which, how long they take, one after another."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,22 +26,19 @@ SEEDS = 2
 """Of each batch size: the least that show a spread."""
 
 
-def wanted_probes(
-    asked: Question, *, name: str, overrides: Sequence[str], kept: Probes | None
-) -> Probes:
+def wanted_probes(asked: Question, *, name: str, kept: Probes | None) -> Probes:
     """What there is to know in the end, with the runs that are there.
 
     Args:
         asked: The command line; what it leaves open is as it was kept, or as configured.
         name: Of the configuration.
-        overrides: On top of it.
         kept: Of earlier commands.
 
     Raises:
         InputError: There are no batch sizes, or no target.
     """
     if kept is None:
-        return first_probes(asked, name=name, overrides=overrides)
+        return first_probes(asked, name=name)
     return replace(
         kept,
         target_map=asked.probe_target or kept.target_map,
@@ -50,7 +47,7 @@ def wanted_probes(
     )
 
 
-def first_probes(asked: Question, *, name: str, overrides: Sequence[str]) -> Probes:
+def first_probes(asked: Question, *, name: str) -> Probes:
     """Those of a plan that has none.
 
     Raises:
@@ -61,7 +58,7 @@ def first_probes(asked: Question, *, name: str, overrides: Sequence[str]) -> Pro
             f"--data {name}: nobody knows its epochs yet; give --probe 8,16,32, the global batch "
             "sizes to train with until --probe-target"
         )
-    training = load_config(name, overrides).training
+    training = load_config(name, asked.overrides).training
     target = asked.probe_target or training.target_map
     if target is None:
         raise InputError(

@@ -32,8 +32,12 @@ class Unfinished:
     command: str
     environment: Mapping[str, Any]
     """Processor, cores, packages."""
+    data: str
+    """As `--data` names it."""
+    overrides: tuple[str, ...]
+    """On top of its configuration."""
     question: Mapping[str, Any]
-    """All that the numbers depend on, but for the machine."""
+    """All else that the numbers depend on, but for the machine."""
     measured: tuple[Shape, ...]
     """What there is to measure."""
     shapes: tuple[Shape, ...]

@@ -59,7 +59,7 @@ def test_measurement_goes_on_where_ctrl_c_has_stopped_it_and_only_there(tmp_path
 
     other = ended(start("--plan", plan, "data.image_size=96"))
     assert other.code == BAD_INPUT and other.errors.count("\n") == 1
-    assert f"error: {plan}: its measurement was begun with overrides " in other.errors
+    assert f"error: {plan}: was measured with data.image_size=64 " in other.errors
 
     content = json.loads(plan.read_text())
     content["environment"]["cpu"] = "another"

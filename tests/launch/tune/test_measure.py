@@ -7,7 +7,10 @@ from rich.console import Console
 
 from launch.start.mpirun import choose_mpirun
 from launch.tune.measure import Trained, added, measure_steps, step_time
+from launch.tune.measure_host import evaluation_seconds
 from launch.tune.step_time import Shape
+from launch.tune.this_host import what_to_measure
+from launch.tune.trained_data import TrainedData
 from profiling.bench.all_reduce_job import measure_all_reduces
 from profiling.bench.measured_job import JobFailedError
 from tests.fast_precision import FAST_PRECISION
@@ -62,3 +65,11 @@ def test_larger_all_reduces_take_longer() -> None:
     assert [(one.ranks, one.size) for one in times] == [(2, 2**12), (2, 2**25)]
     assert 0 < times[0].seconds < times[1].seconds
     assert found.over == "measured over sockets of one host, gloo"
+
+
+def test_evaluation_is_that_of_the_configurations_own_model() -> None:
+    overrides = ("model.norm=batch", *SMALL)
+    data = TrainedData(
+        name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
+    )
+    assert 0 < evaluation_seconds(what_to_measure(data, overrides=overrides)) < 60
