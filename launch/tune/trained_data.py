@@ -1,5 +1,6 @@
 """What is trained: MLPerf's part of OpenImages, or the data of any configuration."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,6 @@ def configured(name: str, overrides: Sequence[str], *, console: Console) -> Trai
     Raises:
         InputError: The configuration is wrong, or its data is not there.
     """
-    from retinanet.preflight.known_data import known_data  # noqa: PLC0415
     from retinanet.training.run_data import open_run_data  # noqa: PLC0415 - loads torch
 
     config = load_config(name, overrides)
@@ -70,15 +70,12 @@ def configured(name: str, overrides: Sequence[str], *, console: Console) -> Trai
             f"training.gradient_accumulation={parts}: the planner chooses the global batch; give "
             "training.gradient_accumulation=1"
         )
-    if config.data.scenes is not None:
-        known = known_data(config)
-        assert known.num_classes is not None
-        classes, images = known.num_classes, config.data.scenes.train
-        evaluated = config.data.scenes.validation
-    else:
-        data = open_run_data(config, scenes_folder=Path(), console=console)
-        classes, images = data.classes.num_classes, len(data.train)
-        evaluated = len(data.validation)
-    return TrainedData(
-        name=name, config=name, images=images, evaluated_images=evaluated, classes=classes
-    )
+    with tempfile.TemporaryDirectory(prefix="tune-") as folder:
+        data = open_run_data(config, scenes_folder=Path(folder, "scenes"), console=console)
+        return TrainedData(
+            name=name,
+            config=name,
+            images=len(data.train),
+            evaluated_images=len(data.validation),
+            classes=data.classes.num_classes,
+        )
