@@ -95,13 +95,18 @@ def probes_of(
     Raises:
         InputError: Options of probes do not fit the data, or lack.
     """
-    options = (asked.probe, asked.probe_target, asked.probe_seeds)
+    options = {
+        "--probe": asked.probe,
+        "--probe-target": asked.probe_target,
+        "--probe-seeds": asked.probe_seeds,
+    }
+    given = [option for option, value in options.items() if value is not None]
+    if name == OPENIMAGES and given:
+        raise InputError(
+            f"{given[0]}: the epochs of openimages are MLPerf's; leave it out, or give --data with "
+            "a configuration, such as openimages.yaml"
+        )
     if name == OPENIMAGES:
-        if any(option is not None for option in options):
-            raise InputError(
-                "--probe: the epochs of openimages are MLPerf's; leave it out, or give --data "
-                "with a configuration, such as openimages.yaml"
-            )
         return None
     if asked.plan is None:
         raise InputError(

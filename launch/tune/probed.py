@@ -5,7 +5,6 @@ global batch size from several seeds, and the evaluations of these runs are kept
 """
 
 import math
-from collections.abc import Sequence
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -166,13 +165,4 @@ def require_reached(probes: Probes) -> None:
 def source_words(probes: Probes, *, config: str) -> str:
     """Which trainings, and the learning rates that they had."""
     seeds = "1 seed" if probes.seeds == 1 else f"{probes.seeds} seeds each"
-    return (
-        f"{len(probes.wanted)} probe runs of {config} ({listed(probes.batch_sizes)} images a step, "
-        f"{seeds}; {probes.rule.words})"
-    )
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """`8, 16 and 32`."""
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{len(probes.wanted)} probe runs of {config} ({seeds}; {probes.rule.words})"

@@ -13,6 +13,7 @@ from launch.tune.forecast import Forecast
 from launch.tune.network import AllReduceTime, Network
 
 OTHERS_SHOWN = 8
+BATCHES_NAMED = 4
 SHORT, LONG = 2.0, 48.0
 """Times that are better told in minutes, and in days. [hours]"""
 
@@ -157,8 +158,15 @@ def turning_words(forecasts: Sequence[Forecast], winner: Forecast) -> list[str]:
 
 def epochs_words(model: EpochsModel) -> str:
     """What the epochs rest on."""
-    first, last = model.batch_sizes[0], model.batch_sizes[-1]
     return (
-        f"epochs until {model.target}: {model.source}, global batches of {first:,} to {last:,}; "
-        "below, those of the smallest; beyond (*), the last line goes on"
+        f"epochs until {model.target}: {model.source}, global batches of "
+        f"{batches_words(model.batch_sizes)}; below, those of the smallest; beyond (*), the last "
+        "line goes on"
     )
+
+
+def batches_words(sizes: Sequence[int]) -> str:
+    """`8, 16, 32`; of more than a few the first and the last."""
+    if len(sizes) > BATCHES_NAMED:
+        return f"{sizes[0]:,} to {sizes[-1]:,}"
+    return ", ".join(f"{size:,}" for size in sizes)

@@ -36,10 +36,10 @@ def test_between_two_probed_batches_epochs_lie_on_a_line_and_beyond_it_goes_on()
     assert middle == pytest.approx([1.5, 1.5, 2.0, 2.5, 4.5, 8.5])
 
 
-def test_source_names_batches_seeds_and_the_rule_of_the_learning_rate() -> None:
+def test_source_names_seeds_and_the_rule_of_the_learning_rate() -> None:
     assert epochs_of_probes(probes(), config="demo.yaml").source == (
-        "6 probe runs of demo.yaml (8, 16 and 32 images a step, 2 seeds each; learning rate 0.0003 "
-        "at 8, by the square root of the batch)"
+        "6 probe runs of demo.yaml (2 seeds each; learning rate 0.0003 at 8, by the square root of "
+        "the batch)"
     )
 
 

@@ -61,6 +61,7 @@ def test_files_that_are_asked_for_are_written(
         (("--deadline", "0.01"), "--deadline 0.01: the soonest"),
         (("--data", "demo.yaml"), "was measured with --data openimages; leave --data out"),
         (("--probe", "8,16"), "--probe: the epochs of openimages are MLPerf's"),
+        (("--probe-target", "0.3"), "--probe-target: the epochs of openimages are MLPerf's"),
         (("--measure-hosts", "a"), "--measure-hosts a: a network joins two hosts or more"),
         (("--hostfile", "none"), "--hostfile: none: No such file"),
     ],
@@ -103,7 +104,8 @@ def test_probed_plan_answers_with_its_own_data_epochs_and_learning_rate(
     assert tune(monkeypatch, "--plan", probed, "--hosts", "8", *NETWORK) == 0
     output = capsys.readouterr().out
     assert "\nuntil mAP 0.3 " in output
-    assert "epochs until mAP 0.3: 6 probe runs of demo.yaml (8, 16 and 32 images a step" in output
+    assert "epochs until mAP 0.3: 6 probe runs of demo.yaml (2 seeds each; learning rate" in output
+    assert "by the square root of the batch), global batches of 8, 16, 32; below" in output
     command = output.splitlines()[-1]
     assert "--config demo.yaml" in command and command.count("data.image_size=96") == 1
     assert "training.target_map=0.3" in command and "training.warmup" not in command
