@@ -150,7 +150,7 @@ def put_out(
         write_whole(asked.chart, landscape(found.forecasts, found.winner, title=title))
         console.print(f"chart: {asked.chart}", soft_wrap=True)
     if asked.json_file is not None:
-        content = json.dumps(answer_json(found), indent=1, ensure_ascii=False)
+        content = json.dumps(answer_json(found, convergence.epochs), indent=1, ensure_ascii=False)
         write_whole(asked.json_file, content)
 
 
@@ -161,9 +161,10 @@ def words_of_winner(found: Answer, measured: Measurements, convergence: Converge
     return training_words(winner, config=measured.config, settings=settings)
 
 
-def answer_json(found: Answer) -> dict[str, object]:
+def answer_json(found: Answer, epochs: EpochsModel) -> dict[str, object]:
     """Everything, as programs read it."""
     return {
+        "epochs": asdict(epochs),
         "model": asdict(found.fitted.model),
         "largest_error": found.fitted.largest_error,
         "network": asdict(found.network),

@@ -69,7 +69,7 @@ def test_measurement_goes_on_where_ctrl_c_has_stopped_it_and_only_there(tmp_path
     assert elsewhere.code == BAD_INPUT and elsewhere.errors.count("\n") == 1
     assert f"{moved}: its measurement was begun with cpu another, here it is " in elsewhere.errors
 
-    done = ended(start("--plan", plan, *SMALL))
+    done = ended(start("--plan", plan, *SMALL), timeout=300)
     assert done.code == FINISHED, done.errors
     assert f"going on: {plan}, {begun.done} of 6 jobs" in done.output
     assert "\ntake 1 host × 1 rank × 1 thread" in done.output

@@ -51,6 +51,7 @@ def test_files_that_are_asked_for_are_written(
     hosts = content["winner"]["allocation"]["hosts"]
     assert f"--nodes={hosts}\n" in slurm.read_text()
     assert content["ranking"][0] == content["winner"]
+    assert content["epochs"]["target"] == "mAP 0.34"
 
 
 @pytest.mark.parametrize(
