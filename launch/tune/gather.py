@@ -114,6 +114,12 @@ def probes_of(
             "FILE"
         )
     before = kept.probes if isinstance(kept, Measurements) else None
+    folder = probes_folder(asked.plan)
+    if before is None and folder.exists():  # they may be of other settings
+        raise InputError(
+            f"{folder}: has probe runs that {asked.plan} knows nothing of; move them away, or give "
+            "another --plan"
+        )
     return wanted_probes(asked, name=name, kept=before)
 
 

@@ -113,7 +113,7 @@ def run_probes(
         folder=folder,
     )
     missing, total = probes.missing, len(probes.wanted)
-    most = longest_hours(measured, batch_size=config.training.batch_size, config=config)
+    most = longest_hours(measured, config)
 
     def say(line: str) -> None:
         console.print(line, soft_wrap=True)
@@ -146,8 +146,9 @@ def outcome_words(one: Probed, target: float) -> str:
     return f"{one.name}: {epochs:.2f} epochs to mAP {target:g} ({took})"
 
 
-def longest_hours(measured: Measurements, *, batch_size: int, config: Config) -> float:
+def longest_hours(measured: Measurements, config: Config) -> float:
     """Of a probe run that trains all its epochs, by the measured steps: one rank on this host."""
+    batch_size = config.training.batch_size
     threads = max(one.threads for one in measured.shapes if one.ranks == 1)
     host = host_model(
         measured,

@@ -164,6 +164,16 @@ def test_what_probe_runs_lack_is_told_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
+def test_probe_runs_of_another_plan_of_this_name_are_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "new-probes"
+    folder.mkdir()
+    words = ("--data", "demo.yaml", "--plan", tmp_path / "new.json", "--probe", "8,16")
+    assert tune(monkeypatch, *words) == BAD_INPUT
+    assert f"{folder}: has probe runs that {words[3]} knows nothing of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("sizes", ["8", "8,8", "0,8", "8,x"])
 def test_probes_need_two_batch_sizes(
     sizes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
