@@ -191,15 +191,23 @@ def with_probes(
     """With all probe runs that are wanted.
 
     Raises:
-        InputError: The configuration is not there any more.
+        InputError: Some are missing and `--probe` is not given, or the configuration is not there
+            any more.
         JobFailedError: A training did not end well; it has said why.
         KeyboardInterrupt: Ctrl-C; what is kept was told.
     """
     assert asked.plan is not None
+    lacking = len(probes.missing)
+    if lacking and asked.probe is None:  # a question on a laptop shall not begin to train
+        sizes = ",".join(map(str, probes.batch_sizes))
+        raise InputError(
+            f"{asked.plan}: {lacking} of {len(probes.wanted)} probe runs have not trained until "
+            f"mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
+        )
     if probes != measured.probes:
         measured = replace(measured, probes=probes)
         write(asked.plan, measured)
-    if not probes.missing:
+    if not lacking:
         return measured
     folder = probes_folder(asked.plan)
 

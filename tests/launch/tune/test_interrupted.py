@@ -111,7 +111,11 @@ def test_probe_run_goes_on_from_its_checkpoint_and_is_not_trained_again(
     trained = steps_of(run)
     assert (run / "checkpoints" / "last").exists() and len(trained) < 24
 
-    done = ended(start("--plan", probed_plan), timeout=240)
+    untold = ended(start("--plan", probed_plan))
+    assert untold.code == BAD_INPUT
+    assert "2 of 2 probe runs have not trained until mAP 0.9; give --probe 2,4" in untold.errors
+
+    done = ended(start("--plan", probed_plan, *probes), timeout=240)
     assert done.code == BAD_INPUT
     assert "--probe-target 0.9: 2 of 2 probe runs end below it, after epoch 2" in done.errors
     assert steps_of(run)[: len(trained)] == trained  # none was made again

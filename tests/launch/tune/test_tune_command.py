@@ -128,6 +128,16 @@ def test_lower_target_is_another_question_of_the_same_runs(
     assert "\nuntil mAP 0.15 " in capsys.readouterr().out
 
 
+def test_question_that_needs_more_training_is_not_begun_unasked(
+    probed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = probed.read_bytes()
+    assert tune(monkeypatch, "--plan", probed, "--probe-seeds", "3") == BAD_INPUT
+    message = capsys.readouterr().err
+    assert "3 of 9 probe runs have not trained until mAP 0.3; give --probe 8,16,32" in message
+    assert probed.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
