@@ -69,11 +69,9 @@ def network_table(times: Sequence[AllReduceTime], network: Network) -> Table:
 
 def network_words(network: Network) -> str:
     """Latency and bandwidth."""
-    gigabits = 8e-9 * network.bandwidth
-    return (
-        f"network: {gigabits:.3g} Gbit/s a host, {1e6 * network.latency:.3g} µs a message "
-        f"({network.source})"
-    )
+    gigabits, microseconds = 8e-9 * network.bandwidth, 1e6 * network.latency
+    latency = f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
+    return f"network: {gigabits:.3g} Gbit/s a host, {latency} µs a message ({network.source})"
 
 
 def milliseconds(seconds: float) -> str:
