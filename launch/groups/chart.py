@@ -4,48 +4,67 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from launch.groups.kept import Probed
-from launch.groups.search import SYNCHRONOUS, Setting
+from launch.groups.search import Setting
 
-COLOURS = ("#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5", "#e6194b", "#8d6e63", "#00897b", "#777777")
+COLOURS = ("#3c8ddc", "#2f9e44", "#f08c00", "#e6194b", "#9c36b5", "#8d6e63")
 WINDOW_SHARE = 0.15
-"""Of a probe's steps, over which its loss is averaged."""
+"""Of a probe's steps, of whose losses the median is drawn."""
 
 
 def loss_chart(probes: Sequence[Probed], chosen: Setting, *, title: str) -> bytes:
-    """A PNG: running means of the training loss, by seconds of steps since the cold start.
+    """A PNG: running medians of the training loss, by seconds of steps since the cold start.
 
     Args:
-        probes: All of them.
+        probes: All of them; those of a learning rate are side by side.
         chosen: Is drawn thicker.
         title: What was trained, on what.
     """
-    figure = Figure(figsize=(9, 5.2), dpi=110, layout="constrained")
+    rates = sorted({one.setting.rate for one in probes}, reverse=True)
+    figure = Figure(figsize=(1.5 + 4 * len(rates), 5), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     figure.suptitle(title)
-    for place, one in enumerate(sorted(probes, key=lambda one: one.setting)):
-        window = max(1, round(WINDOW_SHARE * len(one.points)))
-        losses = np.convolve(
-            [point.loss for point in one.points], np.ones(window) / window, "valid"
-        )
-        seconds = [point.seconds for point in one.points][window - 1 :]
-        is_plain, is_chosen = one.setting == SYNCHRONOUS, one.setting == chosen
-        axes.plot(
-            seconds,
-            losses,
-            color="black" if is_plain else COLOURS[place % len(COLOURS)],
-            linewidth=3 if is_chosen else 1.5,
-            linestyle="--" if is_plain else "-",
-            label=f"{one.setting.words}{' (chosen)' if is_chosen else ''}",
-        )
-    axes.set_xlabel("seconds of steps since the cold start")
-    axes.set_ylabel(f"training loss, mean of {WINDOW_SHARE:.0%} of the steps")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    for axes, rate in zip(panels, rates, strict=True):
+        some = sorted((one for one in probes if one.setting.rate == rate), key=lambda a: a.setting)
+        draw(axes, some, chosen)
+        axes.set_title(f"learning rate × {rate:g}")
+    panels[0].set_ylabel("training loss, running median")
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()
+
+
+def draw(axes: Axes, probes: Sequence[Probed], chosen: Setting) -> None:
+    """The probes of one learning rate; plain training is black."""
+    colours = iter(COLOURS * len(probes))
+    for one in probes:
+        setting = one.setting
+        is_plain, is_chosen = setting.groups == 1, setting == chosen
+        seconds, losses = running_median(one)
+        groups = "1 group" if is_plain else f"{setting.groups} groups"
+        axes.plot(
+            seconds,
+            losses,
+            color="black" if is_plain else next(colours),
+            linewidth=3.5 if is_chosen else 1.5,
+            linestyle="--" if is_plain else "-",
+            label=f"{groups}, beta1 {setting.beta1:g}{' (chosen)' if is_chosen else ''}",
+        )
+    axes.set_xlabel("seconds of steps since the cold start")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+
+
+def running_median(one: Probed) -> tuple[list[float], list[float]]:
+    """Seconds and losses: where steps run away now and then, a mean would show nothing else."""
+    window = max(1, round(WINDOW_SHARE * len(one.points)))
+    ends = range(window, len(one.points) + 1)
+    losses = [
+        float(np.median([point.loss for point in one.points[end - window : end]])) for end in ends
+    ]
+    return [one.points[end - 1].seconds for end in ends], losses

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from launch.groups.report import (
     sooner_words,
     trained_table,
 )
-from launch.groups.search import SYNCHRONOUS, Setting, search
+from launch.groups.search import Setting, search
 from launch.groups.training import (
     Job,
     cold_start,
@@ -65,6 +64,7 @@ def groups_command(
         ranks=ranks,
         config=config,
         overrides=tuple(overrides),
+        learning_rate=settings.training.learning_rate,
         where=tuple(where_words(hosts, hostfile, mpirun)),
         folder=out.resolve(),
     )
@@ -135,15 +135,17 @@ def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> N
     console.print(probes_table(kept.probes))
     console.print(choice_words(kept.probes), soft_wrap=True)
     words = ["python", "-m", "launch", "run", "--np", str(job.ranks), *job.where, "--", "train.py"]
-    words += ["--config", job.config, *job.overrides, *words_of(chosen)]
+    words += ["--config", job.config, *job.overrides, *words_of(chosen, job.learning_rate)]
     console.print(f"command: {shlex.join(words)}", soft_wrap=True, markup=False)
     console.print(f"chart: {job.folder / CHART}", soft_wrap=True)
 
 
 def trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> Kept:
     """Train to the target what has not been: plainly, with what was found, and untuned."""
+    plain = best([one for one in kept.probes if one.setting.groups == 1])
     tuned = best([one for one in kept.probes if one.setting.groups > 1])
-    for setting in (SYNCHRONOUS, tuned, replace(tuned, beta1=BETA1)):
+    untuned = Setting(tuned.groups, BETA1)
+    for setting in dict.fromkeys((plain, tuned, untuned)):
         if setting in [one.setting for one in kept.trained]:
             continue
         title, epochs = f"whole training of {setting.words}, epochs", settings.training.epochs

@@ -8,18 +8,19 @@ from launch.start.where import add_where
 from retinanet.command_line import add_overrides, positive
 
 ABOUT = """\
-Find how many compute groups (distributed.groups) and how much momentum (training.beta1) train
-soonest on these ranks.
+Find how many compute groups (distributed.groups), how much momentum (training.beta1) and which
+learning rate train soonest on these ranks.
 
-Groups that do not wait for one another take more steps a second, and late gradients act as
-momentum: with g groups about 1 - 1/g of it, so that the optimizer's own has to be lowered. How far,
-and whether it pays at all, depends on model, data and hosts. As Omnivore does, this command trains
-synchronously for a while (the cold start), then from there for some seconds with each of several
-momenta, beginning with as many groups as there are ranks, and with half as many as long as no
-momentum at all is the best. The lowest training loss at equal time is taken.
+Groups that do not wait for one another take more steps a second. But their gradients are late: that
+acts as momentum, about 1 - 1/g of it with g groups, so that the optimizer's own has to be lowered,
+and it needs a smaller learning rate to be stable. How far, and whether it pays at all, depends on
+model, data and hosts. As Omnivore does, this command trains synchronously for a while (the cold
+start), then from there for some seconds with each of several momenta and learning rates, beginning
+with as many groups as there are ranks, and with half as many as long as no momentum at all is the
+best. The lowest training loss at equal time is taken.
 
---whole then trains to the configuration's target: plainly, with what was found, and with the same
-groups and momentum left as it is. Everything goes to a folder; the same command goes on there."""
+--whole then trains to the configuration's target: plainly, with the best groups that were found,
+and with as many groups untuned. Everything goes to a folder; the same command goes on there."""
 
 EXAMPLES = """\
 examples:

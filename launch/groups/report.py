@@ -6,7 +6,7 @@ from rich.table import Table
 
 from launch.groups.kept import Probed, Trained
 from launch.groups.loss_curve import Loss, images_per_second, loss_at
-from launch.groups.search import SYNCHRONOUS, Setting
+from launch.groups.search import Setting
 
 CLEARLY = 2.0
 """Standard errors of a difference from which on it is none by chance."""
@@ -36,13 +36,14 @@ def probes_table(probes: Sequence[Probed]) -> Table:
         title=f"training loss after {common_seconds(probes):.0f} s of steps, from one cold start",
         title_justify="left",
     )
-    for heading in ("groups", "beta1", "loss", "images/s", "mean staleness"):
+    for heading in ("groups", "beta1", "learning rate", "loss", "images/s", "mean staleness"):
         table.add_column(heading, justify="right")
     for one in sorted(probes, key=lambda one: found[one.setting].mean):
         loss = found[one.setting]
         table.add_row(
             str(one.setting.groups),
             f"{one.setting.beta1:g}",
+            f"× {one.setting.rate:g}",
             f"{loss.mean:.4f} ± {loss.error:.4f}",
             f"{images_per_second(one.points):.1f}",
             f"{one.staleness:.2f}",
@@ -51,14 +52,12 @@ def probes_table(probes: Sequence[Probed]) -> Table:
 
 
 def choice_words(probes: Sequence[Probed]) -> str:
-    """Which one to take, and how sure that is."""
+    """Which one to take, and how it does against plain training, or that against groups."""
     found = losses(probes)
     chosen = best(probes)
-    if chosen == SYNCHRONOUS:
-        others = [one for one in found if one != SYNCHRONOUS]
-        next_best = min(others, key=lambda setting: found[setting].mean)
-        return f"take {chosen.words}: {held_against(found, chosen, next_best)}"
-    return f"take {chosen.words}: {held_against(found, chosen, SYNCHRONOUS)}"
+    is_plain = chosen.groups == 1
+    others = [one for one in probes if (one.setting.groups == 1) != is_plain]
+    return f"take {chosen.words}: {held_against(found, chosen, best(others))}"
 
 
 def held_against(found: dict[Setting, Loss], one: Setting, other: Setting) -> str:
@@ -72,13 +71,15 @@ def held_against(found: dict[Setting, Loss], one: Setting, other: Setting) -> st
 def trained_table(trained: Sequence[Trained]) -> Table:
     """A whole training a row, the soonest first."""
     table = Table(title="whole trainings, to the target or the end", title_justify="left")
-    headings = ("groups", "beta1", "time", "epochs", "steps", "staleness", "mAP", "mAP50", "target")
-    for heading in headings:
+    settings = ("groups", "beta1", "learning rate")
+    results = ("time", "epochs", "steps", "staleness", "mAP", "mAP50", "target")
+    for heading in (*settings, *results):
         table.add_column(heading, justify="right")
     for one in in_order(trained):
         table.add_row(
             str(one.setting.groups),
             f"{one.setting.beta1:g}",
+            f"× {one.setting.rate:g}",
             minutes(one.seconds),
             f"{one.epochs:.3g}",
             str(one.steps),

@@ -1,8 +1,8 @@
-"""Which numbers of groups and momentum are probed, in which order.
+"""Which numbers of groups, momenta and learning rates are probed, in which order.
 
 Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4.2, algorithm 1): as many groups as there
-can be, with a grid of momentum. Where the best of it is none at all, not waiting brings more than
-is wanted already: half as many groups, and again.
+can be, with a grid of momentum and learning rate. Where the best of it is no momentum at all, not
+waiting brings more than is wanted already: half as many groups, and again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from retinanet.momentum import BETA1, explicit_momentum
 
-GRID = (0.0, 0.3, 0.6, BETA1)
+BETAS = (0.0, 0.6, BETA1)
+"""Beside what the rule says (`retinanet.momentum`)."""
+RATES = (1.0, 0.3, 0.1)
+"""Shares of the configuration's learning rate: with late gradients a smaller one is stable."""
 
 
 @dataclass(frozen=True, order=True)
@@ -19,26 +22,26 @@ class Setting:
 
     groups: int
     beta1: float
+    rate: float = 1.0
+    """Share of the configuration's learning rate."""
 
     @property
     def name(self) -> str:
-        """`groups2-beta0.3`, for files."""
-        return f"groups{self.groups}-beta{self.beta1:g}"
+        """`groups2-beta0.3-rate0.1`, for files."""
+        return f"groups{self.groups}-beta{self.beta1:g}-rate{self.rate:g}"
 
     @property
     def words(self) -> str:
         """For a person."""
         groups = "1 group" if self.groups == 1 else f"{self.groups} groups"
-        return f"{groups}, beta1 {self.beta1:g}"
-
-
-SYNCHRONOUS = Setting(1, BETA1)
-"""Plain training, which all others are held against."""
+        rate = "" if self.rate == 1 else f", learning rate × {self.rate:g}"
+        return f"{groups}, beta1 {self.beta1:g}{rate}"
 
 
 def settings_of(groups: int) -> list[Setting]:
-    """The grid of a number of groups, with what the rule says of it (`retinanet.momentum`)."""
-    return [Setting(groups, beta1) for beta1 in sorted({*GRID, explicit_momentum(groups)})]
+    """The grid of a number of groups. One group is plain training, with its own momentum."""
+    betas = {*BETAS, explicit_momentum(groups)} if groups > 1 else {BETA1}
+    return [Setting(groups, beta1, rate) for beta1 in sorted(betas) for rate in RATES]
 
 
 def search(ranks: int, *, best_of: Callable[[Sequence[Setting]], Setting]) -> Iterator[Setting]:
@@ -48,7 +51,7 @@ def search(ranks: int, *, best_of: Callable[[Sequence[Setting]], Setting]) -> It
         ranks: As many groups there can be.
         best_of: Of settings that have been probed.
     """
-    yield SYNCHRONOUS
+    yield from settings_of(1)
     groups = ranks
     while groups > 1:
         settings = settings_of(groups)

@@ -38,6 +38,8 @@ class Job:
     ranks: int
     config: str
     overrides: tuple[str, ...]
+    learning_rate: float
+    """The configuration's."""
     where: tuple[str, ...]
     """Words of `python -m launch run` that say on which hosts, by which mpirun."""
     folder: Path
@@ -68,7 +70,7 @@ def probe(
     run = job.folder / setting.name
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(job.folder / "cold-start", run, symlinks=True)
-    words = (*FOR_PROBES, *words_of(setting), "--resume")
+    words = (*FOR_PROBES, *words_of(setting, job.learning_rate), "--resume")
     try:
         run_for(job, setting.name, words, seconds=seconds, after_step=after_step, advance=advance)
         return [
@@ -87,16 +89,25 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
         InputError: It did not end well.
     """
     name = f"whole-{setting.name}"
-    words = (*words_of(setting), "evaluation.pictures=0", "checkpoint.keep=1", "--auto-resume")
+    words = (
+        *words_of(setting, job.learning_rate),
+        "evaluation.pictures=0",
+        "checkpoint.keep=1",
+        "--auto-resume",
+    )
     started = start(job, name, words)
     code = followed(started, lambda: show(job.folder / name, advance))
     require_code(code, FINISHED, job.folder / name)
     return records_of(job.folder / name)
 
 
-def words_of(setting: Setting) -> tuple[str, str]:
-    """What `train.py` is told."""
-    return f"distributed.groups={setting.groups}", f"training.beta1={setting.beta1:g}"
+def words_of(setting: Setting, learning_rate: float) -> tuple[str, ...]:
+    """What `train.py` is told, of the configuration's learning rate."""
+    return (
+        f"distributed.groups={setting.groups}",
+        f"training.beta1={setting.beta1:g}",
+        f"training.learning_rate={learning_rate * setting.rate:g}",
+    )
 
 
 def run_for(

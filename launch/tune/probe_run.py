@@ -52,7 +52,7 @@ def run_probe(
         JobFailedError: It did not end well; it has said why.
         KeyboardInterrupt: It was stopped, after writing a checkpoint.
     """
-    from retinanet.training.metrics import read_metrics  # noqa: PLC0415 - loads torch
+    from retinanet.training.metrics_file import read_metrics  # noqa: PLC0415 - loads torch
 
     name = f"batch-{batch_size}-seed-{seed}"
     words = probe_words(training, probes, batch_size=batch_size, seed=seed, name=name)

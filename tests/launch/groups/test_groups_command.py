@@ -21,13 +21,21 @@ SMALL = (
     "data.image_size=64",
     "training.batch_size=1",
     "engine.precision=float32",
+    "training.warmup_epochs=0",
     "launch.threads=1",
     "distributed.timeout_s=60",
 )
 
 
 def job_in(folder: Path, *changes: str) -> Job:
-    return Job(ranks=2, config="demo.yaml", overrides=(*SMALL, *changes), where=(), folder=folder)
+    return Job(
+        ranks=2,
+        config="demo.yaml",
+        overrides=(*SMALL, *changes),
+        learning_rate=3e-4,
+        where=(),
+        folder=folder,
+    )
 
 
 def nothing(done: int, note: str) -> None:
@@ -40,11 +48,12 @@ def test_a_probe_goes_on_from_the_cold_start_which_is_left_as_it_is(tmp_path: Pa
     step = cold_start(job, seconds=1, advance=nothing)
     assert step > 0
     before = (tmp_path / "cold-start" / "metrics.jsonl").read_bytes()
-    records = probe(job, Setting(2, 0.3), seconds=1, after_step=step, advance=nothing)
+    records = probe(job, Setting(2, 0.3, 0.1), seconds=1, after_step=step, advance=nothing)
     assert min(one["step"] for one in records) == step + 1
     assert {one["group"] for one in records} == {0, 1}
-    assert "beta1 0.3" in log_of(tmp_path / "groups2-beta0.3").read_text()
-    assert not (tmp_path / "groups2-beta0.3" / "checkpoints").exists()
+    assert {one["learning_rate"] for one in records} == {pytest.approx(3e-5)}
+    assert "beta1 0.3" in log_of(tmp_path / "groups2-beta0.3-rate0.1").read_text()
+    assert not (tmp_path / "groups2-beta0.3-rate0.1" / "checkpoints").exists()
     assert (tmp_path / "cold-start" / "metrics.jsonl").read_bytes() == before
     assert cold_start(job, seconds=1, advance=nothing) == step  # not again
 

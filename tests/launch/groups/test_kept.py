@@ -4,7 +4,7 @@ import pytest
 
 from launch.groups.kept import Kept, Probed, Trained, read_kept, write_kept
 from launch.groups.loss_curve import Point
-from launch.groups.search import SYNCHRONOUS, Setting
+from launch.groups.search import Setting
 from retinanet.errors import InputError
 
 ABOUT = {"config": "demo.yaml", "ranks": 2}
@@ -15,7 +15,7 @@ def some() -> Kept:
         setting=Setting(2, 0.3), points=[Point(seconds=1.5, loss=0.7, images=8)], staleness=0.5
     )
     training = Trained(
-        setting=SYNCHRONOUS,
+        setting=Setting(1, 0.9, 0.3),
         seconds=10.0,
         epochs=2.0,
         steps=4,

@@ -3,7 +3,10 @@ import pytest
 from launch.groups.kept import Probed, Trained
 from launch.groups.loss_curve import Point
 from launch.groups.report import best, choice_words, common_seconds, sooner_words
-from launch.groups.search import SYNCHRONOUS, Setting
+from launch.groups.search import Setting
+
+PLAIN = Setting(1, 0.9)
+TWO = Setting(2, 0.3)
 
 
 def probed(setting: Setting, *, loss: float, seconds: float = 1.0, scatter: float = 0.0) -> Probed:
@@ -19,26 +22,23 @@ def probed(setting: Setting, *, loss: float, seconds: float = 1.0, scatter: floa
     return Probed(setting=setting, points=points, staleness=0.0)
 
 
-TWO = Setting(2, 0.3)
-
-
 def test_probes_are_compared_at_the_time_until_which_all_have_trained() -> None:
-    slow = probed(SYNCHRONOUS, loss=1.0, seconds=2.0)
+    slow = probed(PLAIN, loss=1.0, seconds=2.0)
     fast = probed(TWO, loss=1.1, seconds=1.0)
     assert common_seconds([slow, fast]) == 40.0
     assert best([slow, fast]) == TWO  # at 40 s the slow one is still at 1.2
 
 
 def test_a_difference_within_the_scatter_is_called_so() -> None:
-    close = [probed(SYNCHRONOUS, loss=1.0, scatter=0.5), probed(TWO, loss=0.9, scatter=0.5)]
+    close = [probed(PLAIN, loss=1.0, scatter=0.5), probed(TWO, loss=0.9, scatter=0.5)]
     assert "so that the probes do not tell them apart" in choice_words(close)
-    clear = [probed(SYNCHRONOUS, loss=1.0), probed(TWO, loss=0.5)]
+    clear = [probed(PLAIN, loss=1.0), probed(TWO, loss=0.5)]
     assert choice_words(clear).startswith("take 2 groups, beta1 0.3: its loss is lower by 0.5")
     assert "apart" not in choice_words(clear)
 
 
 def test_plain_training_is_held_against_the_best_of_the_others() -> None:
-    words = choice_words([probed(SYNCHRONOUS, loss=0.5), probed(TWO, loss=1.0)])
+    words = choice_words([probed(PLAIN, loss=0.5), probed(TWO, loss=1.0)])
     assert words.startswith("take 1 group, beta1 0.9: ")
     assert "than that of 2 groups, beta1 0.3" in words
 
@@ -60,7 +60,7 @@ def test_what_did_not_reach_the_target_is_never_sooner() -> None:
     lines = sooner_words(
         [
             trained(TWO, seconds=50, is_reached=False),
-            trained(SYNCHRONOUS, seconds=100),
+            trained(PLAIN, seconds=100),
             trained(Setting(2, 0.9), seconds=150),
         ]
     )

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from launch.groups.search import GRID, SYNCHRONOUS, Setting, search, settings_of
+from launch.groups.search import RATES, Setting, search, settings_of
 
 
 def searched(ranks: int, best: dict[int, float]) -> list[Setting]:
@@ -14,15 +14,19 @@ def searched(ranks: int, best: dict[int, float]) -> list[Setting]:
     return list(search(ranks, best_of=best_of))
 
 
-def test_the_grid_has_the_rule_s_own_momentum() -> None:
-    assert [one.beta1 for one in settings_of(2)] == [0.0, 0.3, 0.4, 0.6, 0.9]
-    assert [one.beta1 for one in settings_of(16)] == list(GRID)  # the rule says 0
+def test_the_grid_has_the_rule_s_own_momentum_with_each_learning_rate() -> None:
+    assert list(dict.fromkeys(one.beta1 for one in settings_of(2))) == [0.0, 0.4, 0.6, 0.9]
+    assert list(dict.fromkeys(one.beta1 for one in settings_of(16))) == [0.0, 0.6, 0.9]
+    assert {one.rate for one in settings_of(2) if one.beta1 == 0.4} == set(RATES)
+
+
+def test_plain_training_is_probed_first_with_its_own_momentum_and_each_learning_rate() -> None:
+    assert settings_of(1) == [Setting(1, 0.9, rate) for rate in RATES]
+    assert searched(8, {8: 0.4})[: len(RATES)] == settings_of(1)
 
 
 def test_as_many_groups_as_ranks_are_enough_where_some_momentum_is_the_best() -> None:
-    found = searched(8, {8: 0.3})
-    assert found[0] == SYNCHRONOUS
-    assert {one.groups for one in found[1:]} == {8}
+    assert {one.groups for one in searched(8, {8: 0.4})} == {1, 8}
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(8, [8, 4, 2]), (6, [6, 3]), (2, [2])])
@@ -34,5 +38,5 @@ def test_groups_are_halved_while_no_momentum_is_the_best(ranks: int, groups: lis
 
 
 def test_halving_ends_where_some_momentum_is_the_best() -> None:
-    found = searched(8, {8: 0.0, 4: 0.3, 2: 0.0})
+    found = searched(8, {8: 0.0, 4: 0.6, 2: 0.0})
     assert list(dict.fromkeys(one.groups for one in found)) == [1, 8, 4]
