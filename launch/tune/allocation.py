@@ -16,6 +16,8 @@ class Allocation:
 
     hosts: int
     on_host: Shape
+    groups: int = 1
+    """Compute groups, each of as many whole hosts."""
 
     @property
     def ranks(self) -> int:
@@ -23,9 +25,14 @@ class Allocation:
         return self.hosts * self.on_host.ranks
 
     @property
+    def ranks_of_group(self) -> int:
+        """Which exchange gradients with each other."""
+        return self.ranks // self.groups
+
+    @property
     def global_batch(self) -> int:
-        """Images of all ranks in a step."""
-        return self.hosts * self.on_host.images
+        """Images of a step: of all ranks of a group."""
+        return self.hosts // self.groups * self.on_host.images
 
     @property
     def name(self) -> str:
@@ -35,13 +42,24 @@ class Allocation:
         ranks = "1 rank" if shape.ranks == 1 else f"{shape.ranks} ranks"
         threads = "1 thread" if shape.threads == 1 else f"{shape.threads} threads"
         images = "1 image" if shape.batch_size == 1 else f"{shape.batch_size} images"
-        return f"{hosts} × {ranks} × {threads}, {images} a rank"
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        return f"{hosts}{groups} × {ranks} × {threads}, {images} a rank"
 
 
-def allocations(shapes: Sequence[Shape], *, most_hosts: int) -> Iterator[Allocation]:
-    """Every shape on 1 to `most_hosts` hosts, see `host_counts`."""
+def allocations(
+    shapes: Sequence[Shape], *, most_hosts: int, most_groups: int = 1
+) -> Iterator[Allocation]:
+    """Every shape on 1 to `most_hosts` hosts, see `host_counts`, in as many groups as divide them.
+
+    Args:
+        shapes: Of the ranks of a host.
+        most_hosts: That there are.
+        most_groups: That are allowed.
+    """
     for shape, hosts in product(shapes, host_counts(most_hosts)):
-        yield Allocation(hosts=hosts, on_host=shape)
+        for groups in range(1, min(hosts, most_groups) + 1):
+            if hosts % groups == 0:
+                yield Allocation(hosts=hosts, on_host=shape, groups=groups)
 
 
 def host_counts(most: int) -> list[int]:

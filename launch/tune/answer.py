@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from launch.tune.allocation import Allocation, allocations
+from launch.tune.asynchrony import WithGroups
 from launch.tune.choice import Wish, best
 from launch.tune.epochs import EpochsModel
 from launch.tune.fitted import Fitted, fitted_to, host_model, workload_of
-from launch.tune.forecast import Forecast, forecast
+from launch.tune.forecast import PLAIN, Forecast, forecast
 from launch.tune.measurements import Measurements
 from launch.tune.network import Network
 from launch.tune.step_time import Shape
@@ -41,6 +42,7 @@ def answer(
     hosts: int,
     network: Network,
     wish: Wish,
+    with_groups: WithGroups = PLAIN,
 ) -> Answer:
     """Forecast every allocation, and rank them.
 
@@ -50,16 +52,23 @@ def answer(
         hosts: That there are.
         network: Between them.
         wish: What the choice has to keep to.
+        with_groups: Groups that are allowed.
 
     Raises:
-        InputError: Nothing keeps to the wish; names the field, and what would.
+        InputError: Groups are asked for, and the plan lacks what they need; or nothing keeps to
+            the wish; names the field, and what would.
     """
     fitted = fitted_to(measured.steps, cores=measured.cores)
     host = host_model(measured, fitted, network)
     workload = workload_of(measured)
+    if with_groups.most > 1 and host.update is None:
+        raise InputError(
+            "--groups: the plan has no optimizer's step, as it is from before there were groups; "
+            "measure anew, into another --plan"
+        )
     forecasts = {
-        one: forecast(one, host=host, epochs=epochs, workload=workload)
-        for one in allocations(measured.shapes, most_hosts=hosts)
+        one: forecast(one, host=host, epochs=epochs, workload=workload, with_groups=with_groups)
+        for one in allocations(measured.shapes, most_hosts=hosts, most_groups=with_groups.most)
     }
     plain = Allocation(hosts=hosts, on_host=plain_shape(measured))
     found = list(forecasts.values())

@@ -25,6 +25,7 @@ from launch.tune.report import (
     epochs_words,
     fit_table,
     fit_words,
+    groups_words,
     network_table,
     network_words,
     rows_shown,
@@ -60,9 +61,16 @@ def tune_command(asked: Question) -> int:
     convergence = convergence_of(measured, rules=asked.rules)
     network = asked.network or measured_network(measured)
     found = answer(
-        measured, convergence.epochs, hosts=asked.hosts, network=network, wish=asked.wish
+        measured,
+        convergence.epochs,
+        hosts=asked.hosts,
+        network=network,
+        wish=asked.wish,
+        with_groups=asked.groups,
     )
     say(found, measured, convergence.epochs, given=asked.network, console=console)
+    if asked.groups.most > 1:
+        console.print(groups_words(asked.groups), soft_wrap=True)
     put_out(found, measured, convergence, asked=asked, console=console)
     return FINISHED
 

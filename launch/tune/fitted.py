@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from launch.tune.asynchrony import Update
 from launch.tune.forecast import Exchange, HostModel, Workload
 from launch.tune.measurements import Measurements
 from launch.tune.network import Network
@@ -90,5 +91,17 @@ def host_model(measured: Measurements, fitted: Fitted, network: Network) -> Host
             hidden_share=measured.backward_share,
             network=network,
         ),
+        update=update_of(measured, network),
         error=fitted.largest_error,
+    )
+
+
+def update_of(measured: Measurements, network: Network) -> Update | None:
+    """Of the common weights of groups; None where the optimizer's step was not measured."""
+    if measured.update_seconds is None:
+        return None
+    return Update(
+        weight_bytes=measured.gradient_bytes * (2 if measured.compress == "bf16" else 1),
+        seconds=measured.update_seconds,
+        network=network,
     )

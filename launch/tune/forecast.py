@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 from launch.tune.allocation import Allocation
+from launch.tune.asynchrony import Update, WithGroups
 from launch.tune.epochs import EpochsModel
 from launch.tune.estimate import Estimate
 from launch.tune.network import Network
 from launch.tune.step_time import StepTimeModel
 
 HOUR = 3600.0
+PLAIN = WithGroups()
+"""One group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,9 @@ class Exchange:
     def seconds(self, allocation: Allocation, *, step: float) -> float:
         """Added to a step that takes so long without it."""
         added = self.on_one_host * step if allocation.on_host.ranks > 1 else 0.0
-        if allocation.hosts == 1:
+        if allocation.hosts == allocation.groups:
             return added
-        ranks = allocation.ranks
+        ranks = allocation.ranks_of_group
         whole = self.network.all_reduce_seconds(self.gradient_bytes, ranks=ranks)
         last = self.network.all_reduce_seconds(self.last_bytes, ranks=ranks)
         return added + max(last, whole - self.hidden_share * step)
@@ -57,6 +60,8 @@ class HostModel:
 
     step_time: StepTimeModel
     exchange: Exchange
+    update: Update | None
+    """None: was not measured, and nobody asks for groups."""
     error: float
     """How wrong it was at most where it predicted what it had not seen, as a share."""
 
@@ -79,11 +84,16 @@ class Forecast:
     @property
     def images_per_second(self) -> float:
         """Over all ranks."""
-        return self.allocation.global_batch / self.step_seconds
+        return self.allocation.groups * self.allocation.global_batch / self.step_seconds
 
 
 def forecast(
-    allocation: Allocation, *, host: HostModel, epochs: EpochsModel, workload: Workload
+    allocation: Allocation,
+    *,
+    host: HostModel,
+    epochs: EpochsModel,
+    workload: Workload,
+    with_groups: WithGroups = PLAIN,
 ) -> Forecast:
     """Time = epochs × images / throughput + evaluations; cost = time × cores of all hosts.
 
@@ -92,10 +102,13 @@ def forecast(
     batch = allocation.global_batch
     step = host.step_time.seconds(allocation.on_host)
     exchange = host.exchange.seconds(allocation, step=step)
-    steps_of_epoch = max(1, workload.images // batch)
+    needed = epochs.epochs(batch)
+    if allocation.groups > 1:
+        exchange = exchange_of_group(allocation, host, step=step, exchange=exchange)
+        needed = needed.times(with_groups.epochs)
+    steps_of_epoch = max(1, workload.images // (batch * allocation.groups))
     of_epoch = steps_of_epoch * (step + exchange)
     of_epoch += evaluation_seconds(allocation, workload) / workload.every
-    needed = epochs.epochs(batch)
     hours = needed.times(of_epoch / HOUR).widened(host.error)
     return Forecast(
         allocation=allocation,
@@ -106,6 +119,15 @@ def forecast(
         core_hours=hours.times(allocation.hosts * host.step_time.cores),
         is_extrapolated=batch > epochs.batch_sizes[-1],
     )
+
+
+def exchange_of_group(
+    allocation: Allocation, host: HostModel, *, step: float, exchange: float
+) -> float:
+    """What is added to a group's step, which rank 0 may hold up where there are many groups."""
+    assert host.update is not None
+    added = exchange + host.update.added_seconds()
+    return max(added, host.update.least_seconds(allocation.groups) - step)
 
 
 def evaluation_seconds(allocation: Allocation, workload: Workload) -> float:

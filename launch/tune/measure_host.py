@@ -39,7 +39,8 @@ from profiling.bench.workload import Workload
 from retinanet.config import Config
 
 EVALUATION_IMAGES = 2
-EVALUATION_RUNS, EVALUATION_WARM_UP = 3, 2
+RUNS, WARM_UP = 3, 2
+"""Of evaluation and optimizer."""
 METRIC_SHARE = 10
 """The metric is computed of a tenth of the images; it takes ten times as long of all."""
 BUCKET_BYTES = 25 * 2**20
@@ -116,6 +117,10 @@ def measure_host(
             console.print("COCO's metric …")
             found = replace(found, metric_seconds=metric_seconds(asked.data.evaluated_images))
             keep(found)
+        if found.update_seconds is None:
+            console.print("the optimizer's step …")
+            found = replace(found, update_seconds=update_seconds(asked))
+            keep(found)
     return finished(asked, found, busy_cores=others.cores)
 
 
@@ -182,6 +187,7 @@ def finished(asked: WhatToMeasure, found: Unfinished, *, busy_cores: float) -> M
         evaluation_seconds=found.evaluation_seconds,
         metric_seconds=found.metric_seconds,
         busy_cores=busy_cores,
+        update_seconds=found.update_seconds,
     )
 
 
@@ -232,12 +238,32 @@ def evaluation_seconds(asked: WhatToMeasure) -> float:
     workload = Workload(
         images=EVALUATION_IMAGES, image_size=config.data.image_size, classes=asked.data.classes
     )
-    worker = contestant_worker(evaluation, workload)
+    return seconds_of(evaluation, workload) * asked.cores / EVALUATION_IMAGES
+
+
+def update_seconds(asked: WhatToMeasure) -> float:
+    """The optimizer's step over all weights, by one thread."""
+    step = Contestant(
+        name="optimizer",
+        about="the optimizer's step, as of compute groups",
+        recipe=f"{RECIPES}.optimizer_step",
+        options={"name": asked.config.training.optimizer, "fused": True},
+        environment=PINNED | {"OMP_NUM_THREADS": "1"},
+    )
+    workload = Workload(
+        images=1, image_size=asked.config.data.image_size, classes=asked.data.classes
+    )
+    return seconds_of(step, workload)
+
+
+def seconds_of(contestant: Contestant, workload: Workload) -> float:
+    """Median of some runs, the first of which do not count."""
+    worker = contestant_worker(contestant, workload)
     try:
-        seconds = [worker.run().seconds for _ in range(EVALUATION_WARM_UP + EVALUATION_RUNS)]
+        seconds = [worker.run().seconds for _ in range(WARM_UP + RUNS)]
     finally:
         worker.close()
-    return median(seconds[EVALUATION_WARM_UP:]) * asked.cores / EVALUATION_IMAGES
+    return median(seconds[WARM_UP:])
 
 
 def gradient_bytes(asked: WhatToMeasure) -> int:

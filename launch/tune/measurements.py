@@ -89,6 +89,8 @@ class Measurements:
     """COCO's metric of the whole validation split, and its files."""
     busy_cores: float
     """That other work kept busy meanwhile."""
+    update_seconds: float | None = None
+    """The optimizer's step over all weights, by one thread; None in plans from before."""
     between_hosts: BetweenHosts | None = None
     """None: was not measured."""
     probes: Probes | None = None

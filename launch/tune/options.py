@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from launch.tune.asynchrony import WithGroups
 from launch.tune.network import Network
 from launch.tune.parse_network import parse_network
 from retinanet.command_line import add_json_option, add_overrides, positive
@@ -126,7 +127,15 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wishes(parser: argparse.ArgumentParser) -> None:
-    """What the choice has to keep to."""
+    """What may be chosen, and what the choice has to keep to."""
+    parser.add_argument(
+        "--groups",
+        type=groups,
+        default=WithGroups(),
+        metavar="G,TIMES",
+        help="also up to so many compute groups, which need so many times the epochs of plain "
+        "training at a group's batch, as launch groups --whole finds, such as 4,1.2",
+    )
     parser.add_argument(
         "--deadline",
         type=amount,
@@ -181,6 +190,16 @@ def share(text: str) -> float:
     if found > 1:
         raise argparse.ArgumentTypeError(f"expected an mAP of 0 to 1, such as 0.3, found {text!r}")
     return found
+
+
+def groups(text: str) -> WithGroups:
+    """`4,1.2`."""
+    most, comma, times = text.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(
+            f"expected groups and times, such as 4,1.2, found {text!r}"
+        )
+    return WithGroups(most=positive(most), epochs=amount(times))
 
 
 def amount(text: str) -> float:

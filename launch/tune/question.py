@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.tune.asynchrony import WithGroups
 from launch.tune.choice import Wish
 from launch.tune.network import Network
 from retinanet.mlperf.rules import Rules
@@ -26,6 +27,7 @@ class Question:
     """mAP; None: the plan's, else the configuration's."""
     probe_seeds: int | None
     """None: the plan's, else `probing.SEEDS`."""
+    groups: WithGroups
     deadline: float | None
     budget: float | None
     plan: Path | None

@@ -21,12 +21,13 @@ def training_words(one: Forecast, *, config: str, settings: Sequence[str]) -> li
         config: The configuration's name.
         settings: Further `section.field=value`, such as the learning rate for its global batch.
     """
-    shape = one.allocation.on_host
+    shape, groups = one.allocation.on_host, one.allocation.groups
     return [
         "--config",
         config,
         f"training.batch_size={shape.batch_size}",
         f"launch.threads={shape.threads}",
+        *([f"distributed.groups={groups}"] if groups > 1 else []),
         *settings,
     ]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
+from launch.tune.asynchrony import WithGroups
 from launch.tune.choice import soonest_by_hosts, turning_point
 from launch.tune.epochs import EpochsModel
 from launch.tune.estimate import Estimate
@@ -82,7 +83,10 @@ def milliseconds(seconds: float) -> str:
 def choice_table(chosen: Sequence[Forecast], *, target: str) -> Table:
     """The best allocations, one a row."""
     table = Table(title=f"until {target}", title_justify="left")
-    for heading in ("hosts", "ranks a host", "threads", "images a rank", "global batch", "epochs"):
+    has_groups = any(one.allocation.groups > 1 for one in chosen)
+    groups = ("groups",) if has_groups else ()
+    shape_headings = ("ranks a host", "threads", "images a rank", "global batch", "epochs")
+    for heading in ("hosts", *groups, *shape_headings):
         table.add_column(heading, justify="right")
     table.add_column("images/s", justify="right")
     table.add_column("waiting for gradients", justify="right")
@@ -93,6 +97,7 @@ def choice_table(chosen: Sequence[Forecast], *, target: str) -> Table:
         beyond = "*" if one.is_extrapolated else ""
         table.add_row(
             str(one.allocation.hosts),
+            *([str(one.allocation.groups)] if has_groups else []),
             str(shape.ranks),
             str(shape.threads),
             str(shape.batch_size),
@@ -144,7 +149,8 @@ def turning_words(forecasts: Sequence[Forecast], winner: Forecast) -> list[str]:
     found = []
     for size in sorted({one.allocation.on_host.batch_size for one in forecasts}):
         of_size = replace(shape, batch_size=size)
-        line = [one for one in forecasts if one.allocation.on_host == of_size]
+        plain = [one for one in forecasts if one.allocation.groups == 1]
+        line = [one for one in plain if one.allocation.on_host == of_size]
         turn = turning_point(soonest_by_hosts(line)) if line else None
         if turn is not None:
             found.append(
@@ -160,6 +166,14 @@ def epochs_words(model: EpochsModel) -> str:
         f"epochs until {model.target}: {model.source}, global batches of "
         f"{batches_words(model.batch_sizes)}; below, those of the smallest; beyond (*), the last "
         "line goes on"
+    )
+
+
+def groups_words(allowed: WithGroups) -> str:
+    """What the epochs of groups rest on."""
+    return (
+        f"groups: the global batch is a group's, whose epochs are taken {allowed.epochs:g} times, "
+        "as --groups says; how often it is, python -m launch groups --whole measures"
     )
 
 

@@ -47,6 +47,7 @@ class Unfinished:
     all_reduces_over: str = ""
     evaluation_seconds: float | None = None
     metric_seconds: float | None = None
+    update_seconds: float | None = None
     unfinished: Literal[True] = True
     """Marks the file."""
 

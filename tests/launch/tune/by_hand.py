@@ -1,5 +1,6 @@
 """Hosts, networks and measurements, written down."""
 
+from launch.tune.asynchrony import Update
 from launch.tune.forecast import Exchange, HostModel, Workload
 from launch.tune.measurements import Added, Measurements
 from launch.tune.network import AllReduceTime, Network
@@ -16,7 +17,8 @@ EXCHANGE = Exchange(
     hidden_share=0.6,
     network=NETWORK,
 )
-HOST = HostModel(step_time=STEP, exchange=EXCHANGE, error=0.05)
+UPDATE = Update(weight_bytes=140_000_000, seconds=0.08, network=NETWORK)
+HOST = HostModel(step_time=STEP, exchange=EXCHANGE, update=UPDATE, error=0.05)
 WORKLOAD = Workload(
     images=TRAINING_IMAGES,
     evaluated_images=VALIDATION_IMAGES,
@@ -90,4 +92,5 @@ def measurements() -> Measurements:
         evaluation_seconds=WORKLOAD.evaluation_seconds,
         metric_seconds=WORKLOAD.metric_seconds,
         busy_cores=0.0,
+        update_seconds=UPDATE.seconds,
     )
