@@ -16,6 +16,7 @@ SETTINGS = ("mlperf.division=closed", "data.root=/data")
         ("model.trainable_layers=5", "model.trainable_layers is 3, not 5"),
         ("model.pretrained_backbone=null", "model.pretrained_backbone is torchvision, or its file"),
         ("training.optimizer=sgd", "training.optimizer is adam, not sgd"),
+        ("training.beta1=0.4", "training.beta1 is 0.9, not 0.4"),
         ("training.weight_decay=0.1", "training.weight_decay is 0, not 0.1"),
         ("training.schedule=cosine", "training.schedule is constant, not cosine"),
         ("training.clip_gradient_norm=1", "training.clip_gradient_norm is null, not 1.0"),
@@ -23,6 +24,7 @@ SETTINGS = ("mlperf.division=closed", "data.root=/data")
         ("training.max_steps=5", "training.max_steps is null, not 5"),
         ("training.target_map=0.3", "training.target_map is 0.34, not 0.3"),
         ("evaluation.every=2", "evaluation.every is 1, not 2"),
+        ("distributed.groups=2", "distributed.groups is 1, not 2"),
     ],
 )
 def test_what_the_closed_division_does_not_allow_is_named(change: str, told: str) -> None:
@@ -41,6 +43,7 @@ def test_what_the_closed_division_does_not_allow_is_named(change: str, told: str
         "training.batch_size=8",
         "training.gradient_accumulation=4",
         "training.learning_rate=2e-4",
+        "training.beta1=0.9",
         "training.warmup_epochs=0",
         "training.warmup_factor=0.1",
         "training.epochs=30",
