@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -135,3 +136,51 @@ def test_a_split_that_is_set_later_counts_from_the_next_iteration(split: tuple[i
     expected.set_position(1, 12)
     assert list(batches) == list(expected) and len(batches) == 4
     assert {len(batch) for batch in begun} == {2}
+
+
+@pytest.mark.parametrize("first", [0, 16])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_chosen_batches_are_those_at_their_places_of_the_epoch(rank: int, first: int) -> None:
+    batches = TrainingBatches(67, batch_size=4, seed=9, rank=rank, ranks=2)
+    batches.set_position(3, first)
+    keys = training_keys(67, seed=9, epoch=3, batch_size=4, first=first, rank=rank, ranks=2)
+    expected = list(keys)
+    batches.chosen = iter([4, 0, 5])
+    assert list(batches) == [expected[number] for number in (4, 0, 5)]
+    batches.chosen = range(len(expected))
+    assert list(batches) == expected
+    batches.chosen = None
+    assert list(batches) == expected
+
+
+def test_of_fewer_images_than_a_batch_the_only_one_is_chosen_as_it_is_read() -> None:
+    batches = TrainingBatches(3, batch_size=4, seed=0, rank=1, ranks=2)
+    expected = list(batches)
+    batches.chosen = (0,)
+    assert list(batches) == expected and len(expected) == 1
+
+
+def test_a_batch_is_chosen_when_it_is_read_and_not_before() -> None:
+    batches = TrainingBatches(67, batch_size=4, seed=9)
+    asked = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(9):
+            asked.append(number)
+            yield number
+
+    batches.chosen = numbers()
+    stream = iter(batches)
+    assert asked == []
+    next(stream)
+    assert asked == [0]
+
+
+@pytest.mark.parametrize(("num_images", "ranks"), [(10, 3), (4, 1)])
+def test_evaluation_is_shared_anew_among_those_that_are_left(num_images: int, ranks: int) -> None:
+    parts = [EvaluationBatches(num_images, batch_size=4, rank=rank, ranks=4) for rank in (0, 2, 3)]
+    left = parts[:ranks]
+    for rank, part in enumerate(left):
+        part.share(rank=rank, ranks=ranks)
+    assert indices([batch for part in left for batch in part]) == list(range(num_images))
+    assert [len(part) for part in left] == [len(list(part)) for part in left]
