@@ -34,7 +34,7 @@ class Keeper:
 
         They then notice its end, and decide what it means to them.
         """
-        with suppress(BlockingIOError):  # the keeper is stopped
+        with suppress(BlockingIOError, BrokenPipeError):  # the keeper is stopped, or gone
             os.write(self.pipe, b".")
 
 
