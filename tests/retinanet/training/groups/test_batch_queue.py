@@ -113,8 +113,9 @@ def test_once_anybody_has_closed_it_nobody_is_given_more_and_none_was_left_out(
 
 
 def test_a_stretch_that_follows_begins_anew(stores: Stores) -> None:
-    [[first]], [[second]] = (
-        queues_of(stores, groups=1, steps=stretch + 1, stretch=stretch) for stretch in (1, 2)
+    first, second = (
+        BatchQueue(stores.first, stretch=stretch, steps=stretch + 1, group=0, group_size=1)
+        for stretch in (1, 2)
     )
     assert take_all(first) == [0, 1]
     first.close()
