@@ -35,7 +35,8 @@ def rest_of_epoch_in_groups(
         NonFiniteLossError: The run cannot go on after a step of any group; a checkpoint has the
             weights, which that step did not touch.
     """
-    title = f"epoch {run.plan.position(run.step).epoch + 1}/{run.config.training.epochs}, steps"
+    epoch = run.plan.position(run.step).epoch
+    title = f"epoch {epoch + 1}/{run.config.training.epochs}, steps"
     last = run.plan.end_of_epoch(run.step)
     with progress(run.console, title, total=run.plan.total_steps, start=run.step) as advance:
         while run.step < last and not stop and not run.target_is_reached():
@@ -43,6 +44,8 @@ def rest_of_epoch_in_groups(
             yield from stretch.steps(rate)
             together = come_together(run, groups, stretch.arrival(), stop)
             stretch.note_the_rest()
+            if run.step >= last:
+                run.log.epoch_stopped(epoch + 1, step=run.step)
             settle_stretch(run, together, stop)
 
 
