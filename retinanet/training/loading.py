@@ -136,7 +136,7 @@ class BadImages:
         """
         new = [problem for problem in dict.fromkeys(problems) if problem not in self.seen]
         self.seen.update(new)
-        if len(self.seen) > self.limit:
+        if new and len(self.seen) > self.limit:
             raise InputError(
                 f"{new[-1]}; more than data.bad_image_limit={self.limit} images could not be read: "
                 "run `python -m data verify`, which finds all of them"

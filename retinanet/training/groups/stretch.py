@@ -119,7 +119,7 @@ class Stretch:
                 for own in self._iteration(rate):
                     result = self._heard(own)
                     note_gradients(run, result)
-                    run.note_bad_images(result.bad_images)
+                    self._note_bad_images(result.bad_images)
                     self._note(result)
                     yield result
                     if run.loading_moved_out(own):
@@ -184,12 +184,20 @@ class Stretch:
         """On rank 0: what is wrong with a step of another group is told here, too."""
         if result.nonfinite:
             tell_of_skipped(self._run, result)
+        self._note_bad_images(result.bad_images)
+        self._record(result)
+
+    def _note_bad_images(self, problems: tuple[str, ...]) -> None:
+        """Tell of them; too many end the run once all have come together.
+
+        Rank 0 alone has heard of all groups': until then its own trains what it has taken, or the
+        group's other ranks would wait for it.
+        """
         try:
-            self._run.note_bad_images(result.bad_images)
-        except InputError as problem:  # of this rank alone: its group trains what it has taken
+            self._run.note_bad_images(problems)
+        except InputError as problem:
             self._wants = replace(self._wants, problem=problem)
             self.queue.close()
-        self._record(result)
 
     def _record(self, result: StepResult) -> None:
         run, groups = self._run, self._groups
