@@ -1,5 +1,5 @@
 from retinanet.config_file import load_config
-from retinanet.preflight.batches import check_split
+from retinanet.preflight.batches import check_groups, check_split
 from retinanet.preflight.finding import Finding
 
 
@@ -18,3 +18,15 @@ def test_a_list_of_other_ranks_is_a_failure() -> None:
     [found] = checked("[3, 1]", ranks=4)
     assert found.level == "failure"
     assert found.found.startswith("distributed.batch_split: expected 4 numbers with the sum 8 ")
+
+
+def test_groups_are_told_where_there_are_several_and_a_failure_where_ranks_do_not_fit() -> None:
+    def found(groups: int, *, ranks: int) -> list[Finding]:
+        return check_groups(load_config("demo", [f"distributed.groups={groups}"]), ranks=ranks)
+
+    assert found(1, ranks=3) == []
+    [fits] = found(2, ranks=4)
+    assert (fits.subject, fits.level) == ("compute groups", "ok")
+    assert fits.found == "2 of 2 ranks, none waits for another"
+    [fails] = found(2, ranks=3)
+    assert fails.level == "failure" and fails.found.startswith("distributed.groups: 2 groups ")

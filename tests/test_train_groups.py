@@ -1,0 +1,364 @@
+"""Compute groups under the real mpirun: one run, none waits, and what becomes of it if some end."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from retinanet.mlperf.official import check_compliance
+from tests.launch.processes_left import processes_with, wait_until_gone
+from tests.launch.ranks import Ended, ended, run_ranks, start_ranks
+
+pytestmark = pytest.mark.whole_machine
+
+EPOCH = 6
+"""Steps, each of one image and one group."""
+SETTINGS = (
+    f"data.scenes.train={EPOCH}",
+    "data.scenes.validation=3",
+    "data.image_size=64",
+    "training.batch_size=1",
+    "training.learning_rate=1e-5",
+    "training.schedule=constant",
+    "training.epochs=2",
+    "evaluation.every=1",
+    "evaluation.pictures=0",
+    "engine.precision=float32",
+    "launch.threads=1",
+    "distributed.groups=2",
+    "distributed.timeout_s=60",
+)
+LONG = ("training.epochs=100000", "evaluation.every=100000")
+TOTAL = 2 * EPOCH
+
+
+def words_of(root: Path, name: str, *changes: str) -> list[str]:
+    return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
+
+
+def records_of(run: Path, *, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if record["kind"] == kind]
+
+
+def steps_of(run: Path) -> list[int]:
+    """Their numbers; groups' own steps are in order, others may come between them."""
+    steps = records_of(run, kind="step")
+    for group in (0, 1):
+        own = [one["step"] for one in steps if one.get("group") == group]
+        assert own == sorted(own)
+    return sorted(one["step"] for one in steps)
+
+
+def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None:
+    end = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or len(records_of(run, kind="step")) < count:
+        assert time.monotonic() < end and job.poll() is None
+        time.sleep(0.02)
+
+
+def parent_of(process: int) -> int:
+    stat = Path(f"/proc/{process}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def process_of(rank: int, run: Path) -> int:
+    """The rank's own, not its keeper's, which all ranks have but those of the first group."""
+    processes = set()
+    for process in processes_with(f"run.name={run.name}"):
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        if b"PMI_RANK=%d" % rank in variables:
+            processes.add(process)
+    [eldest] = [one for one in processes if parent_of(one) not in processes]
+    if rank == 0:
+        return eldest
+    [kept] = [one for one in processes if parent_of(one) == eldest]
+    return kept
+
+
+def last_checkpoint(run: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((run / "checkpoints" / "last" / "state.json").read_text())
+    return state
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("groups")
+    yield folder
+    rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path) -> Ended:
+    """A run that nobody disturbs; each rank's weights at its end are in `root`."""
+    words = words_of(root, "whole", "checkpoint.every=3 steps", "checkpoint.keep=9")
+    return run_ranks(2, "tests/trained_ranks.py", str(root), *words)
+
+
+def test_groups_take_every_step_once_to_the_last(whole: Ended, root: Path) -> None:
+    assert (whole.code, whole.errors) == (0, "")
+    run = root / "whole"
+    assert steps_of(run) == list(range(1, TOTAL + 1))
+    steps = records_of(run, kind="step")
+    assert {one["group"] for one in steps} == {0, 1}
+    assert max(one["staleness"] for one in steps) > 0 <= min(one["staleness"] for one in steps)
+    assert [one["step"] for one in records_of(run, kind="evaluation")] == [EPOCH, TOTAL]
+    assert whole.output.count(f"finished after {TOTAL} steps") == 1
+
+
+def test_at_the_end_all_ranks_have_the_weights_of_the_last_checkpoint(
+    whole: Ended, root: Path
+) -> None:
+    first, second = (torch.load(root / f"rank{rank}.pt") for rank in (0, 1))
+    kept = load_file(root / "whole" / "checkpoints" / "last" / "model.safetensors")
+    assert first.keys() == second.keys() == kept.keys()
+    assert any(name.endswith("running_var") for name in first)
+    for name, value in first.items():
+        own = name.endswith("num_batches_tracked")  # of no use, and a group's own
+        assert own or torch.equal(value, second[name]), name
+        assert torch.equal(value, kept[name]), name
+    assert last_checkpoint(root / "whole")["position"]["step"] == TOTAL
+
+
+def test_the_optimizer_has_counted_the_steps_of_all_groups(whole: Ended, root: Path) -> None:
+    kept = load_file(root / "whole" / "checkpoints" / "last" / "optimizer.safetensors")
+    counts = {float(value) for name, value in kept.items() if name.endswith("step")}
+    assert counts == {float(TOTAL)}
+
+
+def test_checkpoints_are_written_while_groups_train(whole: Ended, root: Path) -> None:
+    names = (path.name for path in (root / "whole" / "checkpoints").glob("step-*"))
+    between = {int(name.removeprefix("step-")) for name in names} - {EPOCH, TOTAL}
+    assert between and max(between) < TOTAL
+
+
+def test_a_run_says_what_its_groups_are(whole: Ended, root: Path) -> None:
+    rows = [" ".join(line.split()) for line in whole.output.splitlines()]
+    [told] = [row for row in rows if row.startswith("groups ")]
+    assert told.startswith("groups 2 of 1 rank, none waits for another; beta1 0.4, as 1 − 1/2 ")
+    assert any(row.startswith(f"steps {TOTAL} of 1 × 1 images") for row in rows)
+    facts = json.loads((root / "whole" / "environment.json").read_text())["ranks"]
+    assert (facts["size"], facts["compute_groups"]) == (2, 2)
+    setup = last_checkpoint(root / "whole")["setup"]
+    assert (setup["compute groups"], setup["beta1"]) == (2, 0.4)
+
+
+def test_the_official_checker_accepts_the_log(whole: Ended, root: Path) -> None:
+    verdict = check_compliance(root / "whole" / "mlperf.log", rules="5.1.0")
+    assert verdict.passed and verdict.faults == verdict.warnings == ()
+
+
+class Pieces:
+    """A run that is stopped and goes on under other conditions."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.run = root, root / "pieces"
+
+    def go_on(self, *changes: str, steps: int, nan_at: int = 0) -> Ended:
+        """`steps`: after which it ends; `nan_at`: of rank 1's batches, the one that has a NaN."""
+        words = words_of(self.root, "pieces", *LONG, f"training.max_steps={steps}", *changes)
+        program = ("tests/nan_in_groups.py", "1", str(nan_at)) if nan_at else ("train.py",)
+        return run_ranks(2, *program, *words, "--resume")
+
+    @property
+    def step(self) -> int:
+        """Of the last checkpoint."""
+        step: int = last_checkpoint(self.run)["position"]["step"]
+        return step
+
+    def has_finite_weights(self) -> bool:
+        weights = load_file(self.run / "checkpoints" / "last" / "model.safetensors")
+        return all(bool(torch.isfinite(one).all()) for one in weights.values())
+
+
+@pytest.fixture(scope="module")
+def pieces(root: Path) -> Pieces:
+    return Pieces(root)
+
+
+@pytest.fixture(scope="module")
+def interrupted(pieces: Pieces) -> Ended:
+    """SIGTERM after some steps."""
+    job = start_ranks(2, "train.py", *words_of(pieces.root, "pieces", *LONG))
+    wait_for_steps(pieces.run, job, count=3)
+    job.send_signal(signal.SIGTERM)
+    return ended(job)
+
+
+@pytest.fixture(scope="module")
+def without_groups(interrupted: Ended, pieces: Pieces) -> Ended:
+    """The same run, two steps of two images that both ranks take together."""
+    return pieces.go_on("distributed.groups=1", steps=pieces.step + 2)
+
+
+def test_a_signal_brings_groups_together_for_a_checkpoint_of_all_steps(
+    interrupted: Ended, pieces: Pieces
+) -> None:
+    assert interrupted.code == 75, interrupted.errors
+    told = "SIGTERM: checkpoint written; go on with: mpirun -np 2 "
+    assert interrupted.output.count(told) == 1
+    assert steps_of(pieces.run)[:3] == [1, 2, 3]
+
+
+def test_a_run_of_groups_goes_on_without_and_says_that_conditions_have_changed(
+    without_groups: Ended, pieces: Pieces
+) -> None:
+    assert (without_groups.code, without_groups.errors) == (0, "")
+    told = " ".join(without_groups.output.split())
+    assert "compute groups was 2, is now 1" in told and "beta1 was 0.4, is now 0.9" in told
+    steps = records_of(pieces.run, kind="step")
+    assert [("group" in one, "staleness" in one) for one in steps[-2:]] == [(False, False)] * 2
+    assert steps_of(pieces.run) == list(range(1, pieces.step + 1))
+
+
+@pytest.fixture(scope="module")
+def unreadable(without_groups: Ended, pieces: Pieces) -> tuple[str, Ended]:
+    """The name of an image, and the end of a run of groups in which it could not be read."""
+    image = sorted((pieces.run / "scenes" / "train" / "data").iterdir())[3]
+    content = image.read_bytes()
+    image.write_bytes(content[:100])
+    job = pieces.go_on(steps=pieces.step + 2 * EPOCH)
+    image.write_bytes(content)
+    return image.name, job
+
+
+def test_an_image_that_a_group_cannot_read_stops_all_after_a_checkpoint(
+    unreadable: tuple[str, Ended], pieces: Pieces
+) -> None:
+    image, job = unreadable
+    assert "compute groups was 1, is now 2" in " ".join(job.output.split())
+    assert job.code == 2
+    [line] = [one for one in job.errors.splitlines() if "error: " in one]
+    assert image in line and "then go on with: mpirun -np 2 " in line
+    assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
+
+
+@pytest.fixture(scope="module")
+def not_finite(unreadable: tuple[str, Ended], pieces: Pieces) -> Ended:
+    """The image is mended; now a batch of rank 1 brings a NaN."""
+    job = pieces.go_on(steps=pieces.step + 2 * EPOCH, nan_at=2)
+    assert pieces.has_finite_weights()
+    return job
+
+
+def test_a_loss_that_is_not_finite_in_one_group_stops_all_after_a_checkpoint(
+    not_finite: Ended, pieces: Pieces
+) -> None:
+    assert "other conditions" not in not_finite.output
+    assert not_finite.code == 3
+    [line] = not_finite.errors.splitlines()
+    assert line.startswith("error: loss not finite at step ")
+    assert "training.on_nonfinite=skip; a checkpoint has the weights as they are: " in line
+    assert line.endswith("--resume")
+    assert steps_of(pieces.run)[: pieces.step] == list(range(1, pieces.step + 1))
+
+
+def test_a_step_that_is_skipped_is_told_and_all_others_are_taken_once(
+    not_finite: Ended, pieces: Pieces
+) -> None:
+    end = pieces.step + EPOCH
+    job = pieces.go_on("training.on_nonfinite=skip", steps=end, nan_at=2)
+    assert (job.code, job.errors) == (0, "")
+    assert steps_of(pieces.run) == list(range(1, end + 1))
+    [report] = records_of(pieces.run, kind="nonfinite")
+    [step] = [one for one in records_of(pieces.run, kind="step") if one["loss"] is None]
+    assert report["step"] == step["step"] and step["group"] == 1
+    assert job.output.count("; nothing was updated, and the run goes on\n") == 1
+    assert pieces.has_finite_weights()
+
+
+def test_a_killed_rank_is_given_up_and_the_others_end_the_run_alone(root: Path) -> None:
+    run = root / "killed"
+    words = words_of(root, "killed", "data.on_bad_image=skip", "data.bad_image_limit=9")
+    job = start_ranks(2, "train.py", *words)
+    wait_for_steps(run, job, count=3)
+    images = sorted((run / "scenes" / "validation" / "data").iterdir())
+    for image in images:  # so that each that is evaluated is told
+        image.write_bytes(b"no image")
+    os.kill(process_of(1, run), signal.SIGKILL)
+    outcome = ended(job)
+    assert outcome.code == 0, outcome.errors
+    [warning] = outcome.errors.splitlines()
+    assert warning.startswith("warning: rank 1 on ")
+    assert warning.endswith(": its group 1, rank 1, is given up, and the others go on")
+    steps = steps_of(run)
+    assert steps[-1] == TOTAL and len(steps) == len(set(steps)) > TOTAL / 2
+    assert [one["step"] for one in records_of(run, kind="evaluation")] == [EPOCH, TOTAL]
+    told = [one["problem"] for one in records_of(run, kind="bad_image")]
+    assert [any(image.name in one for one in told) for image in images] == [True] * 3
+    assert last_checkpoint(run)["setup"]["ranks"] == 1
+    wait_until_gone(f"run.name={run.name}")
+
+
+@pytest.mark.parametrize("victim", ["rank 0", "mpirun"])
+def test_without_rank_0_or_the_launcher_all_end_and_nothing_is_left(
+    root: Path, victim: str
+) -> None:
+    run = root / f"killed-{victim.replace(' ', '-')}"
+    job = start_ranks(2, "train.py", *words_of(root, run.name, *LONG))
+    wait_for_steps(run, job, count=2)
+    os.kill(process_of(0, run) if victim == "rank 0" else job.pid, signal.SIGKILL)
+    outcome = ended(job)
+    assert outcome.code not in (0, 75)
+    wait_until_gone(f"run.name={run.name}", seconds=20)
+
+
+def test_of_two_groups_of_two_ranks_the_end_of_one_rank_is_that_of_its_group(root: Path) -> None:
+    run = root / "four"
+    job = start_ranks(4, "train.py", *words_of(root, run.name, "launch.pin=false"))
+    wait_for_steps(run, job, count=1)
+    os.kill(process_of(3, run), signal.SIGKILL)
+    outcome = ended(job)
+    assert outcome.code == 0, outcome.errors
+    [warning] = outcome.errors.splitlines()
+    assert warning.startswith("warning: rank 3 on ")
+    assert warning.endswith(": its group 1, ranks 2-3, is given up, and the others go on")
+    assert "groups  2 of 2 ranks, none waits for another; beta1 0.4" in outcome.output
+    steps = steps_of(run)
+    assert steps[-1] == TOTAL / 2 and len(steps) == len(set(steps))
+    assert last_checkpoint(run)["setup"]["ranks"] == 2
+    wait_until_gone(f"run.name={run.name}")
+
+
+def test_images_that_different_groups_cannot_read_count_together(root: Path) -> None:
+    """Rank 0 alone knows of all: those that share its group must not be left waiting for it."""
+    words = words_of(root, "unreadable", *LONG, "launch.pin=false", "distributed.timeout_s=30")
+    skips = ("data.on_bad_image=skip", "data.bad_image_limit=1", "data.workers=1")
+    job = start_ranks(4, "train.py", *words, *skips)
+    wait_for_steps(root / "unreadable", job, count=1)
+    images = sorted((root / "unreadable" / "scenes" / "train" / "data").iterdir())
+    for image in images[:2]:
+        image.write_bytes(b"no image")
+    outcome = ended(job)
+    assert outcome.code in (2, signal.SIGKILL), outcome.errors
+    [line] = outcome.errors.splitlines()
+    assert "more than data.bad_image_limit=1 images could not be read" in line
+    assert len(records_of(root / "unreadable", kind="bad_image")) == 1
+
+
+def test_a_dry_run_tells_the_groups() -> None:
+    job = run_ranks(2, "train.py", *SETTINGS, "--dry-run")
+    assert (job.code, job.errors) == (0, "")
+    assert "# compute groups: 2 of 1 rank, none waits for another" in job.output.splitlines()
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--check"]])
+def test_ranks_that_make_no_equal_groups_are_refused_once_before_anything_is_written(
+    root: Path, flags: list[str]
+) -> None:
+    job = run_ranks(3, "train.py", *words_of(root, "wrong"), *flags)
+    assert job.code in (2, signal.SIGKILL)  # mpirun may tell how it ended the others
+    [line] = [one for one in job.errors.splitlines() if "of equal size" in one]
+    told = "2 groups cannot be of equal size: there are 3 ranks; use 1 or 3"
+    assert line.endswith(f"distributed.groups: {told}")
+    assert not (root / "wrong").exists()
