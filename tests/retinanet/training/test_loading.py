@@ -69,3 +69,4 @@ def test_each_bad_image_counts_once_and_too_many_end_the_run() -> None:
     assert images.note(("b: missing",)) == ["b: missing"]
     with pytest.raises(InputError, match=r"c: missing; more than data\.bad_image_limit=2 images"):
         images.note(("b: missing", "c: missing"))
+    assert images.note(()) == images.note(("c: missing",)) == []  # it has been told
