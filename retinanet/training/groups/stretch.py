@@ -119,6 +119,8 @@ class Stretch:
                 for own in self._iteration(rate):
                     result = self._heard(own)
                     note_gradients(run, result)
+                    self._trained += 1
+                    self._groups.own_steps += 1
                     self._note_bad_images(result.bad_images)
                     self._note(result)
                     yield result
@@ -155,8 +157,6 @@ class Stretch:
         run, groups = self._run, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
         together = merged(groups.own.all_gather(own))
-        self._trained += 1
-        groups.own_steps += 1
         is_due = run.saving.is_due(step=number, epoch=run.plan.epochs_done(number))
         is_ready = run.pending is not None and run.pending.is_ready
         if is_due or is_ready:
