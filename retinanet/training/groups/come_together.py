@@ -1,6 +1,7 @@
 """All groups that are left, together again after a stretch: one set of weights, one position."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,19 @@ class Arrival:
     metric_is_ready: bool = False
 
 
-def come_together(run: "Run", groups: ComputeGroups, own: Arrival, stop: StopRequest) -> Arrival:
+def come_together(
+    run: "Run", groups: ComputeGroups, arrival: Callable[[], Arrival], stop: StopRequest
+) -> Arrival:
     """Wait for all that are left, take up the common weights, and settle where the run stands.
 
     Every rank calls it at the end of a stretch. Afterwards `run.group` has the ranks that are left,
     all with the weights as the last group has updated them, and rank 0 the optimizer's state.
+
+    Args:
+        run: The run.
+        groups: This rank among them.
+        arrival: What it brings, asked for once all are here that are left.
+        stop: Learns of a signal that any rank has got.
 
     Returns:
         What they bring together; `untrained` and `taken` are in `run.step`.
@@ -45,7 +54,7 @@ def come_together(run: "Run", groups: ComputeGroups, own: Arrival, stop: StopReq
     if run.group.is_first:
         groups.update.take_back(run.optimizer)
     run.group.broadcast(one.detach() for one in trained_parameters(run.model))
-    arrivals = run.group.all_gather(own)
+    arrivals = run.group.all_gather(arrival())
     stop.agree([one.signal for one in arrivals])
     untrained = [one.untrained for one in arrivals if one.untrained is not None]
     steps = min([max(one.taken for one in arrivals), *untrained])

@@ -42,8 +42,7 @@ def rest_of_epoch_in_groups(
         while run.step < last and not stop and not run.target_is_reached():
             stretch = Stretch(run, groups, steps=last - run.step, stop=stop, advance=advance)
             yield from stretch.steps(rate)
-            together = come_together(run, groups, stretch.arrival(), stop)
-            stretch.note_the_rest()
+            together = come_together(run, groups, stretch.arrival, stop)
             if run.step >= last:
                 run.log.epoch_stopped(epoch + 1, step=run.step)
             settle_stretch(run, together, stop)
@@ -95,6 +94,7 @@ class Stretch:
         self._run, self._groups, self._stop, self._advance = run, groups, stop, advance
         self._start = run.step
         self._recorded = 0
+        self._last_recorded = 0
         self._trained = 0
         self._wants = Arrival(taken=0)
         self.queue = BatchQueue(
@@ -204,6 +204,7 @@ class Stretch:
         at_work = len({groups.group_of(rank) for rank in groups.ranks_at_work()})
         result = replace(result, groups_at_work=at_work)
         self._recorded += 1
+        self._last_recorded = max(self._last_recorded, result.step - self._start)
         run.log.stepped(images=result.images, seconds=result.seconds / result.groups_at_work)
         text = run.record.step(result, epoch=run.plan.epochs_done(result.step))
         self._advance(self._start + self._recorded, text)
@@ -217,12 +218,11 @@ class Stretch:
         self.queue.close()
 
     def arrival(self) -> Arrival:
-        """What this rank brings to the others."""
-        taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
-        return replace(self._wants, taken=taken, signal=self._stop.received)
-
-    def note_the_rest(self) -> None:
-        """On rank 0: record what other groups have done since its own last step."""
-        if self._groups.everybody.is_first:
+        """What this rank brings to the others, once all are there that are left."""
+        if self._groups.everybody.is_first:  # what groups have done that are not there, too
             for other in self._results.take():
                 self._record_of_another(other)
+        taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
+        return replace(
+            self._wants, taken=max(taken, self._last_recorded), signal=self._stop.received
+        )
