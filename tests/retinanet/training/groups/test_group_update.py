@@ -64,8 +64,8 @@ def test_one_group_on_common_weights_is_plain_training_bit_for_bit() -> None:
     model, other = make_model(), make_model()
     optimizer, its = make(model), make(other)
     update = one_group(model, make)
-    for one in parameters_that_train(model):
-        one.data.zero_()
+    for parameter in parameters_that_train(model):
+        parameter.data.zero_()
     update.begin()  # reads what was put there
     found, expected = train(model, optimizer, update=update), train(other, its, update=None)
     assert len(optimizer.state) == 0  # it took no step itself
