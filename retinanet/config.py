@@ -197,7 +197,7 @@ class TrainingConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """A step whose loss or gradients are not finite: end the run, or go on without it. [name]"""
     nonfinite_limit: Annotated[int, Field(ge=1)] = 10
-    """With on_nonfinite=skip the run ends after so many skipped all the same. [steps]"""
+    """With on_nonfinite=skip the run (or group) ends after so many skipped ones. [steps]"""
     target_map: Annotated[float, Field(gt=0, le=1)] | None = None
     """End when an evaluation reaches this mAP (IoU 0.50:0.95); MLPerf: 0.34. [mAP or null]"""
 

@@ -24,6 +24,8 @@ from launch.host.cpu_lists import format_cpu_list
 from retinanet.exit_codes import INTERRUPTED
 
 SECONDS_BETWEEN_BEATS = 1.0
+SECONDS_FOR_KEEPERS = 0.3
+"""In which those of ranks that have ended hand on their exit codes; see `keeper`."""
 PATIENCE = 5.0
 """How long a failing rank waits for rank 0's word, and rank 0 for the others' ends. [seconds]"""
 DIED = 1
@@ -119,12 +121,13 @@ class Watch:
         ranks = {connection: rank for rank, connection in self._connections.items()}
         heard = dict.fromkeys(ranks.values(), time.monotonic())
         next_beat = 0.0
-        while ranks := {one: rank for one, rank in ranks.items() if rank not in self.lost}:
+        while ranks or (self.lost and not self._is_over):
             for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
                 assert isinstance(connection, Connection)
                 heard[ranks[connection]] = time.monotonic()
                 if not self._hear(ranks[connection], connection):
                     del ranks[connection]
+            ranks = {one: rank for one, rank in ranks.items() if rank not in self.lost}
             now = time.monotonic()
             if now < next_beat:
                 continue
@@ -207,6 +210,7 @@ class Watch:
                     connection.recv_bytes()
                 except (EOFError, OSError):
                     left.discard(connection)
+        time.sleep(SECONDS_FOR_KEEPERS)
 
 
 def given_up(failure: Failure, *, group: int, ranks: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ import torch
 from launch.host.cpu_lists import format_cpu_list
 from retinanet.batch_split import described_split
 from retinanet.compute_groups import planned_groups
+from retinanet.config import TrainingConfig
 from retinanet.momentum import beta1_of
 
 if TYPE_CHECKING:
@@ -74,16 +75,22 @@ def described_ranks(run: "Run") -> dict[str, object]:
 
 
 def described_groups(run: "Run") -> dict[str, object]:
-    """How many compute groups there are, and what becomes of the optimizer's momentum."""
-    groups, training = run.config.distributed.groups, run.config.training
-    if groups == 1:
+    """How many compute groups there are, their momentum, and where the weights are."""
+    if run.groups is None:
         return {}
-    words = planned_groups(groups, ranks=groups * run.compute_group.size)
-    implicit = f"1 − 1/{groups} of momentum comes from not waiting"
+    count = run.config.distributed.groups
+    words = planned_groups(count, ranks=count * run.compute_group.size)
+    momentum = momentum_of_groups(run.config.training, count)
+    return {"groups": f"{words}; {momentum}; weights by {run.groups.update.way}"}
+
+
+def momentum_of_groups(training: TrainingConfig, groups: int) -> str:
+    """What becomes of the optimizer's momentum, in words."""
+    implicit = f"as 1 − 1/{groups} of momentum comes from not waiting"
     if training.optimizer == "sgd":
-        return {"groups": f"{words}; {implicit}, training.momentum={training.momentum:g} stays"}
+        return f"momentum {training.momentum:g} as told, beside the 1 − 1/{groups} of not waiting"
     beta1 = beta1_of(training.beta1, groups=groups)
-    return {"groups": f"{words}; beta1 {beta1:g}, as {implicit}"}
+    return f"beta1 {beta1:g}, {implicit if training.beta1 == 'auto' else 'as told'}"
 
 
 def facts_of_ranks(run: "Run") -> dict[str, Any]:

@@ -183,6 +183,7 @@ class Stretch:
     def _record_of_another(self, result: StepResult) -> None:
         """On rank 0: what is wrong with a step of another group is told here, too."""
         if result.nonfinite:
+            self._run.nonfinite.skipped += 1
             tell_of_skipped(self._run, result)
         self._note_bad_images(result.bad_images)
         self._record(result)

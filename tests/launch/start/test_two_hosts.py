@@ -1,5 +1,6 @@
 """Ranks of one job on two hosts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -115,6 +116,32 @@ def test_training_on_two_hosts_ends_with_the_weights_of_one_host(
     assert "left" in both.output and "right" in both.output
     assert len(steps_of(tmp_path / "two")) == STEPS
     assert weights_of(tmp_path / "two") == weights_of(tmp_path / "one")
+
+
+def groups_of_steps(run: Path) -> list[int]:
+    return [json.loads(line)["group"] for line in steps_of(run)]
+
+
+def test_groups_on_two_hosts_share_the_weights_and_outlive_a_host(
+    debian_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    run = tmp_path / "groups"
+    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
+    train += ["data.scenes.train=40", "training.max_steps=40", "distributed.timeout_s=10"]
+    job = start_on_both(debian_hosts, *train, "distributed.groups=2")
+    wait_for_steps(run, job, count=8)
+    debian_hosts.cut()
+    end = time.monotonic() + 60
+    while '"evaluation"' not in (run / "metrics.jsonl").read_text():
+        assert time.monotonic() < end and job.poll() is None
+        time.sleep(0.1)
+    assert set(groups_of_steps(run)) == {0, 1}
+    assert set(groups_of_steps(run)[-4:]) == {0}
+    [mpirun] = processes_with(f"run.name={run.name}", begin=f"{MPIRUN} ")
+    os.kill(mpirun, signal.SIGKILL)  # it waits for the other host
+    cut = ended(job)
+    assert "rank 1 on right was silent for 8 s (stopped, or cut off?): its group 1" in cut.errors
+    wait_until_gone(f"run.name={run.name}")
 
 
 def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None:

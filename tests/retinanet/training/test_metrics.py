@@ -61,6 +61,7 @@ def test_a_step_is_one_line_with_its_numbers(tmp_path: Path) -> None:
         "bbox_regression": 0.25,
         "gradient_norm": 2.5,
         "learning_rate": pytest.approx(3e-4),
+        "images": 6,
         "images_per_second": 4.0,
         "seconds": 1.5,
         "data_seconds": 0.5,

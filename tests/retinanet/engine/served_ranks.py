@@ -1,0 +1,76 @@
+"""Two ranks of which the second steps by way of the first, beside a plain optimizer: FOLDER."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from retinanet.engine.group_weights import GroupWeights, memory_of_weights
+from retinanet.engine.optimizer import make_optimizer
+from retinanet.engine.served_weights import ServedWeights, WeightsServer
+
+STEPS = 4
+MAKE = partial(make_optimizer, name="adam", learning_rate=1e-2)
+
+
+def made() -> nn.Module:
+    """Equal on both ranks."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3)).to(
+        memory_format=torch.channels_last
+    )
+
+
+def make_gradients(model: nn.Module, seed: int) -> None:
+    """Of a batch that depends on the seed."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    model(torch.randn(2, 3, 9, 9)).square().mean().backward()
+
+
+def serve(pair: dist.ProcessGroup) -> None:
+    """Rank 0: the weights, which nobody else updates."""
+    parameters = list(made().parameters())
+    memory = memory_of_weights(parameters, optimizer="adam")
+    view = partial(
+        GroupWeights, memory.place, parameters, optimizer="adam", make=MAKE, timeout_s=30
+    )
+    own = view()
+    own.fill(parameters, MAKE(made()))
+    server = WeightsServer(
+        [(1, pair)], parameters, make_view=view, compress=False, begin_thread=lambda: None
+    )
+    server.close(timeout_s=60)
+    own.copy_to(parameters)
+    torch.save(parameters, Path(sys.argv[1], "rank0.pt"))
+
+
+def step(pair: dist.ProcessGroup) -> None:
+    """Rank 1: its steps, and those of a plain optimizer with the same gradients."""
+    served, plain = made(), made()
+    parameters, optimizer = list(served.parameters()), MAKE(plain)
+    weights = ServedWeights(pair, parameters, compress=False)
+    weights.copy_to(parameters)  # what the server has
+    stalenesses = []
+    for number in range(STEPS):
+        make_gradients(served, number)
+        make_gradients(plain, number)
+        optimizer.step()
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        with weights.held():
+            stalenesses.append(weights.step(gradients, learning_rate=1e-2))
+            weights.copy_to(parameters)
+    weights.close()
+    content = (parameters, list(plain.parameters()), stalenesses)
+    torch.save(content, Path(sys.argv[1], "rank1.pt"))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD
+    assert group is not None
+    (serve if dist.get_rank() == 0 else step)(group)
+    dist.destroy_process_group()
