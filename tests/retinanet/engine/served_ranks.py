@@ -19,9 +19,8 @@ MAKE = partial(make_optimizer, name="adam", learning_rate=1e-2)
 def made() -> nn.Module:
     """Equal on both ranks."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3)).to(
-        memory_format=torch.channels_last
-    )
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def make_gradients(model: nn.Module, seed: int) -> None:
