@@ -12,7 +12,7 @@ from retinanet.momentum import BETA1, explicit_momentum
 
 BETAS = (0.0, 0.6, BETA1)
 """Beside what the rule says (`retinanet.momentum`)."""
-RATES = (1.0, 0.3, 0.1)
+RATES = (1.0, 0.3, 0.1, 0.03)
 """Shares of the configuration's learning rate: with late gradients a smaller one is stable."""
 
 
