@@ -141,11 +141,13 @@ def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> N
 
 
 def trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> Kept:
-    """Train to the target what has not been: plainly, with what was found, and untuned."""
-    plain = best([one for one in kept.probes if one.setting.groups == 1])
+    """Train to the target what has not been: as configured, with tuned groups, with untuned.
+
+    Plain training has the learning rate of the configuration, which somebody has chosen for a
+    whole training; a probe, which is short, likes smaller ones.
+    """
     tuned = best([one for one in kept.probes if one.setting.groups > 1])
-    untuned = Setting(tuned.groups, BETA1)
-    for setting in dict.fromkeys((plain, tuned, untuned)):
+    for setting in dict.fromkeys((Setting(1, BETA1), tuned, Setting(tuned.groups, BETA1))):
         if setting in [one.setting for one in kept.trained]:
             continue
         title, epochs = f"whole training of {setting.words}, epochs", settings.training.epochs

@@ -19,8 +19,8 @@ start), then from there for some seconds with each of several momenta and learni
 with as many groups as there are ranks, and with half as many as long as no momentum at all is the
 best. The lowest training loss at equal time is taken.
 
---whole then trains to the configuration's target: plainly, with the best groups that were found,
-and with as many groups untuned. Everything goes to a folder; the same command goes on there."""
+--whole then trains to the configuration's target: as it is configured, with the best groups that
+were found, and with as many groups untuned. Everything goes to a folder; the same command goes on there."""
 
 EXAMPLES = """\
 examples:
