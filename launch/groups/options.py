@@ -20,7 +20,8 @@ with as many groups as there are ranks, and with half as many as long as no mome
 best. The lowest training loss at equal time is taken.
 
 --whole then trains to the configuration's target: as it is configured, with the best groups that
-were found, and with as many groups untuned. Everything goes to a folder; the same command goes on there."""
+were found, and with as many groups untuned. Everything goes to a folder; the same command goes on
+there."""
 
 EXAMPLES = """\
 examples:
