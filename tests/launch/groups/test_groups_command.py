@@ -83,6 +83,7 @@ def test_ctrl_c_stops_the_training_too_and_leaves_nothing_behind(tmp_path: Path)
     assert (tmp_path / "cold-start" / "checkpoints" / "last").exists()
 
 
+@pytest.mark.whole_machine
 def test_a_training_that_fails_is_told_with_its_own_last_line(tmp_path: Path) -> None:
     job = job_in(tmp_path, "data.root=/nowhere", "data.scenes=null")
     with pytest.raises(InputError, match=r"ended with status 2: error: .*/nowhere"):
