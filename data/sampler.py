@@ -1,6 +1,6 @@
 """The order in which images are read: a function of seed and epoch, whoever reads them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -23,8 +23,9 @@ def training_keys(
     rank: int = 0,
     ranks: int = 1,
     split: Sequence[int] = (),
+    chosen: Iterable[int] | None = None,
 ) -> Iterator[list[SampleKey]]:
-    """One rank's batches of an epoch, from place `first` of its order on.
+    """One rank's batches of an epoch, from place `first` of its order on; all, or those `chosen`.
 
     All ranks share one order: a step takes its next `ranks × batch_size` places, rank 0 the first
     of these, rank 1 the next, and so on: `batch_size` each, or as many as `split` says. Images that
@@ -36,19 +37,14 @@ def training_keys(
     together = ranks * batch_size
     assert len(sizes) == ranks and sum(sizes) == together, sizes
     places = max(num_images, together)
-    key_at = epoch_order(num_images, seed=seed, epoch=epoch, places=places)
-    for step_start in range(first, places - together + 1, together):
-        start = step_start + sum(sizes[:rank])
-        yield [key_at(place) for place in range(start, start + sizes[rank])]
-
-
-def epoch_order(
-    num_images: int, *, seed: int, epoch: int, places: int
-) -> Callable[[int], SampleKey]:
-    """What is at each of so many places of an epoch's order."""
     order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
     key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
-    return lambda place: SampleKey(int(order[place % num_images]), int(key_seeds[place]))
+    for number in range((places - first) // together) if chosen is None else chosen:
+        start = first + number * together + sum(sizes[:rank])
+        yield [
+            SampleKey(int(order[place % num_images]), int(key_seeds[place]))
+            for place in range(start, start + sizes[rank])
+        ]
 
 
 class TrainingBatches(Sampler[list[SampleKey]]):
@@ -91,8 +87,6 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         """The batches from the position to the epoch's end, or those that are chosen."""
-        if self.chosen is not None:
-            return self._chosen_batches(self.chosen)
         return training_keys(
             self.num_images,
             seed=self.seed,
@@ -102,15 +96,8 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             rank=self.rank,
             ranks=self.ranks,
             split=self.split,
+            chosen=self.chosen,
         )
-
-    def _chosen_batches(self, chosen: Iterable[int]) -> Iterator[list[SampleKey]]:
-        together = self.ranks * self.batch_size
-        places = max(self.num_images, together)
-        key_at = epoch_order(self.num_images, seed=self.seed, epoch=self.epoch, places=places)
-        for number in chosen:
-            start = self.first + number * together + self.rank * self.batch_size
-            yield [key_at(place) for place in range(start, start + self.batch_size)]
 
 
 class EvaluationBatches(Sampler[list[SampleKey]]):

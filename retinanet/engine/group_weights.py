@@ -66,7 +66,9 @@ class GroupWeights:
         memory = map_memory(place, bytes_of_weights(parameters, slots))
         self._lock = os.open(place[0], os.O_RDWR)  # of its own: what opens it twice excludes itself
         self._timeout_s = timeout_s
-        self._version = torch.frombuffer(memory.mapped, dtype=torch.int64, count=1, offset=LINE)
+        self._version = torch.frombuffer(
+            memory.mapped, dtype=torch.int64, count=1, offset=VERSION_AT
+        )
         values = torch.frombuffer(memory.mapped, dtype=torch.float32, offset=VALUES_AT)
         counts, *blocks = split_values(values, parameters, slots)
         self._weights = [nn.Parameter(one) for one in placed(blocks[0], parameters)]
