@@ -43,10 +43,8 @@ class GroupUpdate:
         return "shared memory" if self._is_in_memory else "gloo"
 
     def begin(self) -> None:
-        """Read the weights as they are now, which all ranks of the group have already."""
-        if self._weights is not None:
-            with self._weights.held():
-                self._weights.copy_to(self._parameters)
+        """Read the weights as they are now; every rank of the group calls it."""
+        self._update(learning_rate=None)
 
     def __call__(self, learning_rate: float) -> int:
         """Take a step with the gradients, let go of them, and read the weights.
@@ -57,22 +55,29 @@ class GroupUpdate:
         Raises:
             TimeoutError: Another group keeps the weights for too long.
         """
-        staleness = 0
-        if self._group.is_first:
-            staleness = self._step(learning_rate)
-        elif self._is_in_memory:
-            self._read_with_first()
-        if not self._is_in_memory:
-            self._group.broadcast(one.detach() for one in self._parameters)
+        staleness = self._update(learning_rate=learning_rate)
         for one in self._parameters:
             one.grad = None
         return staleness
 
-    def _step(self, learning_rate: float) -> int:
+    def _update(self, *, learning_rate: float | None) -> int:
+        """Take a step if there is a learning rate, and read the weights that all then have."""
+        staleness = 0
+        if self._group.is_first:
+            staleness = self._update_as_first(learning_rate)
+        elif self._is_in_memory:
+            self._read_with_first()
+        if not self._is_in_memory:
+            self._group.broadcast(one.detach() for one in self._parameters)
+        return staleness
+
+    def _update_as_first(self, learning_rate: float | None) -> int:
         assert self._weights is not None
-        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        staleness = 0
         with self._weights.held():
-            staleness = self._weights.step(gradients, learning_rate=learning_rate)
+            if learning_rate is not None:
+                gradients = [one.grad for one in self._parameters if one.grad is not None]
+                staleness = self._weights.step(gradients, learning_rate=learning_rate)
             self._weights.copy_to(self._parameters)
             if self._is_in_memory:
                 self._group.barrier()  # the others begin to read
@@ -80,6 +85,7 @@ class GroupUpdate:
         return staleness
 
     def _read_with_first(self) -> None:
+        """Without holding them: the first does, and it waits for this."""
         assert self._weights is not None
         self._group.barrier()
         self._weights.copy_to(self._parameters)

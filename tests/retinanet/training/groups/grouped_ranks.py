@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from launch.ranks import read_ranks
 TIMEOUT_S = 60.0
 GROUPS = 2
 STEPS = 12
+LATE_S = 0.3
 
 if __name__ == "__main__":
     place = take_place(
@@ -86,6 +88,8 @@ if __name__ == "__main__":
         queue = BatchQueue(
             everybody.store, stretch=1, steps=STEPS, group=number, group_size=own.size
         )
+        if not own.is_first:
+            time.sleep(LATE_S)  # its first must not step, with all others kept out, before this
         update.begin()
         staleness: list[int] = []
         same: list[bool] = []
