@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SMALL_ERROR = 0.1
+"""Of a fit, a share: errors below it count by their squares."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -43,20 +46,27 @@ def ring(ranks: int, size: int) -> tuple[int, float]:
 
 
 def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
-    """Latency and bandwidth from measurements of several sizes; none of them is negative.
+    """Latency and bandwidth from measurements of several sizes.
 
-    Least squares of relative errors, so that small messages count as much as large ones.
+    Errors are logarithms of what the model says over what was measured, so that small messages
+    count as much as large ones; and a large error counts but in proportion, as what buffers a
+    message whole lets it pass faster than the link is.
 
     Args:
         times: Of at least two sizes, with two ranks or more.
         source: Where they were measured.
     """
     import numpy as np  # noqa: PLC0415 - a command line loads no numpy
-    from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    rows = [np.array(ring(one.ranks, one.size)) / one.seconds for one in times]
-    scale = np.max(rows, axis=0)
-    found, _ = nnls(np.array(rows) / scale, np.ones(len(rows)))
-    latency, per_byte = found / scale
-    least = np.finfo(float).tiny
-    return Network(latency=float(latency), bandwidth=1 / max(float(per_byte), least), source=source)
+    work = np.array([ring(one.ranks, one.size) for one in times])
+    seconds = np.array([one.seconds for one in times])
+    costs = np.min(seconds[:, None] / work, axis=0)  # each as if there were no other
+    found = least_squares(
+        lambda logs: np.log(work @ np.exp(logs) / seconds),
+        np.log(costs),
+        loss="soft_l1",
+        f_scale=SMALL_ERROR,
+    )
+    latency, per_byte = np.exp(found.x)
+    return Network(latency=float(latency), bandwidth=1 / float(per_byte), source=source)

@@ -40,6 +40,13 @@ def test_a_small_message_counts_as_much_as_a_large_one() -> None:
     assert found.all_reduce_seconds(8, ranks=2) == pytest.approx(1e-4, rel=0.01)
 
 
+def test_a_message_that_a_buffer_takes_whole_does_not_make_the_link_fast() -> None:
+    """Measured over a cable of 50 MB/s that lets 64 KiB pass at once."""
+    measured = {2**12: 1.98e-3, 2**16: 0.42e-3, 2**20: 21.1e-3, 2**23: 175e-3, 2**25: 703e-3}
+    times = [AllReduceTime(ranks=2, size=size, seconds=one) for size, one in measured.items()]
+    assert fit_network(times, source="").bandwidth == pytest.approx(50e6, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("text", "bandwidth", "latency"),
     [
