@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from launch.groups.report import (
     sooner_words,
     trained_table,
 )
-from launch.groups.search import Setting, search
+from launch.groups.search import Setting, for_whole, search
 from launch.groups.training import (
     Job,
     cold_start,
@@ -134,20 +135,30 @@ def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> N
     write_whole(job.folder / CHART, chart)
     console.print(probes_table(kept.probes))
     console.print(choice_words(kept.probes), soft_wrap=True)
-    words = ["python", "-m", "launch", "run", "--np", str(job.ranks), *job.where, "--", "train.py"]
-    words += ["--config", job.config, *job.overrides, *words_of(chosen, job.learning_rate)]
-    console.print(f"command: {shlex.join(words)}", soft_wrap=True, markup=False)
+    taken = for_whole(chosen)
+    larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
+    note = larger if taken != chosen else ""
+    console.print(f"command{note}: {command_of(job, taken)}", soft_wrap=True, markup=False)
     console.print(f"chart: {job.folder / CHART}", soft_wrap=True)
 
 
-def trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> Kept:
-    """Train to the target what has not been: as configured, with tuned groups, with untuned.
+def command_of(job: Job, setting: Setting) -> str:
+    """What trains with this setting."""
+    words = ["python", "-m", "launch", "run", "--np", str(job.ranks), *job.where, "--", "train.py"]
+    words += ["--config", job.config, *job.overrides, *words_of(setting, job.learning_rate)]
+    return shlex.join(words)
 
-    Plain training has the learning rate of the configuration, which somebody has chosen for a
-    whole training; a probe, which is short, likes smaller ones.
+
+def trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> Kept:
+    """Train to the target what has not been: one group, tuned groups, and these untuned.
+
+    Each with the learning rate after its best probe's, see `for_whole`; untuned is the momentum.
     """
-    tuned = best([one for one in kept.probes if one.setting.groups > 1])
-    for setting in dict.fromkeys((Setting(1, BETA1), tuned, Setting(tuned.groups, BETA1))):
+    plain, tuned = (
+        for_whole(best([one for one in kept.probes if (one.setting.groups > 1) == is_grouped]))
+        for is_grouped in (False, True)
+    )
+    for setting in dict.fromkeys((plain, tuned, replace(tuned, beta1=BETA1))):
         if setting in [one.setting for one in kept.trained]:
             continue
         title, epochs = f"whole training of {setting.words}, epochs", settings.training.epochs

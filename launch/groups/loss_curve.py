@@ -1,7 +1,6 @@
 """How far a training had come at what time, from its `metrics.jsonl`."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -31,20 +30,25 @@ class Loss:
 
 
 def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> list[Point]:
-    """Steps in order of time. Groups work side by side, each from the start on.
+    """Steps in order of time. Groups work side by side, from the last step that was everybody's.
 
     Args:
         records: Of `metrics.jsonl`.
         after_step: The last step that does not count.
     """
-    elapsed: defaultdict[int, float] = defaultdict(float)
+    together = 0.0
+    apart: dict[int, float] = {}
     points = []
     for one in records:
-        if one["kind"] != "step" or one["step"] <= after_step or one["loss"] is None:
+        if not counts(one, after_step) or one["loss"] is None:
             continue
-        group = one.get("group", 0)
-        elapsed[group] += one["seconds"]
-        points.append(Point(seconds=elapsed[group], loss=one["loss"], images=images_of(one)))
+        if "group" in one:
+            at = apart.get(one["group"], together) + one["seconds"]
+            apart[one["group"]] = at
+        else:
+            at = together = max([together, *apart.values()]) + one["seconds"]
+            apart = {}
+        points.append(Point(seconds=at, loss=one["loss"], images=images_of(one)))
     return sorted(points, key=lambda point: point.seconds)
 
 
@@ -55,8 +59,8 @@ def images_of(step: Mapping[str, Any]) -> int:
 
 
 def mean_staleness(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> float:
-    """Of the steps of groups; 0 where there is one."""
-    found = [one.get("staleness", 0) for one in records if counts(one, after_step)]
+    """Of the steps of groups; 0 where all ranks have taken each together."""
+    found = [one["staleness"] for one in records if counts(one, after_step) and "staleness" in one]
     return fmean(found) if found else 0.0
 
 

@@ -19,9 +19,10 @@ start), then from there for some seconds with each of several momenta and learni
 with as many groups as there are ranks, and with half as many as long as no momentum at all is the
 best. The lowest training loss at equal time is taken.
 
---whole then trains to the configuration's target: as it is configured, with the best groups that
-were found, and with as many groups untuned. Everything goes to a folder; the same command goes on
-there."""
+--whole then trains to the configuration's target: one group, the best groups that were found, these
+from the cold start on, and the same with the optimizer's own momentum. Each takes the next larger
+learning rate than its best probe's, as a short probe favours small ones. Everything goes to a
+folder; the same command goes on there."""
 
 EXAMPLES = """\
 examples:

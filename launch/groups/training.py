@@ -69,7 +69,7 @@ def probe(
     """
     run = job.folder / setting.name
     shutil.rmtree(run, ignore_errors=True)
-    shutil.copytree(job.folder / "cold-start", run, symlinks=True)
+    copy_of_cold_start(job, setting.name)
     words = (*FOR_PROBES, *words_of(setting, job.learning_rate), "--resume")
     try:
         run_for(job, setting.name, words, seconds=seconds, after_step=after_step, advance=advance)
@@ -81,14 +81,17 @@ def probe(
 
 
 def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any]]:
-    """Train from the start to the end of the configuration; returns the run's records.
+    """Train to the end of the configuration; returns the run's records.
 
-    Goes on where it was stopped; what has finished is not run again.
+    Groups begin where the cold start has ended, whose steps are theirs too: it is the first part
+    of such a training. Goes on where it was stopped; what has finished is not run again.
 
     Raises:
         InputError: It did not end well.
     """
     name = f"whole-{setting.name}"
+    if setting.groups > 1 and not (job.folder / name).exists():
+        copy_of_cold_start(job, name)
     words = (
         *words_of(setting, job.learning_rate),
         "evaluation.pictures=0",
@@ -99,6 +102,14 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
     code = followed(started, lambda: show(job.folder / name, advance))
     require_code(code, FINISHED, job.folder / name)
     return records_of(job.folder / name)
+
+
+def copy_of_cold_start(job: Job, name: str) -> None:
+    """Make it a run of this name, which then goes on from there; whole or not at all."""
+    begun = job.folder / f"{name}.begun"
+    shutil.rmtree(begun, ignore_errors=True)
+    shutil.copytree(job.folder / "cold-start", begun, symlinks=True)
+    begun.rename(job.folder / name)
 
 
 def words_of(setting: Setting, learning_rate: float) -> tuple[str, ...]:

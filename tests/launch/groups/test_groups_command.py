@@ -59,10 +59,14 @@ def test_a_probe_goes_on_from_the_cold_start_which_is_left_as_it_is(tmp_path: Pa
 
 
 @pytest.mark.whole_machine
-def test_a_whole_training_ends_as_the_configuration_says(tmp_path: Path) -> None:
-    job = job_in(tmp_path, "training.epochs=1")
+def test_a_whole_training_of_groups_goes_on_from_the_cold_start_to_the_end(tmp_path: Path) -> None:
+    epochs = 6
+    job = job_in(tmp_path, f"training.epochs={epochs}", f"evaluation.every={epochs}")
+    cold = cold_start(job, seconds=1, advance=nothing)
     records = whole(job, Setting(2, 0.4), advance=nothing)
-    assert [one["kind"] for one in records].count("step") == 16
+    steps = [one for one in records if one["kind"] == "step"]
+    assert [one["step"] for one in steps if "group" not in one] == list(range(1, cold + 1))
+    assert sum(one["images"] for one in steps) == 16 * epochs
     assert records[-1]["kind"] == "evaluation"
 
 

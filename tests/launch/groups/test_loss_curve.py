@@ -29,10 +29,26 @@ def test_groups_work_side_by_side_from_the_start_on() -> None:
     assert images_per_second(points) == pytest.approx(16 / 3)
 
 
+def test_groups_begin_when_the_last_step_of_all_has_ended() -> None:
+    records = [
+        step(1, seconds=5.0),
+        step(2, group=1, seconds=2.0),
+        step(3, group=0, seconds=3.0),
+        step(4, group=1, seconds=2.0),
+        step(5, seconds=1.0),
+    ]
+    assert [one.seconds for one in points_of(records)] == [5.0, 7.0, 8.0, 9.0, 10.0]
+
+
 def test_steps_of_the_cold_start_and_skipped_ones_do_not_count() -> None:
-    records = [step(1), step(2, loss=None), step(3, group=1, staleness=2), step(4, staleness=1)]
+    records = [
+        step(1),
+        step(2, loss=None),
+        step(3, group=1, staleness=2),
+        step(4, group=0, staleness=1),
+    ]
     assert [one.seconds for one in points_of(records, after_step=1)] == [1.0, 1.0]
-    assert mean_staleness(records, after_step=2) == 1.5
+    assert mean_staleness(records) == 1.5
     assert mean_staleness([]) == 0.0
 
 

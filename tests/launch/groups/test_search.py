@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from launch.groups.search import RATES, Setting, search, settings_of
+from launch.groups.search import RATES, Setting, for_whole, search, settings_of
 
 
 def searched(ranks: int, best: dict[int, float]) -> list[Setting]:
@@ -38,3 +38,8 @@ def test_groups_are_halved_while_no_momentum_is_the_best(ranks: int, groups: lis
 def test_halving_ends_where_some_momentum_is_the_best() -> None:
     found = searched(8, {8: 0.0, 4: 0.6, 2: 0.0})
     assert list(dict.fromkeys(one.groups for one in found)) == [1, 8, 4]
+
+
+def test_a_whole_training_takes_the_next_larger_learning_rate_up_to_the_configured_one() -> None:
+    assert for_whole(Setting(2, 0.4, 0.03)) == Setting(2, 0.4, 0.1)
+    assert for_whole(Setting(1, 0.9, 0.3)) == for_whole(Setting(1, 0.9)) == Setting(1, 0.9)
