@@ -104,7 +104,9 @@ def sooner_words(trained: Sequence[Trained]) -> list[str]:
     lines = [f"soonest at the target: {first.setting.words}, after {minutes(first.seconds)}"]
     for one in others:
         times = f"{one.seconds / first.seconds:.2f} times as long"
-        if not one.is_reached:
+        if one.is_reached:
+            times += f", {one.epochs / first.epochs:.2f} times the epochs"
+        else:
             times = f"target not reached, best mAP {one.map:.3f} in {times}"
         lines.append(f"{one.setting.words}: {times}")
     return lines

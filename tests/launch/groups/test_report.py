@@ -43,11 +43,13 @@ def test_plain_training_is_held_against_the_best_of_the_others() -> None:
     assert "than that of 2 groups, beta1 0.3" in words
 
 
-def trained(setting: Setting, *, seconds: float, is_reached: bool = True) -> Trained:
+def trained(
+    setting: Setting, *, seconds: float, epochs: float = 3.0, is_reached: bool = True
+) -> Trained:
     return Trained(
         setting=setting,
         seconds=seconds,
-        epochs=3.0,
+        epochs=epochs,
         steps=100,
         staleness=0.9,
         map=0.7 if is_reached else 0.2,
@@ -61,12 +63,12 @@ def test_what_did_not_reach_the_target_is_never_sooner() -> None:
         [
             trained(TWO, seconds=50, is_reached=False),
             trained(PLAIN, seconds=100),
-            trained(Setting(2, 0.9), seconds=150),
+            trained(Setting(2, 0.9), seconds=150, epochs=6.0),
         ]
     )
     assert lines == [
         "soonest at the target: 1 group, beta1 0.9, after 1 min 40 s",
-        "2 groups, beta1 0.9: 1.50 times as long",
+        "2 groups, beta1 0.9: 1.50 times as long, 2.00 times the epochs",
         "2 groups, beta1 0.3: target not reached, best mAP 0.200 in 0.50 times as long",
     ]
 
