@@ -3,6 +3,7 @@
 What is measured is handed on at once, so that an interrupted measurement goes on where it stopped.
 """
 
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from launch.tune.measure import (
     step_time,
 )
 from launch.tune.measurements import Measurements
+from launch.tune.network import rank_counts
 from launch.tune.step_time import Shape
 from launch.tune.trained_data import TrainedData
 from launch.tune.unfinished import JobsOfShape, Unfinished
@@ -45,8 +47,8 @@ METRIC_SHARE = 10
 """The metric is computed of a tenth of the images; it takes ten times as long of all."""
 BUCKET_BYTES = 25 * 2**20
 """Of gradients that DDP exchanges together, the last of which nothing hides."""
-SIZES, RANKS = (2**12, 2**20, 2**25), 2
-"""Of measured all-reduces, the sizes in bytes."""
+SIZES, MOST_RANKS = (2**12, 2**20, 2**25), 8
+"""Of measured all-reduces, the sizes in bytes; a host has fewer sockets than so many."""
 
 Keep = Callable[[Unfinished], None]
 """Told what is measured until now."""
@@ -157,10 +159,14 @@ def with_jobs(begun: Unfinished, measured: Sequence[Measured]) -> Unfinished:
 
 def with_all_reduces(asked: WhatToMeasure, begun: Unfinished, *, mpirun: Mpirun) -> Unfinished:
     """Between ranks of this host; on one core there are none."""
-    if asked.cores < RANKS:
+    if asked.cores == 1:
         return replace(begun, all_reduces=(), all_reduces_over="one core")
-    found = measure_all_reduces(sizes=SIZES, ranks=RANKS, mpirun=mpirun)
-    return replace(begun, all_reduces=found.times, all_reduces_over=found.over)
+    found = [
+        measure_all_reduces(sizes=SIZES, ranks=ranks, mpirun=mpirun)
+        for ranks in rank_counts(min(asked.cores, MOST_RANKS))
+    ]
+    times = tuple(itertools.chain.from_iterable(one.times for one in found))
+    return replace(begun, all_reduces=times, all_reduces_over=found[-1].over)
 
 
 def finished(asked: WhatToMeasure, found: Unfinished, *, busy_cores: float) -> Measurements:

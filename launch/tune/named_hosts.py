@@ -1,12 +1,14 @@
 """The network between named hosts, measured: all-reduces over a rank on each of them."""
 
+import itertools
 from pathlib import Path
 
 from launch.start.hostfile import read_hostfile
 from launch.start.hosts import expand_hosts, hosts_with_ranks
 from launch.start.mpirun import Mpirun
 from launch.tune.measurements import BetweenHosts
-from profiling.bench.all_reduce_job import measure_all_reduces
+from launch.tune.network import rank_counts
+from profiling.bench.all_reduce_job import AllReduces, measure_all_reduces
 from profiling.bench.measured_job import JobFailedError
 from retinanet.errors import InputError
 
@@ -33,10 +35,21 @@ def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
 
 
 def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
-    """Time all-reduces over a rank on each.
+    """Time all-reduces over a rank on each of the first two, four and so on, and of all.
 
     Raises:
         InputError: Ranks could not be started on all of them, or share a host.
+    """
+    found = [measure_over(hosts[:count], mpirun=mpirun) for count in rank_counts(len(hosts))]
+    times = tuple(itertools.chain.from_iterable(one.times for one in found))
+    return BetweenHosts(hosts=hosts, all_reduces=times, over=found[-1].over)
+
+
+def measure_over(hosts: tuple[str, ...], *, mpirun: Mpirun) -> AllReduces:
+    """Those over a rank on each of these.
+
+    Raises:
+        InputError: See `measure_between`.
     """
     names = ",".join(hosts)
     on_hosts = tuple((host, 1) for host in hosts)
@@ -49,4 +62,4 @@ def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
         ) from error
     if found.hosts < len(hosts):
         raise InputError(f"{names}: are names of {found.hosts} hosts only; name different ones")
-    return BetweenHosts(hosts=hosts, all_reduces=found.times, over=found.over)
+    return found

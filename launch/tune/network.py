@@ -39,6 +39,11 @@ class AllReduceTime:
     """Median."""
 
 
+def rank_counts(most: int) -> list[int]:
+    """Over how many ranks all-reduces are timed: 2, 4, 8 and so on, and the most there can be."""
+    return [2**power for power in range(1, (most - 1).bit_length())] + [most]
+
+
 def ring(ranks: int, size: int) -> tuple[int, float]:
     """Messages one after another, and bytes through each link, of a ring's all-reduce."""
     messages = 2 * (ranks - 1)

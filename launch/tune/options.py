@@ -134,7 +134,7 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
         default=WithGroups(),
         metavar="G,TIMES",
         help="also up to so many compute groups, which need so many times the epochs of plain "
-        "training at a group's batch, as launch groups --whole finds, such as 4,1.2",
+        "training at a group's batch, such as 4,1.2; launch groups --whole trains with both",
     )
     parser.add_argument(
         "--deadline",

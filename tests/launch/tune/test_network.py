@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.tune.network import AllReduceTime, Network, fit_network
+from launch.tune.network import AllReduceTime, Network, fit_network, rank_counts
 from launch.tune.parse_network import parse_network
 
 NETWORK = Network(latency=30e-6, bandwidth=1.2e9, source="here")
@@ -17,6 +17,15 @@ def test_each_link_carries_almost_twice_the_bytes() -> None:
 def test_latency_is_paid_for_each_message() -> None:
     slow = Network(latency=1e-3, bandwidth=1e30, source="")
     assert slow.all_reduce_seconds(4, ranks=5) == pytest.approx(8e-3)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(2, [2]), (3, [2, 3]), (4, [2, 4]), (7, [2, 4, 7]), (8, [2, 4, 8])]
+)
+def test_all_reduces_are_timed_over_doubled_numbers_of_ranks_up_to_the_most(
+    most: int, counts: list[int]
+) -> None:
+    assert rank_counts(most) == counts
 
 
 def test_fit_finds_latency_and_bandwidth() -> None:
