@@ -1,4 +1,4 @@
-"""Losses of all probes against time."""
+"""Losses of all probes, and the mAP of whole trainings, against time."""
 
 import io
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from launch.groups.kept import Probed
+from launch.groups.kept import Probed, Trained
 from launch.groups.search import Setting
 
 COLOURS = ("#3c8ddc", "#2f9e44", "#f08c00", "#e6194b", "#9c36b5", "#8d6e63")
@@ -34,6 +34,40 @@ def loss_chart(probes: Sequence[Probed], chosen: Setting, *, title: str) -> byte
         draw(axes, some, chosen)
         axes.set_title(f"learning rate × {rate:g}")
     panels[0].set_ylabel("training loss, running median")
+    return png_of(figure)
+
+
+def map_chart(trainings: Sequence[Trained], *, title: str) -> bytes:
+    """A PNG: mAP and mAP50 of the validation split, by minutes of steps and evaluations.
+
+    Args:
+        trainings: All of them; the target is theirs in common.
+        title: What was trained, on what.
+    """
+    figure = Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharex=True)
+    figure.suptitle(title)
+    colours = iter(COLOURS * len(trainings))
+    for one in sorted(trainings, key=lambda one: one.setting):
+        colour = "black" if one.setting.groups == 1 else next(colours)
+        minutes = [evaluated.seconds / 60 for evaluated in one.curve]
+        for axes, values in (
+            (left, [evaluated.map for evaluated in one.curve]),
+            (right, [evaluated.map_50 for evaluated in one.curve]),
+        ):
+            axes.plot(minutes, values, "o-", color=colour, label=one.setting.words)
+    if trainings and trainings[0].target is not None:
+        left.axhline(trainings[0].target, color="grey", linestyle=":", label="target")
+    for axes, name in ((left, "mAP"), (right, "mAP50")):
+        axes.set(xlabel="minutes of steps and evaluations", ylabel=name, xlim=0, ylim=(0, 1))
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=9, loc="upper left")
+    return png_of(figure)
+
+
+def png_of(figure: Figure) -> bytes:
+    """Its picture."""
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()

@@ -4,12 +4,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from launch.groups.kept import Kept, Probed, Trained, read_kept, write_kept
-from launch.groups.loss_curve import mean_staleness, points_of
+from launch.groups.loss_curve import map_curve, mean_staleness, points_of
 from launch.groups.report import (
     best,
     choice_words,
@@ -21,9 +20,7 @@ from launch.groups.search import Setting, for_whole, search
 from launch.groups.training import (
     Job,
     cold_start,
-    evaluations,
     probe,
-    seconds_done,
     whole,
     words_of,
 )
@@ -37,7 +34,7 @@ from retinanet.processor import processor_name
 from retinanet.progress import progress
 from retinanet.terminal import make_console
 
-CHART = "probes.png"
+PROBES_CHART, TRAINED_CHART = "probes.png", "trained.png"
 
 
 def groups_command(
@@ -83,9 +80,7 @@ def groups_command(
     say_probes(job, kept, settings, console=console)
     if whole:
         kept = trained(job, kept, settings, console=console)
-        console.print(trained_table(kept.trained))
-        for line in sooner_words(kept.trained):
-            console.print(line, soft_wrap=True)
+        say_trained(job, kept, settings, console=console)
     return FINISHED
 
 
@@ -129,17 +124,34 @@ def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> N
     from launch.groups.chart import loss_chart  # noqa: PLC0415 - matplotlib: 1 s
 
     chosen = best(kept.probes)
-    size = settings.data.image_size
-    title = f"{job.config} on {job.ranks} ranks, {size}×{size}, {settings.engine.precision}"
-    chart = loss_chart(kept.probes, chosen, title=f"{title}; {processor_name()}")
-    write_whole(job.folder / CHART, chart)
+    chart = loss_chart(kept.probes, chosen, title=title_of(job, settings))
+    write_whole(job.folder / PROBES_CHART, chart)
     console.print(probes_table(kept.probes))
     console.print(choice_words(kept.probes), soft_wrap=True)
     taken = for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
     note = larger if taken != chosen else ""
     console.print(f"command{note}: {command_of(job, taken)}", soft_wrap=True, markup=False)
-    console.print(f"chart: {job.folder / CHART}", soft_wrap=True)
+    console.print(f"chart: {job.folder / PROBES_CHART}", soft_wrap=True)
+
+
+def say_trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> None:
+    """Print the whole trainings, and draw them."""
+    from launch.groups.chart import map_chart  # noqa: PLC0415 - matplotlib: 1 s
+
+    chart = map_chart(kept.trained, title=title_of(job, settings))
+    write_whole(job.folder / TRAINED_CHART, chart)
+    console.print(trained_table(kept.trained))
+    for line in sooner_words(kept.trained):
+        console.print(line, soft_wrap=True)
+    console.print(f"chart: {job.folder / TRAINED_CHART}", soft_wrap=True)
+
+
+def title_of(job: Job, settings: Config) -> str:
+    """What was trained, on what."""
+    size, precision = settings.data.image_size, settings.engine.precision
+    what = f"{job.config} on {job.ranks} ranks, {size}×{size}, {precision}"
+    return f"{what}; {processor_name()}"
 
 
 def command_of(job: Job, setting: Setting) -> str:
@@ -164,27 +176,13 @@ def trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> Kept
         title, epochs = f"whole training of {setting.words}, epochs", settings.training.epochs
         with progress(console, title, total=epochs) as advance:
             records = whole(job, setting, advance=advance)
-        kept.trained.append(trained_of(job, setting, records, settings))
+        found = Trained(
+            setting=setting,
+            curve=map_curve(records),
+            steps=sum(one["kind"] == "step" for one in records),
+            staleness=mean_staleness(records),
+            target=settings.training.target_map,
+        )
+        kept.trained.append(found)
         write_kept(job.folder, kept)
     return kept
-
-
-def trained_of(
-    job: Job, setting: Setting, records: Sequence[dict[str, Any]], settings: Config
-) -> Trained:
-    """What a whole training has come to."""
-    found = evaluations(records)
-    steps = [one for one in records if one["kind"] == "step"]
-    highest = max(found, key=lambda one: one["map"] or 0.0)
-    target = settings.training.target_map
-    of_steps = seconds_done(job.folder / f"whole-{setting.name}", 0)
-    return Trained(
-        setting=setting,
-        seconds=of_steps + sum(one["seconds"] for one in found),
-        epochs=found[-1]["epoch"],
-        steps=len(steps),
-        staleness=mean_staleness(records),
-        map=highest["map"] or 0.0,
-        map_50=highest["map_50"] or 0.0,
-        is_reached=target is not None and (highest["map"] or 0.0) >= target,
-    )

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.groups.loss_curve import Point
+from launch.groups.loss_curve import Evaluated, Point
 from launch.groups.search import Setting
 from retinanet.errors import InputError
 from retinanet.output_files import write_whole
@@ -26,19 +26,35 @@ class Probed:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One whole training."""
+    """One whole training, until the target or the end."""
 
     setting: Setting
-    seconds: float
-    """Of steps and evaluations, until the target or the end."""
-    epochs: float
+    curve: list[Evaluated]
+    """At least one."""
     steps: int
     staleness: float
-    map: float
-    """The best evaluation's."""
-    map_50: float
-    is_reached: bool
-    """Whether that is the target of the configuration."""
+    target: float | None
+    """mAP, of the configuration."""
+
+    @property
+    def seconds(self) -> float:
+        """Of steps and evaluations."""
+        return self.curve[-1].seconds
+
+    @property
+    def epochs(self) -> float:
+        """That it took."""
+        return self.curve[-1].epoch
+
+    @property
+    def best(self) -> Evaluated:
+        """The evaluation with the highest mAP."""
+        return max(self.curve, key=lambda one: one.map)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether that is the target."""
+        return self.target is not None and self.best.map >= self.target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +81,7 @@ def read_kept(folder: Path, about: Mapping[str, Any]) -> Kept:
         found = Kept(
             about=content["about"],
             probes=[probed_from(one) for one in content["probes"]],
-            trained=[
-                Trained(**{**one, "setting": Setting(**one["setting"])})
-                for one in content["trained"]
-            ],
+            trained=[trained_from(one) for one in content["trained"]],
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
@@ -89,6 +102,17 @@ def probed_from(content: dict[str, Any]) -> Probed:
         setting=Setting(**content["setting"]),
         points=[Point(**one) for one in content["points"]],
         staleness=content["staleness"],
+    )
+
+
+def trained_from(content: dict[str, Any]) -> Trained:
+    """One whole training, from its JSON."""
+    return Trained(
+        setting=Setting(**content["setting"]),
+        curve=[Evaluated(**one) for one in content["curve"]],
+        steps=content["steps"],
+        staleness=content["staleness"],
+        target=content["target"],
     )
 
 

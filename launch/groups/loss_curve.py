@@ -1,4 +1,4 @@
-"""How far a training had come at what time, from its `metrics.jsonl`."""
+"""How far a training had come at what time, from its `metrics.jsonl`: losses, and evaluations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,17 @@ class Point:
     """When it was done, since the first step that counts began."""
     loss: float
     images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """An evaluation."""
+
+    epoch: float
+    seconds: float
+    """When it was done: of all steps before, and of evaluations with this one."""
+    map: float
+    map_50: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +61,25 @@ def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> l
             apart = {}
         points.append(Point(seconds=at, loss=one["loss"], images=images_of(one)))
     return sorted(points, key=lambda point: point.seconds)
+
+
+def map_curve(records: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
+    """The evaluations of a run, in order; a metric that does not exist counts as none."""
+    found, evaluating = [], 0.0
+    for place, one in enumerate(records):
+        if one["kind"] != "evaluation":
+            continue
+        evaluating += one["seconds"]
+        points = points_of(records[:place])
+        found.append(
+            Evaluated(
+                epoch=one["epoch"],
+                seconds=(points[-1].seconds if points else 0.0) + evaluating,
+                map=one["map"] or 0.0,
+                map_50=one["map_50"] or 0.0,
+            )
+        )
+    return found
 
 
 def images_of(step: Mapping[str, Any]) -> int:

@@ -84,8 +84,8 @@ def trained_table(trained: Sequence[Trained]) -> Table:
             f"{one.epochs:.3g}",
             str(one.steps),
             f"{one.staleness:.2f}",
-            f"{one.map:.3f}",
-            f"{one.map_50:.3f}",
+            f"{one.best.map:.3f}",
+            f"{one.best.map_50:.3f}",
             "reached" if one.is_reached else "not reached",
         )
     return table
@@ -107,7 +107,7 @@ def sooner_words(trained: Sequence[Trained]) -> list[str]:
         if one.is_reached:
             times += f", {one.epochs / first.epochs:.2f} times the epochs"
         else:
-            times = f"target not reached, best mAP {one.map:.3f} in {times}"
+            times = f"target not reached, best mAP {one.best.map:.3f} in {times}"
         lines.append(f"{one.setting.words}: {times}")
     return lines
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from launch.groups.kept import Kept, Probed, Trained, read_kept, write_kept
-from launch.groups.loss_curve import Point
+from launch.groups.loss_curve import Evaluated, Point
 from launch.groups.search import Setting
 from retinanet.errors import InputError
 
@@ -16,13 +16,10 @@ def some() -> Kept:
     )
     training = Trained(
         setting=Setting(1, 0.9, 0.3),
-        seconds=10.0,
-        epochs=2.0,
+        curve=[Evaluated(epoch=2.0, seconds=10.0, map=0.1, map_50=0.3)],
         steps=4,
         staleness=0.0,
-        map=0.1,
-        map_50=0.3,
-        is_reached=False,
+        target=0.2,
     )
     return Kept(about=dict(ABOUT), probes=[probe], trained=[training])
 

@@ -4,9 +4,11 @@ from typing import Any
 import pytest
 
 from launch.groups.loss_curve import (
+    Evaluated,
     Point,
     images_per_second,
     loss_at,
+    map_curve,
     mean_staleness,
     points_of,
 )
@@ -61,3 +63,18 @@ def test_the_loss_is_the_mean_of_the_last_quarter_of_the_time() -> None:
 def test_a_training_without_steps_in_that_time_has_no_loss() -> None:
     assert loss_at([], 8.0).mean == math.inf
     assert images_per_second([]) == 0.0
+
+
+def test_an_evaluation_has_the_time_of_all_steps_and_evaluations_before() -> None:
+    metric = {"kind": "evaluation", "seconds": 10.0, "map": 0.25, "map_50": None}
+    records = [
+        step(1, seconds=5.0),
+        {**metric, "epoch": 1.0},
+        step(2, group=0, seconds=2.0),
+        step(3, group=1, seconds=3.0),
+        {**metric, "epoch": 2.0},
+    ]
+    assert map_curve(records) == [
+        Evaluated(epoch=1.0, seconds=15.0, map=0.25, map_50=0.0),
+        Evaluated(epoch=2.0, seconds=28.0, map=0.25, map_50=0.0),
+    ]

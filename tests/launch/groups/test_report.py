@@ -1,7 +1,7 @@
 import pytest
 
 from launch.groups.kept import Probed, Trained
-from launch.groups.loss_curve import Point
+from launch.groups.loss_curve import Evaluated, Point
 from launch.groups.report import best, choice_words, common_seconds, sooner_words
 from launch.groups.search import Setting
 
@@ -46,16 +46,10 @@ def test_plain_training_is_held_against_the_best_of_the_others() -> None:
 def trained(
     setting: Setting, *, seconds: float, epochs: float = 3.0, is_reached: bool = True
 ) -> Trained:
-    return Trained(
-        setting=setting,
-        seconds=seconds,
-        epochs=epochs,
-        steps=100,
-        staleness=0.9,
-        map=0.7 if is_reached else 0.2,
-        map_50=0.9,
-        is_reached=is_reached,
-    )
+    score = 0.7 if is_reached else 0.2
+    before = Evaluated(epoch=epochs / 2, seconds=seconds / 2, map=score / 2, map_50=0.5)
+    last = Evaluated(epoch=epochs, seconds=seconds, map=score, map_50=0.9)
+    return Trained(setting=setting, curve=[before, last], steps=100, staleness=0.9, target=0.65)
 
 
 def test_what_did_not_reach_the_target_is_never_sooner() -> None:
