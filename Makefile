@@ -20,7 +20,7 @@ demo: setup
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
 test: export PYTHONDONTWRITEBYTECODE =
 test: ipex browser
-	.venv/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile; \
+	.venv/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder; \
 	one_core=$$?; \
 	if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
 	.venv/bin/python -m pytest -m whole_machine && exit $$one_core
