@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,28 +43,38 @@ def nothing(done: int, note: str) -> None:
     """In the place of a bar."""
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, int]:
+    """Trainings whose cold start is there, and its steps."""
+    job = job_in(tmp_path_factory.mktemp("groups"))
+    return job, cold_start(job, seconds=1, advance=nothing)
+
+
 @pytest.mark.whole_machine
-def test_a_probe_goes_on_from_the_cold_start_which_is_left_as_it_is(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    step = cold_start(job, seconds=1, advance=nothing)
+def test_a_probe_goes_on_from_the_cold_start_which_is_left_as_it_is(begun: tuple[Job, int]) -> None:
+    job, step = begun
     assert step > 0
-    before = (tmp_path / "cold-start" / "metrics.jsonl").read_bytes()
+    before = (job.folder / "cold-start" / "metrics.jsonl").read_bytes()
     records = probe(job, Setting(2, 0.3, 0.1), seconds=1, after_step=step, advance=nothing)
     assert min(one["step"] for one in records) == step + 1
     assert {one["group"] for one in records} == {0, 1}
     assert [one["learning_rate"] for one in records] == [pytest.approx(3e-5)] * len(records)
-    assert "beta1 0.3" in log_of(tmp_path / "groups2-beta0.3-rate0.1").read_text()
-    assert not (tmp_path / "groups2-beta0.3-rate0.1" / "checkpoints").exists()
-    assert (tmp_path / "cold-start" / "metrics.jsonl").read_bytes() == before
+    assert "beta1 0.3" in log_of(job.folder / "groups2-beta0.3-rate0.1").read_text()
+    assert not (job.folder / "groups2-beta0.3-rate0.1" / "checkpoints").exists()
+    assert (job.folder / "cold-start" / "metrics.jsonl").read_bytes() == before
     assert cold_start(job, seconds=1, advance=nothing) == step  # not again
 
 
 @pytest.mark.whole_machine
-def test_a_whole_training_of_groups_goes_on_from_the_cold_start_to_the_end(tmp_path: Path) -> None:
-    epochs = 6
-    job = job_in(tmp_path, f"training.epochs={epochs}", f"evaluation.every={epochs}")
-    cold = cold_start(job, seconds=1, advance=nothing)
-    records = whole(job, Setting(2, 0.4), advance=nothing)
+def test_a_whole_training_of_groups_goes_on_from_the_cold_start_to_the_end(
+    begun: tuple[Job, int],
+) -> None:
+    job, cold = begun
+    epochs = 2 * cold // 16 + 1  # a step of the cold start has two images, an epoch 16
+    ended = (f"training.epochs={epochs}", f"evaluation.every={epochs}")
+    records = whole(
+        replace(job, overrides=(*job.overrides, *ended)), Setting(2, 0.4), advance=nothing
+    )
     steps = [one for one in records if one["kind"] == "step"]
     assert [one["step"] for one in steps if "group" not in one] == list(range(1, cold + 1))
     assert sum(one["images"] for one in steps) == 16 * epochs
