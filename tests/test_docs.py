@@ -1,4 +1,4 @@
-"""README and docs: what they name is there."""
+"""README, CHANGELOG and docs: what they name is there."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 NAMED = re.compile(r"`((?:configs|data|docs|launch|profiling|retinanet|tests)/[\w./-]*)`")
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)")
