@@ -75,7 +75,7 @@ def groups_command(
         "processor": processor_name(),
     }
     kept = read_kept(job.folder, about)
-    job.folder.mkdir(parents=True, exist_ok=True)
+    write_kept(job.folder, kept)  # from now on the folder is this question's
     kept = probed(job, kept, seconds=seconds, cold_seconds=cold_start, console=console)
     say_probes(job, kept, settings, console=console)
     if whole:

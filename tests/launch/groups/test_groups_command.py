@@ -138,3 +138,14 @@ def test_a_folder_of_other_probes_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "config was coco.yaml, is now demo.yaml" in done.stderr
+
+
+def test_a_file_in_the_folder_s_place_is_told_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    words = [sys.executable, "-m", "launch", "groups", "--np", "2", "--out", str(file)]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {file}/probes.json: cannot be written: ")
+    assert file.read_text() == "mine"
