@@ -24,7 +24,7 @@ from launch.tune.measure import (
     step_time,
 )
 from launch.tune.measurements import Measurements
-from launch.tune.network import rank_counts
+from launch.tune.network import rank_counts_of_host
 from launch.tune.step_time import Shape
 from launch.tune.trained_data import TrainedData
 from launch.tune.unfinished import JobsOfShape, Unfinished
@@ -47,8 +47,8 @@ METRIC_SHARE = 10
 """The metric is computed of a tenth of the images; it takes ten times as long of all."""
 BUCKET_BYTES = 25 * 2**20
 """Of gradients that DDP exchanges together, the last of which nothing hides."""
-SIZES, MOST_RANKS = (2**12, 2**20, 2**25), 8
-"""Of measured all-reduces, the sizes in bytes; a host has fewer sockets than so many."""
+SIZES = (2**12, 2**20, 2**25)
+"""Of measured all-reduces. [bytes]"""
 
 Keep = Callable[[Unfinished], None]
 """Told what is measured until now."""
@@ -163,7 +163,7 @@ def with_all_reduces(asked: WhatToMeasure, begun: Unfinished, *, mpirun: Mpirun)
         return replace(begun, all_reduces=(), all_reduces_over="one core")
     found = [
         measure_all_reduces(sizes=SIZES, ranks=ranks, mpirun=mpirun)
-        for ranks in rank_counts(min(asked.cores, MOST_RANKS))
+        for ranks in rank_counts_of_host(asked.cores, sockets=asked.sockets)
     ]
     times = tuple(itertools.chain.from_iterable(one.times for one in found))
     return replace(begun, all_reduces=times, all_reduces_over=found[-1].over)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MOST_ON_HOST = 8
+"""Ranks of one host between which all-reduces are timed: it has fewer sockets than so many."""
 SMALL_ERROR = 0.1
 """Of a fit, a share: errors below it count by their squares."""
 
@@ -42,6 +44,12 @@ class AllReduceTime:
 def rank_counts(most: int) -> list[int]:
     """Over how many ranks all-reduces are timed: 2, 4, 8 and so on, and the most there can be."""
     return [2**power for power in range(1, (most - 1).bit_length())] + [most]
+
+
+def rank_counts_of_host(cores: int, *, sockets: int) -> list[int]:
+    """Those up to 8 that share a host's cores evenly, as placement asks of ranks; and 2."""
+    counts = rank_counts(MOST_ON_HOST)
+    return [one for one in counts if one == 2 or (cores % one == 0 and one % sockets == 0)]
 
 
 def ring(ranks: int, size: int) -> tuple[int, float]:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from launch.tune.network import AllReduceTime, Network, fit_network, rank_counts
+from launch.tune.network import (
+    AllReduceTime,
+    Network,
+    fit_network,
+    rank_counts,
+    rank_counts_of_host,
+)
 from launch.tune.parse_network import parse_network
 
 NETWORK = Network(latency=30e-6, bandwidth=1.2e9, source="here")
@@ -26,6 +32,16 @@ def test_all_reduces_are_timed_over_doubled_numbers_of_ranks_up_to_the_most(
     most: int, counts: list[int]
 ) -> None:
     assert rank_counts(most) == counts
+
+
+@pytest.mark.parametrize(
+    ("cores", "sockets", "counts"),
+    [(2, 1, [2]), (6, 1, [2]), (36, 2, [2, 4]), (56, 2, [2, 4, 8]), (192, 8, [2, 8])],
+)
+def test_on_a_host_only_ranks_that_share_its_cores_evenly_are_timed(
+    cores: int, sockets: int, counts: list[int]
+) -> None:
+    assert rank_counts_of_host(cores, sockets=sockets) == counts
 
 
 def test_fit_finds_latency_and_bandwidth() -> None:
