@@ -184,6 +184,16 @@ fail_installing() {
     fail "installing failed, see above; check the network, pip's settings and the free space ($(df -h --output=avail . | tail -n 1 | tr -d ' ') here), then run the same command again"
 }
 
+# Two at once, as of two terminals, would take each other's half-made environment away.
+wait_for_other() {
+    command -v flock >/dev/null || return 0
+    exec 9<"./${0##*/}"
+    flock --nonblock 9 && return
+    echo "setup: another set-up is at work in this folder; waiting for it"
+    flock 9
+}
+
+wait_for_other
 case "$*" in
 browser)
     install_browser

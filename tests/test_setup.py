@@ -1,5 +1,6 @@
 """`setup.sh browser`, with stand-ins for apt-get and for who we are: nothing is installed."""
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -110,3 +111,23 @@ def test_words_that_are_not_known_are_named(programs: Path) -> None:
         "unknown argument browsers; known are: ipex, fuzz, simd, simd-beside, pillow, browser"
         in done.stderr
     )
+
+
+def test_two_set_ups_at_once_take_turns(programs: Path, tmp_path: Path) -> None:
+    program(programs / "chromium", "exit 0")
+    (programs / "flock").symlink_to(shutil.which("flock") or "flock")
+    script = tmp_path / "setup.sh"
+    shutil.copy(SETUP, script)
+    with script.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(
+            [str(programs / "bash"), str(script), "browser"],
+            env={"PATH": str(programs)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert waiting.stdout is not None
+        assert "another set-up is at work" in waiting.stdout.readline()
+        assert waiting.poll() is None
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert waiting.wait(timeout=30) == 0
