@@ -1,7 +1,8 @@
 """Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures.
 
-`convert` makes a .pth of somebody whom you trust into a file that training reads; `mlperf`
-runs MLCommons' official checkers, and tells what its reference runs took.
+`convert` makes a .pth of somebody whom you trust into a file that training reads; `compile`
+compiles the C++ ahead of time; `mlperf` runs MLCommons' official checkers, and tells what its
+reference runs took.
 """
 
 import argparse
@@ -30,6 +31,10 @@ def main() -> int:
         from retinanet.training.convert_command import convert
 
         return convert(**arguments)
+    if command == "compile":
+        from retinanet.compile_command import compile_kernels
+
+        return compile_kernels()
     from retinanet.evaluation.predict_command import predict
 
     return predict(**arguments)
@@ -74,6 +79,14 @@ def parse_arguments() -> argparse.Namespace:
         "`state_dict`; what is no tensor is dropped, and named.",
     )
     add_convert_options(convert)
+    commands.add_parser(
+        "compile",
+        help="the C++ kernels ahead of time",
+        description="Compile the C++ kernels into this program's own folder, for every "
+        "instruction set that there is code for, whatever this processor has: an image or an "
+        "installation that users cannot write then needs no compiler, and no first start waits "
+        "for one. Without it each user's first start compiles them, into ~/.cache/retinanet-cpu.",
+    )
     add_mlperf(commands)
     return parser.parse_args()
 

@@ -35,6 +35,9 @@ MACHINE_FLAGS = {
 }
 
 # No -ffast-math: infinities and NaN must come out as they went in.
+COMPILED_AHEAD = Path(__file__).parent / "compiled"
+"""Where `python -m retinanet compile` puts libraries: beside the code, for all users of it."""
+
 COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"]
 
 
@@ -50,8 +53,9 @@ class NoCompilerError(NativeLibraryError):
 def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.CDLL:
     """Compile one C++ file, unless that was done before, and load it.
 
-    The result is kept below `${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu/`, or in a folder of the
-    user's own among the temporary files where that cannot be written.
+    One that was compiled ahead needs no compiler. Else the result is kept below
+    `${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu/`, or in a folder of the user's own among the
+    temporary files where that cannot be written.
 
     Args:
         source: A file with `extern "C"` functions; it may use OpenMP's pragmas.
@@ -62,6 +66,9 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
         NativeLibraryError: Anything else, with the compiler's or the loader's message.
     """
     instruction_set = instruction_set or usable_instruction_sets()[0]
+    ahead = library_ahead(source, instruction_set)
+    if ahead.exists():
+        return open_library(ahead)
     compiler = find_compiler()
     compile_flags = COMPILE_FLAGS + MACHINE_FLAGS[instruction_set]
     link_flags = link_with_loaded_openmp()
@@ -76,6 +83,40 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
         if not library.exists():
             compile_to(library, [*compiler, *compile_flags], source, link_flags)
     return open_library(library)
+
+
+def library_ahead(source: Path, instruction_set: str) -> Path:
+    """Where a library lies that was compiled ahead: with any compiler, from this very source."""
+    key = [source.read_text(encoding="utf-8"), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
+    key += [Path(flag).name for flag in link_with_loaded_openmp()]
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
+    return COMPILED_AHEAD / f"{source.stem}-{instruction_set}-{digest[:16]}.so"
+
+
+def compile_ahead(source: Path, instruction_set: str) -> Path:
+    """Compile for an instruction set, which need not be one of this processor's.
+
+    Returns:
+        The library, where `load_library` of whoever uses this code finds it.
+
+    Raises:
+        NoCompilerError: There is no compiler.
+        NativeLibraryError: It fails, or the folder cannot be written.
+    """
+    library = library_ahead(source, instruction_set)
+    try:
+        library.parent.mkdir(exist_ok=True)
+        compiler = [*find_compiler(), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
+        compile_to(library, compiler, source, link_with_loaded_openmp())
+    except OSError as error:
+        raise NativeLibraryError(f"{library}: cannot be written: {error.strerror}") from error
+    return library
+
+
+def known_instruction_sets() -> list[str]:
+    """All that there is code for on this architecture, best first."""
+    generic = platform.machine() not in ("x86_64", "AMD64")
+    return ["generic"] if generic else [name for name in MACHINE_FLAGS if name != "generic"]
 
 
 def usable_instruction_sets() -> list[str]:

@@ -2,7 +2,13 @@
 
 from collections.abc import Collection
 
-from retinanet.native_library import NoCompilerError, find_compiler
+from retinanet.compile_command import kernel_sources
+from retinanet.native_library import (
+    NoCompilerError,
+    find_compiler,
+    library_ahead,
+    usable_instruction_sets,
+)
 from retinanet.preflight.finding import Finding, failure, ok, warning
 from retinanet.processor import bf16_flag, cpu_flags
 
@@ -38,11 +44,14 @@ def check_precision(
 
 
 def check_compiler(focal_loss: str) -> Finding:
-    """Look for the compiler of the C++ kernels.
+    """Look for the compiler of the C++ kernels, unless they were compiled ahead.
 
     Args:
         focal_loss: The form that is asked for; `kernel` insists on one.
     """
+    best = usable_instruction_sets()[0]
+    if all(library_ahead(source, best).exists() for source in kernel_sources()):
+        return ok(COMPILER, f"not needed: kernels were compiled ahead, for {best} too")
     try:
         compiler = find_compiler()
     except NoCompilerError as error:

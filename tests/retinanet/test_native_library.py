@@ -12,6 +12,8 @@ import torch
 from retinanet.native_library import (
     NativeLibraryError,
     NoCompilerError,
+    compile_ahead,
+    known_instruction_sets,
     link_with_loaded_openmp,
     load_library,
     mapped_files,
@@ -113,6 +115,38 @@ def test_without_a_compiler_the_error_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoCompilerError, match=r"install g\+\+"):
         load_library(source)
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "compiled"
+    monkeypatch.setattr("retinanet.native_library.COMPILED_AHEAD", folder)
+    return folder
+
+
+def test_what_was_compiled_ahead_needs_neither_compiler_nor_cache(
+    source: Path, ahead: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = [compile_ahead(source, one) for one in known_instruction_sets()]
+    assert sorted(ahead.iterdir()) == sorted(libraries)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for instruction_set in usable_instruction_sets():
+        assert load_library(source, instruction_set=instruction_set).threads_used(2) == 2
+    assert not cache.exists()
+    source.write_text(SQUARES.replace("used += 1", "used += 10"))  # not what was compiled
+    load_library.cache_clear()
+    with pytest.raises(NoCompilerError):
+        load_library(source)
+
+
+def test_the_best_instruction_set_of_this_processor_is_taken_of_those_compiled_ahead(
+    source: Path, ahead: Path
+) -> None:
+    for instruction_set in known_instruction_sets():
+        compile_ahead(source, instruction_set)
+    assert usable_instruction_sets()[0] in Path(load_library(source)._name).name
+    assert set(usable_instruction_sets()) <= set(known_instruction_sets())
 
 
 def test_cxx_names_the_compiler(
