@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv with the packages of requirements.txt; `./setup.sh ipex` adds those of
+# Make .venv with the packages of requirements.txt and requirements-dev.txt; `./setup.sh ipex` adds those of
 # requirements-ipex.txt; `./setup.sh fuzz` those of requirements-fuzz.txt; `./setup.sh simd` puts
 # Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
 # puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
@@ -53,9 +53,9 @@ install_packages() {
         grep -E '^(torch|torchvision)==' requirements.txt >.venv/torch.txt
         grep -vE '^(torch|torchvision|triton|nvidia-[a-z0-9-]+)==' requirements.txt >.venv/others.txt
         "${install[@]}" --index-url "$TORCH_INDEX" -r .venv/torch.txt || return
-        "${install[@]}" -r .venv/others.txt || return
+        "${install[@]}" -r .venv/others.txt -r requirements-dev.txt || return
     else
-        "${install[@]}" -r requirements.txt || return
+        "${install[@]}" -r requirements.txt -r requirements-dev.txt || return
     fi
     check_pins
 }
@@ -203,9 +203,9 @@ browser)
 *) fail "unknown argument $*; known are: ipex, fuzz, simd, simd-beside, pillow, browser" ;;
 esac
 
-wanted="$(sha256sum <requirements.txt) ${TORCH_INDEX:-}"
+wanted="$(cat requirements.txt requirements-dev.txt | sha256sum) ${TORCH_INDEX:-}"
 if ! is_finished .setup-finished "$wanted"; then
-    echo "setup: making .venv: $(grep -cE '==' requirements.txt) packages, up to 7 GB on disk, a few minutes"
+    echo "setup: making .venv: $(cat requirements.txt requirements-dev.txt | grep -cE '==') packages, up to 7 GB on disk, a few minutes"
     make_environment
     if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then
         echo "setup: Pillow comes back in place of Pillow-SIMD, since requirements.txt is not what it was"
