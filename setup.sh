@@ -7,6 +7,7 @@
 # this; a second call finds everything in place and returns at once. Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
+#   TESTS=0      leave out requirements-dev.txt: for an image, which trains and runs no tests
 set -euo pipefail
 trap 'exit 130' INT TERM # not on to the next step
 cd "$(dirname "$0")"
@@ -53,10 +54,11 @@ install_packages() {
         grep -E '^(torch|torchvision)==' requirements.txt >.venv/torch.txt
         grep -vE '^(torch|torchvision|triton|nvidia-[a-z0-9-]+)==' requirements.txt >.venv/others.txt
         "${install[@]}" --index-url "$TORCH_INDEX" -r .venv/torch.txt || return
-        "${install[@]}" -r .venv/others.txt -r requirements-dev.txt || return
+        "${install[@]}" -r .venv/others.txt || return
     else
-        "${install[@]}" -r requirements.txt -r requirements-dev.txt || return
+        "${install[@]}" -r requirements.txt || return
     fi
+    if [ "${TESTS:-1}" != 0 ]; then "${install[@]}" -r requirements-dev.txt || return; fi
     check_pins
 }
 
@@ -203,9 +205,11 @@ browser)
 *) fail "unknown argument $*; known are: ipex, fuzz, simd, simd-beside, pillow, browser" ;;
 esac
 
-wanted="$(cat requirements.txt requirements-dev.txt | sha256sum) ${TORCH_INDEX:-}"
+pins=(requirements.txt)
+if [ "${TESTS:-1}" != 0 ]; then pins+=(requirements-dev.txt); fi
+wanted="$(cat "${pins[@]}" | sha256sum) ${TORCH_INDEX:-}"
 if ! is_finished .setup-finished "$wanted"; then
-    echo "setup: making .venv: $(cat requirements.txt requirements-dev.txt | grep -cE '==') packages, up to 7 GB on disk, a few minutes"
+    echo "setup: making .venv: $(cat "${pins[@]}" | grep -cE '==') packages, up to 7 GB on disk, a few minutes"
     make_environment
     if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then
         echo "setup: Pillow comes back in place of Pillow-SIMD, since requirements.txt is not what it was"

@@ -8,13 +8,23 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """`repository`, `commit`, and whether files differ from it; None where git does not say."""
-    commit = git("rev-parse", "HEAD")
+    """`repository`, `commit`, and whether files differ from it; None where git does not say.
+
+    An image is no clone: its file COMMIT says from which one it was made.
+    """
+    commit = git("rev-parse", "HEAD") or commit_of_image()
+    status = git("status", "--porcelain")
     return {
         "repository": without_password(git("remote", "get-url", "origin")),
         "commit": commit,
-        "is_modified": None if commit is None else bool(git("status", "--porcelain")),
+        "is_modified": None if status is None else bool(status),
     }
+
+
+def commit_of_image(file: Path = HERE / "COMMIT") -> str | None:
+    """What the Dockerfile was told; None elsewhere, and where it was told nothing."""
+    commit = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return commit if re.fullmatch("[0-9a-f]{7,64}", commit) else None
 
 
 def git(*arguments: str) -> str | None:

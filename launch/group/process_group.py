@@ -43,7 +43,7 @@ SECONDS_FOR_THE_FIRST = 3.0
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ProcessGroup:
     """The ranks that train together; one process alone is a group of one, without torch's."""
 
@@ -145,6 +145,16 @@ class ProcessGroup:
                 dist.all_reduce(tensor, group=self.control)
                 tensor.div_(self.size)
 
+    def leave(self) -> None:
+        """End torch's groups, with their threads.
+
+        A thread of gloo may hold a tensor of the last exchange a moment longer than whoever waited
+        for it. If the interpreter ends in that moment, so does this process, by SIGABRT; and the
+        threads live as long as somebody holds their group.
+        """
+        self.control = self.exchange = self.store = None
+        dist.destroy_process_group()
+
     def interrupt(self) -> NoReturn:
         """End the job now, from any thread of any rank; does not return."""
         if self.watch is None:
@@ -199,7 +209,7 @@ def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
     except BaseException as error:
         group.fail(error)
     group.watch.close()
-    dist.destroy_process_group()
+    group.leave()
 
 
 def join(

@@ -1,0 +1,82 @@
+# RetinaNet training for CPUs, as an image. docs/docker.md tells how to build and run it: on a
+# laptop, rootless, by Podman, by Apptainer under Slurm, on Kubernetes.
+#
+#   docker build -t retinanet-cpu .
+#   docker run -v retinanet-runs:/app/runs retinanet-cpu                # trains the demo
+
+# Debian 12. Give a digest (debian@sha256:…) where builds must be the same to the byte.
+ARG BASE=docker.io/library/debian:bookworm-slim
+
+FROM ${BASE} AS build
+ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates g++ python3.11 python3.11-venv
+WORKDIR /app
+COPY setup.sh requirements*.txt ./
+
+# Address of an index of CPU-only wheels of torch and torchvision: an image of a third of the size.
+# Without one torch comes from the package registry, which always works.
+ARG TORCH_INDEX=
+RUN TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh
+
+# 1: the paper's engine, Intel's extension for PyTorch; archived, see SECURITY.md.
+ARG IPEX=0
+RUN [ "$IPEX" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh ipex
+
+# 1: Pillow-SIMD in Pillow's place; it lags behind Pillow's security fixes.
+ARG PILLOW_SIMD=0
+RUN [ "$PILLOW_SIMD" = 0 ] || { \
+    apt-get install -y --no-install-recommends \
+        python3.11-dev zlib1g-dev libjpeg-dev libwebp-dev libtiff-dev \
+    && TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh simd; }
+
+# Address of the index of oneCCL's bindings for PyTorch, which their owner keeps.
+ARG ONECCL_INDEX=
+RUN [ -z "$ONECCL_INDEX" ] || .venv/bin/python -m pip install --no-deps \
+    --index-url "$ONECCL_INDEX" oneccl_bind_pt==2.8.0+cpu
+
+COPY . .
+
+# What pip takes: accimage's source, which the package registry does not have, as git+https://… or
+# as a folder beside this file, ./accimage.
+ARG ACCIMAGE=
+RUN [ -z "$ACCIMAGE" ] || bash launch/image/install_accimage.sh "$ACCIMAGE"
+
+RUN .venv/bin/python -m retinanet compile \
+    && .venv/bin/python -m launch.image.prune .venv
+
+FROM ${BASE}
+ARG PILLOW_SIMD=0
+ARG ACCIMAGE=
+ENV DEBIAN_FRONTEND=noninteractive
+# libtcmalloc: engine.allocator=tcmalloc. numactl and hwloc show what a container is given. ssh:
+# mpirun between containers, as of Kubernetes' MPIJob. Fonts and the like come with the packages.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        ca-certificates python3.11 libtcmalloc-minimal4 numactl hwloc-nox openssh-client \
+        openssh-server \
+    && { [ "$PILLOW_SIMD" = 0 ] || apt-get install -y --no-install-recommends \
+        libjpeg62-turbo libtiff6 libwebp7 libwebpmux3 libwebpdemux2; } \
+    && { [ -z "$ACCIMAGE" ] || apt-get install -y --no-install-recommends libjpeg62-turbo; } \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
+    && useradd --create-home --uid 1000 retinanet \
+    && chmod 1777 /home/retinanet
+
+COPY launch/image/ssh_config /etc/ssh/ssh_config.d/retinanet.conf
+WORKDIR /app
+COPY --from=build /app /app
+# Whatever user the container has may write runs, and nothing else.
+RUN install -d -m 1777 runs
+
+ARG COMMIT=unknown
+RUN echo "$COMMIT" >COMMIT
+LABEL org.opencontainers.image.title="retinanet-cpu" \
+    org.opencontainers.image.description="RetinaNet-ResNeXt50 training for CPUs, and ProfileDNN" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.revision="$COMMIT"
+
+ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet PYTHONUNBUFFERED=1
+USER retinanet
+HEALTHCHECK --interval=60s --timeout=10s --start-period=5m CMD ["python", "-m", "launch.image.health"]
+CMD ["python", "train.py", "--config", "demo.yaml"]

@@ -1,0 +1,74 @@
+"""Remove from an environment what training on CPUs does not use: for an image.
+
+`python -m launch.image.prune .venv`, by that environment's own Python. The registry's build of
+torch loads some of CUDA's libraries even where there is no GPU; only those are kept. Headers and
+static libraries are for compiling, and the project's C++ is compiled by then.
+"""
+
+import argparse
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+COMPILING = (
+    "torch/include",
+    "torch/share",
+    "torch/bin/protoc*",
+    "mpich/include",
+    "numpy/*/include",
+)
+"""Below site-packages: what only a compiler reads."""
+
+CUDA_OF_TORCH = ("libtorch_cuda*", "libtorch_nvshmem*", "libcaffe2_nvrtc*")
+"""Below torch/lib."""
+
+
+def main() -> int:
+    """Read the command line, remove, and print how much it was; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m launch.image.prune", description=__doc__)
+    parser.add_argument("environment", type=Path, help="the virtual environment of this Python")
+    [packages] = (parser.parse_args().environment / "lib").glob("python3.*/site-packages")
+    packages = packages.resolve()
+    before = size_of(packages)
+    used = files_in_use(packages)
+    for path in unneeded(packages, used):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    print(f"{packages}: {before / 1e6:,.0f} MB, {size_of(packages) / 1e6:,.0f} MB after pruning")
+    return 0
+
+
+def files_in_use(packages: Path) -> set[Path]:
+    """Libraries below `packages` that training has loaded into this process."""
+    import torch  # noqa: PLC0415
+    import torchvision  # noqa: F401, PLC0415
+
+    images = torch.zeros(1, 3, 8, 8, requires_grad=True)
+    torch.nn.functional.conv2d(images, torch.zeros(4, 3, 3, 3)).sum().backward()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    mapped = {Path(line.split(maxsplit=5)[5]).resolve() for line in lines if "/" in line}
+    return {path for path in mapped if path.is_relative_to(packages)}
+
+
+def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
+    """What may go: files and folders."""
+    yield from (packages / "triton",) if (packages / "triton").is_dir() else ()
+    for pattern in COMPILING:
+        yield from packages.glob(pattern)
+    yield from packages.rglob("*.a")
+    cuda = [path for pattern in CUDA_OF_TORCH for path in (packages / "torch/lib").glob(pattern)]
+    cuda += [path for path in packages.glob("nvidia/**/*") if path.is_file()]
+    for path in cuda:
+        if path.resolve() not in used and path.suffix != ".py":
+            yield path
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
