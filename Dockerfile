@@ -50,11 +50,11 @@ ARG PILLOW_SIMD=0
 ARG ACCIMAGE=
 ENV DEBIAN_FRONTEND=noninteractive
 # libtcmalloc: engine.allocator=tcmalloc. numactl and hwloc show what a container is given. ssh:
-# mpirun between containers, as of Kubernetes' MPIJob. Fonts and the like come with the packages.
+# mpirun between containers, as of Kubernetes' MPIJob. tini passes signals on as process 1.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
         ca-certificates python3.11 libtcmalloc-minimal4 numactl hwloc-nox openssh-client \
-        openssh-server \
+        openssh-server tini \
     && { [ "$PILLOW_SIMD" = 0 ] || apt-get install -y --no-install-recommends \
         libjpeg62-turbo libtiff6 libwebp7 libwebpmux3 libwebpdemux2; } \
     && { [ -z "$ACCIMAGE" ] || apt-get install -y --no-install-recommends libjpeg62-turbo; } \
@@ -78,5 +78,6 @@ LABEL org.opencontainers.image.title="retinanet-cpu" \
 
 ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet PYTHONUNBUFFERED=1
 USER retinanet
+ENTRYPOINT ["tini", "--"]
 HEALTHCHECK --interval=60s --timeout=10s --start-period=5m CMD ["python", "-m", "launch.image.health"]
 CMD ["python", "train.py", "--config", "demo.yaml"]

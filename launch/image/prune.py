@@ -2,7 +2,8 @@
 
 `python -m launch.image.prune .venv`, by that environment's own Python. The registry's build of
 torch loads some of CUDA's libraries even where there is no GPU; only those are kept. Headers and
-static libraries are for compiling, and the project's C++ is compiled by then.
+static libraries are for compiling, and the project's C++ is compiled by then; packages' own tests
+go too.
 """
 
 import argparse
@@ -18,6 +19,8 @@ COMPILING = (
     "numpy/*/include",
 )
 """Below site-packages: what only a compiler reads."""
+
+INSTALLING = ("pip", "pip-*.dist-info")
 
 CUDA_OF_TORCH = ("libtorch_cuda*", "libtorch_nvshmem*", "libcaffe2_nvrtc*")
 """Below torch/lib."""
@@ -35,7 +38,7 @@ def main() -> int:
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)  # it may have been in a folder before it
     print(f"{packages}: {before / 1e6:,.0f} MB, {size_of(packages) / 1e6:,.0f} MB after pruning")
     return 0
 
@@ -54,10 +57,10 @@ def files_in_use(packages: Path) -> set[Path]:
 
 def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
     """What may go: files and folders."""
-    yield from (packages / "triton",) if (packages / "triton").is_dir() else ()
-    for pattern in COMPILING:
+    for pattern in (*COMPILING, *INSTALLING, "triton"):
         yield from packages.glob(pattern)
     yield from packages.rglob("*.a")
+    yield from [path for path in packages.glob("**/tests") if path.is_dir()]
     cuda = [path for pattern in CUDA_OF_TORCH for path in (packages / "torch/lib").glob(pattern)]
     cuda += [path for path in packages.glob("nvidia/**/*") if path.is_file()]
     for path in cuda:
