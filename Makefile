@@ -6,11 +6,12 @@
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make browser look for the browser that a test of make test needs, and install one as root on Debian
 # make lint    ruff, format, types
+# make audit   ask PyPA's database for known holes of what is pinned, by pip-audit: see SECURITY.md
 # Each makes .venv if it is missing. TORCH_INDEX=<url> takes CPU-only wheels of torch from there.
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test torture ipex fuzz simd pillow browser lint setup clean
+.PHONY: demo test torture ipex fuzz simd pillow browser lint audit setup clean
 
 demo: setup
 	.venv/bin/python train.py --config demo.yaml --overwrite
@@ -54,8 +55,14 @@ browser:
 lint: setup
 	.venv/bin/pre-commit run --all-files --show-diff-on-failure
 
+# In an environment of its own: what it needs is not what the program needs.
+audit: setup
+	.venv/bin/python -m venv .venv-audit
+	.venv-audit/bin/python -m pip install -q pip-audit==2.10.1
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip $(foreach file,$(wildcard requirements*.txt),-r $(file))
+
 setup:
 	@./setup.sh
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-audit .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,31 @@
+"""What SECURITY.md says that this code does, and does not do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+CODE = [
+    file
+    for folder in ("retinanet", "data", "launch", "profiling")
+    for file in sorted((REPOSITORY / folder).rglob("*.py"))
+]
+HOLED = r"linalg\.lu|rot90|unpack_sequence|jit\.script|jit\.load|lstm_cell"
+
+
+def test_pillow_is_one_without_the_holes_of_those_before_13() -> None:
+    pins = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8")
+    [version] = re.findall(r"^pillow==(\d+)\.", pins, re.MULTILINE)
+    assert int(version) >= 13
+
+
+def test_nothing_is_called_that_has_a_known_hole() -> None:
+    calls = {file.name: re.findall(HOLED, file.read_text(encoding="utf-8")) for file in CODE}
+    assert len(calls) > 100
+    assert {name: found for name, found in calls.items() if found} == {}
+
+
+@pytest.mark.parametrize(("call", "file"), [("torch.load(", "pickled_weights.py")])
+def test_pickles_are_read_in_one_place(call: str, file: str) -> None:
+    assert {one.name for one in CODE if call in one.read_text(encoding="utf-8")} == {file}
