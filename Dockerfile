@@ -78,6 +78,6 @@ LABEL org.opencontainers.image.title="retinanet-cpu" \
 
 ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet PYTHONUNBUFFERED=1
 USER retinanet
-ENTRYPOINT ["tini", "--"]
+ENTRYPOINT ["tini", "-s", "--"]
 HEALTHCHECK --interval=60s --timeout=10s --start-period=5m CMD ["python", "-m", "launch.image.health"]
 CMD ["python", "train.py", "--config", "demo.yaml"]

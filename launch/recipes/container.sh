@@ -11,8 +11,8 @@
 #
 # mpirun talks to its ranks through an open file descriptor, which ends at a container's wall. So
 # ranks get the variables that torchrun would set, and meet at $FIRST:$PORT instead.
-# The host's network and shared memory are the way between ranks; SYS_NICE lets them keep memory
-# near their cores, and SYS_PTRACE lets neighbours read each other's memory. --init passes signals.
+# The host's network, process numbers and shared memory are the way between ranks; SYS_NICE lets them
+# keep memory near their cores.
 set -euo pipefail
 
 export ENGINE=${ENGINE:-docker} IMAGE=${IMAGE:-retinanet-cpu} RANKS=${RANKS:-8}
@@ -23,7 +23,7 @@ export FIRST=${FIRST:-127.0.0.1} PORT=${PORT:-29500}
 mkdir -p "$RUNS"
 
 exec mpirun ${WHERE[@]+"${WHERE[@]}"} -np "$RANKS" bash -c '
-    exec "$ENGINE" run --rm --init --network=host --ipc=host --cap-add=SYS_NICE --cap-add=SYS_PTRACE \
+    exec "$ENGINE" run --rm --network=host --ipc=host --pid=host --cap-add=SYS_NICE \
         -e RANK="$PMI_RANK" -e WORLD_SIZE="$RANKS" \
         -e LOCAL_RANK="$MPI_LOCALRANKID" -e LOCAL_WORLD_SIZE="$MPI_LOCALNRANKS" \
         -e MASTER_ADDR="$FIRST" -e MASTER_PORT="$PORT" \

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from launch.start.hostfile import Host, read_hostfile
 
@@ -95,31 +96,64 @@ def test_a_container_of_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
         assert f"train.py --config coco.yaml run.name=a b data.root=/d run.root={runs}\n" in words
 
 
-SRUN = "--cpu-bind=none --cpus-per-task=14 .venv/bin/python train.py --config coco.yaml"
+JOBS = {
+    "slurm.sbatch": ".venv/bin/python train.py",
+    "apptainer.sbatch": "apptainer exec --pwd /app --bind /d:/d:ro --bind RUNS:/app/runs a.sif "
+    "python train.py",
+}
 
 
-@pytest.mark.parametrize(
-    ("status", "restarts", "said"),
-    [
-        ("0", "0", [SRUN]),
-        ("75", "0", [SRUN, "requeue 17"]),
-        ("3", "2", [f"{SRUN} --auto-resume"]),
-    ],
-)
+@pytest.mark.parametrize("recipe", JOBS)
+@pytest.mark.parametrize(("status", "restarts"), [("0", "0"), ("75", "0"), ("3", "2")])
 def test_a_slurm_job_queues_itself_again_after_a_checkpoint_and_resumes(
-    status: str, restarts: str, said: list[str], tmp_path: Path
+    recipe: str, status: str, restarts: str, tmp_path: Path
 ) -> None:
     program(tmp_path / "bin" / "srun", f'echo "$*"\nexit {status}')
     program(tmp_path / "bin" / "scontrol", 'echo "$*"')
+    folder = REPOSITORY if recipe == "slurm.sbatch" else tmp_path
     done = run_recipe(
-        "slurm.sbatch",
+        recipe,
         *("--config", "coco.yaml"),
         PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        SLURM_SUBMIT_DIR=str(REPOSITORY),
+        IMAGE="a.sif",
+        DATA="/d",
+        SLURM_SUBMIT_DIR=str(folder),
         SLURM_JOB_ID="17",
         SLURM_RESTART_COUNT=restarts,
         SLURM_CPUS_ON_NODE="112",
         SLURM_NTASKS_PER_NODE="8",
     )
-    assert done.stdout.splitlines() == said
+    command = JOBS[recipe].replace("RUNS", str(folder / "runs"))
+    words = f"--cpu-bind=none --cpus-per-task=14 {command} --config coco.yaml"
+    first = words if restarts == "0" else f"{words} --auto-resume"
+    assert done.stdout.splitlines() == [first, *(["requeue 17"] if status == "75" else [])]
     assert done.returncode == (0 if status == "75" else int(status))
+
+
+def test_the_mpi_job_starts_as_many_ranks_as_it_has_places_and_knows_the_images_files() -> None:
+    job = YAML(typ="safe").load((RECIPES / "mpijob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    spec = job["spec"]
+    launcher, worker = (spec["mpiReplicaSpecs"][one] for one in ("Launcher", "Worker"))
+    [starter] = launcher["template"]["spec"]["containers"]
+    mpirun, _, count, python, *words = starter["args"]
+    assert (mpirun, python) == ("mpirun", "python")
+    assert int(count) == spec["slotsPerWorker"] * worker["replicas"]
+    [waiter] = worker["template"]["spec"]["containers"]
+    *_, settings = waiter["command"]
+    text = (REPOSITORY / settings).read_text()
+    assert f"Port {waiter['readinessProbe']['tcpSocket']['port']}\n" in text
+    assert f"HostKey {spec['sshAuthMountPath']}/id_rsa\n" in text
+    assert {one["name"] for one in waiter["volumeMounts"]} == {
+        one["name"] for one in worker["template"]["spec"]["volumes"]
+    }
+    mounted = {one["mountPath"] for one in waiter["volumeMounts"]}
+    assert {word.partition("=")[2] for word in words if ".root=" in word} <= mounted
+    done = subprocess.run(
+        [sys.executable, *words, "--dry-run"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

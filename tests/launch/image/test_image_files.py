@@ -1,0 +1,45 @@
+"""The Dockerfile and what stands beside it; launch/image/try_it.sh builds and runs it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+
+
+def packages() -> set[str]:
+    """Folders of the program's code, of which there are no others beside tests and fuzzing."""
+    return {file.parent.name for file in REPOSITORY.glob("*/__init__.py")} - {"tests", "fuzz"}
+
+
+def test_all_of_the_program_and_no_more_reaches_the_image() -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    taken = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
+    assert packages() | {"configs", "train.py", "setup.sh", "requirements*.txt"} <= taken
+    assert not taken & {"tests", "docs", ".git", ".venv", "runs"}
+    for name in taken - {"accimage"}:
+        assert list(REPOSITORY.glob(name)), name
+
+
+def test_every_build_argument_is_explained() -> None:
+    page = (REPOSITORY / "docs" / "docker.md").read_text(encoding="utf-8")
+    arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
+    assert arguments >= {"BASE", "TORCH_INDEX", "IPEX", "PILLOW_SIMD", "ACCIMAGE", "ONECCL_INDEX"}
+    assert {one for one in arguments if f"`{one}" not in page} == set()
+
+
+def test_files_that_the_image_copies_are_there() -> None:
+    named = re.findall(r"launch[/.]image[/.]\w+(?:\.sh)?", DOCKERFILE)
+    assert named
+    for name in named:
+        path = REPOSITORY / (name if "/" in name else name.replace(".", "/") + ".py")
+        assert path.exists(), name
+
+
+def test_scripts_are_well_formed() -> None:
+    scripts = list((REPOSITORY / "launch" / "image").glob("*.sh"))
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True)

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+from launch.image.prune import files_in_use, unneeded
+
+
+def test_libraries_that_training_has_loaded_stay_and_the_rest_of_cuda_goes(tmp_path: Path) -> None:
+    stays = ["torch/lib/libtorch_cuda.so", "nvidia/cublas/lib/libcublas.so.12", "numpy/core.py"]
+    goes = [
+        "torch/lib/libtorch_cuda_linalg.so",
+        "nvidia/cudnn/lib/libcudnn_engines.so.9",
+        "nvidia/cublas/include/cublas.h",
+        "torch/include/torch/all.h",
+        "numpy/lib/libnpymath.a",
+        "triton/_C/libtriton.so",
+        "pandas/tests/test_frame.py",
+        "pip/__main__.py",
+    ]
+    for name in [*stays, *goes]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    removed = set(unneeded(tmp_path, {tmp_path / name for name in stays[:2]}))
+
+    def is_removed(name: str) -> bool:
+        return bool(removed & {tmp_path / name, *(tmp_path / name).parents})
+
+    assert [name for name in stays if is_removed(name)] == []
+    assert [name for name in goes if not is_removed(name)] == []
+
+
+def test_torchs_own_library_is_one_that_training_has_loaded() -> None:
+    import torch
+
+    packages = Path(torch.__file__).resolve().parents[1]
+    assert packages / "torch/lib/libtorch_cpu.so" in files_in_use(packages)
