@@ -15,6 +15,7 @@ COMPILING = (
     "torch/include",
     "torch/share",
     "torch/bin/protoc*",
+    "torch/bin/test_*",
     "mpich/include",
     "numpy/*/include",
 )
