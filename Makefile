@@ -1,5 +1,6 @@
 # make demo    train on drawn scenes, evaluate, draw pictures: minutes on two cores
 # make test    the test suite
+# make test-latest    the test suite with the newest torch and torchvision, in .venv-latest; no IPEX
 # make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
 # make simd    put Pillow-SIMD in Pillow's place: see requirements-simd.txt before; make pillow: back
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
@@ -11,20 +12,28 @@
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test torture ipex fuzz simd pillow browser lint audit setup clean
+.PHONY: demo test test-latest torture ipex fuzz simd pillow browser latest lint audit setup clean
 
 demo: setup
 	.venv/bin/python train.py --config demo.yaml --overwrite
 
-# With IPEX and a browser, so that their tests run and are not skipped. First the tests that need
-# one core, a worker for each core; then, whether or not those passed, the tests that need them all.
+# First the tests that need one core, a worker for each core; then, whether or not those passed, the
+# tests that need them all. With IPEX and a browser, so that their tests run and are not skipped; IPEX
+# does not work with the newest torch.
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
-test: export PYTHONDONTWRITEBYTECODE =
+test test-latest: export PYTHONDONTWRITEBYTECODE =
+test: environment = .venv
 test: ipex browser
-	.venv/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder; \
+test-latest: environment = .venv-latest
+test-latest: latest browser
+test test-latest:
+	$(environment)/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder; \
 	one_core=$$?; \
 	if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
-	.venv/bin/python -m pytest -m whole_machine && exit $$one_core
+	$(environment)/bin/python -m pytest -m whole_machine && exit $$one_core
+
+latest:
+	@./setup.sh latest
 
 torture: setup
 	.venv/bin/python -m tests.torture
@@ -65,4 +74,4 @@ setup:
 	@./setup.sh
 
 clean:
-	rm -rf .venv .venv-audit .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-latest .venv-audit .mypy_cache .ruff_cache .pytest_cache .hypothesis

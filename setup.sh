@@ -3,12 +3,16 @@
 # requirements-ipex.txt; `./setup.sh fuzz` those of requirements-fuzz.txt; `./setup.sh simd` puts
 # Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
 # puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
-# looks for the browser that a test needs, and installs one where it may. `make demo` and `make test` call
-# this; a second call finds everything in place and returns at once. Settings, from the environment:
+# looks for the browser that a test needs, and installs one where it may; `./setup.sh latest` makes
+# .venv-latest, another environment, in which requirements-latest.txt is in the place of torch's lines.
+# `make demo` and `make test` call this; a second call finds everything in place and returns at once.
+# Settings, from the environment:
 #   PYTHON       a Python 3.11 (default: python3.11, else python3 if that is one)
 #   TORCH_INDEX  a package index with CPU-only wheels of torch and torchvision
 #   TESTS=0      leave out requirements-dev.txt: for an image, which trains and runs no tests
 set -euo pipefail
+environment=.venv
+if [ "$*" = latest ]; then environment=.venv-latest; fi
 trap 'exit 130' INT TERM # not on to the next step
 cd "$(dirname "$0")"
 
@@ -32,33 +36,46 @@ make_environment() {
     local python
     python=$(find_python)
     # A set-up that was interrupted is started anew; an environment made by somebody else is kept.
-    if [ -e .venv/.setup-started ]; then rm -rf .venv; fi
-    if [ ! -x .venv/bin/python ]; then
+    if [ -e "$environment"/.setup-started ]; then rm -rf "$environment"; fi
+    if [ ! -x "$environment"/bin/python ]; then
         "$python" -c 'import ensurepip, venv' 2>/dev/null ||
             fail "$python has no venv module; install it (Debian and Ubuntu: apt-get install python3.11-venv)"
-        mkdir .venv
-        touch .venv/.setup-started
-        "$python" -m venv .venv
+        mkdir "$environment"
+        touch "$environment"/.setup-started
+        "$python" -m venv "$environment"
     fi
 }
 
 # Everything is pinned, so nothing is resolved; `pip check` says whether the pins agree.
-install=(.venv/bin/python -m pip install --disable-pip-version-check --no-deps)
+install=("$environment"/bin/python -m pip install --disable-pip-version-check --no-deps)
+
+# Torch, and what it brings along. CPU-only wheels bring nothing.
+of_torch='^(torch|torchvision|triton|cuda-[a-z-]+|nvidia-[a-z0-9-]+)=='
+
+pins() {
+    if [ "$environment" = .venv ]; then
+        cat requirements.txt
+    else
+        grep -vE "$of_torch" requirements.txt
+        cat requirements-latest.txt
+    fi
+    if [ "${TESTS:-1}" != 0 ]; then cat requirements-dev.txt; fi
+}
 
 check_pins() {
-    .venv/bin/python -m pip check --disable-pip-version-check
+    "$environment"/bin/python -m pip check --disable-pip-version-check
 }
 
 install_packages() {
     if [ -n "${TORCH_INDEX:-}" ]; then
-        grep -E '^(torch|torchvision)==' requirements.txt >.venv/torch.txt
-        grep -vE '^(torch|torchvision|triton|nvidia-[a-z0-9-]+)==' requirements.txt >.venv/others.txt
-        "${install[@]}" --index-url "$TORCH_INDEX" -r .venv/torch.txt || return
-        "${install[@]}" -r .venv/others.txt || return
+        pins | grep -E '^(torch|torchvision)==' >"$environment"/torch.txt
+        pins | grep -vE "$of_torch" >"$environment"/others.txt
+        "${install[@]}" --index-url "$TORCH_INDEX" -r "$environment"/torch.txt || return
+        "${install[@]}" -r "$environment"/others.txt || return
     else
-        "${install[@]}" -r requirements.txt || return
+        pins >"$environment"/all.txt
+        "${install[@]}" -r "$environment"/all.txt || return
     fi
-    if [ "${TESTS:-1}" != 0 ]; then "${install[@]}" -r requirements-dev.txt || return; fi
     check_pins
 }
 
@@ -70,9 +87,9 @@ install_ipex() {
 # Both packages are the module PIL: pip would let one write over the other, and over a half of it.
 # So whatever is there goes first, and a marker says so until a whole one is in its place.
 remove_pillow() {
-    local site=.venv/lib/python3.11/site-packages
-    touch .venv/.setup-pillow-changing
-    rm -f .venv/.setup-simd-finished
+    local site="$environment"/lib/python3.11/site-packages
+    touch "$environment"/.setup-pillow-changing
+    rm -f "$environment"/.setup-simd-finished
     rm -rf "$site"/PIL "$site"/pillow.libs "$site"/[Pp]illow-*.dist-info "$site"/pillow_simd-*.dist-info
 }
 
@@ -80,17 +97,17 @@ put_pillow() {
     remove_pillow
     "${install[@]}" --ignore-installed "$(grep -oE '^pillow==[^ ]+' requirements.txt)" || return
     check_pins || return
-    rm .venv/.setup-pillow-changing
+    rm "$environment"/.setup-pillow-changing
 }
 
 has_pillow_simd() {
-    compgen -G '.venv/lib/python3.11/site-packages/pillow_simd-*.dist-info' >/dev/null
+    compgen -G "$environment"'/lib/python3.11/site-packages/pillow_simd-*.dist-info' >/dev/null
 }
 
 require_headers() {
     local include missing='' pair
     command -v cc >/dev/null || fail "Pillow-SIMD has to be compiled, and there is no C compiler (Debian and Ubuntu: apt-get install gcc)"
-    include=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    include=$("$environment"/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
     for pair in Python.h:python3.11-dev zlib.h:zlib1g-dev jpeglib.h:libjpeg-dev webp/decode.h:libwebp-dev tiffio.h:libtiff-dev; do
         printf '#include <stdio.h>\n#include <%s>\n' "${pair%:*}" |
             cc -I"$include" -E - >/dev/null 2>&1 || missing="$missing ${pair#*:}"
@@ -125,31 +142,31 @@ compile_pillow_simd() { # FOLDER
     local compiler=cc
     if grep -q avx2 /proc/cpuinfo; then compiler='cc -mavx2'; fi
     # Without the cache: a wheel in it may lack formats, or SIMD.
-    CC=$compiler .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
+    CC=$compiler "$environment"/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
         --no-binary pillow-simd -C webp=enable -C tiff=enable -w "$1" "$(pinned_pillow_simd)"
 }
 
 put_pillow_simd_beside() {
-    local wheels=.venv/simd/wheels
-    rm -rf .venv/simd-beside
+    local wheels="$environment"/simd/wheels
+    rm -rf "$environment"/simd-beside
     compile_pillow_simd "$wheels" || return
-    "${install[@]}" --no-index --target .venv/simd/beside "$wheels"/pillow_simd-*.whl || return
-    mv .venv/simd/beside .venv/simd-beside # at once: half of it would be taken for all
-    rm -r .venv/simd
+    "${install[@]}" --no-index --target "$environment"/simd/beside "$wheels"/pillow_simd-*.whl || return
+    mv "$environment"/simd/beside "$environment"/simd-beside # at once: half of it would be taken for all
+    rm -r "$environment"/simd
 }
 
 put_pillow_simd() {
-    local pinned wheels=.venv/simd/wheels version
+    local pinned wheels="$environment"/simd/wheels version
     pinned=$(pinned_pillow_simd)
     version=${pinned#*==}
-    make_stand_in "${version%.post*}" .venv/simd/pillow
+    make_stand_in "${version%.post*}" "$environment"/simd/pillow
     compile_pillow_simd "$wheels" || return # before Pillow goes
-    .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
-        --no-cache-dir -w "$wheels" .venv/simd/pillow || return
+    "$environment"/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
+        --no-cache-dir -w "$wheels" "$environment"/simd/pillow || return
     remove_pillow
     "${install[@]}" --ignore-installed --no-index "$wheels"/*.whl || return
     check_pins || return
-    rm -r .venv/simd .venv/.setup-pillow-changing
+    rm -r "$environment"/simd "$environment"/.setup-pillow-changing
 }
 
 find_browser() {
@@ -179,7 +196,7 @@ apt_get() {
 }
 
 is_finished() { # MARKER WANTED
-    [ -e ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
+    [ -e "$environment/$1" ] && [ "$(cat "$environment/$1")" = "$2" ]
 }
 
 fail_installing() {
@@ -201,23 +218,21 @@ browser)
     install_browser
     exit
     ;;
-'' | ipex | fuzz | simd | simd-beside | pillow) ;;
-*) fail "unknown argument $*; known are: ipex, fuzz, simd, simd-beside, pillow, browser" ;;
+'' | latest | ipex | fuzz | simd | simd-beside | pillow) ;;
+*) fail "unknown argument $*; known are: latest, ipex, fuzz, simd, simd-beside, pillow, browser" ;;
 esac
 
-pins=(requirements.txt)
-if [ "${TESTS:-1}" != 0 ]; then pins+=(requirements-dev.txt); fi
-wanted="$(cat "${pins[@]}" | sha256sum) ${TORCH_INDEX:-}"
+wanted="$(pins | sha256sum) ${TORCH_INDEX:-}"
 if ! is_finished .setup-finished "$wanted"; then
-    echo "setup: making .venv: $(cat "${pins[@]}" | grep -cE '==') packages, up to 7 GB on disk, a few minutes"
+    echo "setup: making $environment: $(pins | grep -c ==) packages, up to 7 GB on disk, a few minutes"
     make_environment
-    if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then
+    if has_pillow_simd || [ -e "$environment"/.setup-pillow-changing ]; then
         echo "setup: Pillow comes back in place of Pillow-SIMD, since requirements.txt is not what it was"
         remove_pillow
     fi
     install_packages || fail_installing
-    rm -f .venv/.setup-started .venv/.setup-pillow-changing
-    printf '%s\n' "$wanted" >.venv/.setup-finished
+    rm -f "$environment"/.setup-started "$environment"/.setup-pillow-changing
+    printf '%s\n' "$wanted" >"$environment"/.setup-finished
 fi
 
 if [ "$*" = simd ]; then
@@ -226,7 +241,7 @@ if [ "$*" = simd ]; then
         require_headers
         echo "setup: putting Pillow-SIMD in Pillow's place; it lags behind Pillow's security fixes"
         put_pillow_simd || fail_installing
-        printf '%s\n' "$wanted_simd" >.venv/.setup-simd-finished
+        printf '%s\n' "$wanted_simd" >"$environment"/.setup-simd-finished
     fi
 elif [ "$*" = simd-beside ]; then
     wanted_simd="$wanted $(sha256sum <requirements-simd.txt)"
@@ -234,10 +249,10 @@ elif [ "$*" = simd-beside ]; then
         require_headers
         echo "setup: compiling Pillow-SIMD into .venv/simd-beside; Pillow stays in its place"
         put_pillow_simd_beside || fail_installing
-        printf '%s\n' "$wanted_simd" >.venv/.setup-simd-beside-finished
+        printf '%s\n' "$wanted_simd" >"$environment"/.setup-simd-beside-finished
     fi
-elif [ "$*" = pillow ] || [ -e .venv/.setup-pillow-changing ]; then
-    if has_pillow_simd || [ -e .venv/.setup-pillow-changing ]; then
+elif [ "$*" = pillow ] || [ -e "$environment"/.setup-pillow-changing ]; then
+    if has_pillow_simd || [ -e "$environment"/.setup-pillow-changing ]; then
         echo "setup: putting Pillow back in its place"
         put_pillow || fail_installing
     fi
@@ -250,7 +265,7 @@ if [ "$*" = ipex ]; then
     if ! is_finished .setup-ipex-finished "$wanted"; then
         echo "setup: adding the IPEX engine to .venv: 270 MB on disk"
         install_ipex || fail_installing
-        printf '%s\n' "$wanted" >.venv/.setup-ipex-finished
+        printf '%s\n' "$wanted" >"$environment"/.setup-ipex-finished
     fi
 fi
 
@@ -259,6 +274,6 @@ if [ "$*" = fuzz ]; then
     if ! is_finished .setup-fuzz-finished "$wanted"; then
         echo "setup: adding atheris, the fuzzer, to .venv: 62 MB on disk"
         { "${install[@]}" -r requirements-fuzz.txt && check_pins; } || fail_installing
-        printf '%s\n' "$wanted" >.venv/.setup-fuzz-finished
+        printf '%s\n' "$wanted" >"$environment"/.setup-fuzz-finished
     fi
 fi

@@ -108,8 +108,8 @@ def test_words_that_are_not_known_are_named(programs: Path) -> None:
     done = set_up(programs, "browsers")
     assert done.returncode == 2
     assert (
-        "unknown argument browsers; known are: ipex, fuzz, simd, simd-beside, pillow, browser"
-        in done.stderr
+        "unknown argument browsers; known are: "
+        "latest, ipex, fuzz, simd, simd-beside, pillow, browser\n" in done.stderr
     )
 
 
