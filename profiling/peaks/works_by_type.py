@@ -1,6 +1,5 @@
 """What is timed for the peak of each type of number, sized for the number of threads."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -8,7 +7,6 @@ from torch import Tensor
 
 from profiling.peaks.works import (
     Work,
-    channels_last,
     convolution,
     convolution_gflop,
     matrix_product,
@@ -81,44 +79,42 @@ def signed_product(size: int) -> Work:
     return Work(2 * size**3 / 1e9, lambda: torch._int_mm(left, right))
 
 
+# Of plain bytes, scales beside them: torch is about to give up tensors of quantized types.
 def byte_product(size: int) -> Work:
     """u8 · s8, scaled to u8: oneDNN's matmul as quantized models call it."""
-    quantized = quantized_operators()
-    packed = quantized.linear_prepack(weights(size, size), None)
-    inputs = activations(torch.rand(size, size))
-    return Work(2 * size**3 / 1e9, lambda: quantized.linear(inputs, packed, 0.1, 0))
+    onednn = torch.ops.onednn
+    inputs = random_bytes(size, size, dtype=torch.uint8)
+    packed = onednn.qlinear_prepack(random_bytes(size, size, dtype=torch.int8), [size, size])
+    scale, zero = torch.tensor([0.02]), torch.tensor([0], dtype=torch.int32)
+
+    def multiply() -> Tensor:
+        return onednn.qlinear_pointwise(
+            *(inputs, 0.01, 0, packed, scale, zero, None, 0.1, 0, torch.uint8, "none", [], "")
+        )
+
+    return Work(2 * size**3 / 1e9, multiply)
 
 
 def byte_convolution(images: int) -> Work:
     """u8 · s8 with u8 out, 3x3: the convolution of quantized models."""
-    quantized = quantized_operators()
-    packed = quantized.conv2d_prepack(
-        weights(CHANNELS, CHANNELS, 3, 3), None, [1, 1], [1, 1], [1, 1], 1
-    )
-    maps = activations(channels_last(images, CHANNELS, LARGE, torch.float32))
-    gflop = convolution_gflop(images, (CHANNELS, CHANNELS), LARGE)
-    return Work(gflop, lambda: quantized.conv2d(maps, packed, 0.1, 0))
+    onednn = torch.ops.onednn
+    maps = random_bytes(images, CHANNELS, LARGE, LARGE, dtype=torch.uint8)
+    maps = maps.to(memory_format=torch.channels_last)
+    weights = random_bytes(CHANNELS, CHANNELS, 3, 3, dtype=torch.int8)
+    scale, zero = torch.tensor([0.02]), torch.tensor([0], dtype=torch.int32)
+    geometry = ([1, 1], [1, 1], [1, 1], 1)  # stride, padding, dilation, groups
+    packed = onednn.qconv_prepack(weights, scale, 0.01, 0, *geometry, list(maps.shape))
+
+    def convolve() -> Tensor:
+        return onednn.qconv_pointwise(
+            *(maps, 0.01, 0, packed, scale, zero, None, *geometry),
+            *(0.1, 0, torch.uint8, "none", [], ""),
+        )
+
+    return Work(convolution_gflop(images, (CHANNELS, CHANNELS), LARGE), convolve)
 
 
-def quantized_operators() -> "torch._ops._OpNamespace":
-    """torch's, done by oneDNN.
-
-    Raises:
-        RuntimeError: This torch has none.
-    """
-    torch.backends.quantized.engine = "onednn"
-    return torch.ops.quantized
-
-
-def weights(*shape: int) -> Tensor:
-    """Random signed weights."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer releases of torch plan to move quantized tensors
-        return torch.quantize_per_tensor(torch.randn(shape), 0.02, 0, torch.qint8)
-
-
-def activations(values: Tensor) -> Tensor:
-    """Values as unsigned bytes, in the same layout."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(values, 0.01, 0, torch.quint8)
+def random_bytes(*shape: int, dtype: torch.dtype) -> Tensor:
+    """All values of the type are as likely."""
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return torch.randint(least, most + 1, shape, dtype=dtype)
