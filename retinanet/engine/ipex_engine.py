@@ -22,6 +22,8 @@ from retinanet.errors import InputError
 from retinanet.model import RetinaNet
 
 PACKAGE = "intel_extension_for_pytorch"
+FITTING_TORCH = "2.8"
+"""Its last release is made for this one."""
 ADVICE = "run `make ipex`, or set engine.name=torch"
 
 
@@ -32,6 +34,12 @@ def require_ipex() -> None:
         InputError: It is not installed, or made for another torch.
     """
     if find_spec(PACKAGE) is None:
+        if not torch.__version__.startswith(f"{FITTING_TORCH}."):
+            raise InputError(
+                f"engine.name: ipex works with torch {FITTING_TORCH} only, this is torch "
+                f"{torch.__version__}; run `make ipex` and .venv/bin/python, or set "
+                "engine.name=torch"
+            )
         raise InputError(f"engine.name: ipex is not installed; {ADVICE}")
     release = version(PACKAGE)
     if release.split(".")[:2] != torch.__version__.split(".")[:2]:

@@ -172,18 +172,32 @@ def test_auto_takes_the_torch_engine_and_leaves_ipex_alone() -> None:
     assert PACKAGE not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ("2.8.0", "is not installed; run `make ipex`, or set engine.name=torch"),
+        (
+            "2.15.0+cpu",
+            "works with torch 2.8 only, this is torch 2.15.0+cpu; run `make ipex` and "
+            ".venv/bin/python, or set engine.name=torch",
+        ),
+    ],
+)
 def test_asking_for_ipex_where_it_is_not_installed_ends_with_status_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    release: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGE, None)
+    monkeypatch.setattr(torch, "__version__", release)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
     # torch is loaded already, so nothing is pinned.
     words = [*SETTINGS, f"run.root={tmp_path}", "launch.pin=false"]
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     assert run_command(main) == 2
-    assert capsys.readouterr().err == (
-        "error: engine.name: ipex is not installed; run `make ipex`, or set engine.name=torch\n"
-    )
+    assert capsys.readouterr().err == f"error: engine.name: ipex {said}\n"
     assert not list(tmp_path.iterdir())
 
 
