@@ -32,7 +32,7 @@ Reads what export_chrome_trace writes, .json or .json.gz, of any model; needs no
 training has marked them (profile.trace), steps, phases and modules are its own: `step 20`,
 `phase: forward`, `module: backbone.body.conv1`. Else steps are those of torch.profiler.schedule,
 or the whole trace; backward is what autograd runs, optimizer and data are torch's own marks; and
-modules are known if the trace was taken with_stack and with_modules.
+modules are known if the trace was taken with_stack.
 
 A trace cannot tell which library multiplies matrices. A log of oneDNN of the same steps can:
 train with profile.onednn and profile.trace, and give the log to --onednn-log."""

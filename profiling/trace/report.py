@@ -153,7 +153,7 @@ def remarks(analysis: Analysis) -> list[str]:
             "no phases are marked: forward is all but backward, optimizer and data, loss included"
         )
     if not analysis.modules_are_known:
-        found.append("no modules are told; profile with_modules=True and with_stack=True for them")
+        found.append("no modules are told; profile with_stack=True for them")
     if analysis.elsewhere_ns:
         time = milliseconds(analysis.elsewhere_ns / 1e6 / analysis.count)
         found.append(f"other threads run operators for {time} ms meanwhile; they are left out")

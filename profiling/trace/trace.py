@@ -13,7 +13,7 @@ from retinanet.errors import InputError
 OPERATOR = ("cpu_op", "Operator")
 """Categories of operators; the second is that of torch 1."""
 MODULE = "nn.Module: "
-"""How names of modules begin in traces `with_stack` or `with_modules`."""
+"""How names of modules begin in traces `with_stack`."""
 OPTIMIZER_STEP = "Optimizer.step#"
 OUR_OPTIMIZERS = ("OnePassAdam", "Lamb")
 """Optimizers of retinanet/engine whose kernel no operator of the trace stands for."""

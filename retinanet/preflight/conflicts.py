@@ -82,7 +82,7 @@ def requirements_of(package: str) -> Sequence[str]:
 
 
 def torchvision_conflict(found: Mapping[str, str], *, required: Sequence[str]) -> list[Finding]:
-    """Each torchvision is compiled for one release of torch, which its own metadata name."""
+    """Each torchvision works with one release of torch, or some; its own metadata name them."""
     torch_version = found.get("torch", "").partition("+")[0]
     for one in map(Requirement, required):
         if one.name == "torch" and torch_version and not one.specifier.contains(torch_version):

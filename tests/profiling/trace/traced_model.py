@@ -40,7 +40,7 @@ def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int
     Args:
         file: Where the trace goes.
         marks: Mark steps, phases and modules as a run of ours does.
-        modules: Let torch tell of modules, by `with_stack` and `with_modules`.
+        modules: Let torch tell of modules, by `with_stack`.
         steps: How many.
     """
     model = small_model()
@@ -63,7 +63,7 @@ def traced(file: Path, *, marks: bool = False, modules: bool = False, steps: int
                 optimizer.zero_grad()
 
     train(0)
-    with profile(activities=CPU, with_stack=modules, with_modules=modules) as profiler:
+    with profile(activities=CPU, with_stack=modules) as profiler:
         for number in range(20, 20 + steps):
             train(number)
     profiler.export_chrome_trace(str(file))
