@@ -12,9 +12,11 @@
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test test-latest torture ipex fuzz simd pillow browser latest lint audit setup clean
+.PHONY: demo test test-latest torture ipex fuzz simd pillow browser compiler latest lint audit setup clean
 
+# Without a compiler it takes longer; a line says so.
 demo: setup
+	@./setup.sh compiler || true
 	.venv/bin/python train.py --config demo.yaml --overwrite
 
 # First the tests that need one core, a worker for each core; then, whether or not those passed, the
@@ -23,14 +25,17 @@ demo: setup
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
 test test-latest: export PYTHONDONTWRITEBYTECODE =
 test: environment = .venv
-test: ipex browser
+test: compiler ipex browser
 test-latest: environment = .venv-latest
-test-latest: latest browser
+test-latest: compiler latest browser
 test test-latest:
 	$(environment)/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder; \
 	one_core=$$?; \
 	if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
 	$(environment)/bin/python -m pytest -m whole_machine && exit $$one_core
+
+compiler:
+	@./setup.sh compiler
 
 latest:
 	@./setup.sh latest

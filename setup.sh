@@ -3,7 +3,8 @@
 # requirements-ipex.txt; `./setup.sh fuzz` those of requirements-fuzz.txt; `./setup.sh simd` puts
 # Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
 # puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
-# looks for the browser that a test needs, and installs one where it may; `./setup.sh latest` makes
+# looks for the browser that a test needs, and installs one where it may; `./setup.sh compiler` does so
+# for the C++ compiler that the fast kernels need; `./setup.sh latest` makes
 # .venv-latest, another environment, in which requirements-latest.txt is in the place of torch's lines.
 # `make demo` and `make test` call this; a second call finds everything in place and returns at once.
 # Settings, from the environment:
@@ -191,6 +192,20 @@ install_browser() {
     echo "setup: no Chromium on PATH, so the test of the report's page will be skipped; install one (Debian and Ubuntu: apt-get install chromium)"
 }
 
+# Kernels are compiled when they are first used: without them training is slower, and their tests fail.
+install_compiler() {
+    local compiler=${CXX:-}
+    if command -v "${compiler%% *}" >/dev/null || command -v g++ >/dev/null || command -v c++ >/dev/null; then
+        return
+    fi
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        echo "setup: installing g++ by apt-get, for the C++ kernels"
+        apt_get update || true
+        if apt_get install -y --no-install-recommends g++ && command -v g++ >/dev/null; then return; fi
+    fi
+    fail "no C++ compiler on PATH, so the kernels cannot be compiled; install one (Debian and Ubuntu: apt-get install g++)"
+}
+
 apt_get() {
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::http::Timeout=20 "$@" >/dev/null 2>&1 </dev/null
 }
@@ -218,8 +233,12 @@ browser)
     install_browser
     exit
     ;;
+compiler)
+    install_compiler
+    exit
+    ;;
 '' | latest | ipex | fuzz | simd | simd-beside | pillow) ;;
-*) fail "unknown argument $*; known are: latest, ipex, fuzz, simd, simd-beside, pillow, browser" ;;
+*) fail "unknown argument $*; known are: latest, ipex, fuzz, simd, simd-beside, pillow, browser, compiler" ;;
 esac
 
 wanted="$(pins | sha256sum) ${TORCH_INDEX:-}"

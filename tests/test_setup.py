@@ -109,7 +109,7 @@ def test_words_that_are_not_known_are_named(programs: Path) -> None:
     assert done.returncode == 2
     assert (
         "unknown argument browsers; known are: "
-        "latest, ipex, fuzz, simd, simd-beside, pillow, browser\n" in done.stderr
+        "latest, ipex, fuzz, simd, simd-beside, pillow, browser, compiler\n" in done.stderr
     )
 
 
@@ -131,3 +131,28 @@ def test_two_set_ups_at_once_take_turns(programs: Path, tmp_path: Path) -> None:
         assert waiting.poll() is None
         fcntl.flock(other, fcntl.LOCK_UN)
         assert waiting.wait(timeout=30) == 0
+
+
+def test_a_compiler_that_is_there_is_all_that_is_needed(programs: Path) -> None:
+    program(programs / "c++", "exit 0")
+    apt_get(programs, installs="*")
+    done = set_up(programs, "compiler")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert asked(programs) == []
+
+
+def test_root_gets_a_compiler(programs: Path) -> None:
+    apt_get(programs, installs="g++")
+    done = set_up(programs, "compiler")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "installing g++ by apt-get" in done.stdout
+    assert asked(programs) == ["update", "g++"]
+
+
+def test_where_there_is_no_compiler_and_none_can_be_had_one_line_says_what_to_install(
+    programs: Path,
+) -> None:
+    program(programs / "id", "echo 1000")
+    done = set_up(programs, "compiler")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "apt-get install g++" in done.stderr
