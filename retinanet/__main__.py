@@ -1,8 +1,9 @@
-"""Commands on a trained detector: `evaluate` prints its mAP, `predict` draws boxes on pictures.
+"""Commands on a trained detector.
 
-`convert` makes a .pth of somebody whom you trust into a file that training reads; `compile`
-compiles the C++ ahead of time; `mlperf` runs MLCommons' official checkers, and tells what its
-reference runs took.
+`evaluate` prints its mAP, `predict` finds its classes in pictures and videos, `export` makes a file
+of it that other programs run. `convert` makes a .pth of somebody whom you trust into a file that
+training reads; `compile` compiles the C++ ahead of time; `mlperf` runs MLCommons' official
+checkers, and tells what its reference runs took.
 """
 
 import argparse
@@ -10,9 +11,11 @@ import sys
 from pathlib import Path
 
 from launch.pinning.allocator import set_allocator
-from retinanet.command_line import add_json_option, positive, run_command
-from retinanet.metric_library import DEFAULT_LIBRARY, METRIC_LIBRARIES
+from retinanet.command_line import run_command
+from retinanet.evaluation import options as evaluation
+from retinanet.export import options as exporting
 from retinanet.mlperf.command import add_mlperf, run_mlperf
+from retinanet.prediction import options as prediction
 
 
 def main() -> int:
@@ -27,6 +30,10 @@ def main() -> int:
         from retinanet.evaluation.command import evaluate
 
         return evaluate(**arguments)
+    if command == "export":
+        from retinanet.export.command import export
+
+        return export(**arguments)
     if command == "convert":
         from retinanet.training.convert_command import convert
 
@@ -35,7 +42,7 @@ def main() -> int:
         from retinanet.compile_command import compile_kernels
 
         return compile_kernels()
-    from retinanet.evaluation.predict_command import predict
+    from retinanet.prediction.command import predict
 
     return predict(**arguments)
 
@@ -44,19 +51,18 @@ def parse_arguments() -> argparse.Namespace:
     """`command`, and its options under the names of its function's arguments."""
     parser = argparse.ArgumentParser(prog="python -m retinanet", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="mAP of a checkpoint",
-        description="COCO's metric of a checkpoint: on the validation split that its run used, "
-        "or on any COCO-format JSON with the same categories.",
-    )
-    predict = commands.add_parser(
-        "predict",
-        help="draw boxes on pictures",
-        description="Find objects in pictures and draw their boxes, classes and scores. Writes "
-        "NAME.boxes.png for each; the pictures themselves are not touched.",
-    )
-    for command in (evaluate, predict):
+    for name, summary, page, add_options in (
+        ("evaluate", "mAP of a checkpoint", evaluation, evaluation.add_evaluate_options),
+        ("predict", "boxes in pictures and videos", prediction, prediction.add_predict_options),
+        ("export", "ONNX or torch.export of a checkpoint", exporting, exporting.add_export_options),
+    ):
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=page.DESCRIPTION,
+            epilog=page.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         command.add_argument(
             "--checkpoint",
             type=Path,
@@ -64,8 +70,7 @@ def parse_arguments() -> argparse.Namespace:
             metavar="PATH",
             help="runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best",
         )
-    add_evaluate_options(evaluate)
-    add_predict_options(predict)
+        add_options(command)
     convert = commands.add_parser(
         "convert",
         help="weights of a .pth as safetensors, once",
@@ -91,55 +96,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
-    """Which data, how, and where numbers go."""
-    parser.add_argument(
-        "--annotations", type=Path, metavar="FILE", help="COCO-format JSON, with --images"
-    )
-    parser.add_argument("--images", type=Path, metavar="DIR", help="the folder of its images")
-    parser.add_argument(
-        "--batch-size", type=positive, default=8, metavar="N", help="images at once (default: 8)"
-    )
-    parser.add_argument(
-        "--metric",
-        choices=METRIC_LIBRARIES,
-        default=DEFAULT_LIBRARY,
-        help=f"what computes it; the numbers are the same (default: {DEFAULT_LIBRARY})",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for the found boxes (COCO's result format), a table of the classes (CSV) and "
-        "a chart of precision and recall (PNG)",
-    )
-    add_json_option(parser)
-
-
-def add_predict_options(parser: argparse.ArgumentParser) -> None:
-    """Which pictures, what is drawn, and where it goes."""
-    parser.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="picture files")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("predictions"),
-        metavar="DIR",
-        help="folder for the drawn pictures (default: predictions)",
-    )
-    parser.add_argument(
-        "--score",
-        dest="least_score",
-        type=probability,
-        default=0.4,
-        metavar="P",
-        help="leave out boxes that are less certain (default: 0.4)",
-    )
-    add_json_option(parser, "write the boxes here too")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier prediction"
-    )
-
-
 def add_convert_options(parser: argparse.ArgumentParser) -> None:
     """Which file, where it goes, and the word without which nothing is unpickled."""
     parser.add_argument("file", type=Path, metavar="FILE.pth", help="torch's file of weights")
@@ -153,17 +109,6 @@ def add_convert_options(parser: argparse.ArgumentParser) -> None:
         "resnext50_32x4d-7cdf4587.pth, which is known by its SHA-512",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
-
-
-def probability(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
-    return value
 
 
 if __name__ == "__main__":

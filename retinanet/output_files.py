@@ -18,9 +18,11 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
     Raises:
         InputError: Names the first that exists, is a folder, or is asked for twice.
     """
-    for place, file in enumerate(files):
-        if file in files[:place]:
+    seen = set()
+    for file in files:
+        if file in seen:
             raise InputError(f"{file}: two outputs would have this name; give them separately")
+        seen.add(file)
         if file.is_dir():
             raise InputError(f"{file}: is a folder; give the name of a file")
         if file.exists() and not overwrite:
@@ -32,10 +34,11 @@ def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
     require_free(files, overwrite=overwrite, advice="give --overwrite or another --out")
 
 
-def require_free_json(json_file: Path | None) -> None:
+def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> None:
     """`require_free` for the file that `--json` names, if it was given."""
     if json_file is not None:
-        require_free([json_file], overwrite=False, advice="give --json another file")
+        advice = "give --json another file"
+        require_free([json_file], overwrite=overwrite, advice=advice)
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

@@ -15,13 +15,15 @@ from retinanet.engine.engines import torch_forward
 from retinanet.errors import InputError
 from retinanet.evaluation.files import evaluation_files, write_evaluation
 from retinanet.evaluation.metric import Evaluation
+from retinanet.evaluation.pictures import save_picture
+from retinanet.evaluation.refusals import refuse_what_is_no_checkpoint
+from retinanet.evaluation.sheet import evaluation_sheet
 from retinanet.evaluation.split import evaluate_split
 from retinanet.exit_codes import FINISHED
 from retinanet.metric_library import MetricLibrary
-from retinanet.output_files import require_free, require_free_json, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_whole
 from retinanet.terminal import make_console
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
-from retinanet.training.pickled_weights import refuse_pickle
 from retinanet.training.report import print_evaluation
 
 
@@ -33,7 +35,9 @@ def evaluate(
     batch_size: int,
     metric: MetricLibrary,
     out: Path | None,
+    pictures: int,
     json_file: Path | None,
+    overwrite: bool,
 ) -> int:
     """Print the metric of a checkpoint.
 
@@ -43,19 +47,21 @@ def evaluate(
         images: Its folder of images.
         batch_size: Images at once.
         metric: What computes it, see `coco_metric`.
-        out: Folder for the boxes, the classes' numbers and the chart.
+        out: Folder for the boxes, the classes' numbers, the chart and the pictures.
+        pictures: So many images with true beside found boxes in `out`.
         json_file: Where the numbers go too.
+        overwrite: Whether files that exist may be replaced.
 
     Raises:
         InputError: A file is missing or not what it should be, or an output exists.
     """
-    require_free_json(json_file)
-    refuse_pickle(checkpoint, what="checkpoint of a run")
+    require_free_json(json_file, overwrite=overwrite)
+    refuse_what_is_no_checkpoint(checkpoint)
     found = read_checkpoint(checkpoint)
     name = f"step-{found.position.step:06d}"
     if out is not None:
-        files = evaluation_files(out, name=name)
-        require_free(files, overwrite=False, advice="give another --out")
+        files = [*evaluation_files(out, name=name), sheet_file(out, name=name)]
+        require_free_outputs(files, overwrite=overwrite)
     dataset = validation_split(found, annotations=annotations, images=images)
     console = make_console()
     model = found.build_model()
@@ -71,7 +77,13 @@ def evaluate(
     print_evaluation(console, result.evaluation, title=title)
     if out is not None:
         write_evaluation(result, out, name=name)
-        console.print(f"boxes, classes and chart: {out}/{name}.*", soft_wrap=True, markup=False)
+        sheet = evaluation_sheet(
+            dataset.annotations, dataset.image_folder, result.detections, count=pictures
+        )
+        if sheet is not None:
+            save_picture(sheet, sheet_file(out, name=name))
+        what = "boxes, classes, chart" + (" and pictures" if sheet is not None else "")
+        console.print(f"{what}: {out}/{name}.*", soft_wrap=True, markup=False)
     if json_file is not None:
         write_whole(json_file, json.dumps(as_json(result.evaluation), indent=1))
     return FINISHED
@@ -109,6 +121,11 @@ def validation_split(
         train=False,
         decoder=resolve_decoder("auto"),  # pixels are the same with all
     )
+
+
+def sheet_file(folder: Path, *, name: str) -> Path:
+    """Where an evaluation's pictures go."""
+    return folder / f"{name}.pictures.png"
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:

@@ -11,21 +11,31 @@ from retinanet.engine.engines import Forward
 from retinanet.evaluation.detections import ImageDetections
 from retinanet.model import Detections, RetinaNet, postprocess, resize_boxes
 
+SCORE_THRESHOLD = 0.05
+"""Of evaluations, as in torchvision and MLPerf's reference."""
 
-def detect_batch(model: RetinaNet, images: torch.Tensor, *, forward: Forward) -> list[Detections]:
+
+def detect_batch(
+    model: RetinaNet,
+    images: torch.Tensor,
+    *,
+    forward: Forward,
+    score_threshold: float = SCORE_THRESHOLD,
+) -> list[Detections]:
     """Detections in pixels of the network's input.
 
     Args:
         model: In evaluation mode.
         images: uint8 [N, 3, S, S].
         forward: The model as an engine runs it.
+        score_threshold: Detections are surer than this.
     """
     with torch.inference_mode():
         normalized = normalize(images)
         outputs = forward(normalized)
         height, width = normalized.shape[-2:]
         anchors = model.anchors((height, width), outputs.feature_sizes)
-        return postprocess(outputs, anchors, (height, width))
+        return postprocess(outputs, anchors, (height, width), score_threshold=score_threshold)
 
 
 def detect(

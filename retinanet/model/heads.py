@@ -116,4 +116,4 @@ def _tower(channels: int) -> nn.Sequential:
 
 def by_anchor(maps: Tensor, values: int) -> Tensor:
     """[N, A * values, H, W] as [N, H * W * A, values]: a view where `maps` is channels_last."""
-    return maps.permute(0, 2, 3, 1).reshape(len(maps), -1, values)
+    return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, values)

@@ -137,5 +137,7 @@ def test_evaluating_a_pth_names_the_command_that_converts_it(tmp_path: Path) -> 
             batch_size=1,
             metric="faster-coco-eval",
             out=None,
+            pictures=0,
             json_file=None,
+            overwrite=False,
         )

@@ -1,0 +1,116 @@
+"""What `predict` is asked to look at: pictures, folders of them, videos, a camera."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from data.decoding.decode import SUFFIXES
+from retinanet.errors import InputError
+
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
+"""What cameras and their programs write, in lower case."""
+
+Kind = Literal["picture", "video", "camera"]
+ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One picture or video, and where it goes once boxes are drawn on it."""
+
+    file: Path
+    kind: Kind
+    drawn: Path
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All of them, in the order of the command line; folders by name."""
+
+    pictures: tuple[Source, ...]
+    videos: tuple[Source, ...]
+    """Cameras too."""
+    passed_over: int
+    """Files in folders that are no pictures by their names."""
+
+    @property
+    def all(self) -> tuple[Source, ...]:
+        """Pictures first."""
+        return (*self.pictures, *self.videos)
+
+
+def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
+    """Look for pictures and videos.
+
+    A file's drawn copy goes to `out`, a folder's to `out`/NAME/…, where NAME is the folder's and
+    the rest its tree. It is called by the file's stem, or, where two in one folder share that, by
+    their whole names.
+
+    Args:
+        paths: Files, folders, cameras such as /dev/video0.
+        out: Where drawn copies go; nothing in it is looked at.
+
+    Raises:
+        InputError: One is missing, or is a folder without pictures.
+    """
+    found: list[tuple[Path, Kind, Path]] = []
+    passed_over = 0
+    for path in paths:
+        if path.is_dir():
+            inside, others = pictures_below(path, out=out)
+            if not inside:
+                raise InputError(f"{path}: holds no pictures ({', '.join(SUFFIXES)})")
+            name = path.resolve().name
+            found += [(one, "picture", name / one.relative_to(path).parent) for one in inside]
+            passed_over += others
+        elif path.exists():
+            found.append((path, kind_of(path), Path()))
+        else:
+            raise InputError(f"{path}: no such picture, folder or video")
+    sources = named(found, out=out)
+    return Sources(
+        pictures=tuple(one for one in sources if one.kind == "picture"),
+        videos=tuple(one for one in sources if one.kind != "picture"),
+        passed_over=passed_over,
+    )
+
+
+def kind_of(path: Path) -> Kind:
+    """By name; what is called neither is tried as a picture."""
+    if path.is_char_device():
+        return "camera"
+    return "video" if path.suffix.lower() in VIDEO_SUFFIXES else "picture"
+
+
+def pictures_below(folder: Path, *, out: Path) -> tuple[list[Path], int]:
+    """The pictures of a tree, by name, and the number of other files; not those below `out`."""
+    pictures: list[Path] = []
+    others = 0
+    left_out = out.resolve()
+    for parent, folders, files in os.walk(folder):
+        here = Path(parent)
+        folders[:] = sorted(name for name in folders if (here / name).resolve() != left_out)
+        wanted = [here / name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
+        pictures += wanted
+        others += len(files) - len(wanted)
+    return pictures, others
+
+
+def named(found: Sequence[tuple[Path, Kind, Path]], *, out: Path) -> list[Source]:
+    """The sources with the names of their drawn copies."""
+    stems = Counter((folder, file.stem + ENDINGS[kind]) for file, kind, folder in found)
+    crowded = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
+    return [
+        Source(
+            file,
+            kind,
+            out
+            / folder
+            / f"{file.name if (folder, Path(ENDINGS[kind]).suffix) in crowded else file.stem}"
+            f"{ENDINGS[kind]}",
+        )
+        for file, kind, folder in found
+    ]
