@@ -16,6 +16,7 @@ from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.result import SplitResult
 from retinanet.evaluation.split import detect_split
 from retinanet.training.agreement import agree_on_weights, average_norms
+from retinanet.training.card import leave_card
 from retinanet.training.checkpoint import TrainingPosition
 from retinanet.training.run_checkpoints import begin_checkpoint, note_evaluation, position_of
 from retinanet.training.run_record import evaluation_name
@@ -153,6 +154,7 @@ def learn(run: "Run", pending: Pending, result: SplitResult | None) -> None:
             "then are given up"
         )
     if result is not None:
+        leave_card(run, result.evaluation, position=position, epochs=pending.epochs)
         run.record.evaluation(
             result, step=position.step, epoch=pending.epochs, beside=pending.beside
         )
