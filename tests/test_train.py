@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
@@ -28,7 +29,7 @@ from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
 from retinanet.mlperf.log_lines import lines_of
 from retinanet.mlperf.official import check_compliance
-from retinanet.training import loading, loop
+from retinanet.training import card, loading, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
 from train import main
@@ -281,6 +282,41 @@ def test_checkpoints_of_the_best_and_the_last_evaluation_are_kept(undisturbed: P
     # checkpoint.keep=3 would keep more than the two that there are.
     names = {"best", "last", "step-000008", f"step-{STEPS:06d}"}
     assert {path.name for path in checkpoints.iterdir()} == names
+
+
+def test_each_of_them_has_a_card_with_its_numbers(undisturbed: Path) -> None:
+    checkpoints = undisturbed / "checkpoints"
+    for record in records_of(undisturbed, kind="evaluation"):
+        folder = checkpoints / f"step-{record['step']:06d}"
+        text = (folder / "MODEL_CARD.md").read_text()
+        head = YAML(typ="safe").load(text.split("---\n")[1])
+        metrics = head["model-index"][0]["results"][0]["metrics"]
+        assert metrics[0]["type"] == "map"
+        assert metrics[0]["value"] == pytest.approx(record["map"], abs=1e-4)
+        assert f"RetinaNet-ResNeXt50, step {record['step']}\n" in text
+        assert f"predict --checkpoint {folder} photo.jpg" in text
+        assert "It was trained on drawn scenes" in text
+        assert f"| training | {SETTINGS[0].rpartition('=')[2]} | " in text
+        assert {path.name for path in folder.iterdir()} == {
+            "MODEL_CARD.md",
+            "model.safetensors",
+            "optimizer.safetensors",
+            "state.json",
+        }
+
+
+def test_a_card_that_cannot_be_made_ends_no_training(
+    tmp_path: Path, train: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(facts: object) -> str:
+        raise ValueError("no such fact")
+
+    monkeypatch.setattr(card, "model_card", fail)
+    words = settings_in(tmp_path, "cardless", "training.max_steps=1", "evaluation.pictures=0")
+    outcome = train(*words)
+    assert outcome.code == 0 and outcome.errors == ""
+    assert "MODEL_CARD.md: cannot be written: ValueError: no such fact; training" in outcome.output
+    shutil.rmtree(tmp_path / "cardless")
 
 
 def test_a_folder_with_work_is_left_alone(undisturbed: Path, train: Command) -> None:

@@ -1,5 +1,6 @@
 """Frames of a video file or a camera, by PyAV (FFmpeg's libraries)."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 CAMERA_FORMAT = "v4l2"
 """Linux' cameras."""
+FILES_ONLY = {
+    "protocol_whitelist": "file",
+    "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
+}
+"""FFmpeg would take a list of files for a video, whatever its name, and open all that it names."""
 USUAL_RATE = Fraction(25)
 """Frames a second of a video that does not say."""
 
@@ -51,19 +57,20 @@ class Video:
 
 @contextmanager
 def open_video(source: Source) -> Iterator[Video]:
-    """Open a video file or a camera, only as a local file: what it names elsewhere stays unread.
+    """Open a video file or a camera.
 
     Raises:
         InputError: It cannot be opened, or holds no pictures.
     """
     import av  # noqa: PLC0415
 
+    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # what it says is in the errors too
     camera = source.kind == "camera"
     try:
         container = av.open(
             str(source.file),
             format=CAMERA_FORMAT if camera else None,
-            options={} if camera else {"protocol_whitelist": "file"},
+            options={} if camera else FILES_ONLY,
         )
     except (av.FFmpegError, OSError, ValueError) as error:
         kind = "camera" if camera else "video"

@@ -22,6 +22,8 @@ from retinanet.training.signals import StopRequest
 
 MOST_WAITING = 32
 """Frames that wait for the network, whether they are looked at or not: memory is kept small."""
+CUT_SHORT = 0.9
+"""Of the frames that a file tells of: with fewer, its end is missing."""
 NOTHING = ImageDetections(
     image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
 )
@@ -68,7 +70,7 @@ def detect_in_video(
         rate = {"rate": video.rate, "time_base": video.time_base}
         writer = stack.enter_context(VideoWriter(source.drawn, **rate)) if draws else None
         advance = stack.enter_context(frames_progress(console, str(source.file), video.total))
-        shown = NOTHING
+        shown, number = NOTHING, 0
         for frames in groups(video.frames, tally, every=every, batch_size=batch_size):
             looked_at = [frame for frame in frames if frame.number % every == 0]
             found = detector.find([frame.pixels for frame in looked_at]) if looked_at else []
@@ -84,9 +86,14 @@ def detect_in_video(
                 if writer is not None:
                     writer.add(drawn(frame, shown, detector.names), frame.place)
             tally.frames += len(looked_at)
-            advance(frames[-1].number + 1, "")
+            number = frames[-1].number + 1
+            advance(number, "")
             if stop.received:
                 break
+        else:
+            if number < CUT_SHORT * video.total:
+                said = f"ends after {number} of {video.total} frames; it was cut short"
+                tally.problem(f"{source.file}: {said}")
     where = f" → {source.drawn}" if draws and writer is not None else ""
     looked = f"{tally.frames - frames_before} frames looked at"
     console.print(f"{source.file}{where}: {looked}", soft_wrap=True)

@@ -1,0 +1,173 @@
+import html
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+from ruamel.yaml import YAML
+
+from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult
+from retinanet.model_card.facts import CardFacts, SplitFacts
+from retinanet.model_card.text import model_card
+from retinanet.model_card.writing import CARD, write_card
+
+HOSTILE = (
+    "a | b",
+    "```\n---\nlicense: mit\n---",
+    "<script>alert(1)</script>",
+    "[x](http://x) ![y](z) `code` *bold* _low_ ~~gone~~",
+    "\x1b[2J\u202e\ud800",
+    "name: {yaml: [1, 2]} # 'quoted\" &anchor *alias !tag",
+    "\\| --- |",
+    "w" * 10_000,
+)
+
+
+def result(name: str, value: float, number: int = 1) -> ClassResult:
+    return ClassResult(
+        category_id=number,
+        name=name,
+        map=value,
+        map_50=value,
+        map_75=value,
+        mar_100=value,
+        true_boxes=3,
+        found_boxes=4,
+    )
+
+
+def facts(**changes: Any) -> CardFacts:
+    split = SplitFacts(
+        annotations="a.json", images="photos", number_of_images=5000, number_of_boxes=9000
+    )
+    found = CardFacts(
+        name="street",
+        checkpoint="runs/street/checkpoints/step-000009",
+        python=".venv/bin/python",
+        step=9,
+        total_steps=9,
+        epochs=2.5,
+        image_size=320,
+        parameters=31_800_000,
+        is_pretrained=True,
+        is_drawn=False,
+        train=split,
+        validation=replace(split, annotations="b.json", number_of_images=500),
+        settings={"optimizer": "adam"},
+        summary=dict.fromkeys(SUMMARY_NAMES, 0.5),
+        classes=(result("bus", 0.7), result("cup", 0.4)),
+    )
+    return replace(found, **changes)
+
+
+def parts(text: str) -> tuple[Any, str]:
+    """The head as YAML reads it, and the body as Markdown shows it."""
+    opening, head, body = text.split("---\n", maxsplit=2)
+    assert opening == ""
+    return YAML(typ="safe").load(head), MarkdownIt("commonmark").enable("table").render(body)
+
+
+def limits(**changes: Any) -> str:
+    text = model_card(facts(**changes))
+    return text.split("## What it is for, and what not")[1].split("\n## ")[0]
+
+
+def test_the_head_has_what_hubs_read() -> None:
+    head, _ = parts(model_card(facts()))
+    assert head["license"] == "unknown" and head["pipeline_tag"] == "object-detection"
+    assert head["library_name"] == "pytorch"
+    [model] = head["model-index"]
+    [found] = model["results"]
+    assert model["name"] == "street" and found["task"]["type"] == "object-detection"
+    assert found["dataset"] == {"name": "b.json", "type": "coco"}
+    assert {"type": "map", "name": "mAP, IoU 0.50:0.95", "value": 0.5} in found["metrics"]
+
+
+def test_numbers_that_are_not_known_are_left_out_of_the_head_and_dashes_in_the_table() -> None:
+    summary = dict.fromkeys(SUMMARY_NAMES, math.nan) | {"map": 0.25}
+    head, body = parts(model_card(facts(summary=summary)))
+    [metric] = head["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"] == 0.25
+    assert "<td>mAP, IoU 0.50</td>\n<td>–</td>" in body
+    empty = dict.fromkeys(SUMMARY_NAMES, math.nan)
+    head, body = parts(model_card(facts(summary=empty, classes=(result("bus", math.nan),))))
+    assert head["model-index"][0]["results"] == []
+    assert "No class could be measured" in body
+
+
+def test_classes_are_ranked_and_of_many_both_ends_are_shown() -> None:
+    names = [result(f"class{number:03}", number / 100, number) for number in range(100)]
+    _, body = parts(model_card(facts(classes=tuple(names))))
+    shown = re.findall(r"<td>(class\d+)</td>", body)
+    assert shown == [f"class{one:03}" for one in (*range(99, 89, -1), *range(9, -1, -1))]
+    assert "The 10 best and the 10 worst of 100" in body
+    assert all(one.name in body for one in names)
+
+
+def test_limits_follow_from_the_facts() -> None:
+    usual = limits()
+    assert "drawn scenes" not in usual and "by heart" not in usual and "few to learn" not in usual
+    assert "random weights" not in usual and "not at its end" not in usual
+    same = facts().train
+    assert "evaluated on the pictures that it was trained on" in limits(validation=same)
+    assert "trained on drawn scenes" in limits(is_drawn=True)
+    assert "step 9 of 20" in limits(total_steps=20)
+    assert "128 pictures are few" in limits(train=replace(same, number_of_images=128))
+    assert "random weights" in limits(is_pretrained=False)
+    some = (result("bus", 0.7), result("cup", 0.05), result("cat", math.nan))
+    assert "1 of 3 classes have no box" in limits(classes=some)
+    assert "1 of 2 measured classes have a mAP below 0.1" in limits(classes=some)
+    small = facts().summary | {"map_small": 0.1}
+    assert "Small objects are found less well: mAP 0.100" in limits(summary=small)
+    assert "Small objects" not in limits(summary=facts().summary | {"map_small": math.nan})
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_and_paths_of_any_kind_break_nothing(name: str) -> None:
+    split = replace(facts().train, annotations=name, images=name)
+    text = model_card(
+        facts(
+            name=name,
+            checkpoint=name,
+            train=split,
+            validation=split,
+            settings={name: name},
+            classes=(result(name, 0.7), result("cup", 0.4)),
+        )
+    )
+    head, body = parts(text)
+    usual_head, usual = parts(model_card(facts(validation=facts().train)))
+    assert head.keys() == usual_head.keys() and head["license"] == "unknown"
+    for tag in ("table", "tr", "td", "th", "h1", "h2", "li", "pre"):
+        assert body.count(f"<{tag}>") == usual.count(f"<{tag}>"), tag
+    for tag in ("<script", "<a ", "<img", "<em>", "<strong>", "<del>", "<hr"):
+        assert tag not in body
+    shown = html.unescape(re.findall(r"<td>(.*)</td>", body)[-2])
+    printable = "".join(one if one.isprintable() else "�" for one in name)
+    assert shown[:50] == printable[:50]
+    text.encode()
+
+
+def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path) -> None:
+    file = tmp_path / CARD
+    assert write_card(tmp_path, "# First\n")
+    assert write_card(tmp_path, "# Second\n")
+    assert file.read_text().startswith("# Second\n<!-- Written by the training. SHA-256")
+    edited = file.read_text().replace("Second", "Mine")
+    file.write_text(edited)
+    assert not write_card(tmp_path, "# Third\n")
+    assert file.read_text() == edited
+    file.write_text("# All mine\n")
+    assert not write_card(tmp_path, "# Third\n")
+    file.unlink()
+    assert write_card(tmp_path, "# Third\n")
+    assert [one.name for one in tmp_path.iterdir()] == [CARD]
+
+
+def test_a_checkpoint_that_is_gone_does_not_come_back(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_card(tmp_path / "step-000001", "# Card\n")
+    assert list(tmp_path.iterdir()) == []
