@@ -27,6 +27,7 @@ LONG_FILES = (
     "profiling/ablate/test_recipes.py",
     "profiling/ablate/test_ipex_recipes.py",
     "test_train_bad_images.py",
+    "retinanet/export/test_export_command.py",
     "test_train_memory.py",
     "profiling/capture/test_captured_training.py",
     "profiling/bench/test_command.py",

@@ -31,6 +31,7 @@ def random_detector(
                     tensor.uniform_(-0.1, 0.1)
         images = torch.randint(0, 256, (2, 3, image_size, image_size), dtype=torch.uint8)
     last = model.head.classification_head.cls_logits
+    assert last.bias is not None
     logits = torch.cat(model(normalize(images)).cls_logits, dim=1)
     last.weight /= logits.std()
     last.bias.fill_(score)

@@ -76,7 +76,7 @@ def test_suppression_is_within_an_image_and_a_class() -> None:
 def test_another_models_program_is_found_out(model: RetinaNet) -> None:
     other = random_detector(classes=40)
     with torch.no_grad():
-        other.head.classification_head.cls_logits.bias[0] += 1
+        other.head.classification_head.cls_logits.weight[0] *= 1.2
     program = DetectorProgram(other, image_size=64, score_threshold=0.1)
     compared = compare_program(model, program, images_of(2), score_threshold=0.1)
     assert compared.differing > 0

@@ -120,9 +120,9 @@ def test_limits_follow_from_the_facts() -> None:
     some = (result("bus", 0.7), result("cup", 0.05), result("cat", math.nan))
     assert "1 of 3 classes have no box" in limits(classes=some)
     assert "1 of 2 measured classes have a mAP below 0.1" in limits(classes=some)
-    small = facts().summary | {"map_small": 0.1}
+    small = {**facts().summary, "map_small": 0.1}
     assert "Small objects are found less well: mAP 0.100" in limits(summary=small)
-    assert "Small objects" not in limits(summary=facts().summary | {"map_small": math.nan})
+    assert "Small objects" not in limits(summary={**facts().summary, "map_small": math.nan})
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -59,8 +59,8 @@ def write_video(
 def read_video(file: Path) -> tuple[list[np.ndarray], list[float], Any]:
     """Frames, their times from the first on, and the stream."""
     with av.open(str(file)) as container:
-        stream = container.streams.video[0]
-        decoded = list(container.decode(video=0))
+        stream: Any = container.streams.video[0]
+        decoded: list[Any] = list(container.decode(video=0))
         facts = (stream.average_rate, stream.codec_context.name, stream.codec_context.pix_fmt)
     times = [float(frame.pts * frame.time_base) for frame in decoded]
     frames = [frame.to_ndarray(format="rgb24") for frame in decoded]

@@ -1,0 +1,50 @@
+"""docs/serving.md: what it shows of ONNX Runtime works as it stands there."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from retinanet.__main__ import main
+from tests.commands import RunHere
+from tests.random_detectors import NAMES, write_detector
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+LINE = re.compile(r"(\w+) ([\d.]+) \[(.*)\]")
+
+
+def test_the_pages_program_finds_what_predict_finds(tmp_path: Path, run_here: RunHere) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    checkpoint = write_detector(tmp_path / "run", score=-0.5)
+    photo, boxes = tmp_path / "photo.jpg", tmp_path / "boxes.json"
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((200, 150), Image.Resampling.BICUBIC).save(photo)
+    words = ["--checkpoint", checkpoint]
+    exported = run_here(main, "export", *words, "--out", tmp_path / "demo.onnx")
+    assert exported.returncode == 0, exported.stderr
+    predicted = run_here(main, "predict", *words, photo, "--no-pictures", "--json", boxes)
+    assert predicted.returncode == 0, predicted.stderr
+    user = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert user.returncode == 0, user.stderr
+    shown = [LINE.fullmatch(line) for line in user.stdout.splitlines()]
+    found = [(one[1], [float(edge) for edge in one[3].split()]) for one in shown if one]
+    wanted = json.loads(boxes.read_text())
+    assert len(found) == len(shown) and len(wanted) > 10
+    assert {name for name, _ in found} <= set(NAMES)
+    near = sum(any(is_near(box, *other) for other in found) for box in wanted)
+    # Pillow rounds a level otherwise here and there: near 0.4 a box may come or go.
+    assert near >= 0.9 * len(wanted) and abs(len(found) - len(wanted)) <= 0.1 * len(wanted)
+
+
+def is_near(box: dict[str, Any], name: str, edges: list[float]) -> bool:
+    """Whether the page's program has printed this box."""
+    x, y, width, height = box["bbox"]
+    difference = np.abs(np.array([x, y, x + width, y + height]) - edges)
+    return box["category"] == name and difference.max() < 2
