@@ -10,6 +10,7 @@ from retinanet.output_files import require_free
 from retinanet.prediction.box_file import BoxFile
 from retinanet.prediction.detector import PictureDetector
 from retinanet.prediction.pictures import detect_in_pictures
+from retinanet.prediction.search import Search
 from retinanet.prediction.sources import Sources, find_sources
 from retinanet.prediction.tally import Tally, counted
 from retinanet.prediction.videos import detect_in_video
@@ -61,30 +62,19 @@ def predict(
     console = make_console()
     tally = Tally(make_console(stderr=True))
     with StopRequest() as stop, BoxFile(json_file) as box_file:
-        if sources.pictures:
-            detect_in_pictures(
-                sources.pictures,
-                detector,
-                batch_size=batch_size,
-                draws=draws,
-                box_file=box_file,
-                tally=tally,
-                console=console,
-                stop=stop,
-            )
+        search = Search(
+            detector=detector,
+            batch_size=batch_size,
+            draws=draws,
+            box_file=box_file,
+            tally=tally,
+            console=console,
+            stop=stop,
+        )
+        detect_in_pictures(sources.pictures, search)
         for video in sources.videos:
             if not stop.received:
-                detect_in_video(
-                    video,
-                    detector,
-                    every=every,
-                    batch_size=batch_size,
-                    draws=draws,
-                    box_file=box_file,
-                    tally=tally,
-                    console=console,
-                    stop=stop,
-                )
+                detect_in_video(video, search, every=every)
     outputs = [*([out] if draws else []), *([json_file] if json_file else [])]
     where = f" → {', '.join(map(str, outputs))}" if outputs else ""
     console.print(f"{tally.described()}{where}{said_of_rest(sources, tally)}", soft_wrap=True)

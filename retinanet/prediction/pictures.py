@@ -14,12 +14,10 @@ from data.decoding import decode_image
 from retinanet.errors import InputError
 from retinanet.evaluation.detections import ImageDetections
 from retinanet.evaluation.pictures import draw_detections, save_picture
-from retinanet.prediction.box_file import BoxFile, box_records
-from retinanet.prediction.detector import PictureDetector
+from retinanet.prediction.search import Search
 from retinanet.prediction.sources import Source
 from retinanet.prediction.tally import Tally, best_of
 from retinanet.progress import Advance, progress
-from retinanet.training.signals import StopRequest
 
 Pixels = NDArray[np.uint8]
 THREADS = 2
@@ -28,53 +26,36 @@ FEW = 10
 """So many pictures get a line each; of more the progress is shown."""
 
 
-def detect_in_pictures(
-    pictures: Sequence[Source],
-    detector: PictureDetector,
-    *,
-    batch_size: int,
-    draws: bool,
-    box_file: BoxFile,
-    tally: Tally,
-    console: Console,
-    stop: StopRequest,
-) -> None:
+def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
     """Look at all pictures, until a signal asks to stop; those that cannot be read are told of.
 
     Args:
         pictures: Where they are, and where their drawn copies go.
-        detector: What finds boxes.
-        batch_size: Pictures at once.
-        draws: Whether drawn copies are written.
-        box_file: Gets the boxes.
-        tally: Gets the counts.
-        console: Shows a line each, or the progress.
-        stop: Looked at between two batches.
+        search: What finds boxes, and where they go.
 
     Raises:
         InputError: An output cannot be written.
     """
-    shows_each = len(pictures) <= FEW
     drawing: list[Future[None]] = []
     done = 0
-    with ThreadPoolExecutor(THREADS) as pool, shown_progress(console, len(pictures)) as advance:
-        for batch in read_ahead(pictures, pool, batch_size=batch_size):
-            if stop.received:
+    total = len(pictures)
+    with ThreadPoolExecutor(THREADS) as pool, shown_progress(search.console, total) as advance:
+        for batch in read_ahead(pictures, pool, batch_size=search.batch_size):
+            if search.stop.received:
                 break
-            readable = readable_of(batch, tally)
-            found = detector.find([pixels for _, pixels in readable]) if readable else []
+            readable = readable_of(batch, search.tally)
+            found = search.detector.find([pixels for _, pixels in readable]) if readable else []
             finish(drawing)
             for (source, pixels), detections in zip(readable, found, strict=True):
-                records = box_records(source.file, detections, names=detector.names)
-                box_file.add(records)
-                tally.found(record["category"] for record in records)
-                if draws:
-                    drawing.append(pool.submit(draw, source, pixels, detections, detector.names))
-                if shows_each:
-                    where = f" → {source.drawn}" if draws else ""
+                records = search.note(source.file, detections)
+                if search.draws:
+                    names = search.detector.names
+                    drawing.append(pool.submit(draw, source, pixels, detections, names))
+                if total <= FEW:
+                    where = f" → {source.drawn}" if search.draws else ""
                     boxes = [(record["category"], record["score"]) for record in records]
-                    console.print(f"{source.file}{where}: {best_of(boxes)}", soft_wrap=True)
-            tally.pictures += len(readable)
+                    search.console.print(f"{source.file}{where}: {best_of(boxes)}", soft_wrap=True)
+            search.tally.pictures += len(readable)
             done += len(batch)
             advance(done, "")
         finish(drawing)

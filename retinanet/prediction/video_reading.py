@@ -25,6 +25,8 @@ FILES_ONLY = {
     "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
 }
 """FFmpeg would take a list of files for a video, whatever its name, and open all that it names."""
+MICROSECONDS = 1_000_000
+"""Of a container's duration, in a second."""
 USUAL_RATE = Fraction(25)
 """Frames a second of a video that does not say."""
 
@@ -51,6 +53,8 @@ class Video:
     """Of the frames' places. [seconds]"""
     total: int
     """Frames, as far as the file says; 0 where it does not."""
+    seconds: float
+    """That it lasts, as far as the file says; 0 where it does not."""
     frames: Iterator[Frame]
     """Raises InputError where the file is damaged."""
 
@@ -86,6 +90,7 @@ def open_video(source: Source) -> Iterator[Video]:
             rate=rate,
             time_base=time_base,
             total=total_frames(container, stream, rate),
+            seconds=(container.duration or 0) / MICROSECONDS,
             frames=frames_of(source, container, step=max(1, round(1 / (rate * time_base)))),
         )
 
@@ -94,7 +99,7 @@ def total_frames(container: "InputContainer", stream: "VideoStream", rate: Fract
     """How many there are, as the file says or as its duration lets expect."""
     if stream.frames:
         return stream.frames
-    return round(container.duration * rate / 1_000_000) if container.duration else 0
+    return round(container.duration * rate / MICROSECONDS) if container.duration else 0
 
 
 def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iterator[Frame]:

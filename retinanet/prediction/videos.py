@@ -1,107 +1,122 @@
 """Detecting in videos and before cameras: every frame, or every few, drawn and timed."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from retinanet.errors import InputError
 from retinanet.evaluation.detections import ImageDetections
 from retinanet.evaluation.pictures import draw_detections
-from retinanet.prediction.box_file import BoxFile, box_records
-from retinanet.prediction.detector import PictureDetector
+from retinanet.prediction.search import Search
 from retinanet.prediction.sources import Source
-from retinanet.prediction.tally import Tally
-from retinanet.prediction.video_reading import Frame, open_video
+from retinanet.prediction.tally import Tally, counted
+from retinanet.prediction.video_reading import Frame, Video, open_video
 from retinanet.prediction.video_writing import VideoWriter
 from retinanet.progress import SECONDS_BETWEEN_LINES, Advance, progress
-from retinanet.training.signals import StopRequest
 
 MOST_WAITING = 32
 """Frames that wait for the network, whether they are looked at or not: memory is kept small."""
-CUT_SHORT = 0.9
-"""Of the frames that a file tells of: with fewer, its end is missing."""
 NOTHING = ImageDetections(
     image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
 )
 """Before the first frame that is looked at."""
 
 
-def detect_in_video(
-    source: Source,
-    detector: PictureDetector,
-    *,
-    every: int,
-    batch_size: int,
-    draws: bool,
-    box_file: BoxFile,
-    tally: Tally,
-    console: Console,
-    stop: StopRequest,
-) -> None:
+def detect_in_video(source: Source, search: Search, *, every: int) -> None:
     """Look at a video's frames, until it ends or a signal asks to stop.
 
-    A frame that is not looked at shows the boxes of the one before.
+    A frame that is not looked at shows the boxes of the one before. A video that cannot be opened
+    or is damaged is told of.
 
     Args:
         source: The video or camera, and where the drawn copy goes.
-        detector: What finds boxes.
+        search: What finds boxes, and where they go.
         every: 1 looks at all frames, 2 at every second one, from the first on.
-        batch_size: Frames at once.
-        draws: Whether a drawn copy is written.
-        box_file: Gets the boxes, with the frames' numbers and times.
-        tally: Gets the counts, and is told where the video is damaged.
-        console: Shows the progress.
-        stop: Looked at between two batches.
 
     Raises:
-        InputError: The video cannot be opened, or an output cannot be written.
+        InputError: An output cannot be written.
     """
-    frames_before = tally.frames
+    frames_before = search.tally.frames
     with ExitStack() as stack:
         try:
             video = stack.enter_context(open_video(source))
         except InputError as error:
-            tally.problem(str(error))
+            search.tally.problem(str(error))
             return
-        rate = {"rate": video.rate, "time_base": video.time_base}
-        writer = stack.enter_context(VideoWriter(source.drawn, **rate)) if draws else None
-        advance = stack.enter_context(frames_progress(console, str(source.file), video.total))
-        shown, number = NOTHING, 0
-        for frames in groups(video.frames, tally, every=every, batch_size=batch_size):
-            looked_at = [frame for frame in frames if frame.number % every == 0]
-            found = detector.find([frame.pixels for frame in looked_at]) if looked_at else []
-            boxes = dict(zip((frame.number for frame in looked_at), found, strict=True))
-            for frame in frames:
-                shown = boxes.get(frame.number, shown)
-                if frame.number in boxes:
-                    seconds = round(float(frame.place * video.time_base), 3)
-                    note = {"frame": frame.number, "seconds": seconds}
-                    records = box_records(source.file, shown, names=detector.names, **note)
-                    box_file.add(records)
-                    tally.found(record["category"] for record in records)
-                if writer is not None:
-                    writer.add(drawn(frame, shown, detector.names), frame.place)
-            tally.frames += len(looked_at)
-            number = frames[-1].number + 1
-            advance(number, "")
-            if stop.received:
+        writer = None
+        if search.draws:
+            rate = {"rate": video.rate, "time_base": video.time_base}
+            writer = stack.enter_context(VideoWriter(source.drawn, **rate))
+        title = str(source.file)
+        advance = stack.enter_context(frames_progress(search.console, title, video.total))
+        seconds, shown = 0.0, NOTHING
+        waiting = groups(video.frames, search.tally, every=every, batch_size=search.batch_size)
+        for frames in waiting:
+            shown = look_at(source, frames, video, search, every=every, shown=shown, writer=writer)
+            seconds = seconds_at(frames[-1], video)
+            advance(frames[-1].number + 1, "")
+            if search.stop.received:
                 break
         else:
-            if number < CUT_SHORT * video.total:
-                said = f"ends after {number} of {video.total} frames; it was cut short"
-                tally.problem(f"{source.file}: {said}")
-    where = f" → {source.drawn}" if draws and writer is not None else ""
-    looked = f"{tally.frames - frames_before} frames looked at"
-    console.print(f"{source.file}{where}: {looked}", soft_wrap=True)
+            if ends_early(seconds, video.seconds):
+                said = f"ends after {seconds:.1f} of {video.seconds:.1f} seconds; it was cut short"
+                search.tally.problem(f"{source.file}: {said}")
+    where = f" → {source.drawn}" if search.draws else ""
+    looked_at = counted(search.tally.frames - frames_before, "frame")
+    search.console.print(f"{source.file}{where}: {looked_at} looked at", soft_wrap=True)
 
 
-def drawn(frame: Frame, boxes: ImageDetections, names: dict[int, str]) -> NDArray[np.uint8]:
-    """A frame with boxes."""
-    return draw_detections(frame.pixels, boxes, names=names, least_score=0)
+def look_at(
+    source: Source,
+    frames: Sequence[Frame],
+    video: Video,
+    search: Search,
+    *,
+    every: int,
+    shown: ImageDetections,
+    writer: VideoWriter | None,
+) -> ImageDetections:
+    """Find the boxes of some frames, and draw them on these and on those between.
+
+    Args:
+        source: The video.
+        frames: In order.
+        video: The same, open.
+        search: What finds boxes, and where they go.
+        every: Every how many frames are looked at.
+        shown: The boxes of the frame before.
+        writer: Of the drawn copy.
+
+    Returns:
+        The boxes of the last frame.
+    """
+    wanted = [frame for frame in frames if frame.number % every == 0]
+    found = search.detector.find([frame.pixels for frame in wanted]) if wanted else []
+    boxes = dict(zip((frame.number for frame in wanted), found, strict=True))
+    for frame in frames:
+        if frame.number in boxes:
+            shown = boxes[frame.number]
+            place = {"frame": frame.number, "seconds": seconds_at(frame, video)}
+            search.note(source.file, shown, **place)
+        if writer is not None:
+            names = search.detector.names
+            drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
+            writer.add(drawn, frame.place)
+    search.tally.frames += len(wanted)
+    return shown
+
+
+def seconds_at(frame: Frame, video: Video) -> float:
+    """When a frame is shown, from the first one on."""
+    return round(float(frame.place * video.time_base), 3)
+
+
+def ends_early(seconds: float, told: float) -> bool:
+    """Whether the last frame is more than a second, and a tenth, before the end that is told."""
+    return told - seconds > max(1.0, told / 10)
 
 
 def groups(
