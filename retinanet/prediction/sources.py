@@ -86,17 +86,26 @@ def kind_of(path: Path) -> Kind:
 
 
 def pictures_below(folder: Path, *, out: Path) -> tuple[list[Path], int]:
-    """The pictures of a tree, by name, and the number of other files; not those below `out`."""
+    """The pictures of a tree, by name, and the number of other files; not those below `out`.
+
+    Raises:
+        InputError: A folder in it cannot be read.
+    """
     pictures: list[Path] = []
     others = 0
     left_out = out.resolve()
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=refuse_folder):
         here = Path(parent)
         folders[:] = sorted(name for name in folders if (here / name).resolve() != left_out)
         wanted = [here / name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
         pictures += wanted
         others += len(files) - len(wanted)
     return pictures, others
+
+
+def refuse_folder(error: OSError) -> None:
+    """Called by os.walk, which would pass over it without a word."""
+    raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def named(found: Sequence[tuple[Path, Kind, Path]], *, out: Path) -> list[Source]:

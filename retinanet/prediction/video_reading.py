@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from data.decoding.decode import MAX_PIXELS
 from retinanet.errors import InputError
 from retinanet.prediction.sources import Source
 
@@ -83,6 +84,9 @@ def open_video(source: Source) -> Iterator[Video]:
         if not container.streams.video:
             raise InputError(f"{source.file}: holds no pictures; give a video")
         stream = container.streams.video[0]
+        if stream.width * stream.height > MAX_PIXELS:
+            size = f"{stream.width}×{stream.height} pixels"
+            raise InputError(f"{source.file}: {size} exceed the limit of {MAX_PIXELS}")
         stream.thread_type = "AUTO"
         rate = stream.average_rate or stream.guessed_rate or USUAL_RATE
         time_base = stream.time_base or 1 / rate
