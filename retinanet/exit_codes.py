@@ -12,8 +12,8 @@ STOPPED_BY_SIGNAL = 75
 """After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
 the same command begins again. (sysexits' EX_TEMPFAIL)"""
 INTERRUPTED = 130
-"""Ctrl-C before there was anything to keep, or twice, or where what was done is kept and the rest is
-not (128 + SIGINT, as shells count)."""
+"""Ctrl-C before there was anything to keep, or twice; or in `predict`, which keeps what it has done
+(128 + SIGINT, as shells count)."""
 
 
 def exit_code_of(error: BaseException) -> int:
