@@ -12,7 +12,6 @@ from rich.console import Console
 
 from data.decoding import decode_image
 from retinanet.errors import InputError
-from retinanet.evaluation.detections import ImageDetections
 from retinanet.evaluation.pictures import draw_detections, save_picture
 from retinanet.prediction.search import Search
 from retinanet.prediction.sources import Source
@@ -21,7 +20,8 @@ from retinanet.progress import Advance, progress
 
 Pixels = NDArray[np.uint8]
 THREADS = 2
-"""That read and draw: Pillow does both without holding Python's lock."""
+"""That decode and compress: Pillow does both without holding Python's lock. torch is called by one
+thread alone: each that calls it would get a team of threads of its own."""
 FEW = 10
 """So many pictures get a line each; of more the progress is shown."""
 
@@ -50,7 +50,8 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
                 records = search.note(source.file, detections)
                 if search.draws:
                     names = search.detector.names
-                    drawing.append(pool.submit(draw, source, pixels, detections, names))
+                    drawn = draw_detections(pixels, detections, names=names, least_score=0)
+                    drawing.append(pool.submit(save_picture, drawn, source.drawn))
                 if total <= FEW:
                     where = f" → {source.drawn}" if search.draws else ""
                     boxes = [(record["category"], record["score"]) for record in records]
@@ -101,15 +102,6 @@ def readable_of(
         else:
             readable.append((source, pixels))
     return readable
-
-
-def draw(source: Source, pixels: Pixels, found: ImageDetections, names: dict[int, str]) -> None:
-    """Write a picture's drawn copy.
-
-    Raises:
-        InputError: It cannot be written.
-    """
-    save_picture(draw_detections(pixels, found, names=names, least_score=0), source.drawn)
 
 
 def finish(drawing: list[Future[None]]) -> None:
