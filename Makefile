@@ -2,6 +2,7 @@
 # make test    the test suite
 # make test-latest    the test suite with the newest torch and torchvision, in .venv-latest; no IPEX
 # make ipex    add the paper's engine, Intel's extension for PyTorch, to .venv
+# make serving add what export to ONNX and videos need to .venv
 # make simd    put Pillow-SIMD in Pillow's place: see requirements-simd.txt before; make pillow: back
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
@@ -12,7 +13,7 @@
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test test-latest torture ipex fuzz simd pillow browser compiler latest lint audit setup clean
+.PHONY: demo test test-latest torture ipex serving fuzz simd pillow browser compiler latest lint audit setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -20,12 +21,12 @@ demo: setup
 	.venv/bin/python train.py --config demo.yaml --overwrite
 
 # First the tests that need one core, a worker for each core; then, whether or not those passed, the
-# tests that need them all. With IPEX and a browser, so that their tests run and are not skipped; IPEX
-# does not work with the newest torch.
+# tests that need them all. With IPEX, the packages of serving and a browser, so that their tests run and
+# are not skipped; IPEX does not work with the newest torch.
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
 test test-latest: export PYTHONDONTWRITEBYTECODE =
 test: environment = .venv
-test: compiler ipex browser
+test: compiler ipex serving browser
 test-latest: environment = .venv-latest
 test-latest: compiler latest browser
 test test-latest:
@@ -45,6 +46,9 @@ torture: setup
 
 ipex:
 	@./setup.sh ipex
+
+serving:
+	@./setup.sh serving
 
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log openimages topology

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt and requirements-dev.txt; `./setup.sh ipex` adds those of
-# requirements-ipex.txt; `./setup.sh fuzz` those of requirements-fuzz.txt; `./setup.sh simd` puts
+# requirements-ipex.txt; `./setup.sh serving` those of requirements-serving.txt; `./setup.sh fuzz` those
+# of requirements-fuzz.txt; `./setup.sh simd` puts
 # Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
 # puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
 # looks for the browser that a test needs, and installs one where it may; `./setup.sh compiler` does so
@@ -58,7 +59,7 @@ pins() {
         cat requirements.txt
     else
         grep -vE "$of_torch" requirements.txt
-        cat requirements-latest.txt
+        cat requirements-latest.txt requirements-serving.txt
     fi
     if [ "${TESTS:-1}" != 0 ]; then cat requirements-dev.txt; fi
 }
@@ -237,8 +238,8 @@ compiler)
     install_compiler
     exit
     ;;
-'' | latest | ipex | fuzz | simd | simd-beside | pillow) ;;
-*) fail "unknown argument $*; known are: latest, ipex, fuzz, simd, simd-beside, pillow, browser, compiler" ;;
+'' | latest | ipex | serving | fuzz | simd | simd-beside | pillow) ;;
+*) fail "unknown argument $*; known are: latest, ipex, serving, fuzz, simd, simd-beside, pillow, browser, compiler" ;;
 esac
 
 wanted="$(pins | sha256sum) ${TORCH_INDEX:-}"
@@ -285,6 +286,15 @@ if [ "$*" = ipex ]; then
         echo "setup: adding the IPEX engine to .venv: 270 MB on disk"
         install_ipex || fail_installing
         printf '%s\n' "$wanted" >"$environment"/.setup-ipex-finished
+    fi
+fi
+
+if [ "$*" = serving ]; then
+    wanted="$wanted $(sha256sum <requirements-serving.txt)"
+    if ! is_finished .setup-serving-finished "$wanted"; then
+        echo "setup: adding ONNX, ONNX Runtime and PyAV to .venv: 220 MB on disk"
+        { "${install[@]}" -r requirements-serving.txt && check_pins; } || fail_installing
+        printf '%s\n' "$wanted" >"$environment"/.setup-serving-finished
     fi
 fi
 

@@ -109,7 +109,7 @@ def test_words_that_are_not_known_are_named(programs: Path) -> None:
     assert done.returncode == 2
     assert (
         "unknown argument browsers; known are: "
-        "latest, ipex, fuzz, simd, simd-beside, pillow, browser, compiler\n" in done.stderr
+        "latest, ipex, serving, fuzz, simd, simd-beside, pillow, browser, compiler\n" in done.stderr
     )
 
 
