@@ -23,6 +23,10 @@ RUN TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh
 ARG IPEX=0
 RUN [ "$IPEX" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh ipex
 
+# 1: videos for `predict`, ONNX for `export`.
+ARG SERVING=0
+RUN [ "$SERVING" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh serving
+
 # 1: Pillow-SIMD in Pillow's place; it lags behind Pillow's security fixes.
 ARG PILLOW_SIMD=0
 RUN [ "$PILLOW_SIMD" = 0 ] || { \
