@@ -1,4 +1,4 @@
-"""Data sets on disk: get one, index it, check it, time how fast it is read."""
+"""Data sets on disk: get one, split it, index it, check it, time how fast it is read."""
 
 import argparse
 import sys
@@ -9,6 +9,8 @@ from retinanet.command_line import run_command
 
 COMMANDS = {
     "download": "get COCO or OpenImages: annotations and images",
+    "scenes": "draw scenes with their boxes, where no labelled photos are at hand",
+    "split": "annotations in two: to train on, and to evaluate on",
     "convert": "turn annotations into an index that opens at once",
     "verify": "check images and boxes before a long run",
     "bench": "images a second of each decoder and of the whole pipeline",

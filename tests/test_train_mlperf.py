@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
-from data.scenes import make_scenes
+from data.scenes.drawing import make_scenes
 from retinanet.__main__ import main
 from retinanet.mlperf.log_lines import LogLine, lines_of
 from retinanet.mlperf.official import check_compliance

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from data.bench.photos import photos_in
-from data.scenes import make_scenes
+from data.scenes.drawing import make_scenes
 from retinanet.config_file import load_config
 from retinanet.configured_splits import configured_split
 from retinanet.progress import progress

@@ -7,7 +7,7 @@ from data.annotations import Annotations
 from data.coco_json import read_annotations
 from data.index_cache import current_index, index_homes, index_of_folder, stamp_of
 from data.opening import class_map_of
-from data.scene_objects import KINDS
+from data.scenes.objects import KINDS
 from retinanet.config import Config
 from retinanet.configured_splits import configured_split
 from retinanet.errors import InputError

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from data.decoding import resolve_decoder
 from data.opening import DetectionData, open_data
-from data.scenes import make_scenes
+from data.scenes.drawing import make_scenes
 from launch.group.process_group import ProcessGroup
 from retinanet.cache_folder import one_process_at_a_time
 from retinanet.config import Config, DataConfig, ScenesConfig

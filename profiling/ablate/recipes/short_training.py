@@ -11,7 +11,7 @@ from torch import Tensor
 from data.dataset import Batch, DetectionDataset, SampleKey, collate
 from data.opening import DetectionData, open_data
 from data.sampler import training_keys
-from data.scenes import make_scenes
+from data.scenes.drawing import make_scenes
 from data.sources import find_split
 from data.transforms import normalize
 from profiling.ablate.recipes.loss_precision import bf16_loss

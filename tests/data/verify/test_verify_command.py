@@ -161,7 +161,7 @@ def test_scenes_that_are_not_drawn_are_nothing_to_verify(
 
 
 def test_drawn_scenes_are_verified(tmp_path: Path) -> None:
-    from data.scenes import make_scenes
+    from data.scenes.drawing import make_scenes
 
     config = tmp_path / "drawn.yaml"
     config.write_text(f"run: {{root: {tmp_path}}}\ndata: {{scenes: {{train: 3, validation: 2}}}}\n")

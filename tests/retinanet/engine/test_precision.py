@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.dataset import Batch, Sample, collate
-from data.scenes import draw_scene
+from data.scenes.drawing import draw_scene
 from data.transforms import resize_image, scale_boxes
 from retinanet.engine.engines import prepare_training
 from retinanet.engine.optimizer import make_optimizer

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data.scene_objects import KINDS, SUPERSAMPLING, Box, Kind
+from data.scenes.objects import KINDS, SUPERSAMPLING, Box, Kind
 
 DRAWING = 1
 """Raised when the painters change, so that scenes drawn before are drawn anew."""
@@ -142,28 +142,46 @@ def write_split(
     """Write `data/*.jpg` and `labels/openimages-mlperf.json`; return how many are done in all."""
     (folder / "data").mkdir(parents=True)
     (folder / "labels").mkdir()
+    write_scenes(
+        folder / "data",
+        folder / "labels" / "openimages-mlperf.json",
+        name=split,
+        seed=seed,
+        count=count,
+        advance=lambda drawn, note: advance(done + drawn, note),
+    )
+    return done + count
+
+
+def write_scenes(
+    images_folder: Path,
+    labels: Path,
+    *,
+    name: str,
+    seed: int,
+    count: int,
+    advance: Callable[[int, str], None],
+) -> None:
+    """Draw `NAME-*.jpg` into a folder that is there, and their boxes into a COCO-format JSON."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index in range(count):
-        picture, objects = draw_scene(Random(f"{seed} {split} {index}"))
-        name = f"{split}-{index:05d}.jpg"
-        picture.save(folder / "data" / name, quality=90)
+        picture, objects = draw_scene(Random(f"{seed} {name} {index}"))
+        file_name = f"{name}-{index:05d}.jpg"
+        picture.save(images_folder / file_name, quality=90)
         size = {"width": picture.width, "height": picture.height}
-        images.append({"id": index + 1, "file_name": name, **size})
+        images.append({"id": index + 1, "file_name": file_name, **size})
         for label, box in objects:
             identity = {"id": len(annotations) + 1, "image_id": index + 1}
             annotations.append(identity | annotation_fields(label, box))
-        done += 1
-        advance(done, "")
+        advance(index + 1, "")
     content = {
         "info": {"description": "drawn scenes", "seed": seed},
         "categories": [{"id": place + 1, "name": kind.name} for place, kind in enumerate(KINDS)],
         "images": images,
         "annotations": annotations,
     }
-    labels = folder / "labels" / "openimages-mlperf.json"
     labels.write_text(json.dumps(content), encoding="utf-8")
-    return done
 
 
 def annotation_fields(label: int, box: Box) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Drawn scenes, in place of photos, with their boxes."""
