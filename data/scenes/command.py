@@ -1,7 +1,7 @@
 """Draw scenes in place of photos, with their boxes in COCO's JSON.
 
 For trying things out where no labelled photos are at hand: a folder as a labelling tool exports it,
-DIR/images and DIR/annotations/instances_default.json. Objects of six classes, with OpenImages' names.
+DIR/images and DIR/annotations/instances_default.json. Six classes, with names of OpenImages'.
 
   python -m data scenes --out my-photos
   python -m data scenes --out my-photos --images 1000 --seed 7

@@ -8,8 +8,15 @@ import pytest
 from PIL import Image, ImageDraw
 
 from data.coco_json import read_annotations
+from data.scenes.drawing import (
+    LARGEST_OVERLAP,
+    SIZES,
+    draw_scene,
+    make_scenes,
+    overlap_share,
+    place_box,
+)
 from data.scenes.objects import KINDS, SUPERSAMPLING, Kind
-from data.scenes.drawing import LARGEST_OVERLAP, SIZES, draw_scene, make_scenes, overlap_share, place_box
 from data.sources import find_split
 
 
