@@ -1,0 +1,95 @@
+"""docs/examples: what the tutorial and the worked example of ProfileDNN have the reader run."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import data.__main__
+import retinanet.__main__
+import train
+from retinanet.config_file import load_config
+from retinanet.engine import network
+from retinanet.model import RetinaNet
+from tests.commands import RunHere
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXAMPLES = REPOSITORY / "docs" / "examples"
+
+
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [("tutorial.md", "my-photos.yaml"), ("worked-example.md", "float32-logits.patch")],
+)
+def test_a_page_shows_the_example_as_it_is(page: str, example: str) -> None:
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert (EXAMPLES / example).read_text(encoding="utf-8") in blocks
+
+
+@pytest.mark.parametrize("example", ["my-photos.yaml", "profiled.yaml"])
+def test_an_example_is_a_configuration(example: str) -> None:
+    assert load_config(str(EXAMPLES / example)).run.name == Path(example).stem
+
+
+def test_the_tutorial_in_small_ends_with_boxes_on_new_photos(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    photos, new = tmp_path / "my-photos", tmp_path / "new-photos"
+    for out, count in ((photos, "12"), (new, "1")):
+        done = run_here(data.__main__.main, "scenes", "--out", out, "--images", count)
+        assert done.returncode == 0, done.stderr
+    whole = photos / "annotations" / "instances_default.json"
+    assert run_here(data.__main__.main, "split", whole, "--out", photos).returncode == 0
+    settings = [
+        f"data.{split}_{what}={photos / name}"
+        for split in ("train", "validation")
+        for what, name in (("annotations", f"{split}.json"), ("images", "images"))
+    ]
+    small = ("data.image_size=64", "training.batch_size=2", "training.max_steps=2")
+    rest = ("engine.precision=float32", "launch.pin=false", f"run.root={tmp_path / 'runs'}")
+    config = ("--config", EXAMPLES / "my-photos.yaml", *settings, *small, *rest)
+    verified = run_here(data.__main__.main, "verify", *config)
+    assert verified.returncode == 0 and "nothing stops training" in verified.stdout
+    trained = run_here(train.main, *config)
+    assert trained.returncode == 0, trained.stderr
+    predicted = run_here(
+        retinanet.__main__.main,
+        *("predict", "--checkpoint", tmp_path / "runs" / "my-photos", "--score", "0"),
+        *("--out", tmp_path / "found", new / "images" / "photo-00000.jpg"),
+    )
+    assert predicted.returncode == 0, predicted.stderr
+    assert (tmp_path / "found" / "photo-00000.boxes.png").stat().st_size > 0
+
+
+def patched_network(folder: Path) -> ModuleType:
+    """`retinanet.engine.network` with the patch of the worked example."""
+    place = Path("retinanet") / "engine" / "network.py"
+    (folder / place).parent.mkdir(parents=True)
+    shutil.copy(REPOSITORY / place, folder / place)
+    patch = EXAMPLES / "float32-logits.patch"
+    subprocess.run(["git", "apply", str(patch)], cwd=folder, check=True)
+    spec = importlib.util.spec_from_file_location("patched_network", folder / place)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_planted_patch_fits_and_has_the_last_layer_of_the_heads_in_float32(
+    tmp_path: Path,
+) -> None:
+    model = RetinaNet(num_classes=3, norm="batch", trainable_layers=5)
+    head = model.head.classification_head
+    levels = [torch.randn(1, 256, 2, 2, dtype=torch.bfloat16)]
+    found = {}
+    for name, module in (("ours", network), ("patched", patched_network(tmp_path))):
+        forward = module.FoldedForward(model, precision="bf16", convolutions="onednn")
+        [found[name]] = forward._tower(levels, head.conv, head.cls_logits)
+    assert found["ours"].dtype == torch.bfloat16 and found["patched"].dtype == torch.float32
+    torch.testing.assert_close(found["ours"].float(), found["patched"], rtol=0.02, atol=0.02)
