@@ -1,9 +1,11 @@
 """docs/examples: what the tutorial and the worked example of ProfileDNN have the reader run."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import data.__main__
+import profiling.__main__
 import retinanet.__main__
 import train
 from retinanet.config_file import load_config
@@ -67,18 +70,62 @@ def test_the_tutorial_in_small_ends_with_boxes_on_new_photos(
     assert (tmp_path / "found" / "photo-00000.boxes.png").stat().st_size > 0
 
 
-def patched_network(folder: Path) -> ModuleType:
-    """`retinanet.engine.network` with the patch of the worked example."""
+ONE_TOWER = """
+import importlib.util, sys
+import torch
+from retinanet.model import RetinaNet
+
+spec = importlib.util.spec_from_file_location("network", sys.argv[1])
+network = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(network)
+model = RetinaNet(num_classes=4, norm="batch", trainable_layers=5)
+forward = network.FoldedForward(model, precision="bf16", convolutions="onednn")
+level = torch.randn(2, 256, 32, 32).bfloat16().contiguous(memory_format=torch.channels_last)
+head = model.head.classification_head
+[maps] = forward._tower([level], head.conv, head.cls_logits)
+maps.float().sum().backward()
+"""
+"""Run by itself, since oneDNN writes its log from the first call on, or not at all."""
+
+
+def patched_file(folder: Path) -> Path:
+    """`retinanet/engine/network.py` with the patch of the worked example."""
     place = Path("retinanet") / "engine" / "network.py"
     (folder / place).parent.mkdir(parents=True)
     shutil.copy(REPOSITORY / place, folder / place)
     patch = EXAMPLES / "float32-logits.patch"
     subprocess.run(["git", "apply", str(patch)], cwd=folder, check=True)
-    spec = importlib.util.spec_from_file_location("patched_network", folder / place)
+    return folder / place
+
+
+def patched_network(folder: Path) -> ModuleType:
+    """It as a module."""
+    spec = importlib.util.spec_from_file_location("patched_network", patched_file(folder))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_compare_finds_the_planted_layer(tmp_path: Path, run_here: RunHere) -> None:
+    ours = REPOSITORY / "retinanet" / "engine" / "network.py"
+    logs = {}
+    for name, file in (("before", ours), ("after", patched_file(tmp_path))):
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_TOWER, str(file)],
+            cwd=REPOSITORY,
+            env=os.environ | {"ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        logs[name] = tmp_path / f"{name}.log"
+        logs[name].write_text(done.stdout)
+    done_here = run_here(profiling.__main__.main, "compare", logs["after"], logs["before"])
+    assert done_here.returncode == 0, done_here.stderr
+    only_one = done_here.stdout.split("calls that only one side makes")[1]
+    assert "ic256oc36_ih32oh32kh3" in only_one and "src:f32 wei:f32" in only_one
+    assert "ic256oc256_ih32oh32kh3" not in only_one.split("calls that both make")[0]
 
 
 def test_the_planted_patch_fits_and_has_the_last_layer_of_the_heads_in_float32(
