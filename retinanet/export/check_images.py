@@ -9,7 +9,7 @@ from torch import Tensor
 
 from data.decoding import decode_image
 from data.image_paths import image_path
-from data.scenes import draw_scene
+from data.scenes.drawing import draw_scene
 from data.transforms import resize_image
 from retinanet.errors import InputError
 from retinanet.evaluation.command import validation_split
