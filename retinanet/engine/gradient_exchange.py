@@ -1,5 +1,6 @@
 """The gradients of several ranks averaged while the backward pass goes on: torch's DDP, on CPUs."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,10 +56,10 @@ class GradientExchange:
         self._module = DistributedDataParallel(
             _LossesModule(model, losses_of),
             process_group=ranks,
-            broadcast_buffers=False,
             init_sync=False,
             gradient_as_bucket_view=True,
             static_graph=True,
+            **buffers_left_alone(),
         )
         self._module.register_comm_hook(None, self._reduce)
 
@@ -113,6 +114,13 @@ class GradientExchange:
         work = dist.all_reduce(sent, group=self._ranks, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
+
+
+def buffers_left_alone() -> dict[str, Any]:
+    """DDP's argument for it: newer torch has another name, and warns of the one of torch 2.8."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    newer = "forward_sync_buffers" in names
+    return {"forward_sync_buffers" if newer else "broadcast_buffers": False}
 
 
 class _LossesModule(nn.Module):
