@@ -80,7 +80,8 @@ LABEL org.opencontainers.image.title="retinanet-cpu" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.revision="$COMMIT"
 
-ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet PYTHONUNBUFFERED=1
+# A read-only root has no place for matplotlib in the home.
+ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet MPLCONFIGDIR=/tmp/matplotlib PYTHONUNBUFFERED=1
 USER retinanet
 ENTRYPOINT ["tini", "-s", "--"]
 HEALTHCHECK --interval=60s --timeout=10s --start-period=5m CMD ["python", "-m", "launch.image.health"]
