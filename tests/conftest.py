@@ -17,6 +17,7 @@ from retinanet.command_line import run_command
 from tests.commands import RunHere
 
 LONG_FILES = (
+    "docs/test_commands.py",
     "launch/tune/test_interrupted.py",
     "test_train_overlap.py",
     "launch/group/test_process_group.py",
@@ -34,6 +35,9 @@ LONG_FILES = (
 )
 """Of half a minute to two minutes each: they begin first, or one worker ends long after the other.
 pytest-xdist by itself begins with the files of many tests, which are short ones."""
+
+NOT_AS_WRITTEN = "not run as written"
+"""Property of tests of the pages' commands: the reason, and the command (tests/docs)."""
 
 TOO_FEW_CORES = "needs two cores for itself, this process has one"
 
@@ -81,3 +85,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("whole_machine"):
             item.add_marker(pytest.mark.skip(reason=TOO_FEW_CORES))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says which commands of README and docs were not run as they are written, and why."""
+    commands: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == NOT_AS_WRITTEN:
+                reason, command = value
+                commands.setdefault(reason, []).append(command)
+    if commands:
+        terminalreporter.section("commands of the pages that were not run as they are written")
+    for reason, same in sorted(commands.items()):
+        terminalreporter.write_line(f"{reason}:")
+        for command in same:
+            terminalreporter.write_line(f"    {command}")

@@ -1,0 +1,114 @@
+"""What counts as a command of a page, and when printed lines are what the page shows."""
+
+import pytest
+
+from tests.docs.pages import Command, commands_of, unmarked_commands
+from tests.docs.rules import is_a_name, rule_of
+from tests.docs.shown import missing_lines
+
+PAGE = """\
+# A page: `make demo`, then `python -m data verify --config NAME`, not `data/` nor `make_it`
+
+```bash
+make test    # minutes
+.venv/bin/python train.py --config coco.yaml \\
+    data.root=/data/coco    # on two lines
+
+for run in 0 1; do
+    mpirun -np 2 python train.py run.name=$run
+done
+python - <<'END'
+import train    # a module
+
+END
+```
+
+```text
+$ python -m profiling stats LOG \\
+      --top 3
+3 problems
+$ ls '#1'
+finished
+next:
+  .venv/bin/python -m profiling stats LOG
+  a line that is none
+```
+"""
+
+
+def test_commands_are_found_in_blocks_behind_prompts_and_in_sentences() -> None:
+    found = {command.place: command.text for command in commands_of(PAGE, "a.md")}
+    assert found == {
+        "a.md:1": "python -m data verify --config NAME",
+        "a.md:4": "make test",
+        "a.md:5": ".venv/bin/python train.py --config coco.yaml data.root=/data/coco",
+        "a.md:8": "for run in 0 1; do\n    mpirun -np 2 python train.py run.name=$run\ndone",
+        "a.md:11": "python - <<'END'\nimport train\n\nEND",
+        "a.md:18": "python -m profiling stats LOG --top 3",
+        "a.md:21": "ls '#1'",
+        "a.md:24": ".venv/bin/python -m profiling stats LOG",
+    }
+    texts = [command.text for command in commands_of(PAGE, "a.md")]
+    assert "make demo" in texts and len(texts) == 9
+
+
+def test_what_a_page_shows_is_of_the_command_above_it() -> None:
+    shown = {command.text: command.shown for command in commands_of(PAGE, "a.md")}
+    assert shown["python -m profiling stats LOG --top 3"] == ("3 problems",)
+    assert shown["ls '#1'"][0] == "finished" and shown["make test"] == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["python -m data verfy x.json", "python train.yp", "make-believe", "docker-compose up"]
+)
+def test_a_command_that_nobody_thought_of_has_no_rule(text: str) -> None:
+    assert rule_of(Command(text, "a.md:1")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_name"),
+    [
+        ("python -m data verify", True),
+        ("python -m launch groups --whole", True),
+        ("train.py", True),
+        (".venv/bin/mpirun", True),
+        ("python -m pip list", False),
+        ("python -m data verify --config NAME", False),
+        ("python -m profiling stats LOG", False),
+        ("make demo", False),
+    ],
+)
+def test_a_name_in_a_sentence_is_no_command_and_in_a_block_it_is(text: str, is_name: bool) -> None:
+    assert is_a_name(Command(text, "a.md:1", is_inline=True)) == is_name
+    assert not is_a_name(Command(text, "a.md:1"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```\nmake test\n```\n", "```text\npython train.py\n```\n", "so:\n\n    mpirun -np 2 x\n"],
+)
+def test_commands_in_blocks_that_are_not_marked_are_told(text: str) -> None:
+    assert len(unmarked_commands(text)) == 1
+    assert unmarked_commands(text.replace("```\nmake", "```bash\nmake")) == [] or "make" not in text
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "missing"),
+    [
+        ("steps   4 of 2 ranks", "steps 6 of 1", False),
+        ("steps   4 of 2 ranks", "epochs 4", True),
+        ("error: backbone.pth: is a pickle", "error: backbone.pth: is a file", True),
+        ("page: report.html, 0.6 MB; open it", "page: report.html, 1 MB", False),
+        ("┃ ranks ┃ threads ┃", "┃ ranks ┃\n┃ threads ┃", False),
+        ("┃ ranks ┃ threads ┃", "┃ ranks ┃ cores ┃", True),
+        ("│ 1 │ a number │", "", False),
+        ("12 hosts", "", False),
+    ],
+)
+def test_a_shown_line_is_printed_if_its_words_are(shown: str, printed: str, missing: bool) -> None:
+    assert bool(missing_lines([shown], printed)) == missing
+
+
+def test_lines_that_need_not_be_printed_are_named() -> None:
+    assert missing_lines(["note: slow"], "") == ["note: slow"]
+    assert missing_lines(["note: slow"], "", unlike=("note:",)) == []
