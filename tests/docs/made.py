@@ -16,14 +16,23 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
-from data.scenes import make_scenes
+from data.scenes.drawing import make_scenes
 from launch.tune.measurements import write_measurements
 from profiling.peaks.file import save
 from profiling.peaks.peaks import Peaks
 from tests.data.download.datasets import openimages
-from tests.docs.pages import REPOSITORY
-from tests.docs.rules import BACKBONE, QUICK_REPLAY, SCENES, SMALL
-from tests.docs.running import run_in_process
+from tests.docs.pages import REPOSITORY, commands_of
+from tests.docs.rules import (
+    BACKBONE,
+    COPIED,
+    LOGGED,
+    OWN_PHOTOS,
+    PATCH,
+    QUICK_REPLAY,
+    SCENES,
+    SMALL,
+)
+from tests.docs.running import run_by_bash, run_in_process
 from tests.launch.placement.hosts_by_hand import TWO_SOCKETS
 from tests.launch.tune.by_hand import measurements, probes
 from tests.mlperf_runs import closed_config, write_run
@@ -113,6 +122,26 @@ def draw_photos(folder: Path) -> None:
     with TemporaryDirectory() as scenes:
         draw_openimages(Path(scenes) / "scenes")
         shutil.copytree(Path(scenes) / "scenes" / "train" / "data", folder)
+
+
+def draw_own_photos(part: Path) -> None:
+    """A part of what a labelling tool exports and `data split` makes of it."""
+    name, annotations = "my-photos", "my-photos/annotations/instances_default.json"
+    with TemporaryDirectory(dir=part.parents[1]) as work:
+        run_ours(f"data scenes --out {name} --images 10", Path(work))
+        run_ours(f"data split {annotations} --out {name}", Path(work))
+        (Path(work) / name / part.name).rename(part)
+
+
+def draw_new_photos(folder: Path) -> None:
+    """As the tutorial has them drawn."""
+    run_ours(f"data scenes --out {folder.name} --images 3 --seed 7", folder.parent)
+
+
+def run_ours(words: str, folder: Path) -> None:
+    """A command that has to succeed."""
+    done = run_in_process(words.split(), folder)
+    assert done.returncode == 0, done.stderr
 
 
 def write_table(file: Path) -> None:
@@ -214,6 +243,69 @@ def stop_early(folder: Path) -> None:
     shutil.rmtree(work)
 
 
+def train_on_own_photos(folder: Path) -> None:
+    """The tutorial's run in small."""
+    root = folder.parents[1]
+    for part in OWN_PHOTOS:
+        made_once(part, root)
+    ours = (REPOSITORY / "docs/examples/my-photos.yaml", *SMALL)
+    run_ours(f"train.py --config {' '.join(map(str, ours))}", root)
+
+
+def train_the_example(folder: Path) -> None:
+    """The worked example's run, in small, by the program as it is."""
+    config = REPOSITORY / "docs/examples/profiled.yaml"
+    run_ours(f"train.py --config {config} run.name={folder.name} {LOGGED}", folder.parents[1])
+
+
+def train_the_changed_example(folder: Path) -> None:
+    """The same by the program with the patch."""
+    work = folder.with_name("patched")
+    work.mkdir()
+    checkout(work)
+    train = f"python runs/changed/train.py --config docs/examples/profiled.yaml {LOGGED}"
+    done = run_by_bash(f"{COPIED}{PATCH} && {train} run.name={folder.name}", work)
+    assert done.returncode == 0, done.stderr
+    (work / "runs" / folder.name).rename(folder)
+    shutil.rmtree(work)
+
+
+def copy_of_the_example(folder: Path) -> None:
+    """The mended program is the one before the patch."""
+    copy(made_once("runs/before", folder.parents[1]), folder)
+
+
+def film(file: Path) -> None:
+    """By the program of the page."""
+    page = (REPOSITORY / "docs" / "serving.md").read_text("utf-8")
+    made_once("runs/demo", file.parents[1])
+    program = next(one.text for one in commands_of(page, "serving.md") if file.name in one.text)
+    done = run_by_bash(program.replace(".venv/bin/", ""), file.parents[1])
+    assert done.returncode == 0, done.stderr
+
+
+def find_boxes(file: Path) -> None:
+    """What the detector finds, in pictures or in a video."""
+    seen = {
+        "found.json": "runs/demo/scenes/validation/data",
+        "video.json": "predictions/scenes.mp4",
+    }
+    root, source = file.parents[1], seen[file.name]
+    made_once("runs/demo", root)
+    if source in THINGS:
+        made_once(source, root)
+    words = f"retinanet predict --checkpoint runs/demo {source} --no-pictures"
+    run_ours(f"{words} --score 0.01 --json {file.relative_to(root)}", root)
+
+
+def replay_after(file: Path) -> None:
+    """What `efficiency` keeps of the worked example."""
+    made_once("runs/after", file.parents[2])
+    log = "runs/after/onednn/rank0.log"
+    words = f"profiling benchdnn {log} --out runs/efficiency {QUICK_REPLAY}"
+    run_ours(words, file.parents[2])
+
+
 def replay_file(file: Path) -> None:
     """Of the demo's log the costliest primitives, run again alone."""
     root = file.parents[1]
@@ -232,6 +324,8 @@ THINGS: dict[str, Callable[[Path], None]] = {
     "val.json": write_annotations,
     "oidv6-train-annotations-bbox.csv": write_table,
     "class-descriptions-boxable.csv": write_table,
+    **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), draw_own_photos),
+    "new-photos": draw_new_photos,
     "train/data": write_table_images,
     "backbone.pth": write_pth,
     "backbone.safetensors": write_backbone,
@@ -244,6 +338,14 @@ THINGS: dict[str, Callable[[Path], None]] = {
     "runs/demo": train,
     "runs/coco": stop_early,
     "runs/openimages": stop_early,
+    "runs/my-photos": train_on_own_photos,
+    "runs/before": train_the_example,
+    "runs/after": train_the_changed_example,
+    "runs/mended": copy_of_the_example,
+    "runs/efficiency/replay.json": replay_after,
+    "predictions/scenes.mp4": film,
+    "predictions/found.json": find_boxes,
+    "predictions/video.json": find_boxes,
     "runs/three": leave_out_calls,
     **dict.fromkeys(DEMOS, copy_of_the_demo),
     **dict.fromkeys(CLOSED_RUNS, write_closed_run),

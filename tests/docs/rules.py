@@ -77,6 +77,8 @@ CHANGES: tuple[tuple[str, str], ...] = (
     (r"\bFILE\.pth", "backbone.pth"),
     (r"\bFILE\.safetensors", "written.safetensors"),
     (r"<url>", "http://127.0.0.1:1/"),
+    # a copy that a page has its reader make
+    (r"(?<=--config )my-photos\.yaml", "docs/examples/my-photos.yaml"),
     # what is left out
     (r"\S*=… ?|…/| …", ""),
     # steps that a run of two has
@@ -88,6 +90,17 @@ CHANGES: tuple[tuple[str, str], ...] = (
 QUICK_REPLAY = "--top 6 --repeats 1 --no-cold"
 
 TWO_RANKS = ((r"-np \d+", "-np 2"), (r"groups=4", "groups=2"))
+
+OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/images")
+
+# A checkout's folders are links here, and a patch must not reach what they lead to.
+COPIED = (
+    "mkdir -p runs/changed && "
+    "cp -rL train.py configs data launch profiling retinanet runs/changed/ && "
+)
+PATCH = "git apply --directory runs/changed docs/examples/float32-logits.patch"
+
+LOGGED = f"{DRAWN} engine.precision=bf16 profile.onednn.steps=2 profile.trace.steps=2"
 
 OF_TESTS = "the suite runs it in small: "
 
@@ -103,7 +116,20 @@ RULES = (
     Rule(r"\.ci/run", How.BASH, instead=((r"^", "bash -n "),), why="it is the whole suite"),
     Rule(r"\.venv/bin/pre-commit install", How.BASH, instead=((r"^", "git init -q . && "),)),
     Rule(r"apt-get install .*", How.CANNOT, why="root, and packages that would stay"),
+    Rule(r"python -m pip config list", How.BASH),
     # data
+    Rule(r"python -m data scenes .*", How.RUN, writes=("*/annotations/instances_default.json",)),
+    Rule(
+        r"python -m data split .*",
+        How.RUN,
+        writes=("my-photos/train.json", "my-photos/validation.json"),
+    ),
+    Rule(
+        r"python -m data verify --config my-photos\.yaml",
+        How.RUN,
+        needs=OWN_PHOTOS,
+        prints=("nothing stops training",),
+    ),
     Rule(
         r"python -m data download .*",
         How.RUN,
@@ -139,6 +165,74 @@ RULES = (
         more="--dry-run",
         unlike=("error: disk space",),
         why="it needs a full disk: tests/test_train_disk.py",
+    ),
+    # the tutorial
+    Rule(
+        r"cp docs/examples/my-photos\.yaml my-photos\.yaml",
+        How.BASH,
+        writes=("my-photos.yaml",),
+    ),
+    Rule(
+        r"python train\.py --config my-photos\.yaml --check",
+        How.RUN,
+        more=TINY,
+        needs=OWN_PHOTOS,
+        prints=("the run can work",),
+    ),
+    Rule(
+        r"python train\.py --config my-photos\.yaml --resume",
+        How.RUN,
+        more=f"{TINY} training.max_steps=3",
+        needs=(*OWN_PHOTOS, "runs/my-photos"),
+        prints=("resumed", "finished after 3 steps"),
+    ),
+    Rule(
+        r"python train\.py --config my-photos\.yaml",
+        How.RUN,
+        more=TINY,
+        needs=OWN_PHOTOS,
+        writes=("runs/my-photos/checkpoints/best", "runs/my-photos/pictures/curves.png"),
+        prints=("finished after 2 steps",),
+    ),
+    Rule(
+        r"python -m retinanet evaluate --checkpoint runs/my-photos",
+        How.RUN,
+        needs=OWN_PHOTOS,
+        prints=("mAP50",),
+    ),
+    Rule(
+        r"python -m retinanet predict .*/\*\.jpg",
+        How.BASH,  # a shell replaces the asterisk
+        writes=("predictions/photo-00002.boxes.png",),
+    ),
+    # the worked example
+    Rule(r"mkdir -p runs/changed", How.BASH, writes=("runs/changed",)),
+    Rule(
+        r"cp -r .* runs/changed/",
+        How.BASH,
+        instead=((r"^cp -r", "mkdir -p runs/changed && cp -rL"),),
+        writes=("runs/changed/train.py", "runs/changed/retinanet/engine/network.py"),
+    ),
+    Rule(
+        re.escape(PATCH),
+        How.BASH,
+        instead=((r"^", f"git init -q . && {COPIED}"),),
+        more="&& ! diff -r retinanet/engine runs/changed/retinanet/engine",
+        prints=("level.float()",),
+    ),
+    Rule(
+        r"python runs/changed/train\.py .*",
+        How.BASH,
+        instead=((r"^", f"{COPIED}{PATCH} && "),),
+        more=LOGGED,
+        writes=("runs/after/onednn/rank0.log",),
+    ),
+    Rule(
+        r"python train\.py --config docs/examples/profiled\.yaml .*",
+        How.RUN,
+        instead=((r"=mended", "=before"),),  # the same program again
+        more=LOGGED,
+        writes=("runs/*/onednn/rank0.log", "runs/*/trace/rank0.json.gz"),
     ),
     # training
     Rule(r"train\.py --help", How.RUN, prints=("--dry-run", "data.root")),
@@ -320,7 +414,17 @@ RULES = (
     ),
     Rule(r"numastat -p PID", How.CANNOT, why="no numactl"),
     # a trained detector
-    Rule(r"python -m retinanet predict .*", How.RUN, writes=("predictions/*.boxes.png",)),
+    Rule(r"python -m retinanet predict .*\.mp4 .*", How.RUN, writes=("predictions/*.boxes.mp4",)),
+    Rule(r"python -m retinanet predict .*", How.RUN, writes=("predictions/**/*.boxes.png",)),
+    Rule(
+        r"python - <<'END'.*scenes\.mp4.*END",
+        How.BASH,
+        needs=("runs/demo", "predictions/found.json"),
+        writes=("predictions/scenes.mp4",),
+    ),
+    Rule(r"head -n 3 predictions/\w+\.json", How.BASH, prints=("[",)),
+    Rule(r"head -n 24 .*/MODEL_CARD\.md", How.BASH, prints=("object-detection", "mAP")),
+    Rule(r"python -m retinanet export .*", How.RUN, prints=("checked by",)),
     Rule(r"\.venv/bin/tensorboard .*", How.BASH, more="--inspect", prints=("loss",)),
     Rule(r"python -m retinanet evaluate .*", How.RUN, prints=("mAP50",)),
     Rule(r"python -m retinanet convert .* --trust", How.RUN),
@@ -369,11 +473,19 @@ RULES = (
     Rule(r"python -m profiling (?:stats|compare) .*", How.RUN),
     Rule(r"python -m profiling benchdnn .*", How.RUN, more=QUICK_REPLAY),
     Rule(
+        r"python -m profiling efficiency .* --no-cold .*",
+        How.RUN,
+        more="--repeats 1 --peaks none",
+        writes=("runs/efficiency/replay.json",),
+        prints=("efficiency:",),
+    ),
+    Rule(
         r"python -m profiling efficiency .*",
         How.RUN,
         more="--replay replay/replay.json --peaks none",
         prints=("efficiency:",),
     ),
+    Rule(r"python -m profiling report runs/after .*", How.RUN, more="--peaks none"),
     Rule(r"python -m profiling report .*--peaks .*", How.RUN, writes=("report.html",)),
     Rule(r"python -m profiling report .*", How.RUN, more="--peaks none", writes=("report.html",)),
     Rule(r"python -m profiling peaks.*", How.PARSED, why=OF_TESTS + "tests/profiling/peaks"),

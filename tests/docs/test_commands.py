@@ -86,7 +86,7 @@ def test_command_of_a_page_does_what_the_page_says(
     printed = done.stdout + done.stderr
     assert done.returncode == rule.status, f"{place}: {ran}\n{printed}"
     for pattern in [*rule.writes, *files_of(ran, rule)]:
-        assert set(folder.glob(pattern)) - before, f"{place}: {ran}\nwrote no {pattern}"
+        assert files_at(folder, pattern) - before, f"{place}: {ran}\nwrote no {pattern}"
     assert [part for part in rule.prints if part not in printed] == [], printed
     if rule.how in (How.RUN, How.BASH):
         for one in COMMANDS[ran]:
@@ -113,9 +113,15 @@ def files_of(text: str, rule: Rule) -> list[str]:
     return [word for option, word in pairwise(words) if option in options]
 
 
+def files_at(folder: Path, pattern: str) -> set[Path]:
+    """What a pattern finds, and what is in it: a folder may have been there before."""
+    found = set(folder.glob(pattern))
+    return found.union(*(one.rglob("*") for one in found))
+
+
 def names(text: str, thing: str) -> bool:
     """Whether a command names the thing, or something in it, and does not write it."""
-    is_read = r"(?<!--out )(?<!--json )(?<!> )(?<![\w./-])"
+    is_read = r"(?<!--out )(?<!--json )(?<!> )(?<![\w./\"-])"
     return bool(re.search(rf"{is_read}{re.escape(thing)}(?![\w.-])", text))
 
 

@@ -83,7 +83,7 @@ NAMES = sorted(
         plain(command.text).removesuffix(" …")
         for page, text in PAGES.items()
         for command in commands_of(text, page)
-        if is_a_name(command) and "train.py" not in command.text and "python" in command.text
+        if is_a_name(command) and "python -m " in command.text
     }
 )
 
