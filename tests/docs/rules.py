@@ -470,6 +470,11 @@ RULES = (
     Rule(r"python -m launch tune .*", How.RUN),
     # profiling
     Rule(r"python -m profiling trace .*", How.RUN, unlike=("oneDNN itself: convolution",)),
+    Rule(
+        r"python -m profiling stats (?!.*--peaks).*--out .*",
+        How.RUN,
+        more="--peaks peaks.json",  # to measure them takes half a minute
+    ),
     Rule(r"python -m profiling (?:stats|compare) .*", How.RUN),
     Rule(r"python -m profiling benchdnn .*", How.RUN, more=QUICK_REPLAY),
     Rule(
