@@ -81,11 +81,6 @@ install_packages() {
     check_pins
 }
 
-install_ipex() {
-    # The wheel is the same for every torch 2.8, CPU-only or not.
-    "${install[@]}" -r requirements-ipex.txt && check_pins
-}
-
 # Both packages are the module PIL: pip would let one write over the other, and over a half of it.
 # So whatever is there goes first, and a marker says so until a whole one is in its place.
 remove_pillow() {
@@ -211,6 +206,16 @@ apt_get() {
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::http::Timeout=20 "$@" >/dev/null 2>&1 </dev/null
 }
 
+# Their wheels are the same for every torch of requirements.txt, CPU-only or not.
+add_packages() { # NAME WHAT
+    local marker=.setup-$1-finished with
+    with="$wanted $(sha256sum <"requirements-$1.txt")"
+    if is_finished "$marker" "$with"; then return; fi
+    echo "setup: adding $2"
+    { "${install[@]}" -r "requirements-$1.txt" && check_pins; } || fail_installing
+    printf '%s\n' "$with" >"$environment/$marker"
+}
+
 is_finished() { # MARKER WANTED
     [ -e "$environment/$1" ] && [ "$(cat "$environment/$1")" = "$2" ]
 }
@@ -280,29 +285,8 @@ elif has_pillow_simd; then
     echo "setup: Pillow-SIMD is in Pillow's place; \`make pillow\` puts Pillow back"
 fi
 
-if [ "$*" = ipex ]; then
-    wanted="$wanted $(sha256sum <requirements-ipex.txt)"
-    if ! is_finished .setup-ipex-finished "$wanted"; then
-        echo "setup: adding the IPEX engine to .venv: 270 MB on disk"
-        install_ipex || fail_installing
-        printf '%s\n' "$wanted" >"$environment"/.setup-ipex-finished
-    fi
-fi
-
-if [ "$*" = serving ]; then
-    wanted="$wanted $(sha256sum <requirements-serving.txt)"
-    if ! is_finished .setup-serving-finished "$wanted"; then
-        echo "setup: adding ONNX, ONNX Runtime and PyAV to .venv: 220 MB on disk"
-        { "${install[@]}" -r requirements-serving.txt && check_pins; } || fail_installing
-        printf '%s\n' "$wanted" >"$environment"/.setup-serving-finished
-    fi
-fi
-
-if [ "$*" = fuzz ]; then
-    wanted="$wanted $(sha256sum <requirements-fuzz.txt)"
-    if ! is_finished .setup-fuzz-finished "$wanted"; then
-        echo "setup: adding atheris, the fuzzer, to .venv: 62 MB on disk"
-        { "${install[@]}" -r requirements-fuzz.txt && check_pins; } || fail_installing
-        printf '%s\n' "$wanted" >"$environment"/.setup-fuzz-finished
-    fi
-fi
+case "$*" in
+ipex) add_packages ipex "the IPEX engine to .venv: 270 MB on disk" ;;
+serving) add_packages serving "ONNX, ONNX Runtime and PyAV to .venv: 220 MB on disk" ;;
+fuzz) add_packages fuzz "atheris, the fuzzer, to .venv: 62 MB on disk" ;;
+esac
