@@ -31,8 +31,12 @@ def main() -> int:
     """Read the command line, remove, and print how much it was; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m launch.image.prune", description=__doc__)
     parser.add_argument("environment", type=Path, help="the virtual environment of this Python")
-    [packages] = (parser.parse_args().environment / "lib").glob("python3.*/site-packages")
-    packages = packages.resolve()
+    environment = parser.parse_args().environment
+    packages = environment.resolve() / "lib" / "python3.11" / "site-packages"
+    if not packages.is_dir():
+        parser.error(
+            f"{environment}: no virtual environment of Python 3.11; give the path of .venv"
+        )
     before = size_of(packages)
     used = files_in_use(packages)
     for path in unneeded(packages, used):

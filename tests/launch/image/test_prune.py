@@ -1,6 +1,17 @@
 from pathlib import Path
 
-from launch.image.prune import files_in_use, unneeded
+from launch.image.prune import files_in_use, main, unneeded
+from tests.commands import RunHere
+
+
+def test_a_folder_that_is_no_environment_is_named_and_nothing_removed(
+    run_here: RunHere, tmp_path: Path
+) -> None:
+    (tmp_path / "triton").mkdir()
+    done = run_here(main, tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path}: no virtual environment" in done.stderr
+    assert (tmp_path / "triton").is_dir()
 
 
 def test_libraries_that_training_has_loaded_stay_and_the_rest_of_cuda_goes(tmp_path: Path) -> None:
