@@ -13,7 +13,7 @@
 
 export TORCH_INDEX PYTHON
 
-.PHONY: demo test test-latest torture ipex serving fuzz simd pillow browser compiler latest lint audit setup clean
+.PHONY: demo test test-latest torture ipex serving fuzz simd pillow browser tools latest lint audit setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -26,17 +26,17 @@ demo: setup
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: tests start Python often.
 test test-latest: export PYTHONDONTWRITEBYTECODE =
 test: environment = .venv
-test: compiler ipex serving browser
+test: tools ipex serving browser
 test-latest: environment = .venv-latest
-test-latest: compiler latest browser
+test-latest: tools latest browser
 test test-latest:
 	$(environment)/bin/python -m pytest -m "not whole_machine" --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder; \
 	one_core=$$?; \
 	if [ $$one_core -gt 1 ]; then exit $$one_core; fi; \
 	$(environment)/bin/python -m pytest -m whole_machine && exit $$one_core
 
-compiler:
-	@./setup.sh compiler
+tools:
+	@./setup.sh tools
 
 latest:
 	@./setup.sh latest
@@ -70,7 +70,7 @@ pillow:
 browser:
 	@./setup.sh browser
 
-lint: setup
+lint: setup tools
 	.venv/bin/pre-commit run --all-files --show-diff-on-failure
 
 # In an environment of its own: what it needs is not what the program needs.

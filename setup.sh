@@ -5,7 +5,8 @@
 # Pillow-SIMD in Pillow's place, and `./setup.sh pillow` puts Pillow back; `./setup.sh simd-beside`
 # puts it into .venv/simd-beside, where only a comparison of the two finds it; `./setup.sh browser`
 # looks for the browser that a test needs, and installs one where it may; `./setup.sh compiler` does so
-# for the C++ compiler that the fast kernels need; `./setup.sh latest` makes
+# for the C++ compiler that the fast kernels need; `./setup.sh tools` for that and what else tests call;
+# `./setup.sh latest` makes
 # .venv-latest, another environment, in which requirements-latest.txt is in the place of torch's lines.
 # `make demo` and `make test` call this; a second call finds everything in place and returns at once.
 # Settings, from the environment:
@@ -189,17 +190,33 @@ install_browser() {
 }
 
 # Kernels are compiled when they are first used: without them training is slower, and their tests fail.
-install_compiler() {
+has_compiler() {
     local compiler=${CXX:-}
-    if command -v "${compiler%% *}" >/dev/null || command -v g++ >/dev/null || command -v c++ >/dev/null; then
-        return
-    fi
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-        echo "setup: installing g++ by apt-get, for the C++ kernels"
-        apt_get update || true
-        if apt_get install -y --no-install-recommends g++ && command -v g++ >/dev/null; then return; fi
-    fi
+    command -v "${compiler%% *}" >/dev/null || command -v g++ >/dev/null || command -v c++ >/dev/null
+}
+
+install_compiler() {
+    if has_compiler || install_as_root g++ "for the C++ kernels" && has_compiler; then return; fi
     fail "no C++ compiler on PATH, so the kernels cannot be compiled; install one (Debian and Ubuntu: apt-get install g++)"
+}
+
+# What tests, and the pages' commands that are tested, call beside Python.
+install_tools() {
+    local pair
+    install_compiler
+    for pair in git:git pgrep:procps ip:iproute2; do
+        if command -v "${pair%:*}" >/dev/null || install_as_root "${pair#*:}" "for tests" && command -v "${pair%:*}" >/dev/null; then
+            continue
+        fi
+        fail "no ${pair%:*} on PATH, which tests call; install it (Debian and Ubuntu: apt-get install ${pair#*:})"
+    done
+}
+
+install_as_root() { # PACKAGE WHAT-FOR
+    if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then return 1; fi
+    echo "setup: installing $1 by apt-get, $2"
+    apt_get update || true
+    apt_get install -y --no-install-recommends "$1"
 }
 
 apt_get() {
@@ -243,8 +260,12 @@ compiler)
     install_compiler
     exit
     ;;
+tools)
+    install_tools
+    exit
+    ;;
 '' | latest | ipex | serving | fuzz | simd | simd-beside | pillow) ;;
-*) fail "unknown argument $*; known are: latest, ipex, serving, fuzz, simd, simd-beside, pillow, browser, compiler" ;;
+*) fail "unknown argument $*; known are: latest, ipex, serving, fuzz, simd, simd-beside, pillow, browser, compiler, tools" ;;
 esac
 
 wanted="$(pins | sha256sum) ${TORCH_INDEX:-}"

@@ -6,6 +6,7 @@ would disturb others, is marked `whole_machine`; the second part runs those one 
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,10 @@ def keep_worker_to_one_core(worker: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
+
+# What `make test &` in a script starts inherits an ignored SIGINT, which Ctrl-C's tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     keep_worker_to_one_core(os.environ["PYTEST_XDIST_WORKER"])

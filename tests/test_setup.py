@@ -109,7 +109,8 @@ def test_words_that_are_not_known_are_named(programs: Path) -> None:
     assert done.returncode == 2
     assert (
         "unknown argument browsers; known are: "
-        "latest, ipex, serving, fuzz, simd, simd-beside, pillow, browser, compiler\n" in done.stderr
+        "latest, ipex, serving, fuzz, simd, simd-beside, pillow, browser, compiler, tools\n"
+        in done.stderr
     )
 
 
@@ -156,3 +157,31 @@ def test_where_there_is_no_compiler_and_none_can_be_had_one_line_says_what_to_in
     done = set_up(programs, "compiler")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "apt-get install g++" in done.stderr
+
+
+def test_root_gets_what_tests_call(programs: Path) -> None:
+    program(programs / "c++", "exit 0")
+    apt_get(programs, installs="git")
+    done = set_up(programs, "tools")  # procps brings no program of that name: none is made here
+    assert "installing git by apt-get, for tests" in done.stdout
+    assert asked(programs) == ["update", "git", "update", "procps"]
+    assert done.returncode == 2
+    for name in ("pgrep", "ip"):
+        program(programs / name, "exit 0")
+    done = set_up(programs, "tools")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "package"), [("git", "git"), ("pgrep", "procps"), ("ip", "iproute2")]
+)
+def test_who_is_not_root_is_told_what_tests_need(
+    programs: Path, missing: str, package: str
+) -> None:
+    program(programs / "id", "echo 1000")
+    for name in {"c++", "git", "pgrep", "ip"} - {missing}:
+        program(programs / name, "exit 0")
+    done = set_up(programs, "tools")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"no {missing} on PATH" in done.stderr
+    assert f"apt-get install {package})" in done.stderr

@@ -158,7 +158,14 @@ def occupied(folder: Path) -> list[str]:
 def no_log(folder: Path) -> list[str]:
     (folder / "run").mkdir()
     (folder / "run" / "config.yaml").write_text("")
-    return ["profiling", "report", str(folder / "run"), "--peaks", "none"]
+    return [
+        "profiling",
+        "report",
+        str(folder / "run"),
+        "--peaks",
+        "none",
+        *("--out", str(folder / "report.html")),
+    ]
 
 
 PROVOKED: dict[str, Provoke] = {

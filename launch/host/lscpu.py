@@ -47,7 +47,8 @@ def read_lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+        advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
+        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
     except UnicodeDecodeError as error:
         raise not_lscpu(str(file)) from error
 

@@ -24,7 +24,9 @@ CLASSES_SHOWN = 5
 
 def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) -> None:
     """The metric by size of object, then the best and the worst classes."""
-    table = Table(title=title, title_justify="left")
+    # Not as the table's own title, which is broken at the table's width.
+    console.print(title, style="italic", highlight=False, soft_wrap=True)
+    table = Table()
     for _, heading in SUMMARY_COLUMNS:
         table.add_column(heading, justify="right")
     table.add_row(*(shown(evaluation.summary[name]) for name, _ in SUMMARY_COLUMNS))

@@ -163,8 +163,8 @@ def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
     stream = iter(loader)
     batches = [next(stream), next(stream)]  # one of each: both are ready
     workers = processes() - others
-    for name in ("INT", "TERM", "USR1"):
-        subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True)
+    for name in ("INT", "TERM", "USR1"):  # from another process: workers obey this one
+        subprocess.run(["bash", "-c", f"kill -{name} {' '.join(map(str, workers))}"], check=True)
     batches += list(stream)
     assert [len(batch.images) for batch in batches] == [2] * 5
     assert len(workers) == 2

@@ -88,7 +88,8 @@ def test_ctrl_c_stops_the_training_too_and_leaves_nothing_behind(tmp_path: Path)
         [sys.executable, *words], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
     )
     end = time.monotonic() + 90
-    while not (tmp_path / "cold-start" / "metrics.jsonl").exists():
+    metrics = tmp_path / "cold-start" / "metrics.jsonl"
+    while not metrics.exists() or '"kind": "step"' not in metrics.read_text():
         assert time.monotonic() < end and started.poll() is None
         time.sleep(0.1)
     started.send_signal(signal.SIGINT)
