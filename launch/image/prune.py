@@ -14,12 +14,16 @@ from pathlib import Path
 COMPILING = (
     "torch/include",
     "torch/share",
-    "torch/bin/protoc*",
-    "torch/bin/test_*",
     "mpich/include",
     "numpy/*/include",
 )
 """Below site-packages: what only a compiler reads."""
+
+TESTS_OF_TORCH = ("torch/test", "torch/bin/*")
+"""86 MB of CPU-only wheels."""
+
+USED_OF_TORCH = ("torch_shm_manager",)
+"""In torch/bin: hands memory over between processes."""
 
 INSTALLING = ("pip", "pip-*.dist-info")
 
@@ -62,8 +66,8 @@ def files_in_use(packages: Path) -> set[Path]:
 
 def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
     """What may go: files and folders."""
-    for pattern in (*COMPILING, *INSTALLING, "triton"):
-        yield from packages.glob(pattern)
+    for pattern in (*COMPILING, *TESTS_OF_TORCH, *INSTALLING, "triton"):
+        yield from (path for path in packages.glob(pattern) if path.name not in USED_OF_TORCH)
     yield from packages.rglob("*.a")
     yield from [path for path in packages.glob("**/tests") if path.is_dir()]
     cuda = [path for pattern in CUDA_OF_TORCH for path in (packages / "torch/lib").glob(pattern)]

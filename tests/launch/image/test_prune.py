@@ -15,12 +15,19 @@ def test_a_folder_that_is_no_environment_is_named_and_nothing_removed(
 
 
 def test_libraries_that_training_has_loaded_stay_and_the_rest_of_cuda_goes(tmp_path: Path) -> None:
-    stays = ["torch/lib/libtorch_cuda.so", "nvidia/cublas/lib/libcublas.so.12", "numpy/core.py"]
+    stays = [
+        "torch/lib/libtorch_cuda.so",
+        "nvidia/cublas/lib/libcublas.so.12",
+        "torch/bin/torch_shm_manager",
+        "numpy/core.py",
+    ]
     goes = [
         "torch/lib/libtorch_cuda_linalg.so",
         "nvidia/cudnn/lib/libcudnn_engines.so.9",
         "nvidia/cublas/include/cublas.h",
         "torch/include/torch/all.h",
+        "torch/bin/protoc-3.13.0.0",
+        "torch/test/Dict_test",
         "numpy/lib/libnpymath.a",
         "triton/_C/libtriton.so",
         "pandas/tests/test_frame.py",
