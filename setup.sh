@@ -141,7 +141,7 @@ compile_pillow_simd() { # FOLDER
     if grep -q avx2 /proc/cpuinfo; then compiler='cc -mavx2'; fi
     # Without the cache: a wheel in it may lack formats, or SIMD.
     CC=$compiler "$environment"/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
-        --no-binary pillow-simd -C webp=enable -C tiff=enable -w "$1" "$(pinned_pillow_simd)"
+        --no-binary pillow-simd --config-settings webp=enable --config-settings tiff=enable -w "$1" "$(pinned_pillow_simd)"
 }
 
 put_pillow_simd_beside() {
