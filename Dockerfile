@@ -62,6 +62,7 @@ RUN apt-get update \
     && { [ "$PILLOW_SIMD" = 0 ] || apt-get install -y --no-install-recommends \
         libjpeg62-turbo libtiff6 libwebp7 libwebpmux3 libwebpdemux2; } \
     && { [ -z "$ACCIMAGE" ] || apt-get install -y --no-install-recommends libjpeg62-turbo; } \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --create-home --uid 1000 retinanet \
     && chmod 1777 /home/retinanet

@@ -139,8 +139,9 @@ pinned_pillow_simd() {
 compile_pillow_simd() { # FOLDER
     local compiler=cc
     if grep -q avx2 /proc/cpuinfo; then compiler='cc -mavx2'; fi
-    # Without the cache: a wheel in it may lack formats, or SIMD.
-    CC=$compiler "$environment"/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
+    # Without the cache: a wheel in it may lack formats, or SIMD. Where there is no pkg-config, it looks
+    # for Debian's tiff.h only where CFLAGS say.
+    CC=$compiler CFLAGS="-I/usr/include/$(cc -print-multiarch)" "$environment"/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
         --no-binary pillow-simd --config-settings webp=enable --config-settings tiff=enable -w "$1" "$(pinned_pillow_simd)"
 }
 
