@@ -31,7 +31,7 @@ RUN [ "$SERVING" = 0 ] || TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh serving
 ARG PILLOW_SIMD=0
 RUN [ "$PILLOW_SIMD" = 0 ] || { \
     apt-get install -y --no-install-recommends \
-        python3.11-dev zlib1g-dev libjpeg-dev libwebp-dev libtiff-dev \
+        python3.11-dev zlib1g-dev libjpeg-dev libwebp-dev libtiff-dev libfreetype-dev \
     && TESTS=0 TORCH_INDEX="$TORCH_INDEX" ./setup.sh simd; }
 
 # Address of the index of oneCCL's bindings for PyTorch, which their owner keeps.
@@ -60,7 +60,7 @@ RUN apt-get update \
         ca-certificates python3.11 libtcmalloc-minimal4 numactl hwloc-nox openssh-client \
         openssh-server tini \
     && { [ "$PILLOW_SIMD" = 0 ] || apt-get install -y --no-install-recommends \
-        libjpeg62-turbo libtiff6 libwebp7 libwebpmux3 libwebpdemux2; } \
+        libjpeg62-turbo libtiff6 libwebp7 libwebpmux3 libwebpdemux2 libfreetype6; } \
     && { [ -z "$ACCIMAGE" ] || apt-get install -y --no-install-recommends libjpeg62-turbo; } \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \

@@ -106,9 +106,9 @@ require_headers() {
     local include missing='' pair
     command -v cc >/dev/null || fail "Pillow-SIMD has to be compiled, and there is no C compiler (Debian and Ubuntu: apt-get install gcc)"
     include=$("$environment"/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
-    for pair in Python.h:python3.11-dev zlib.h:zlib1g-dev jpeglib.h:libjpeg-dev webp/decode.h:libwebp-dev tiffio.h:libtiff-dev; do
+    for pair in Python.h:python3.11-dev zlib.h:zlib1g-dev jpeglib.h:libjpeg-dev webp/decode.h:libwebp-dev tiffio.h:libtiff-dev ft2build.h:libfreetype-dev; do
         printf '#include <stdio.h>\n#include <%s>\n' "${pair%:*}" |
-            cc -I"$include" -E - >/dev/null 2>&1 || missing="$missing ${pair#*:}"
+            cc -I"$include" -I/usr/include/freetype2 -E - >/dev/null 2>&1 || missing="$missing ${pair#*:}"
     done
     [ -z "$missing" ] || fail "Pillow-SIMD has to be compiled, and headers are missing (Debian and Ubuntu: apt-get install$missing)"
 }
@@ -142,7 +142,7 @@ compile_pillow_simd() { # FOLDER
     # Without the cache: a wheel in it may lack formats, or SIMD. Where there is no pkg-config, it looks
     # for Debian's tiff.h only where CFLAGS say.
     CC=$compiler CFLAGS="-I/usr/include/$(cc -print-multiarch)" "$environment"/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir \
-        --no-binary pillow-simd --config-settings webp=enable --config-settings tiff=enable -w "$1" "$(pinned_pillow_simd)"
+        --no-binary pillow-simd --config-settings webp=enable --config-settings tiff=enable --config-settings freetype=enable -w "$1" "$(pinned_pillow_simd)"
 }
 
 put_pillow_simd_beside() {
