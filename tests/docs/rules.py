@@ -470,7 +470,11 @@ RULES = (
     ),
     Rule(r"python -m launch tune .*", How.RUN),
     # profiling
-    Rule(r"python -m profiling trace .*", How.RUN, unlike=("oneDNN itself: convolution",)),
+    Rule(
+        r"python -m profiling trace .*",
+        How.RUN,
+        unlike=("oneDNN itself: convolution", "hardly fragmented"),
+    ),
     Rule(
         r"python -m profiling stats (?!.*--peaks).*--out .*",
         How.RUN,

@@ -23,7 +23,7 @@ if "beats" in case:
     keeper.beat()
 parent = os.getppid()
 def stop(number, frame):
-    print("heard", signal.Signals(number).name, flush=True)
+    os.write(1, f"heard {signal.Signals(number).name}\\n".encode())  # `print` may be at work
     sys.exit(75)
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, stop)
