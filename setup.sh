@@ -180,7 +180,7 @@ find_browser() {
 install_browser() {
     local package
     if find_browser; then return; fi
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    if can_install; then
         echo "setup: installing Chromium by apt-get, for the test of the report's page"
         apt_get update || true
         for package in chromium-headless-shell chromium; do
@@ -213,8 +213,12 @@ install_tools() {
     done
 }
 
+can_install() {
+    command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]
+}
+
 install_as_root() { # PACKAGE WHAT-FOR
-    if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then return 1; fi
+    can_install || return 1
     echo "setup: installing $1 by apt-get, $2"
     apt_get update || true
     apt_get install -y --no-install-recommends "$1"

@@ -164,7 +164,8 @@ def no_log(folder: Path) -> list[str]:
         str(folder / "run"),
         "--peaks",
         "none",
-        *("--out", str(folder / "report.html")),
+        "--out",
+        str(folder / "report.html"),
     ]
 
 

@@ -20,7 +20,7 @@ COMPILING = (
 """Below site-packages: what only a compiler reads."""
 
 TESTS_OF_TORCH = ("torch/test", "torch/bin/*")
-"""86 MB of CPU-only wheels."""
+"""138 MB of CPU-only wheels."""
 
 USED_OF_TORCH = ("torch_shm_manager",)
 """In torch/bin: hands memory over between processes."""
