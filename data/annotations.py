@@ -48,6 +48,10 @@ class Annotations:
         """The number of images."""
         return len(self.image_ids)
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of image `index` in pixels."""
+        return int(self.heights[index]), int(self.widths[index])
+
     def boxes_of(self, index: int) -> slice:
         """The rows of image `index` in the `box_*` columns."""
         return slice(int(self.box_offsets[index]), int(self.box_offsets[index + 1]))

@@ -66,7 +66,8 @@ class DetectionDataset(Dataset[Sample]):
     on reading. With `replace_bad_images` another one stands in for it in training, chosen by the
     key's seed, and a black one in evaluation, where nothing is found; the sample says so.
 
-    Raises InputError if a category has no class, or the first image is not in the folder.
+    Raises InputError, which names `source` where it is about the annotations, if a category has no
+    class, the first image is not in the folder, or all images are skipped.
     """
 
     def __init__(
@@ -80,20 +81,24 @@ class DetectionDataset(Dataset[Sample]):
         skip_images_without_boxes: bool = False,
         decoder: str = "pillow",
         replace_bad_images: bool = False,
+        source: str = "annotations",
     ) -> None:
-        class_map.labels_of(annotations.category_ids)
-        first = image_path(image_folder, annotations.file_names[0])
-        if not (first.is_file() or replace_bad_images):
-            raise InputError(
-                f"{first}: no such image file; check the folder of images and file_name"
-            )
+        try:
+            class_map.labels_of(annotations.category_ids)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+        if not replace_bad_images:
+            require_file(image_path(image_folder, annotations.file_names[0]))
         self.rows = (
             annotations.images_with_objects()
             if skip_images_without_boxes
             else np.arange(len(annotations), dtype=np.int32)
         )
         if not len(self.rows):
-            raise InputError("annotations: no image has a box; there is nothing to train on")
+            raise InputError(
+                f"{source}: no image has a box of a single object, so there is nothing to train "
+                "on; add boxes, or set data.images_without_boxes=train"
+            )
         self.annotations = annotations
         self.image_folder = image_folder
         self.class_map = class_map
@@ -123,8 +128,8 @@ class DetectionDataset(Dataset[Sample]):
         """
         row = int(self.rows[key.index])
         path = image_path(self.image_folder, self.annotations.file_names[row])
-        pixels = decode_image(path, decoder=self.decoder)
         original_size = self._original_size(row)
+        pixels = decode_image(path, decoder=self.decoder, annotated_size=original_size)
         _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
         image = resize_image(pixels, self.image_size)
         target = self._target(row)
@@ -157,7 +162,7 @@ class DetectionDataset(Dataset[Sample]):
         )
 
     def _original_size(self, row: int) -> tuple[int, int]:
-        return int(self.annotations.heights[row]), int(self.annotations.widths[row])
+        return self.annotations.size_of(row)
 
     def _target(self, row: int) -> dict[str, Tensor]:
         """Boxes on the square and labels, of single objects with an area."""
@@ -187,6 +192,22 @@ def collate(samples: list[Sample]) -> Batch:
         [sample.original_size for sample in samples],
         tuple(problem for sample in samples for problem in sample.bad_images),
     )
+
+
+def require_file(path: Path) -> None:
+    """Refuse an image that is not there.
+
+    Raises:
+        InputError: There is no such file, or the system refuses its name.
+    """
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # such as a name of more than 255 bytes
+        raise InputError(
+            f"{path}: {error.strerror}; check the folder of images and file_name"
+        ) from error
+    if not is_file:
+        raise InputError(f"{path}: no such image file; check the folder of images and file_name")
 
 
 def _check_shape(path: Path, *, decoded: tuple[int, int], annotated: tuple[int, int]) -> None:

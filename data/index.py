@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from data.annotations import Annotations
 from data.text_column import TextColumn
 from retinanet.errors import InputError
+from retinanet.regular_files import open_regular, read_bytes
 
 DTYPES = {
     "category_ids": "int64",
@@ -105,7 +106,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         InputError: It is no index, or of another format.
     """
     try:
-        description = json.loads((folder / DESCRIPTION).read_bytes())
+        description = json.loads(read_bytes(folder / DESCRIPTION))
         number = description["format"]
         counts = [description[name] for name in COUNTS] if number == FORMAT else []
         if not set(map(type, counts)) <= {int}:
@@ -152,6 +153,7 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
 
 def load_array(path: Path) -> NDArray[Any]:
     """A file of numpy's, mapped."""
+    open_regular(path).close()  # numpy would wait for the writer of a FIFO
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError:

@@ -22,6 +22,7 @@ from data.json_stream import Advance
 from retinanet.cache_folder import first_writable, one_process_at_a_time, user_cache
 from retinanet.errors import InputError
 from retinanet.progress import progress_in_bytes
+from retinanet.regular_files import read_bytes
 from retinanet.terminal import make_console
 
 CURRENT = "current.json"
@@ -129,7 +130,7 @@ def usable_index(folder: Path) -> FoundIndex | None:
 def read_current(home: Path) -> dict[str, Any] | None:
     """What is known of a file's current index: `index`, `size`, `modified_ns`."""
     try:
-        current = json.loads((home / CURRENT).read_bytes())
+        current = json.loads(read_bytes(home / CURRENT))
         found = {name: current[name] for name in ("index", "size", "modified_ns")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

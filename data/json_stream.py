@@ -8,11 +8,13 @@ Unlike other readers of JSON by parts it takes NaN, which a data set with a wron
 import json
 import re
 from collections.abc import Callable, Collection, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from data.columns import shown
 from retinanet.errors import InputError
+from retinanet.regular_files import open_regular
 
 ENTRIES_AT_ONCE = 10_000
 """A box's dict takes about a kilobyte: 10 MB."""
@@ -43,7 +45,7 @@ def stream_lists(
             read, is no object, lacks one of `names`, or has something else than a list there.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             window = Window(path, file, advance)
             missing = set(names)
             for name in members(window):

@@ -1,5 +1,7 @@
 """A data set's two splits and the classes that they share."""
 
+import re
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -7,6 +9,7 @@ from rich.console import Console
 
 from data.annotations import Annotations
 from data.classes import ClassMap
+from data.columns import shown
 from data.dataset import DetectionDataset
 from data.index_cache import open_annotations
 from data.sources import Split
@@ -73,8 +76,14 @@ def open_data(
             train.images,
             train=True,
             skip_images_without_boxes=skip_images_without_boxes,
+            source=source,
         ),
-        validation=dataset(validation_annotations, validation.images, train=False),
+        validation=dataset(
+            validation_annotations,
+            validation.images,
+            train=False,
+            source=str(validation.annotations),
+        ),
         classes=classes,
     )
 
@@ -85,9 +94,10 @@ def class_map_of(
     """The model's class indices for these categories.
 
     Raises:
-        InputError: The categories do not fit `num_classes`.
+        InputError: The categories do not fit `num_classes`, or a name is no text.
     """
     ids, names = annotations.category_ids, annotations.category_names
+    require_text(names, source=source)
     if class_indices == "category_id":
         outputs = int(ids.max()) + 1 if num_classes is None else num_classes
         if outputs > MOST_CLASSES:
@@ -102,3 +112,16 @@ def class_map_of(
             "leave it out, or set data.class_indices=category_id"
         )
     return ClassMap.contiguous(ids, names)
+
+
+def require_text(names: Sequence[str], *, source: str) -> None:
+    """Refuse names that a checkpoint's JSON cannot hold.
+
+    Raises:
+        InputError: One has half of a surrogate pair, which is no character.
+    """
+    for index, name in enumerate(names):
+        if re.search("[\ud800-\udfff]", name):
+            raise InputError(
+                f"{source}: categories[{index}].name: {shown(name)} is no Unicode text; rename it"
+            )

@@ -12,3 +12,19 @@ def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> boo
     """
     excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
     return excess <= max(annotated)
+
+
+def is_quarter_turn(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether annotations fit an image only once it is turned by 90°, by (height, width)."""
+    turned = stored[::-1]
+    if annotated in (stored, turned):
+        return annotated != stored
+    return not is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)
+
+
+def fits_both_ways(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether annotations fit an image as well turned by 90° as not turned."""
+    turned = stored[::-1]
+    if annotated in (stored, turned):
+        return stored == turned
+    return is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)

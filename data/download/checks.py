@@ -51,21 +51,31 @@ def has_end(content: bytes) -> bool:
     return has_end_of_image(content)
 
 
-def zip_with(members: Iterable[str]) -> Check:
-    """A check for a zip that has these members, with the checksums that it gives for them."""
-    return partial(_check_zip, members=tuple(members))
+def zip_with(members: Iterable[str], *, limit: int) -> Check:
+    """A check for a zip that has these members, with the checksums that it gives for them.
+
+    `limit` is the most bytes that a member can have, inflated.
+    """
+    return partial(_check_zip, members=tuple(members), limit=limit)
 
 
-def _check_zip(path: Path, *, members: tuple[str, ...]) -> None:
+def _check_zip(path: Path, *, members: tuple[str, ...], limit: int) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in members:
+                # What is read ends at this size, whatever the compressed bytes would give.
+                size = archive.getinfo(name).file_size
+                if size > limit:
+                    raise AttemptError(
+                        f"not the zip asked for: {name} has {size:,} bytes inflated, more than "
+                        f"the {limit:,} expected"
+                    )
                 with archive.open(name) as member:
                     while member.read(1 << 20):
                         pass
     except KeyError as error:
         raise AttemptError(f"not the zip asked for: {error.args[0]}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise AttemptError(f"damaged zip: {error}") from error
 
 

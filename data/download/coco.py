@@ -7,7 +7,7 @@ from urllib.parse import quote
 from rich.console import Console
 
 from data.download.checks import zip_with
-from data.download.coco_annotations import write_annotations
+from data.download.coco_annotations import LARGEST_JSON, write_annotations
 from data.download.files import fetch_file
 from data.download.folder import check_space, tidy
 from data.download.images import Images, fetch_images
@@ -19,6 +19,8 @@ BASE = "https://s3.amazonaws.com/images.cocodataset.org"
 """The bucket behind images.cocodataset.org, which has no certificate of its own."""
 ARCHIVE = "annotations/annotations_trainval2017.zip"
 MEMBERS = ("annotations/instances_train2017.json", "annotations/instances_val2017.json")
+LARGEST_ARCHIVE = 1_000_000_000
+"""COCO's has 253 MB. [B]"""
 BYTES_EACH = 160_000
 
 
@@ -35,7 +37,8 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
     fetch_file(
         f"{base}/{ARCHIVE}",
         archive,
-        check=zip_with(MEMBERS),
+        check=zip_with(MEMBERS, limit=LARGEST_JSON),
+        limit=LARGEST_ARCHIVE,
         manners=request.manners,
         console=console,
     )

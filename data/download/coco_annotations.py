@@ -13,6 +13,8 @@ from data.download.receiving import PART_SUFFIX
 from data.json_stream import stream_lists
 from retinanet.errors import InputError
 
+LARGEST_JSON = 2_000_000_000
+"""Inflated, COCO's instances_train2017.json has 470 MB. [B]"""
 LISTS = ("images", "annotations", "categories")
 
 
@@ -46,9 +48,9 @@ def write_annotations(
     """
     whole = path.with_name(f"{path.name}.whole{PART_SUFFIX}")
     part = path.with_name(f"{path.name}{PART_SUFFIX}")
-    is_whole = _extract(archive, path, whole)
-    source = path if is_whole else whole
     try:
+        is_whole = _extract(archive, path, whole)
+        source = path if is_whole else whole
         chosen = choose(source, classes=classes, limit=limit)
         if classes is not None or limit is not None:
             _write_chosen(source, chosen, part)
@@ -59,7 +61,9 @@ def write_annotations(
         raise InputError(
             f"{archive}: {path.name}: not COCO's annotations: {error!r}; remove it, download again"
         ) from error
-    whole.unlink(missing_ok=True)
+    finally:
+        whole.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return chosen.file_names
 
 
@@ -67,6 +71,11 @@ def _extract(archive: Path, path: Path, whole: Path) -> bool:
     """Write the JSON as it is in the zip to `whole`, unless `path` is that, which is returned."""
     with zipfile.ZipFile(archive) as members:
         member = members.getinfo(f"annotations/{path.name}")
+        if member.file_size > LARGEST_JSON:
+            raise InputError(
+                f"{archive}: {member.filename} has {member.file_size:,} bytes inflated, more than "
+                f"the {LARGEST_JSON:,} expected; remove it, download again"
+            )
         if path.is_file() and path.stat().st_size == member.file_size:
             return True
         with members.open(member) as source, whole.open("wb") as target:
@@ -136,7 +145,7 @@ def _id_of(name: str, id_of_name: dict[str, Any]) -> int:
 
 def _plain(name: str, path: Path) -> str:
     """The name, if it is one inside a folder of images."""
-    is_plain = name == Path(name).name and not name.startswith(".") and "\0" not in name
+    is_plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
     if not name or not is_plain or name.endswith(PART_SUFFIX):
         raise InputError(f"{path}: file_name {name!r} is no plain name of an image file")
     return name

@@ -39,6 +39,7 @@ from data.sources import SplitName
 from retinanet.command_line import installed
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL
+from retinanet.printable import printable
 from retinanet.terminal import make_console
 
 INCOMPLETE = 1
@@ -102,8 +103,8 @@ def download(dataset: str, request: Request) -> int:
     if failed:
         name, reason = next(iter(failed.items()))
         print(
-            f"error: {len(failed)} images could not be had, such as {name}: {reason}; they are "
-            f"listed in {request.out / MISSING_LIST}; try again with: {this_command()}",
+            f"error: {len(failed)} images could not be had, such as {printable(name)}: {reason}; "
+            f"they are listed in {request.out / MISSING_LIST}; try again with: {this_command()}",
             file=sys.stderr,
         )
         return INCOMPLETE

@@ -1,4 +1,9 @@
-"""How getting a file can end, other than well."""
+"""How getting a file can end, other than well.
+
+A reason may quote what a server sent, so that each is made one printable line.
+"""
+
+from retinanet.printable import one_line
 
 
 class AttemptError(Exception):
@@ -12,13 +17,17 @@ class AttemptError(Exception):
             wait: How long the server asks to be left alone. [s]
             keep_part: What has arrived is good, as far as it goes.
         """
-        super().__init__(reason)
+        super().__init__(one_line(reason))
         self.wait = wait
         self.keep_part = keep_part
 
 
 class FetchError(Exception):
     """All attempts came to nothing, or the server refuses for good. One line with the address."""
+
+    def __init__(self, reason: str) -> None:
+        """Take the reason and the address."""
+        super().__init__(one_line(reason))
 
 
 class MissingFileError(FetchError):

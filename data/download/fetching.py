@@ -39,6 +39,7 @@ def fetch(
     path: Path,
     *,
     check: Check,
+    limit: int,
     connection: Connection,
     patience: Patience,
     resume: bool = False,
@@ -54,6 +55,7 @@ def fetch(
         url: Where it is.
         path: Where it goes; replaced if there.
         check: Raises AttemptError for a file that is not what was asked for.
+        limit: The most bytes that such a file can have: a server that sends more is refused.
         connection: What to ask with.
         patience: How often and how soon.
         resume: Go on from a part that is there, from this call or an earlier one. For files worth
@@ -72,7 +74,7 @@ def fetch(
     failures, furthest = 0, 0
     while True:
         try:
-            receive(url, part, connection=connection, resume=resume, received=received)
+            receive(url, part, limit=limit, connection=connection, resume=resume, received=received)
             return _finish(part, path, check)
         except AttemptError as failure:
             size = part.path.stat().st_size if part.path.is_file() else 0

@@ -16,8 +16,12 @@ from data.download.receiving import Connection
 from retinanet.progress import Advance, progress
 
 
-def fetch_file(url: str, path: Path, *, check: Check, manners: Manners, console: Console) -> None:
+def fetch_file(
+    url: str, path: Path, *, check: Check, limit: int, manners: Manners, console: Console
+) -> None:
     """Get a file unless it is there; goes on from what an earlier call left of it.
+
+    `limit` is the most bytes that it can have.
 
     Raises FetchError if it cannot be had, and InputError if its server cannot be reached.
     """
@@ -31,6 +35,7 @@ def fetch_file(url: str, path: Path, *, check: Check, manners: Manners, console:
             url,
             path,
             check=check,
+            limit=limit,
             connection=Connection(session, manners.timeout, threading.Event()),
             patience=manners.patience,
             resume=True,

@@ -1,6 +1,5 @@
 """The folder that a data set is downloaded to: whose it is, what is in it, whether it fits."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,8 @@ from rich.console import Console
 
 from data.download.receiving import PART_SUFFIX
 from retinanet.errors import InputError
+from retinanet.file_lock import FileLock, LockHeldError
+from retinanet.printable import printable
 
 LOCK_FILE = ".download.lock"
 MISSING_LIST = "missing.txt"
@@ -27,26 +28,20 @@ def one_download(folder: Path) -> Iterator[None]:
         raise InputError(f"--out: {folder}: is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = FileLock(folder / LOCK_FILE)
+        lock.take()
+    except LockHeldError as error:
+        raise InputError(
+            f"--out: {folder}: another download is at work here; wait for it or end it"
+        ) from error
     except OSError as error:
         raise InputError(
             f"--out: {folder}: {error.strerror}; name a folder that can be written"
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"--out: {folder}: another download is at work here; wait for it or end it"
-            ) from error
-        except OSError as error:
-            raise InputError(
-                f"--out: {folder}: its file system has no locks ({error.strerror}); "
-                "download to another one, and move the folder afterwards"
-            ) from error
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def tidy(folder: Path) -> set[str]:
@@ -76,7 +71,7 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
     if not failed:
         path.unlink(missing_ok=True)
         return
-    lines = [f"{name}\t{reason}\n" for name, reason in failed.items()]
+    lines = [f"{printable(name)}\t{reason}\n" for name, reason in failed.items()]
     write_atomically(path, "".join(lines).encode())
 
 

@@ -18,6 +18,8 @@ from data.download.receiving import Connection
 from data.download.tally import Tally
 from retinanet.progress import progress
 
+LARGEST_IMAGE = 100_000_000
+"""The servers' copies have less than 3 MB; cameras' originals on a mirror less than 30. [B]"""
 FAILURES_IN_A_ROW = 100
 """So many images in a row that could not be had: the server or the network is at fault."""
 SECONDS_TO_STOP = 2.0
@@ -123,6 +125,7 @@ def _work(
                     images.url_of(name),
                     images.folder / name,
                     check=check_image,
+                    limit=LARGEST_IMAGE,
                     connection=connection,
                     patience=manners.patience,
                     retried=tally.add_retry,

@@ -27,6 +27,8 @@ BOXES: dict[SplitName, str] = {
     "train": "v6/oidv6-train-annotations-bbox.csv",
     "validation": "v5/validation-annotations-bbox.csv",
 }
+LARGEST_TABLE = 10_000_000_000
+"""The largest, of the boxes to train on, has 2.3 GB. [B]"""
 BYTES_EACH = 300_000
 
 
@@ -61,7 +63,14 @@ def fetch_tables(request: Request, console: Console) -> None:
     for name, check in checks.items():
         path = table(request.out, name)
         url = f"{request.mirror}/{path.name}" if request.mirror else f"{TABLES}/{name}"
-        fetch_file(url, path, check=check, manners=request.manners, console=console)
+        fetch_file(
+            url,
+            path,
+            check=check,
+            limit=LARGEST_TABLE,
+            manners=request.manners,
+            console=console,
+        )
 
 
 def table(out: Path, name: str) -> Path:

@@ -13,6 +13,7 @@ from data.download.responses import (
     body_start,
     check_status,
     complete_length,
+    drop_redirection_body,
     file_length,
     reason_of,
     version_of,
@@ -56,7 +57,7 @@ PART_SUFFIX = ".part"
 
 
 def receive(
-    url: str, part: Part, *, connection: Connection, resume: bool, received: Received
+    url: str, part: Part, *, limit: int, connection: Connection, resume: bool, received: Received
 ) -> None:
     """Ask for a file, or for what is missing of it, and write it to `part.path`.
 
@@ -65,7 +66,8 @@ def receive(
     Raises:
         AttemptError: Nothing, less, more or something else came; `keep_part` says whether what is
             there can be gone on with.
-        FetchError: The server refuses; MissingFileError if it has no such file.
+        FetchError: The server refuses, or sends more than `limit` bytes; MissingFileError if it
+            has no such file.
         StoppedError: The command is ending.
     """
     asked = _size(part.path) if resume and part.version.is_file() else 0
@@ -74,7 +76,11 @@ def receive(
         headers |= {"Range": f"bytes={asked}-", "If-Range": part.version.read_text("latin-1")}
     try:
         with connection.session.get(
-            url, headers=headers, stream=True, timeout=connection.timeout
+            url,
+            headers=headers,
+            stream=True,
+            timeout=connection.timeout,
+            hooks={"response": drop_redirection_body},
         ) as response:
             check_status(response, url=url)
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -82,7 +88,13 @@ def receive(
                     return  # all of it was there already
                 raise AttemptError("the server has no more of the file than is here")
             _write_body(
-                response, part, asked=asked, resume=resume, received=received, stop=connection.stop
+                response,
+                part,
+                asked=asked,
+                limit=limit,
+                resume=resume,
+                received=received,
+                stop=connection.stop,
             )
     except (
         requests.ConnectionError,
@@ -91,7 +103,9 @@ def receive(
     ) as error:
         raise AttemptError(reason_of(error), keep_part=True) from error
     except requests.RequestException as error:
-        raise FetchError(f"{url}: {' '.join(str(error).split())}") from error
+        raise FetchError(f"{url}: {error}") from error
+    except ValueError as error:  # headers or chunks that http.client and urllib3 cannot read
+        raise FetchError(f"{url}: the server's answer makes no sense: {error}") from error
 
 
 def _write_body(
@@ -99,11 +113,14 @@ def _write_body(
     part: Part,
     *,
     asked: int,
+    limit: int,
     resume: bool,
     received: Received,
     stop: threading.Event,
 ) -> None:
     start, total = body_start(response, asked=asked), file_length(response)
+    if total is not None and total > limit:
+        raise FetchError(f"{response.url}: {total:,} bytes, more than the {limit:,} expected")
     size = start
     with part.path.open("ab" if start else "wb") as file:
         if resume and not start:
@@ -113,8 +130,11 @@ def _write_body(
         for chunk in response.iter_content(CHUNK):
             if stop.is_set():
                 raise StoppedError
-            file.write(chunk)
             size += len(chunk)
+            if size > limit:  # only a chunked body can be: its length was not known
+                part.discard()
+                raise FetchError(f"{response.url}: more than the {limit:,} bytes expected")
+            file.write(chunk)
             received(size, total or 0)
     if total is not None and size != total:
         raise AttemptError(f"{size} of {total} bytes came", keep_part=size < total)

@@ -15,6 +15,9 @@ MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 LONGEST_WAIT = 300.0
 """A server that asks for an hour is asked again after five minutes. [s]"""
+LENGTH = r"\d{1,18}"
+"""A number of bytes; int() refuses one of more than 4,300 digits."""
+SHOWN_OF_A_HEADER = 80
 
 
 def check_status(response: requests.Response, *, url: str) -> None:
@@ -26,7 +29,7 @@ def check_status(response: requests.Response, *, url: str) -> None:
         FetchError: Any other refusal, or a redirection from HTTPS to plain HTTP.
     """
     status = response.status_code
-    said = f"{status} {response.reason or ''}".rstrip()
+    said = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()
     if url.startswith("https:") and not response.url.startswith("https:"):
         raise FetchError(f"{url}: is sent on to {response.url}, which is not HTTPS")
     if status in MISSING:
@@ -51,6 +54,15 @@ def seconds_to_wait(response: requests.Response) -> float:
     except (TypeError, ValueError, OverflowError):
         return 0.0
     return min(max(left, 0.0), LONGEST_WAIT)
+
+
+def drop_redirection_body(response: requests.Response, **options: object) -> None:
+    """Close a redirection before requests reads its body into memory, decompressed.
+
+    A hook of requests, called with each response before its redirection is followed.
+    """
+    if response.is_redirect:
+        response.close()
 
 
 def body_start(response: requests.Response, *, asked: int) -> int:
@@ -78,7 +90,7 @@ def file_length(response: requests.Response) -> int | None:
     if "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
     text = response.headers.get("Content-Length", "")
-    if not (text.isascii() and text.isdigit()):
+    if re.fullmatch(LENGTH, text, re.ASCII) is None:
         raise AttemptError("the server does not say how long the file is")
     return int(text)
 
@@ -86,24 +98,30 @@ def file_length(response: requests.Response) -> int | None:
 def content_range(response: requests.Response) -> tuple[int, int]:
     """First byte and whole length, from `Content-Range: bytes 5-9/10`."""
     text = response.headers.get("Content-Range", "")
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", text.strip(), re.ASCII)
+    found = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
     if found is None or int(found[3]) - 1 != int(found[2]):
-        raise AttemptError(f"the server sent a part of the file as {text!r}")
+        shown = text[:SHOWN_OF_A_HEADER]
+        raise AttemptError(f"the server sent a part of the file as {shown!r}")
     return int(found[1]), int(found[3])
 
 
 def complete_length(response: requests.Response) -> int | None:
     """The whole length from a 416's `Content-Range: bytes */10`, if it says so."""
-    found = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""), re.ASCII)
+    text = response.headers.get("Content-Range", "")
+    found = re.fullmatch(rf"bytes \*/({LENGTH})", text, re.ASCII)
     return int(found[1]) if found else None
 
 
 def version_of(response: requests.Response) -> str:
     """What tells this version of the file from others: If-Range takes it back. Empty if nothing."""
-    tag = response.headers.get("ETag", "")
-    if tag.startswith('"') and tag.isascii() and tag.isprintable():
-        return tag
-    return response.headers.get("Last-Modified", "")
+    tag, date = (response.headers.get(name, "") for name in ("ETag", "Last-Modified"))
+    version = tag if tag.startswith('"') and is_plain(tag) else date
+    return version if is_plain(version) else ""
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a header's text can be sent back as a header."""
+    return text.isascii() and text.isprintable()
 
 
 def reason_of(error: requests.RequestException) -> str:

@@ -3,10 +3,12 @@
 import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from retinanet.errors import InputError
+from retinanet.regular_files import open_regular
 
 
 @contextmanager
@@ -17,7 +19,7 @@ def open_csv(path: Path) -> Iterator[TextIO]:
     nothing that `csv.reader` can read.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error

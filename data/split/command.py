@@ -1,4 +1,4 @@
-"""Split annotations at random: most images to train on, the others to evaluate on.
+"""Split annotations: most images to train on, the others to evaluate on.
 
 Takes the COCO-format JSON that a labelling tool exports, and writes DIR/train.json and
 DIR/validation.json. Images stay where they are, and the JSON as it is.
@@ -6,20 +6,30 @@ DIR/validation.json. Images stay where they are, and the JSON as it is.
   python -m data split my-photos/annotations/instances_default.json --out my-photos
   python -m data split result.json --out splits --validation 0.1 --seed 7
 
+Images are dealt out at random, stratified: each class gets its share of the images on both sides,
+and a class that two images show has one on each, as far as the sides' sizes allow (iterative
+stratification, Sechidis et al. 2011).
+
 Photos that are nearly alike, such as frames of one video, should all be on one side, or the mAP
 promises too much: a random split does not see to that.
 """
 
 import argparse
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from data.sources import SPLITS
-from data.split.split import Content, boxes_of_classes, read_content, split_content
+from data.sources import SPLITS, SplitName
+from data.split.split import (
+    Content,
+    boxes_of_classes,
+    images_of_classes,
+    read_content,
+    split_content,
+)
 from retinanet.errors import InputError
 from retinanet.output_files import require_free_outputs, write_whole
+from retinanet.printable import printable
 from retinanet.terminal import make_console
 
 
@@ -71,17 +81,31 @@ def run(annotations: Path, *, out: Path, validation: float, seed: int, overwrite
     console = make_console()
     for split, file in files.items():
         write_whole(file, json.dumps(splits[split], ensure_ascii=False))
-        describe(split, file, splits[split], console=console)
+        images, boxes = len(splits[split]["images"]), len(splits[split]["annotations"])
+        console.print(f"{split:<10}  {images:,} images, {boxes:,} boxes: {file}", soft_wrap=True)
+    for note in lacking_notes(content, splits):
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
     return 0
 
 
-def describe(split: str, file: Path, content: Content, *, console: Console) -> None:
-    """A line on what a split holds, and one on the classes that it lacks."""
-    counts = boxes_of_classes(content)
-    images, boxes = len(content["images"]), sum(counts.values())
-    console.print(f"{split:<10}  {images:,} images, {boxes:,} boxes: {file}", soft_wrap=True)
-    missing = [name for name, count in counts.items() if not count]
-    if missing:
-        names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        advice = "another --seed may deal better, more photos do"
-        console.print(f"note: no box in {split}: {names}; {advice}", soft_wrap=True)
+def lacking_notes(content: Content, splits: Mapping[SplitName, Content]) -> Iterator[str]:
+    """Yield a line for each reason why classes have no box in a split."""
+    images = images_of_classes(content)
+    unused = [name for name, count in images.items() if not count]
+    if unused:
+        yield f"no box at all: {shown(unused)}; leave these classes out, or label photos of them"
+    for split, part in splits.items():
+        missing = [name for name, boxes in boxes_of_classes(part).items() if not boxes]
+        once = [name for name in missing if images[name] == 1]
+        if once:
+            yield f"no box in {split}: {shown(once)}; one image shows each: label more photos"
+        others = [name for name in missing if images[name] > 1]
+        if others:
+            advice = "another --validation or --seed may do better, more photos do"
+            yield f"no box in {split}: {shown(others)}; {advice}"
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few names."""
+    text = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+    return printable(text)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from data.decoding.decode import decode_image
+from data.decoding.orientation import QUARTER_TURNS
 from data.image_paths import leaves_folder
 from data.process_pool import results_of, usable_cores
-from data.sizes import is_resized_copy
+from data.sizes import fits_both_ways, is_resized_copy
 from data.verify.entries import Entries
 from retinanet.errors import InputError
 from retinanet.progress import Advance
@@ -105,8 +106,15 @@ def fault_of_file(
 ) -> tuple[str, str] | None:
     """The kind of finding that an image file is, and what was found; None for a good one."""
     doubts: list[str] = []
+    orientations: list[tuple[int, bool]] = []
     try:
-        pixels = decode_image(path, decoder=decoder, note_doubt=doubts.append)
+        pixels = decode_image(
+            path,
+            decoder=decoder,
+            annotated_size=annotated,
+            note_doubt=doubts.append,
+            note_orientation=lambda *noted: orientations.append(noted),
+        )
     except InputError as error:
         return kind_of_failure(error), str(error).removeprefix(f"{path}: ")
     height, width = pixels.shape[:2]
@@ -115,6 +123,12 @@ def fault_of_file(
         return "image_other_shape", found
     if doubts:
         return "image_doubtful", doubts[0]
+    for orientation, is_turned in orientations:
+        told = f"{found}, EXIF orientation {orientation}"
+        if is_turned:
+            return "image_turned", told
+        if orientation not in QUARTER_TURNS or fits_both_ways((height, width), annotated):
+            return "image_orientation_unclear", told
     return None if (height, width) == annotated else ("image_resized", found)
 
 

@@ -60,6 +60,10 @@ KINDS = {
     "image_without_boxes": Kind(NOTE, "an image without any box"),
     "image_with_crowds_only": Kind(NOTE, "an image with boxes of crowds or groups alone"),
     "image_resized": Kind(NOTE, "a copy in another size: boxes are scaled"),
+    "image_turned": Kind(NOTE, "a photo turned as its EXIF says, to fit its annotations"),
+    "image_orientation_unclear": Kind(
+        NOTE, "EXIF says turned, width and height cannot: read as stored"
+    ),
     "file_name_duplicate": Kind(NOTE, "two images have one file: it is read as two"),
     "file_unused": Kind(NOTE, "an image file that no annotation names"),
     "class_without_boxes": Kind(NOTE, "a class without any box"),

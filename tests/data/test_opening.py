@@ -90,3 +90,37 @@ def test_splits_of_different_categories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="same categories") as caught:
         opened(train, validation)
     assert str(caught.value).startswith(f"{validation.annotations}: ")
+
+
+def test_a_class_name_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
+    names = [{"id": 1, "name": "cat"}, {"id": 2, "name": "half a \ud83d"}]
+    train = split(tmp_path / "train", categories=names)
+    with pytest.raises(InputError) as caught:
+        opened(train, split(tmp_path / "validation", categories=names))
+    assert str(caught.value).startswith(f"{train.annotations}: categories[1].name: ")
+
+
+def test_annotations_without_boxes_are_named(tmp_path: Path) -> None:
+    train = split(tmp_path / "train")
+    content = json.loads(train.annotations.read_text())
+    train.annotations.write_text(json.dumps(content | {"annotations": []}))
+    with pytest.raises(InputError) as caught:
+        open_data(
+            train,
+            split(tmp_path / "validation"),
+            image_size=64,
+            class_indices="contiguous",
+            num_classes=None,
+            skip_images_without_boxes=True,
+        )
+    assert str(caught.value).startswith(f"{train.annotations}: ")
+    assert "data.images_without_boxes" in str(caught.value)
+
+
+def test_a_file_name_that_the_system_refuses_is_told_in_a_line(tmp_path: Path) -> None:
+    train = split(tmp_path / "train")
+    content = json.loads(train.annotations.read_text())
+    content["images"][0]["file_name"] = "ü" * 128 + ".png"
+    train.annotations.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"File name too long; .*file_name"):
+        opened(train, split(tmp_path / "validation"))

@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,12 @@ from typing import NamedTuple
 HTML = b"<!DOCTYPE html><html><body>Sign in to use this network</body></html>"
 SILENCE = 0.9
 """Longer than the timeout of the clients in these tests. [s]"""
+
+
+def bomb() -> bytes:
+    """50 MB of zeros as gzip writes them: 50 kB."""
+    packer = zlib.compressobj(wbits=31)
+    return b"".join([*(packer.compress(bytes(1_000_000)) for _ in range(50)), packer.flush()])
 
 
 class Asked(NamedTuple):
@@ -254,6 +261,44 @@ class Handler(BaseHTTPRequestHandler):
     def nothing_left(self, body: bytes) -> None:
         self.answer(416, b"", Content_Range="bytes */1")
 
+    def control_characters(self, body: bytes) -> None:
+        """A reason that would clear a terminal and forge a line of a list."""
+        self.send_response(503, "no\x1b[2J\tforged\x85line\u00a0" + "x" * 5000)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def too_many_digits(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "9" * 5000)
+        self.end_headers()
+        self.wfile.write(body)
+        self.hang_up()
+
+    def range_of_many_digits(self, body: bytes) -> None:
+        many = "9" * 5000
+        self.answer(206, body, Content_Range=f"bytes 5-{many}/{many}")
+
+    def compressed_bomb(self, body: bytes) -> None:
+        self.answer(200, bomb(), Content_Encoding="gzip")
+
+    def chunks_without_end(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while True:
+            self.wfile.write(b"100000\r\n%b\r\n" % bytes(1 << 20))
+
+    def negative_chunk(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"-5\r\n" + body)
+        self.hang_up()
+
+    def sent_on_with_a_bomb(self, body: bytes) -> None:
+        """A redirection to the same path."""
+        self.answer(302, bomb(), Content_Encoding="gzip", Location=self.path)
+
 
 FAULTS = (
     "slow",
@@ -273,6 +318,10 @@ FAULTS = (
     "compressed",
     "another_range",
     "nonsense_range",
+    "control_characters",
+    "too_many_digits",
+    "range_of_many_digits",
+    "compressed_bomb",
 )
 IMAGE_FAULTS = (*FAULTS, "chunked", "silent", "without_its_end")
 FILE_FAULTS = (*FAULTS, "cut_off_whole", "whole_for_a_part", "nothing_left")

@@ -11,6 +11,7 @@ from data.download.failures import AttemptError
 from tests.data.download.datasets import jpeg
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+LIMIT = 1_000_000
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -72,17 +73,34 @@ def archive(path: Path) -> bytes:
 def test_a_zip_is_checked_to_the_last_byte_of_its_members(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     content = archive(path)
-    zip_with(["a.json", "b.json"])(path)
+    zip_with(["a.json", "b.json"], limit=LIMIT)(path)
     with pytest.raises(AttemptError, match="not the zip asked for"):
-        zip_with(["a.json", "c.json"])(path)
+        zip_with(["a.json", "c.json"], limit=LIMIT)(path)
     for place in range(40, 1800, 97):
         damaged = bytearray(content)
         damaged[place] ^= 0xFF
         with pytest.raises(AttemptError, match="damaged zip"):
-            zip_with(["a.json", "b.json"])(write(path, bytes(damaged)))
+            zip_with(["a.json", "b.json"], limit=LIMIT)(write(path, bytes(damaged)))
     for length in (0, 10, len(content) // 2, len(content) - 1):
         with pytest.raises(AttemptError, match="damaged zip"):
-            zip_with(["a.json"])(write(path, content[:length]))
+            zip_with(["a.json"], limit=LIMIT)(write(path, content[:length]))
+
+
+def test_a_zip_that_inflates_to_more_than_expected_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    size = len(PIXELS.tobytes())
+    archive(path)
+    zip_with(["a.json"], limit=size)(path)
+    with pytest.raises(AttemptError, match=r"a\.json"):
+        zip_with(["a.json"], limit=size - 1)(path)
+
+
+def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    content = bytearray(archive(path))
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(AttemptError):
+        zip_with(["a.json"], limit=LIMIT)(write(path, bytes(content)))
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])

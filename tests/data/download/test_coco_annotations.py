@@ -1,10 +1,12 @@
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data.coco_json import read_annotations
+from data.download import coco_annotations
 from data.download.coco_annotations import choose, write_annotations
 from retinanet.errors import InputError
 from tests.data.download.datasets import coco
@@ -80,7 +82,18 @@ def test_an_unknown_class_is_named(archive: Path, target: Path, name: str, messa
 
 
 @pytest.mark.parametrize(
-    "name", ["../a.jpg", "/etc/a.jpg", "b/a.jpg", ".a.jpg", "a.part", "", "a\0b"]
+    "name",
+    [
+        "../a.jpg",
+        "/etc/a.jpg",
+        "b/a.jpg",
+        ".a.jpg",
+        "a.part",
+        "",
+        "a\0b",
+        "a\nb.jpg",
+        "a\ud800.jpg",
+    ],
 )
 def test_file_names_that_lead_elsewhere_are_refused(target: Path, name: str) -> None:
     target.write_text(
@@ -88,3 +101,21 @@ def test_file_names_that_lead_elsewhere_are_refused(target: Path, name: str) -> 
     )
     with pytest.raises(InputError, match="no plain name of an image file"):
         choose(target, classes=None, limit=None)
+
+
+def test_annotations_larger_than_expected_are_not_written(
+    archive: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coco_annotations, "LARGEST_JSON", 1000)
+    with pytest.raises(InputError, match=r"instances_train2017\.json"):
+        write_annotations(archive, target, classes=None, limit=None)
+    assert not list(target.parent.iterdir())
+
+
+def test_annotations_that_are_refused_leave_nothing(target: Path, tmp_path: Path) -> None:
+    path = tmp_path / "b.zip"
+    with zipfile.ZipFile(path, "w") as members:
+        members.writestr(f"annotations/{target.name}", "[" + " " * 100_000)
+    with pytest.raises(InputError):
+        write_annotations(path, target, classes=None, limit=None)
+    assert not list(target.parent.iterdir())

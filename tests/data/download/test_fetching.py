@@ -2,6 +2,7 @@
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def get(
     *,
     check: Check = check_image,
     url: str = "/image.jpg",
+    limit: int = 1_000_000,
     attempts: int = 4,
     resume: bool = False,
     pauses: list[float] | None = None,
@@ -60,6 +62,7 @@ def get(
         server.url + url,
         path,
         check=check,
+        limit=limit,
         connection=connection,
         patience=Patience(attempts=attempts, first_pause=0.001),
         resume=resume,
@@ -239,3 +242,47 @@ def test_an_earlier_file_stays_until_the_new_one_is_good(
     with pytest.raises(FetchError):
         get(server, path, connection, attempts=1)
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["an image", "a long file"])
+@pytest.mark.parametrize("fault", ["chunks_without_end", "serve", "negative_chunk"])
+def test_more_than_expected_is_refused_at_once_and_leaves_nothing(
+    tmp_path: Path, server: Server, connection: Connection, fault: str, resume: bool
+) -> None:
+    server.faults["/long"] = [fault]
+    with pytest.raises(FetchError) as caught:
+        get(server, tmp_path / "long", connection, url="/long", limit=700_000, resume=resume)
+    assert len(server.asked) == 1 and "\n" not in str(caught.value)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
+
+
+def test_the_body_of_a_redirection_is_not_inflated(
+    tmp_path: Path, server: Server, connection: Connection
+) -> None:
+    server.faults["/image.jpg"] = ["sent_on_with_a_bomb"]
+    tracemalloc.start()
+    try:
+        assert get(server, tmp_path / "a.jpg", connection) == len(IMAGE)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_reasons_of_a_server_are_one_short_printable_line(
+    tmp_path: Path, server: Server, connection: Connection
+) -> None:
+    server.faults["/image.jpg"] = ["control_characters"] * 4
+    reasons: list[str] = []
+    with pytest.raises(FetchError) as caught:
+        fetch(
+            f"{server.url}/image.jpg",
+            tmp_path / "a.jpg",
+            check=check_image,
+            limit=1_000_000,
+            connection=connection,
+            patience=Patience(attempts=4, first_pause=0.001),
+            retried=lambda reason, pause: reasons.append(reason),
+        )
+    assert len(reasons) == 3
+    for text in (*reasons, str(caught.value)):
+        assert "503" in text and text.isprintable() and len(text) < 300

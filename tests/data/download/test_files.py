@@ -34,8 +34,15 @@ def server() -> Iterator[Server]:
 
 
 def get(server: Server, path: Path, console: Console) -> None:
-    check = zip_with(["a.json"])
-    fetch_file(f"{server.url}/a.zip", path, check=check, manners=MANNERS, console=console)
+    check = zip_with(["a.json"], limit=10_000_000)
+    fetch_file(
+        f"{server.url}/a.zip",
+        path,
+        check=check,
+        limit=10_000_000,
+        manners=MANNERS,
+        console=console,
+    )
 
 
 def test_lines_tell_megabytes_and_why_it_takes_longer(tmp_path: Path, server: Server) -> None:

@@ -1,4 +1,7 @@
+import errno
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from data.download.folder import (
     write_missing_list,
 )
 from retinanet.errors import InputError
+from tests.without_locks import built_library, without_locks
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -49,6 +53,9 @@ def test_what_is_missing_is_listed_until_nothing_is(tmp_path: Path) -> None:
     write_missing_list(tmp_path, {"train2017/a.jpg": "404 Not Found", "train2017/b.jpg": "late"})
     text = (tmp_path / MISSING_LIST).read_text()
     assert text == "train2017/a.jpg\t404 Not Found\ntrain2017/b.jpg\tlate\n"
+    write_missing_list(tmp_path, {"train2017/a\nb\tc\udcff\x1b[2J.jpg": "late"})
+    lines = (tmp_path / MISSING_LIST).read_text().splitlines()
+    assert len(lines) == 1 and len(lines[0].split("\t")) == 2 and "\x1b" not in lines[0]
     write_missing_list(tmp_path, {})
     assert not list(tmp_path.iterdir())
 
@@ -68,3 +75,32 @@ def test_what_cannot_fit_is_refused_beforehand(
         check_space(tmp_path, images=100, bytes_each=10, console=console)
     text = console.export_text()
     assert text.startswith("warning: ") == (outcome == "close") and text.count("\n") <= 1
+
+
+def test_a_file_system_without_locks_takes_one_download(tmp_path: Path) -> None:
+    library = built_library(tmp_path)
+    code = """
+import sys
+from pathlib import Path
+from data.download.folder import one_download
+from retinanet.errors import InputError
+try:
+    with one_download(Path(sys.argv[1])):
+        print("begun", flush=True)
+        sys.stdin.readline()
+except InputError as error:
+    sys.exit(str(error))
+"""
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", code, str(out)]
+    environment = without_locks(library, errno.ENOLCK)
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None and first.stdout.readline() == "begun\n"
+        second = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert second.returncode == 1 and "another download is at work" in second.stderr
+        first.communicate("\n", timeout=60)
+    assert first.returncode == 0 and not list(out.iterdir())

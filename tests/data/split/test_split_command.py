@@ -68,7 +68,11 @@ def test_a_class_that_a_side_lacks_is_told(tmp_path: Path, run_here: RunHere) ->
     content["categories"].append({"id": 4711, "name": "Unicorn"})
     whole = write_json(tmp_path / "all.json", content)
     done = run_here(main, "split", whole, "--out", tmp_path)
-    assert "note: no box in train: " in done.stdout and "Unicorn" in done.stdout
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert [line for line in notes if "Unicorn" in line] == [
+        line for line in notes if line.startswith("note: no box at all: ")
+    ]
+    assert sum("Unicorn" in line for line in notes) == 1 and "--seed" not in notes[0]
 
 
 def test_files_that_are_there_are_kept(tmp_path: Path, run_here: RunHere) -> None:
@@ -118,3 +122,17 @@ def test_a_share_is_between_0_and_1(share: str, tmp_path: Path, run_here: RunHer
     file = exported(tmp_path / "labels.json")
     done = run_here(main, "split", file, "--out", tmp_path, f"--validation={share}")
     assert done.returncode == 2 and "expected a share between 0 and 1" in done.stderr
+
+
+def test_halves_of_surrogate_pairs_are_kept_as_they_are(tmp_path: Path, run_here: RunHere) -> None:
+    content = random_content(images=6, boxes=12)
+    content["categories"][0]["name"] = "half a \ud83d\nnew line"
+    content["images"][0]["file_name"] = "a\udce9.jpg"
+    file = tmp_path / "whole.json"
+    file.write_text(json.dumps(content))
+    done = run_here(main, "split", file, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    train, validation = parts(tmp_path)
+    assert train["categories"] == validation["categories"] == content["categories"]
+    assert content["images"][0] in train["images"] + validation["images"]
+    assert "\nnew line" not in done.stdout

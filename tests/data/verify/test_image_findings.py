@@ -68,6 +68,29 @@ def turn(path: Path) -> None:
         image.rotate(90, expand=True).save(path)
 
 
+def with_orientation(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def store_turned(path: Path) -> None:
+    """As a phone held upright stores it; the annotations are of what it displays."""
+    with Image.open(path) as image:
+        image.rotate(90, expand=True).save(path, exif=with_orientation(6))
+
+
+def store_upside_down(path: Path) -> None:
+    with Image.open(path) as image:
+        image.rotate(180).save(path, exif=with_orientation(3))
+
+
+def note_a_turn(path: Path) -> None:
+    """The annotations are of the pixels as stored."""
+    with Image.open(path) as image:
+        image.save(path, exif=with_orientation(6))
+
+
 def shrink(path: Path) -> None:
     with Image.open(path) as image:
         image.resize((WIDTH // 2, HEIGHT // 2)).save(path)
@@ -139,6 +162,9 @@ def test_a_file_that_stops_training_is_found(
     [
         (to_png, {}),
         (shrink, {"image_resized": 1}),
+        (store_turned, {"image_turned": 1}),
+        (store_upside_down, {"image_orientation_unclear": 1}),
+        (note_a_turn, {}),
         (fill_the_end_with_zeros, {"image_doubtful": 1}),
     ],
 )
@@ -153,7 +179,7 @@ def test_a_file_that_training_takes_stops_nothing(
 
 
 def test_every_kind_of_image_is_tested() -> None:
-    harmless = {"image_resized", "image_doubtful"}
+    harmless = {"image_resized", "image_doubtful", "image_turned", "image_orientation_unclear"}
     of_files = (
         {"image_missing"}
         | harmless

@@ -27,8 +27,7 @@ from tests.data.verify.small_set import (
 REPOSITORY = Path(__file__).parents[3]
 COCO128 = REPOSITORY.parent / "shared" / "data" / "coco128"
 LABELS, PHOTOS = COCO128 / "annotations" / "instances_train2017.json", COCO128 / "train2017"
-# A suite that was started in the background hands down a SIGINT that is ignored.
-COMMAND = ["env", "--default-signal=INT", sys.executable, "-m", "data", "verify"]
+COMMAND = [sys.executable, "-m", "data", "verify"]
 
 
 def type_command(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,0 +1,39 @@
+"""What is said of a loading process that a signal has ended, from torch's own words."""
+
+import pytest
+
+from data.killed_workers import killed_worker
+from retinanet.exit_codes import OUR_BUG, described, exit_code_of
+
+KILLED = "DataLoader worker (pid 123) is killed by signal: Killed. "
+FULL = (
+    "DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory. Please try to raise your shared memory limit."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "told", "fix"),
+    [
+        (KILLED, "SIGKILL", "data.workers"),
+        (FULL, "SIGBUS", "/dev/shm"),
+        ("DataLoader worker (pid(s) 123, 124) exited unexpectedly", "unexpectedly", "data.workers"),
+    ],
+)
+def test_it_is_one_line_with_cause_and_remedy(message: str, told: str, fix: str) -> None:
+    error = RuntimeError(message)
+    line = described(error)
+    assert line is not None and line.startswith("error: ") and "\n" not in line
+    assert "process 123 " in line and told in line and fix in line
+    assert exit_code_of(error) == OUR_BUG
+
+
+def test_the_signal_is_found_behind_the_error_that_torch_raises_from_it() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 123) exited unexpectedly")
+    error.__cause__ = RuntimeError(KILLED)
+    assert "SIGKILL" in (killed_worker(error) or "")
+
+
+def test_any_other_error_keeps_its_traceback() -> None:
+    for error in (RuntimeError("CUDA"), ValueError(KILLED)):
+        assert killed_worker(error) is None and described(error) is None
