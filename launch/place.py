@@ -4,7 +4,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from launch.group.deadline import deadline
+from launch.group.deadline import Wait, deadline
 from launch.group.keeper import Keeper
 from launch.group.meeting import Meeting, meet, part
 from launch.pinning.environment import installed_backend
@@ -12,6 +12,11 @@ from launch.pinning.pin import Pinned, pin, preload
 from launch.placement.share import CoreRequest
 from launch.ranks import Ranks
 from retinanet.errors import InputError
+
+START_ADVICE = (
+    "they have not all started; check that each host can be reached by ssh, and that no firewall "
+    "blocks TCP ports between the hosts"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +61,12 @@ def take_place(
     preload(allocator)
     meeting = None
     if ranks.size > 1:
-        with deadline(
-            timeout_s, f"rank {ranks.rank} on {socket.gethostname()}: meeting the others"
-        ):
+        wait = Wait(f"the other {ranks.size - 1} ranks", advice=START_ADVICE)
+        with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
             meeting = meet(ranks, os.environ)
     affinities = meeting.affinities if meeting else None
     given = pin(ranks, affinities=affinities, request=request, backend=chosen, enabled=pinned)
-    part()
+    part(ranks)
     return Place(ranks=ranks, pinned=given, meeting=meeting, backend=chosen)
 
 

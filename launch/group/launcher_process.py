@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
-from launch.group.meeting import MPI_LAUNCHERS
+from launch.group.mpi_exchange import MPI_LAUNCHERS
 from launch.ranks import Ranks
 
 

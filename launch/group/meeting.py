@@ -8,20 +8,16 @@ nothing more: it is finished before torch is loaded.
 import os
 import re
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-import mpi4py
 
 from launch.group.interfaces import network_of_this_process, own_addresses
+from launch.group.mpi_exchange import MPI_LAUNCHERS, exchange, finalize, is_running, start_mpi
 from launch.host.cpu_lists import is_number
 from launch.ranks import Ranks
 from launch.start.hosts import expand_hosts
 from retinanet.errors import InputError
 
-MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
 JOB_NUMBER = re.compile("[0-9]{1,18}")
 LAST_PORT = 65_535
 FIRST_PORT, PORTS = 20_000, 10_000
@@ -41,10 +37,15 @@ class Meeting:
     """The CPUs that each rank of this host was given, in order of local rank, if they said so."""
 
 
-def part() -> None:
-    """Finish MPI, once nothing is left that may fail: until then mpirun ends all if one fails."""
-    if "mpi4py.MPI" in sys.modules:
-        sys.modules["mpi4py.MPI"].Finalize()
+def part(ranks: Ranks) -> None:
+    """Finalize MPI, once all ranks have done what may fail before torch is loaded.
+
+    Raises:
+        StartFailedError: Another rank has failed.
+    """
+    if is_running(ranks):
+        exchange(None)
+        finalize()
 
 
 def meet(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
@@ -112,57 +113,25 @@ def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Meeting:
 
     Raises:
         InputError: The library that mpi4py finds is not the launcher's.
+        StartFailedError: Another rank has failed.
     """
-    choose_library(ranks, environment)
-    mpi4py.rc.finalize = False  # at the end of a process that fails it would wait for the others
-    try:
-        from mpi4py import MPI  # initializes MPI
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"mpirun of {ranks.launcher}: mpi4py cannot load its library: {reason}; set "
-            "MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
-        ) from error
-    world = MPI.COMM_WORLD
-    if world.size != ranks.size:
-        library = MPI.Get_library_version().splitlines()[0]
-        raise InputError(
-            f"mpirun of {ranks.launcher} started {ranks.size} ranks, but its library is not "
-            f"{library}, which mpi4py found; set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR "
-            "and MASTER_PORT"
-        )
+    start_mpi(ranks, environment)
     listener = listen() if ranks.is_first else None
     network = network_of_this_process()
     entry = (listener.getsockname()[1], own_addresses(environment), network) if listener else None
-    port, addresses, network_of_first = world.bcast(entry)
+    own = (socket.gethostname(), network)
+    about = (entry, own, ranks.local_rank, frozenset(os.sched_getaffinity(0)))
+    said = exchange(about)
+    port, addresses, network_of_first = said[0][0]
     if network == network_of_first:
         addresses = ("127.0.0.1", *addresses)
-    own = (socket.gethostname(), network)
-    said = world.allgather((own, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
-    neighbours = sorted((rank, cpus) for host, rank, cpus in said if host == own)
+    neighbours = sorted((rank, cpus) for _, host, rank, cpus in said if host == own)
     return Meeting(
         addresses=addresses,
         port=port,
         listener=listener,
         affinities=tuple(cpus for _, cpus in neighbours),
     )
-
-
-def choose_library(ranks: Ranks, environment: Mapping[str, str]) -> None:
-    """Have mpi4py load the library that talks to the launcher, unless the user has chosen.
-
-    MPICH's, which comes with our requirements, talks to Intel MPI's launcher too.
-    """
-    if "MPI4PY_LIBMPI" in environment or "MPI4PY_MPIABI" in environment:
-        return
-    if ranks.launcher == "open-mpi":
-        library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
-    else:
-        library = Path(sys.prefix, "lib", "libmpi.so.12")
-    if library.is_file():
-        os.environ["MPI4PY_LIBMPI"] = str(library)
-    elif ranks.launcher == "open-mpi":
-        os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
 
 
 def listen() -> socket.socket:

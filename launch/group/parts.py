@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from launch.group.process_group import ProcessGroup, stdout_to_nowhere
-from launch.pinning.compute_threads import started_on
+from launch.pinning.compute_threads import calling_thread_on
 from retinanet.compute_groups import group_of_rank, ranks_of_groups
 
 LONGEST_WAIT = timedelta(days=365)
@@ -60,7 +60,7 @@ def living_group(
 
 def pair_with_first(job_rank: int, *, comm_cpus: tuple[int, ...]) -> dist.ProcessGroup:
     """torch's group of rank 0 and another, for messages for which either may wait as it likes."""
-    with started_on(comm_cpus), stdout_to_nowhere():
+    with calling_thread_on(comm_cpus), stdout_to_nowhere():
         return dist.new_group([0, job_rank], backend="gloo", timeout=LONGEST_WAIT)
 
 
@@ -77,7 +77,7 @@ def torch_groups(
         "timeout": timedelta(seconds=timeout_s),
         "use_local_synchronization": only_they_call,
     }
-    with started_on(comm_cpus), stdout_to_nowhere():
+    with calling_thread_on(comm_cpus), stdout_to_nowhere():
         control = dist.new_group(list(job_ranks), backend="gloo", **settings)
         if everybody.backend == "gloo":
             return control, control

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, NoReturn, TypeVar
@@ -18,17 +18,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launch.group.deadline import deadline
+from launch.group.deadline import Wait, deadline
 from launch.group.interfaces import (
     interface_of,
     interface_towards,
     network_of_this_process,
-    reachable,
 )
 from launch.group.launcher_process import launcher_process
 from launch.group.meeting import Meeting
+from launch.group.reach_first import broken, connect, wait_for_all
 from launch.group.watch import Watch, watch_as_first, watch_as_other
-from launch.pinning.compute_threads import started_on
+from launch.host.process_identity import ProcessIdentity, own_process
+from launch.pinning.compute_threads import calling_thread_on
 from launch.pinning.pin import check_pinning
 from launch.place import Place
 from launch.ranks import Ranks
@@ -39,6 +40,11 @@ SILENT_SHARE = 0.8
 
 SECONDS_FOR_THE_FIRST = 3.0
 """In which the watch learns why an exchange broke, and ends this process with the cause."""
+
+CONNECTIONS_ADVICE = (
+    "check that no firewall blocks TCP ports between the hosts, or name the network in "
+    "GLOO_SOCKET_IFNAME"
+)
 
 Value = TypeVar("Value")
 
@@ -189,7 +195,8 @@ def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
         yield ProcessGroup(notes=notes)
         return
     ranks, host = place.ranks, socket.gethostname()
-    with deadline(timeout_s, f"rank {ranks.rank} on {host}: meeting the other ranks"):
+    wait = Wait("the other ranks", advice=CONNECTIONS_ADVICE)
+    with deadline(timeout_s, f"rank {ranks.rank} on {host}", wait):
         group = join(
             ranks,
             place.meeting,
@@ -197,6 +204,7 @@ def joined(place: Place, *, timeout_s: float) -> Iterator[ProcessGroup]:
             comm_cpus=place.pinned.share.comm_cpus,
             timeout_s=timeout_s,
             notes=notes,
+            wait=wait,
         )
     assert group.watch is not None
     launcher = launcher_process(ranks, os.environ)
@@ -220,23 +228,28 @@ def join(
     comm_cpus: tuple[int, ...],
     timeout_s: float,
     notes: tuple[str, ...],
+    wait: Wait,
 ) -> ProcessGroup:
     """Meet the others, and make torch's groups.
 
     Raises:
-        ConnectionError: Rank 0 cannot be reached.
+        InputError: Rank 0 cannot be reached.
     """
     timeout = timedelta(seconds=timeout_s)
-    store, address = connect(ranks, meeting, timeout=timeout)
-    about = tell_each_other(store, ranks, (socket.gethostname(), network_of_this_process()))
-    hosts = tuple(host for host, _ in about)
-    networks = [network for _, network in about]
+    store, address = connect(ranks, meeting, timeout=timeout, wait=wait)
+    process = own_process()
+    own = (socket.gethostname(), network_of_this_process(), asdict(process) if process else None)
+    about = tell_each_other(store, ranks, own, wait=wait)
+    wait.what, wait.advice = "connections with all other ranks", CONNECTIONS_ADVICE
+    hosts = tuple(host for host, _, _ in about)
+    networks = [network for _, network, _ in about]
+    processes = tuple(ProcessIdentity(**one) if one else None for _, _, one in about)
     choose_interface(store, ranks, networks, address=address, port=meeting.port)
-    watch = open_watch(store, ranks, hosts=hosts, address=address)
+    watch = open_watch(store, ranks, hosts=hosts, processes=processes, address=address)
     if backend == "ccl":
         import_module("oneccl_bindings_for_pytorch")  # registers the backend
     # The threads that are started now inherit the CPUs; gloo tells of each connection on stdout.
-    with started_on(comm_cpus), stdout_to_nowhere():
+    with calling_thread_on(comm_cpus), stdout_to_nowhere():
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
         )
@@ -258,29 +271,24 @@ def join(
     )
 
 
-def connect(ranks: Ranks, meeting: Meeting, *, timeout: timedelta) -> tuple[dist.Store, str]:
-    """The store that the ranks share, and rank 0's address as this rank reaches it.
+def tell_each_other(
+    store: dist.Store, ranks: Ranks, own: tuple[str, str, dict[str, Any] | None], *, wait: Wait
+) -> list[list[Any]]:
+    """Everybody's host, network and process, in order of rank.
 
     Raises:
-        ConnectionError: Rank 0 cannot be reached.
+        InputError: Rank 0 has ended meanwhile.
     """
-    address = meeting.addresses[0]
-    settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
-    if meeting.listener is not None:
-        settings["master_listen_fd"] = meeting.listener.detach()
-    elif meeting.affinities is not None:  # rank 0 listens already
-        address = reachable(meeting.addresses, meeting.port)
-    # Under torchrun its agent holds the store, and all ranks are its clients.
-    own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = dist.TCPStore(
-        address, meeting.port, ranks.size, is_master=ranks.is_first and own_store, **settings
-    )
-    return store, address
-
-
-def tell_each_other(store: dist.Store, ranks: Ranks, own: tuple[str, str]) -> list[list[str]]:
-    """Everybody's host and network, in order of rank."""
     store.set(f"about/{ranks.rank}", json.dumps(own))
+    if ranks.is_first:
+        wait_for_all(store, ranks, wait=wait)
+        store.set("all are here", "")
+    wait.what, wait.noted = "ranks that rank 0 has not heard of", False  # rank 0 names them
+    try:
+        store.wait(["all are here"])
+    except RuntimeError as error:
+        raise broken(ranks, "its store") from error
+    wait.noted = True
     return [json.loads(store.get(f"about/{rank}")) for rank in range(ranks.size)]
 
 
@@ -305,17 +313,29 @@ def choose_interface(
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def open_watch(store: dist.Store, ranks: Ranks, *, hosts: tuple[str, ...], address: str) -> Watch:
+def open_watch(
+    store: dist.Store,
+    ranks: Ranks,
+    *,
+    hosts: tuple[str, ...],
+    processes: tuple[ProcessIdentity | None, ...],
+    address: str,
+) -> Watch:
     """Connect every rank's watch with rank 0's."""
     if ranks.is_first:
         key = secrets.token_bytes(16)
         store.set("watch key", key.hex())
         return watch_as_first(
-            hosts=hosts, key=key, publish=lambda port: store.set("watch port", str(port))
+            hosts=hosts,
+            key=key,
+            publish=lambda port: store.set("watch port", str(port)),
+            processes=processes,
         )
     key = bytes.fromhex(store.get("watch key").decode())
     port = int(store.get("watch port"))
-    return watch_as_other(ranks.rank, hosts=hosts, key=key, address=(address, port))
+    return watch_as_other(
+        ranks.rank, hosts=hosts, key=key, address=(address, port), processes=processes
+    )
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
 that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
 host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and tells
-all; then each rank ends, wherever its main thread is. Where ranks train in compute groups that do
-not wait for one another, the end of one is that of its group alone.
+all; then each rank ends, wherever its main thread is. The ranks on the host of a silent one send it
+SIGKILL, since launchers wait for a process that is only stopped. Where ranks train in compute
+groups that do not wait for one another, the end of one is that of its group alone.
 """
 
 import json
@@ -21,7 +22,8 @@ from typing import NoReturn
 
 from launch.group.launcher_process import is_gone, stop_without_launcher
 from launch.host.cpu_lists import format_cpu_list
-from retinanet.exit_codes import INTERRUPTED
+from launch.host.process_identity import ProcessIdentity, kill_if_local
+from retinanet.exit_codes import BAD_INPUT, INTERRUPTED, STOPPED_BY_SIGNAL
 
 SECONDS_BETWEEN_BEATS = 1.0
 SECONDS_FOR_KEEPERS = 0.3
@@ -44,28 +46,39 @@ class Failure:
     """With which all ranks exit."""
     text: str
     """For stderr, as it is."""
+    is_silent: bool = False
+    """Whether the rank may still exist, such as a stopped process."""
 
 
 class Watch:
     """One rank's part in the watch."""
 
     def __init__(
-        self, rank: int, connections: Mapping[int, Connection], *, hosts: Sequence[str]
+        self,
+        rank: int,
+        connections: Mapping[int, Connection],
+        *,
+        hosts: Sequence[str],
+        processes: Sequence[ProcessIdentity | None] = (),
     ) -> None:
         """Use `watch_as_first` and `watch_as_other`.
 
         Args:
             connections: On rank 0 to all others, on others to rank 0.
             hosts: Of all ranks, for messages.
+            processes: Of all ranks, to end a silent one; none if they are not known.
         """
         self._rank = rank
         self._hosts = hosts
+        self._processes = processes
         self._connections = dict(connections)
         self._sending = threading.Lock()
         self._deciding = threading.Lock()
         self._is_over = False
         self._thread: threading.Thread | None = None
         self._groups: Sequence[int] = ()
+        self.clean_up: Callable[[], None] = lambda: None
+        """On rank 0: removes what has been made in vain when bad input or a signal ends the job."""
         self.lost: set[int] = set()
         """Ranks of groups that have ended, as far as this rank knows."""
 
@@ -141,7 +154,9 @@ class Watch:
                 self._send(rank, BEAT)
                 if now - heard[rank] > silence_s and not self._is_over:
                     self._end_without(
-                        rank, f"was silent for {silence_s:g} s (stopped, or cut off?)"
+                        rank,
+                        f"was silent for {silence_s:g} s (stopped, or cut off?)",
+                        is_silent=True,
                     )
 
     def _hear(self, rank: int, connection: Connection) -> bool:
@@ -165,14 +180,19 @@ class Watch:
         with self._sending, suppress(OSError):
             self._connections[rank].send_bytes(message)
 
-    def _end_without(self, rank: int, why: str) -> None:
+    def _end_without(self, rank: int, why: str, *, is_silent: bool = False) -> None:
         """A rank is lost: end the others, or its group. Where it is rank 0, rank 1 says so."""
         text = f"error: rank {rank} on {self._hosts[rank]} {why}"
-        failure = Failure(rank=rank, code=DIED, text=text)
+        failure = Failure(rank=rank, code=DIED, text=text, is_silent=is_silent)
         if self._rank == 0:
             self._end_or_outlive(failure)
-        else:
-            end_process(failure, prints=self._rank == 1)
+            return
+        if self._rank == 1:
+            print_failure(failure)
+        elif is_silent:  # the launcher ends rank 1 too as soon as rank 0 is killed
+            time.sleep(PATIENCE)
+        self._kill_silent(failure)
+        end_process(failure, prints=False)
 
     def _end_or_outlive(self, failure: Failure) -> None:
         """On rank 0: end all, or where the others may go on, the failed rank's group alone."""
@@ -187,16 +207,28 @@ class Watch:
         print_failure(replace(failure, text=given_up(failure, group=group, ranks=lost)))
         for rank in lost:
             self._send(rank, json.dumps(asdict(failure)).encode())
+        self._kill_silent(failure)
 
     def _end(self, failure: Failure) -> NoReturn:
         """End this process; on rank 0, print and tell all others before."""
         if self._rank == 0:
             self._deciding.acquire()  # for ever: the first failure counts
+            if failure.code in (BAD_INPUT, INTERRUPTED, STOPPED_BY_SIGNAL):
+                self.clean_up()  # launchers may end this rank as soon as another one has ended
             print_failure(failure)
             for rank in self._connections:
                 self._send(rank, json.dumps(asdict(failure)).encode())
             self._wait_for_ends(failure)
+        self._kill_silent(failure)  # last, since the launcher then ends this rank too
         end_process(failure, prints=False)
+
+    def _kill_silent(self, failure: Failure) -> None:
+        """End a rank of this host that is stopped: the launcher would wait for it forever."""
+        # Containers may share process numbers, so the name counts too: a rank behind a network that
+        # is cut off is alive, and may be the one that goes on.
+        is_local = self._hosts[failure.rank] == self._hosts[self._rank]
+        if failure.is_silent and self._processes and is_local:
+            kill_if_local(self._processes[failure.rank])
 
     def _wait_for_ends(self, failure: Failure) -> None:
         """Until the others have ended: launchers kill what is left once one rank has."""
@@ -238,13 +270,20 @@ def end_process(failure: Failure, *, prints: bool) -> NoReturn:
     os._exit(failure.code)
 
 
-def watch_as_first(*, hosts: Sequence[str], key: bytes, publish: Callable[[int], None]) -> Watch:
+def watch_as_first(
+    *,
+    hosts: Sequence[str],
+    key: bytes,
+    publish: Callable[[int], None],
+    processes: Sequence[ProcessIdentity | None] = (),
+) -> Watch:
     """Rank 0's watch, once all others have come.
 
     Args:
         hosts: Of all ranks, for messages.
         key: A secret that the ranks share.
         publish: Told the port to connect to.
+        processes: See `Watch`.
     """
     connections: dict[int, Connection] = {}
     with Listener(("", 0), backlog=len(hosts), authkey=key) as listener:
@@ -253,13 +292,18 @@ def watch_as_first(*, hosts: Sequence[str], key: bytes, publish: Callable[[int],
             with suppress(AuthenticationError, EOFError, OSError):  # a stranger at the port
                 connection = listener.accept()
                 connections[int(connection.recv_bytes())] = connection
-    return Watch(0, connections, hosts=hosts)
+    return Watch(0, connections, hosts=hosts, processes=processes)
 
 
 def watch_as_other(
-    rank: int, *, hosts: Sequence[str], key: bytes, address: tuple[str, int]
+    rank: int,
+    *,
+    hosts: Sequence[str],
+    key: bytes,
+    address: tuple[str, int],
+    processes: Sequence[ProcessIdentity | None] = (),
 ) -> Watch:
     """Another rank's watch, connected to rank 0's at (host, port)."""
     connection = Client(address, authkey=key)
     connection.send_bytes(str(rank).encode())
-    return Watch(rank, {0: connection}, hosts=hosts)
+    return Watch(rank, {0: connection}, hosts=hosts, processes=processes)

@@ -10,6 +10,7 @@ from launch.groups.loss_curve import Evaluated, Point
 from launch.groups.search import Setting
 from retinanet.errors import InputError
 from retinanet.output_files import write_whole
+from retinanet.regular_files import read_text
 
 FILE = "probes.json"
 
@@ -77,13 +78,13 @@ def read_kept(folder: Path, about: Mapping[str, Any]) -> Kept:
     if not file.exists():
         return Kept(about=dict(about))
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
         found = Kept(
             about=content["about"],
             probes=[probed_from(one) for one in content["probes"]],
             trained=[trained_from(one) for one in content["trained"]],
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
             f"{file}: not what this command has written ({error}); give another --out"
         ) from error

@@ -5,6 +5,7 @@ from pathlib import Path
 from launch.host.cpu_facts import CpuFacts
 from launch.host.cpu_lists import is_number, parse_cpu_list
 from retinanet.errors import InputError
+from retinanet.regular_files import read_text as read_regular
 
 PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 """Where a copy may have the folder of CPUs, by what was copied."""
@@ -91,7 +92,7 @@ def read_id(file: Path) -> int:
 def read_text(file: Path) -> str:
     """The file's text."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_regular(file, errors="replace")
     except OSError as error:
         advice = "copy it too, or give lscpu's output"
         raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error

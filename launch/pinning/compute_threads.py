@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -33,6 +33,7 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
     parallel region (libiomp5), and what the main thread starts inherits that: loading processes,
     and the threads that communicate. So the main thread gets all of the rank's cores back, and the
     variables go, which would bind every other process that loads torch to this rank's first core.
+    While it computes, the main thread is bound to the first core again (`Share.main_cpus`).
 
     Args:
         share: The rank's part of its host.
@@ -93,18 +94,23 @@ def bring_back(share: Share) -> list[str]:
 
 
 @contextmanager
-def started_on(cpus: tuple[int, ...]) -> Iterator[None]:
-    """Threads and processes that are started in this context run on these CPUs, if any are given.
+def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
+    """Bind the calling thread to these CPUs, if any are given, for the length of the context.
 
-    Only the calling thread is moved there meanwhile.
+    Threads and processes started meanwhile inherit the binding. Where the kernel refuses, because a
+    CPU was taken from this process, the thread stays where it is.
     """
+    if not cpus:
+        yield
+        return
     before = os.sched_getaffinity(0)
-    if cpus:
+    with suppress(OSError):
         os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 def compute_alone() -> None:

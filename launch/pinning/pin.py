@@ -23,6 +23,7 @@ from launch.placement.place_ranks import place_ranks
 from launch.placement.share import CoreRequest, Share
 from launch.placement.spare import spare_cpus
 from launch.ranks import Ranks
+from launch.start.starting_words import ranks_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,13 @@ def pin_within(
         InputError: The ranks do not fit.
     """
     quota = quota_of(part, ranks, allowance)
-    shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota)
+    shares = place_ranks(
+        topology,
+        ranks=part.ranks,
+        request=request,
+        quota=quota,
+        option=ranks_option(ranks.launcher),
+    )
     share = shares[part.place]
     not_bound = bind_process(share.cpus)
     if not_bound:  # libgomp would end the process where it cannot bind a thread

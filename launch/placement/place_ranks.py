@@ -2,24 +2,32 @@
 
 from collections.abc import Sequence
 
-from launch.host.sockets import Socket, count_cores, sockets_of
+from launch.host.sockets import sockets_of
 from launch.host.topology import Topology
-from launch.placement.fitting import Misfit, fit_ranks
+from launch.placement.fitting import Misfit, fit_ranks, fitting_shapes
 from launch.placement.share import CoreRequest, Share
+from launch.start.starting_words import ANY_RANKS_OPTION
 from retinanet.errors import InputError
 
 CHOICES_SHOWN = 7
 
 
 def place_ranks(
-    topology: Topology, *, ranks: int, request: CoreRequest, quota: float | None = None
+    topology: Topology,
+    *,
+    ranks: int,
+    request: CoreRequest,
+    quota: float | None = None,
+    option: str = ANY_RANKS_OPTION,
 ) -> list[Share]:
     """Place ranks on a host: none over two sockets, nor over memory nodes if there are enough.
 
     Ranks up to the number of sockets have one each, more are a multiple of it, and the same holds
-    for the memory nodes of a socket. Beyond that, ranks share the cores of a node evenly. A core is
-    a physical one; the lowest of its allowed CPUs computes. Of a rank's cores the first compute,
-    the next communicate, the next load images.
+    for the memory nodes of a socket. Beyond that, ranks share the cores of a node. Where sockets or
+    nodes differ in size, larger ones may take more ranks. All ranks have as many cores as each
+    other; what is left over stays idle, up to `MOST_IDLE` of all. A core is a physical one; the
+    lowest of its allowed CPUs computes. Of a rank's cores the first compute, the next communicate,
+    the next load images.
 
     A CPU quota that gives fewer cores than there are makes ranks float: their threads are as many
     as the quota keeps busy, on any core of their nodes, and no cores are set aside.
@@ -29,12 +37,13 @@ def place_ranks(
         ranks: Ranks on this host.
         request: Cores for each of them.
         quota: CPUs' worth of time that all may use together; None: no limit.
+        option: How the user sets the number of ranks, for the message.
 
     Returns:
         The shares in order of local rank; ranks on one socket follow each other.
 
     Raises:
-        InputError: The ranks do not fit, or not evenly; names choices that do.
+        InputError: The ranks do not fit, or leave many cores idle; names choices that do.
     """
     assert ranks > 0, ranks
     sockets = sockets_of(topology)
@@ -42,29 +51,19 @@ def place_ranks(
         raise InputError("none of the allowed CPUs is online on this host; allow others")
     fitted = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
     if isinstance(fitted, Misfit):
-        numbers = fitting_numbers(sockets, request=request, quota=quota)
-        raise InputError(f"{fitted.why}: use {advice(fitted, numbers, ranks=ranks)}")
+        shapes = fitting_shapes(sockets, request=request, quota=quota)
+        numbers = [number for number, _ in shapes]
+        raise InputError(f"{fitted.why}: use {advice(fitted, numbers, ranks=ranks, option=option)}")
     return fitted
 
 
-def fitting_numbers(
-    sockets: Sequence[Socket], *, request: CoreRequest, quota: float | None
-) -> list[int]:
-    """All numbers of ranks that fit, ascending."""
-    return [
-        ranks
-        for ranks in range(1, count_cores(sockets) + 1)
-        if not isinstance(fit_ranks(sockets, ranks=ranks, request=request, quota=quota), Misfit)
-    ]
-
-
-def advice(misfit: Misfit, numbers: Sequence[int], *, ranks: int) -> str:
+def advice(misfit: Misfit, numbers: Sequence[int], *, ranks: int, option: str) -> str:
     """Numbers of ranks that fit, the nearest to what was asked for, and other ways out."""
     nearest = sorted(sorted(numbers, key=lambda number: abs(number - ranks))[:CHOICES_SHOWN])
     ways = [*misfit.advice]
     if nearest:
         plural = "" if nearest == [1] else "s"
-        ways.insert(0, f"{enumerated(nearest)} rank{plural} (mpirun -np, or --np)")
+        ways.insert(0, f"{enumerated(nearest)} rank{plural} ({option})")
     return ", or ".join(ways) or "fewer ranks with fewer cores each"
 
 

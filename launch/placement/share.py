@@ -32,3 +32,13 @@ class Share:
     """Compute threads."""
     floating: bool
     """Whether the threads move among `cpus`, because a CPU quota gives fewer than there are."""
+
+    @property
+    def main_cpus(self) -> tuple[int, ...]:
+        """The CPU that the main thread is bound to while it computes; empty: it is not bound.
+
+        The other compute threads are each bound to a core. A main thread that may leave its own
+        moves, as soon as another program runs there, to the core of one of these: two threads of a
+        team then share a core, and every parallel region waits for both.
+        """
+        return () if self.floating else self.cpus[:1]

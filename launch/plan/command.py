@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -19,6 +20,7 @@ from launch.plan.job_plan import Plan, make_plan
 from launch.plan.report import print_plan
 from launch.ranks import Ranks
 from launch.start.hosts import hosts_with_ranks
+from launch.start.starting_words import ANY_RANKS_OPTION, ranks_option
 from retinanet.batch_split import planned_split
 from retinanet.compute_groups import planned_groups
 from retinanet.config import Config
@@ -87,15 +89,18 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         allowed=host.restricted(host_cpus(ranks)),
         quota=read_allowance().quota,
         hosts=((socket.gethostname(), ranks.local_size),),
+        option=ranks_option(ranks.launcher),
     )
-    shown = io.StringIO()
+    # In stdout's encoding, since tables are drawn with the characters that it has.
+    shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
     with redirect_stdout(shown):
         print_plan(plan)
+    shown.seek(0)
     if batches:
         print(f"# batches: {batches}")
     if groups:
         print(f"# compute groups: {groups}")
-    for line in shown.getvalue().splitlines():
+    for line in shown.read().splitlines():
         print(f"# {line}".rstrip())
 
 
@@ -108,6 +113,7 @@ def configured_plan(
     hosts: Sequence[tuple[str, int]],
     openmp: str | None = None,
     backend: str | None = None,
+    option: str = ANY_RANKS_OPTION,
 ) -> Plan:
     """`make_plan` with a configuration's wishes; None: what is installed here.
 
@@ -122,6 +128,7 @@ def configured_plan(
         request=core_request(settings),
         openmp=openmp or installed_openmp(),
         backend=backend or chosen_backend(settings.distributed.backend),
+        option=option,
     )
     return plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED))
 

@@ -9,6 +9,7 @@ from launch.pinning.environment import rank_environment
 from launch.placement.notes import notes
 from launch.placement.place_ranks import place_ranks
 from launch.placement.share import CoreRequest, Share
+from launch.start.starting_words import ANY_RANKS_OPTION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ def make_plan(
     request: CoreRequest,
     openmp: str,
     backend: str,
+    option: str = ANY_RANKS_OPTION,
 ) -> Plan:
     """Place every rank.
 
@@ -64,13 +66,15 @@ def make_plan(
         request: Cores for each rank.
         openmp: `gnu` or `intel`: whose variables the environment sets.
         backend: `gloo` or `ccl`, likewise.
+        option: How the user sets the number of ranks, for messages.
 
     Raises:
         InputError: The ranks of some host do not fit; names numbers that do.
     """
     counts = dict.fromkeys(count for _, count in hosts)
     shares = {
-        count: place_ranks(allowed, ranks=count, request=request, quota=quota) for count in counts
+        count: place_ranks(allowed, ranks=count, request=request, quota=quota, option=option)
+        for count in counts
     }
     firsts = accumulate((count for _, count in hosts), initial=0)
     placed = tuple(

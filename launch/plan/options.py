@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launch.host.cpu_lists import parse_cpu_list
 from launch.plan.command import plan_command
-from retinanet.command_line import add_json_option, add_overrides, positive
+from retinanet.command_line import add_json_option, add_overrides, number_of_ranks
 
 ABOUT = """\
 Show where each rank of a training would run: on which cores it computes, exchanges gradients and
@@ -42,7 +42,7 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument(
         "--np",
         dest="ranks",
-        type=positive,
+        type=number_of_ranks,
         metavar="N",
         help="ranks over all hosts (default: the counts of --hosts, or 1)",
     )

@@ -20,6 +20,9 @@ A hostfile has one host a line, with the number of ranks that it has places for,
   node1 slots=8      # as Open MPI writes it
   node1              # then all hosts run as many ranks
 
+A host of --hosts or --hostfile that has not started after 30 s is named, and the job ends if it has
+not after 300 s.
+
 Exit status is mpirun's. Ctrl-C, SIGTERM and SIGHUP let the ranks write a checkpoint first, and so
 does the end of this process; a second Ctrl-C ends them at once.
 """
@@ -31,13 +34,14 @@ import sys
 from pathlib import Path
 
 from launch.start.gentle_stop import GENTLE, gentle_stop
+from launch.start.host_names import require_known_hosts
 from launch.start.hostfile import ranks_of_hosts, read_hostfile
 from launch.start.hosts import hosts_with_ranks
-from launch.start.mpirun import choose_mpirun
+from launch.start.mpirun import choose_mpirun, search_path
 from launch.start.mpirun_command import by_this_python, mpirun_command
 from launch.start.relay import run_with_gentle_stop
 from launch.start.where import add_where
-from retinanet.command_line import positive
+from retinanet.command_line import number_of_ranks
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 
@@ -52,7 +56,12 @@ def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]"
         usage="%(prog)s --np N [options] -- COMMAND …",
     )
     parser.add_argument(
-        "--np", dest="ranks", type=positive, required=True, metavar="N", help="ranks on all hosts"
+        "--np",
+        dest="ranks",
+        type=number_of_ranks,
+        required=True,
+        metavar="N",
+        help="ranks on all hosts",
     )
     add_where(parser, hosts_help="hosts, with ranks of each if not even: A:8,B:4")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
@@ -79,6 +88,10 @@ def run_ranks(
     on_hosts = chosen_hosts(hosts, hostfile, ranks=ranks)
     program = command[1:] if command[:1] == ["--"] else command
     require_program(program)
+    names = [name for name, _ in on_hosts]
+    if not dry_run:
+        option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
+        require_known_hosts(names, os.environ, option=option)
     found = choose_mpirun(mpirun)
     words = mpirun_command(
         found,
@@ -92,8 +105,9 @@ def run_ranks(
     print(shlex.join(words), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:
         return FINISHED
+    os.environ["PATH"] = search_path(found.path, os.environ)
     os.environ[GENTLE] = "1"
-    return run_with_gentle_stop(words, ask=gentle_stop(found.family))
+    return run_with_gentle_stop(words, ask=gentle_stop(found.family), hosts=names)
 
 
 def chosen_hosts(

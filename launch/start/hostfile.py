@@ -12,12 +12,16 @@ from pathlib import Path
 
 from launch.start.hosts import hosts_with_ranks
 from retinanet.errors import InputError
+from retinanet.regular_files import read_text
 
 LINE = re.compile(
     r"([A-Za-z0-9_][\w.-]*)(?::(\d{1,6})|\s+slots\s*=\s*(\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?",
     re.ASCII,
 )
 """A name cannot begin with a dash: launchers hand it to ssh, which would take it for an option."""
+
+MOST_BYTES = 10_000_000
+"""Of a hostfile: a line for each of a hundred thousand ranks is less."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         InputError: The file cannot be read, holds no host, or a line is none.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, most_bytes=MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise InputError(f"--hostfile: {path}: {reason}; give a file of one host a line") from error

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,6 +60,15 @@ def choose_mpirun(given: Path | None) -> Mpirun:
     )
 
 
+def search_path(mpirun: Path, environment: Mapping[str, str]) -> str:
+    """Return PATH for a process that runs an mpirun: its own folder first.
+
+    Intel MPI's mpirun is a script that looks for mpiexec.hydra on PATH, where there may be none, or
+    another MPI's.
+    """
+    return os.pathsep.join(filter(None, [str(mpirun.parent), environment.get("PATH", os.defpath)]))
+
+
 def is_program(path: Path) -> bool:
     """Whether it is a file that may be executed."""
     return path.is_file() and os.access(path, os.X_OK)
@@ -73,6 +83,7 @@ def identify(path: Path) -> Mpirun:
             capture_output=True,
             text=True,
             errors="replace",
+            env={**os.environ, "PATH": search_path(path, os.environ)},
             timeout=SECONDS,
             check=False,
         )

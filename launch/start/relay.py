@@ -11,6 +11,7 @@ from types import FrameType
 
 from launch.start.helpers import LocalHelper
 from launch.start.process_tree import below_scripts
+from launch.start.started_hosts import StartedHosts, named, where_to_look
 from retinanet.exit_codes import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -20,7 +21,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def run_with_gentle_stop(
-    command: Sequence[str], *, ask: signal.Signals, patience_s: float = 30.0
+    command: Sequence[str],
+    *,
+    ask: signal.Signals,
+    patience_s: float = 30.0,
+    hosts: Sequence[str] = (),
 ) -> int:
     """Run a launcher of ranks; returns its exit status, or 130 after a second Ctrl-C.
 
@@ -34,6 +39,7 @@ def run_with_gentle_stop(
         command: The launcher, or a script that starts it.
         ask: A signal that the launcher passes on to its ranks without killing them soon after.
         patience_s: How long the launcher may outlive its ranks on this host.
+        hosts: Those on which it starts ranks, to be watched until all have started.
     """
     # Blocked until there is somebody to pass them on to; ignored ones (nohup, `&`) stay ignored.
     stops = [one for one in STOPS if signal.getsignal(one) != signal.SIG_IGN]
@@ -60,7 +66,7 @@ def run_with_gentle_stop(
     previous = {number: signal.signal(number, pass_on) for number in stops}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
     try:
-        status = wait_for(process, patience_s=patience_s)
+        status = wait_for(process, patience_s=patience_s, hosts=hosts)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -69,18 +75,23 @@ def run_with_gentle_stop(
     return status if status >= 0 else 128 - status
 
 
-def wait_for(process: subprocess.Popen[bytes], *, patience_s: float) -> int:
+def wait_for(process: subprocess.Popen[bytes], *, patience_s: float, hosts: Sequence[str]) -> int:
     """The launcher's exit status; it is killed if it waits for hosts that are cut off."""
     helper = LocalHelper(process.pid)
+    started = StartedHosts(process.pid, hosts)
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=min(SECONDS_BETWEEN_LOOKS, patience_s))
         if helper.seconds_gone() > patience_s:
-            print(
-                f"error: the ranks of this host ended {patience_s:g} s ago, and mpirun waits for "
-                "another host that does not answer; mpirun was killed",
-                file=sys.stderr,
+            why = (
+                f"the ranks of this host ended {patience_s:g} s ago, and mpirun waits for another "
+                "host that does not answer"
             )
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return OUR_BUG
+        elif missing := started.overdue():
+            why = f"--hosts: {named(missing)} in time; {where_to_look(missing)}"
+        else:
+            continue
+        print(f"error: {why}; mpirun was killed", file=sys.stderr)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return OUR_BUG

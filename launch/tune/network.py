@@ -47,7 +47,7 @@ def rank_counts(most: int) -> list[int]:
 
 
 def rank_counts_of_host(cores: int, *, sockets: int) -> list[int]:
-    """Those up to 8 that share a host's cores evenly, as placement asks of ranks; and 2."""
+    """Those up to 8 that share a host's cores evenly; and 2."""
     counts = rank_counts(MOST_ON_HOST)
     return [one for one in counts if one == 2 or (cores % one == 0 and one % sockets == 0)]
 

@@ -7,7 +7,7 @@ from typing import Any
 from launch.tune.asynchrony import WithGroups
 from launch.tune.network import Network
 from launch.tune.parse_network import parse_network
-from retinanet.command_line import add_json_option, add_overrides, positive
+from retinanet.command_line import add_json_option, add_overrides, number_of_ranks, positive
 from retinanet.mlperf.rules import NEWEST, RULES
 
 ABOUT = """\
@@ -51,7 +51,11 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--hosts", type=positive, default=1, metavar="H", help="hosts that there are (default: 1)"
+        "--hosts",
+        type=number_of_ranks,
+        default=1,
+        metavar="H",
+        help="hosts that there are (default: 1)",
     )
     add_network(parser)
     add_data(parser)

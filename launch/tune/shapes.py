@@ -1,28 +1,13 @@
-"""Which ranks and threads a host can have, and which of them are worth measuring."""
+"""Which of the ranks and threads that a host can have are worth measuring."""
 
 from collections.abc import Sequence
 from itertools import product
 
-from launch.host.sockets import Socket, count_cores
-from launch.placement.fitting import Misfit, fit_ranks
-from launch.placement.share import CoreRequest
 from launch.tune.step_time import Shape
 
 BATCH_SIZES = (1, 2, 4)
 """Images of a rank, measured and planned beside the configuration's own number: more gain little,
 and make global batches large."""
-
-
-def shapes_of_host(
-    sockets: Sequence[Socket], *, quota: float | None, request: CoreRequest
-) -> list[tuple[int, int]]:
-    """Ranks that fit evenly, and the threads that each then has, by ranks."""
-    found = []
-    for ranks in range(1, count_cores(sockets) + 1):
-        shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
-        if not isinstance(shares, Misfit):
-            found.append((ranks, min(share.threads for share in shares)))
-    return found
 
 
 def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tuple[int, int]]:

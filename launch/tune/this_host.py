@@ -8,9 +8,10 @@ from launch.host.allowance import read_allowance
 from launch.host.memory_limit import memory_left
 from launch.host.sockets import count_cores, sockets_of
 from launch.host.topology import read_topology
+from launch.placement.fitting import fitting_shapes
 from launch.resources import anonymous_bytes
 from launch.tune.measure_host import WhatToMeasure
-from launch.tune.shapes import measured_pairs, shapes_of_host, with_batches
+from launch.tune.shapes import measured_pairs, with_batches
 from launch.tune.step_time import Shape
 from launch.tune.trained_data import TrainedData
 from retinanet.config import Config
@@ -36,7 +37,7 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> WhatToMea
     config = load_config(data.config, overrides)
     allowance = read_allowance()
     sockets = sockets_of(read_topology().restricted(allowance.cpus))
-    pairs = shapes_of_host(sockets, quota=allowance.quota, request=core_request(config))
+    pairs = fitting_shapes(sockets, quota=allowance.quota, request=core_request(config))
     fits = memory_check(config, classes=data.classes)
     own = config.training.batch_size
     shapes = tuple(one for one in with_batches(pairs, own=own) if fits(one))

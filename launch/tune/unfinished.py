@@ -11,6 +11,7 @@ from launch.tune.network import AllReduceTime
 from launch.tune.step_time import Shape
 from profiling.bench.rank_steps import RankSteps
 from retinanet.errors import InputError
+from retinanet.regular_files import read_bytes
 
 MAY_DIFFER = ("code", "kernel")
 """Between the jobs of one measurement, as between the rounds of an ablation."""
@@ -60,8 +61,8 @@ class Unfinished:
 def is_unfinished(file: Path) -> bool:
     """Whether a file says of itself that it is; whatever else is wrong with it shows later."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(read_bytes(file))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("unfinished") is True
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from launch.place import take_place
 from launch.placement.share import CoreRequest
@@ -75,6 +76,13 @@ def main() -> int:
         sys.stdout.write(f"rank {group.rank}: {said}\n")  # whole, or lines would mix
         return 0
 
+    def in_run_folder(act: Callable[[], object], group: ProcessGroup) -> int:
+        from retinanet.training.run_folder import claim_run_folder
+
+        path = Path(os.environ["RUN_FOLDER"])
+        with claim_run_folder(path, resume=False, overwrite=False, group=group):
+            return only_on(1, act, group)
+
     def raises(error: BaseException) -> Callable[[], object]:
         def act() -> None:
             raise error
@@ -91,6 +99,10 @@ def main() -> int:
         "input of all": lambda group: only_on(
             group.rank, raises(InputError("a.json: field: wrong")), group
         ),
+        "input, in a run folder": lambda group: in_run_folder(
+            raises(InputError("a.json: field: wrong")), group
+        ),
+        "bug, in a run folder": lambda group: in_run_folder(raises(LookupError("a bug")), group),
         "not finite": lambda group: only_on(1, raises(NonFiniteLossError("loss nan")), group),
         "bug": lambda group: only_on(1, raises(LookupError("a bug")), group),
         "bug of the first": lambda group: only_on(0, raises(LookupError("a bug")), group),
@@ -98,6 +110,7 @@ def main() -> int:
         "busy, killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
         "busy, first killed": lambda group: only_on(0, sends(signal.SIGKILL), group),
         "busy, frozen": lambda group: only_on(1, sends(signal.SIGSTOP), group),
+        "busy, first frozen": lambda group: only_on(0, sends(signal.SIGSTOP), group),
         "stuck": lambda group: only_on(1, lambda: time.sleep(LONG), group),
     }
     with joined(place, timeout_s=timeout_s) as group:

@@ -18,7 +18,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     ranks = read_ranks(os.environ)
     meet(ranks, os.environ)
-    part()
+    part(ranks)
     if ranks.rank == 1:
         if "alone" not in sys.argv:
             keep_this_rank(launcher=os.getppid(), silence_s=100).beat()

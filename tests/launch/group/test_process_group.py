@@ -58,6 +58,16 @@ def test_an_error_of_a_rank_is_told_once_and_ends_all_with_its_status(
     assert case == "input of all" or line.startswith("rank 1 on ")
 
 
+@pytest.mark.parametrize(("case", "remains"), [("input", False), ("bug", True)])
+def test_bad_input_of_any_rank_leaves_no_folder_of_the_run(
+    case: str, remains: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "new"
+    job = run_ranks(2, PROGRAM, f"{case}, in a run folder", "30", RUN_FOLDER=str(folder))
+    assert job.code == (1 if remains else 2), job.errors
+    assert list(tmp_path.iterdir()) == ([folder.parent] if remains else [])
+
+
 @pytest.mark.parametrize(("case", "rank"), [("bug", 1), ("bug of the first", 0)])
 def test_a_bug_shows_its_traceback_and_no_other(case: str, rank: int) -> None:
     job = job_of(case)
@@ -81,6 +91,7 @@ def test_a_killed_rank_ends_the_job_at_once_and_leaves_no_other() -> None:
         ("busy, killed", "error: rank 1 on {host} ended without a word"),
         ("busy, first killed", "error: rank 0 on {host} ended without a word"),
         ("busy, frozen", "error: rank 1 on {host} was silent for"),
+        ("busy, first frozen", "error: rank 0 on {host} was silent for"),
     ],
 )
 def test_a_lost_rank_is_noticed_without_a_launcher_and_away_from_any_exchange(
@@ -95,8 +106,18 @@ def test_a_lost_rank_is_noticed_without_a_launcher_and_away_from_any_exchange(
     assert left.returncode == 1
     assert told.format(host=socket.gethostname()) in errors
     [process] = apart
-    process.kill()
-    process.communicate()
+    process.communicate(timeout=20)  # one that is stopped is killed by the other
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("case", ["busy, frozen", "busy, first frozen"])
+def test_a_stopped_rank_leaves_no_process_of_the_job(case: str) -> None:
+    begin = time.monotonic()
+    job = job_of(case, timeout_s=TIMEOUT_S)
+    assert job.code not in (0, 2, 3, 75)
+    assert len(lines_about("was silent for", job)) == 1
+    assert time.monotonic() - begin < TIMEOUT_S + 30
+    wait_until_gone(PROGRAM)
 
 
 def test_an_exchange_that_a_rank_never_joins_ends_with_the_timeout_and_leaves_no_rank() -> None:
@@ -111,4 +132,4 @@ def test_an_exchange_that_a_rank_never_joins_ends_with_the_timeout_and_leaves_no
 def test_a_rank_that_never_comes_is_not_waited_for_for_ever() -> None:
     job = job_of("late", timeout_s=TIMEOUT_S)
     assert job.code in (1, 1 | signal.SIGKILL)  # mpirun may add how it ended the one that is late
-    assert lines_about("took longer than 8 s", job) or "imed out" in job.errors
+    assert lines_about(" waited 8 s for ", job) or "imed out" in job.errors

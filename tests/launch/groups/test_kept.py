@@ -36,7 +36,9 @@ def test_probes_of_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
         read_kept(tmp_path, {**ABOUT, "ranks": 4})
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"about": {}}', '{"about": {}, "probes": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"about": {}}', '{"about": {}, "probes": [1]}', "[" * 100_000]
+)
 def test_another_file_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "probes.json").write_text(text)
     with pytest.raises(InputError, match="not what this command has written"):

@@ -316,17 +316,17 @@ def test_an_openmp_library_that_the_linker_refuses_is_done_without(tmp_path: Pat
 def test_threads_that_communicate_are_started_on_cores_of_their_own() -> None:
     text = f"""
 import json, os, threading
-from launch.pinning.compute_threads import started_on
+from launch.pinning.compute_threads import calling_thread_on
 found = dict(rank=0)
 def note(name):
     look = lambda: found.update({{name: sorted(os.sched_getaffinity(0))}})
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-with started_on(({CPUS[-1]},)):
+with calling_thread_on(({CPUS[-1]},)):
     note("within")
 note("after")
-with started_on(()):
+with calling_thread_on(()):
     note("on none")
 print(json.dumps(found))
 """

@@ -155,13 +155,35 @@ def test_a_cpuset_of_odd_cpus_leaves_every_second_core() -> None:
     assert shares[0].loader_cpus == (27, 83)
 
 
-def test_sockets_that_the_cpuset_leaves_unequal_are_refused() -> None:
+def test_a_core_that_a_socket_lacks_stays_idle_on_the_other() -> None:
     unequal = TWO_SOCKETS.restricted(range(4, 56))
-    message = refusal(unequal, ranks=2)
-    assert message == (
-        "2 ranks do not share 52 cores evenly: use 1 rank (mpirun -np, or --np), "
-        "or launch.threads=24, which leaves the rest idle"
-    )
+    shares = place_ranks(unequal, ranks=2, request=ALL_CORES)
+    assert cpus_of(shares) == [list(range(4, 28)), list(range(28, 52))]
+
+
+def test_sockets_of_very_different_sizes_are_refused() -> None:
+    unequal = TWO_SOCKETS.restricted(range(20, 56))
+    assert refusal(unequal, ranks=36 // 2 + 1).endswith("which leaves the rest idle")
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [(2, 31), (4, 15), (8, 7), (16, 3)])
+def test_an_offline_core_leaves_few_cores_idle(ranks: int, threads: int) -> None:
+    shares = place_ranks(cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1)), ranks=ranks,
+                         request=ALL_CORES)  # fmt: skip
+    assert [share.threads for share in shares] == [threads] * ranks
+    assert [share.socket for share in shares] == [0] * (ranks // 2) + [1] * (ranks // 2)
+
+
+def test_a_larger_socket_takes_more_ranks_where_each_then_has_more_cores() -> None:
+    shares = place_ranks(cores_in_a_row((0, 4, 0, 0), (4, 12, 1, 1)), ranks=4, request=ALL_CORES)
+    assert cpus_of(shares) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+def test_small_nodes_are_put_together_and_a_large_one_is_shared() -> None:
+    of_4_4_16_cores = cores_in_a_row((0, 4, 0, 0), (4, 4, 0, 1), (8, 16, 0, 2))
+    shares = place_ranks(of_4_4_16_cores, ranks=3, request=ALL_CORES)
+    assert [share.nodes for share in shares] == [(0, 1), (2,), (2,)]
+    assert {share.threads for share in shares} == {8}
 
 
 def test_told_threads_leave_the_rest_of_unequal_sockets_idle() -> None:
@@ -228,9 +250,11 @@ def test_ranks_that_do_not_divide_memory_nodes_are_told_what_does() -> None:
 
 
 def test_ranks_that_do_not_divide_cores_may_leave_some_idle() -> None:
-    assert refusal(TWO_SOCKETS, ranks=6, request=CoreRequest(comm_cores=1)) == (
-        "6 ranks do not share 56 cores evenly: use 1, 2, 4, 8, 14 or 28 ranks "
-        "(mpirun -np, or --np), or launch.threads=8, which leaves the rest idle"
+    shares = place_ranks(TWO_SOCKETS, ranks=6, request=CoreRequest(comm_cores=1))
+    assert [share.threads for share in shares] == [8] * 6
+    assert refusal(TWO_SOCKETS, ranks=32) == (
+        "32 ranks do not share 56 cores evenly: use 1, 2, 4, 8, 14, 28 or 56 ranks "
+        "(mpirun -np, or --np), or launch.threads=1, which leaves the rest idle"
     )
 
 
@@ -302,13 +326,18 @@ def test_a_quota_is_divided_among_ranks_and_sets_no_cores_aside() -> None:
     assert {(share.comm_cpus, share.loader_cpus) for share in shares} == {((), ())}
 
 
-def test_a_quota_that_does_not_divide_is_refused_unless_threads_are_told() -> None:
-    assert refusal(TWO_SOCKETS, ranks=2, quota=5.5) == (
-        "2 ranks do not share 5 cores of the CPU quota evenly: use 1 rank (mpirun -np, or --np), "
-        "or launch.threads=2, which leaves the rest idle"
+def test_a_quota_of_which_much_would_be_lost_is_refused_unless_threads_are_told() -> None:
+    assert refusal(TWO_SOCKETS, ranks=2, quota=3.5) == (
+        "2 ranks do not share 3 cores of the CPU quota evenly: use 1 rank (mpirun -np, or --np), "
+        "or launch.threads=1, which leaves the rest idle"
     )
-    request = CoreRequest(threads=2)
-    shares = place_ranks(TWO_SOCKETS, ranks=2, request=request, quota=5.5)
+    request = CoreRequest(threads=1)
+    shares = place_ranks(TWO_SOCKETS, ranks=2, request=request, quota=3.5)
+    assert [share.threads for share in shares] == [1, 1]
+
+
+def test_a_quota_that_does_not_divide_loses_a_little() -> None:
+    shares = place_ranks(TWO_SOCKETS, ranks=2, request=ALL_CORES, quota=5.5)
     assert [share.threads for share in shares] == [2, 2]
 
 

@@ -56,6 +56,20 @@ def test_cores_that_told_threads_leave_idle_are_noted() -> None:
     ]
 
 
+def test_cores_that_stay_idle_unasked_are_noted_with_ranks_that_would_use_all() -> None:
+    assert noted(TWO_SOCKETS, ranks=6) == [
+        "2 of 56 cores are idle beside the ranks: 4 or 8 ranks a host would use all"
+    ]
+    one_offline = cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1))
+    [note] = noted(one_offline, ranks=4)
+    assert note.startswith("3 of 63 cores are idle")
+
+
+def test_no_socket_is_promised_that_ranks_would_not_use() -> None:
+    unequal = cores_in_a_row((0, 28, 0, 0), (28, 4, 1, 1))
+    assert noted(unequal, ranks=2) == ["socket 1 is idle"]
+
+
 def test_a_quota_is_noted_with_what_was_asked_for_in_vain() -> None:
     request = CoreRequest(threads=1, comm_cores=1, loader_cores=2)
     assert noted(LAPTOP, ranks=1, request=request, quota=2.5) == [

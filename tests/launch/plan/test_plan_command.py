@@ -33,12 +33,22 @@ TWO_SOCKETS_OF_4_CORES = """\
 """
 
 
+LONGEST_PLAN = 60
+"""Seconds after which a plan is taken to hang; one takes about a second."""
+
+
 def run_plan(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launch", "plan", *map(str, arguments)]
     # A pipe, whatever the terminal of the tests.
     environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_PLAN,
     )
 
 
@@ -78,6 +88,15 @@ def test_a_described_host_is_drawn_with_a_cell_for_each_core(described: Path) ->
         "╰─────────────────────╯",
         "  numbers are ranks: 0 computes, 0c communicates, 0L loads images",
     ]
+
+
+def test_a_host_of_2048_cores_of_one_node_is_planned_at_once(tmp_path: Path) -> None:
+    rows = [f"{cpu},{cpu},0,0" for cpu in range(2048) if cpu != 77]
+    file = tmp_path / "huge.txt"
+    file.write_text("\n".join(["# CPU,Core,Socket,Node", *rows]), encoding="utf-8")
+    done = run_plan("--np", "8", "--topology", file)
+    assert done.returncode == 0, done.stderr
+    assert "7 of 2047 cores are idle" in done.stdout
 
 
 def test_json_has_every_rank_with_its_environment(

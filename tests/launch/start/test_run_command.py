@@ -61,6 +61,21 @@ def test_ranks_are_started_by_the_printed_command(script: Path) -> None:
     assert pasted.returncode == 3
 
 
+def test_an_mpirun_that_is_not_on_path_finds_the_programs_beside_it(
+    script: Path, tmp_path: Path
+) -> None:
+    # As Intel MPI's, a script that runs mpiexec.hydra.
+    for name, runs in (("mpirun", "a-helper-of-mpirun"), ("a-helper-of-mpirun", str(MPIRUN))):
+        program = tmp_path / "mpi" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
+        program.chmod(0o755)
+    process = launch("--np", "2", "--mpirun", str(tmp_path / "mpi/mpirun"), "--", str(script))
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert sorted(output.splitlines()) == ["rank 0 of 2: []", "rank 1 of 2: []"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_asks_the_ranks_to_stop_and_their_status_comes_back(
     number: signal.Signals, script: Path
@@ -107,6 +122,10 @@ def test_a_dry_run_only_prints(
         (["--np", "3", "--hosts", "a,b", "--", "train.py"], "--np 3: does not divide evenly"),
         (["--np", "2", "--hostfile", "none", "--", "train.py"], "--hostfile: none: No such file"),
         (["--np", "2", "--mpirun", "none", "--", "train.py"], "--mpirun: none is not a program"),
+        (
+            ["--np", "2", "--hosts", "a.invalid,localhost", "train.py"],
+            "--hosts: a.invalid: not known",
+        ),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], named: str, run_here: RunHere) -> None:

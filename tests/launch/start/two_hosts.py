@@ -75,6 +75,12 @@ class TwoHosts:
         cable = ["ip", "link", "set", "eth0", "down"]
         subprocess.run([*self.enter_left, *cable], check=True)
 
+    def drop_everything(self) -> None:
+        """Have the first host's packets go nowhere, as behind a firewall; no error is reported."""
+        nobody = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+        words = ["ip", "neighbour", "replace", ADDRESSES[1], *nobody]
+        subprocess.run([*self.enter_left, *words], check=True)
+
     def launcher_variables(self) -> dict[str, str]:
         """How MPICH and Intel MPI are told of the remote shell."""
         return {

@@ -11,6 +11,7 @@ from launch.tune.step_time import Shape
 from launch.tune.unfinished import JobsOfShape, Unfinished, require_same
 from profiling.bench.rank_steps import RankSteps
 from retinanet.errors import InputError
+from retinanet.json_objects import read_json_object
 from tests.launch.tune.by_hand import measurements
 
 ONE = Shape(ranks=1, threads=2, batch_size=4)
@@ -82,3 +83,13 @@ def test_only_the_same_machine_versions_and_training_go_on(
 def test_another_kernel_may_go_on() -> None:
     there = replace(BEGUN, environment={**BEGUN.environment, "kernel": "6.1"})
     require_same(Path("here.json"), there, BEGUN)
+
+
+def test_json_that_is_nested_without_end_is_refused_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    for text in ("[" * 100_000, '{"unfinished": true, "shapes": ' + "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(InputError, match=r"plan\.json"):
+            read_measurements(file)
+        with pytest.raises(InputError, match=r"plan\.json"):
+            read_json_object(file, advice="")

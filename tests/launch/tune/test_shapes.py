@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from launch.host.sockets import Socket, sockets_of
 from launch.host.topology import Cpu, Topology
+from launch.placement.fitting import fitting_shapes
 from launch.placement.share import CoreRequest
-from launch.tune.shapes import measured_pairs, shapes_of_host, with_batches
+from launch.tune.shapes import measured_pairs, with_batches
 
 REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
 
@@ -21,17 +22,17 @@ def host(sockets: int, cores: int) -> Sequence[Socket]:
 
 
 def test_shapes_are_those_that_fit_evenly_and_a_rank_keeps_to_a_socket() -> None:
-    found = shapes_of_host(host(2, 4), quota=None, request=REQUEST)
+    found = fitting_shapes(host(2, 4), quota=None, request=REQUEST)
     assert found == [(1, 4), (2, 4), (4, 2), (8, 1)]
 
 
 def test_cores_set_aside_do_not_compute() -> None:
     aside = CoreRequest(threads=None, comm_cores=1, loader_cores=0)
-    assert shapes_of_host(host(2, 4), quota=None, request=aside) == [(1, 3), (2, 3), (4, 1)]
+    assert fitting_shapes(host(2, 4), quota=None, request=aside) == [(1, 3), (2, 3), (4, 1)]
 
 
 def test_each_measured_pair_of_several_ranks_is_also_measured_alone() -> None:
-    shapes = shapes_of_host(host(2, 28), quota=None, request=REQUEST)
+    shapes = fitting_shapes(host(2, 28), quota=None, request=REQUEST)
     found = measured_pairs(shapes, most=4)
     assert len(found) <= 10
     assert {(1, threads) for _, threads in found} <= set(found)
@@ -39,7 +40,7 @@ def test_each_measured_pair_of_several_ranks_is_also_measured_alone() -> None:
 
 
 def test_two_cores_are_measured_in_every_way() -> None:
-    shapes = shapes_of_host(host(1, 2), quota=None, request=REQUEST)
+    shapes = fitting_shapes(host(1, 2), quota=None, request=REQUEST)
     assert measured_pairs(shapes, most=4) == [(1, 1), (1, 2), (2, 1)]
     assert len(with_batches(measured_pairs(shapes, most=4), own=2)) == 9
 
