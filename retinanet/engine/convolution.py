@@ -8,6 +8,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from retinanet.engine import tile_kernel
+from retinanet.engine.grouped_kernel import (
+    beats_onednn,
+    grouped_convolution,
+    grouped_input_gradient,
+    grouped_weight_gradient,
+    has_grouped_tiles,
+    is_grouped,
+)
+from retinanet.engine.masked_sum import masked_sum_
+from retinanet.engine.weight_gradient_kernel import has_tiles, weight_gradient
+
 
 class Geometry(NamedTuple):
     """How a convolution's window moves; (rows, columns)."""
@@ -18,6 +30,21 @@ class Geometry(NamedTuple):
 
 
 POINTWISE = Geometry((1, 1), (0, 0), 1)
+SAME_3X3 = Geometry((1, 1), (1, 1), 1)
+
+RELU_SLOPE = 2.0**-100
+"""Of oneDNN's ReLU for negative values. With 0 it would turn NaN into 0, and an error that should
+stop the training into a wrong result; what it leaves of them, 1e-30 times as much, counts as 0."""
+
+
+class _Form(NamedTuple):
+    """What a convolution is besides its numbers."""
+
+    geometry: Geometry
+    relu: bool
+    gated: bool
+    own: bool
+    """Whether kernels of our own may compute it, where they can."""
 
 
 def geometry_of(convolution: nn.Conv2d) -> Geometry:
@@ -30,19 +57,28 @@ def geometry_of(convolution: nn.Conv2d) -> Geometry:
 def convolve(
     levels: Sequence[Tensor],
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     *,
     geometry: Geometry,
     scale: Tensor | None = None,
+    relu: bool = False,
+    gated: bool = False,
+    own: bool = True,
 ) -> list[Tensor]:
     """`convolution(level, weight) * scale + bias` for each level, [N, I, H_l, W_l] → [N, O, …].
 
     The arithmetic has the levels' precision; `weight` [O, I / groups, h, w], `bias` [O] and
-    `scale` [O] are float32. A frozen batch norm is such a scale and bias, so that it costs nothing
-    per pixel, and `scale` is a constant: it gets no gradient, but that of the weight is exact.
-    The weight is cast once for all levels and its gradient summed over them in float32.
+    `scale` [O] are float32, and the latter two may be left out. A frozen batch norm is such a scale
+    and bias, so that it costs nothing per pixel, and `scale` is a constant: it gets no gradient,
+    but that of the weight is exact. The weight is cast once for all levels and its gradient summed
+    over them in float32.
+
+    `relu` applies one to the result and leaves its gradient to the readers of the result, see
+    relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `own` lets AMX's
+    own kernels compute it where they can; else oneDNN does.
     """
-    return list(_Convolution.apply(weight, bias, scale, geometry, *levels))
+    form = _Form(geometry, relu, gated, own)
+    return list(_Convolution.apply(weight, bias, scale, form, *levels))
 
 
 class _Convolution(torch.autograd.Function):
@@ -50,34 +86,50 @@ class _Convolution(torch.autograd.Function):
     def forward(
         ctx: Any,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         scale: Tensor | None,
-        geometry: Geometry,
+        form: _Form,
         *levels: Tensor,
     ) -> tuple[Tensor, ...]:
         cast = cast_weight(weight, scale, levels[0].dtype)
         ctx.save_for_backward(cast, scale, *levels)
-        ctx.geometry, ctx.dtype = geometry, weight.dtype
-        return tuple(convolution(level, cast, bias, geometry) for level in levels)
+        ctx.form, ctx.dtype = form, weight.dtype
+        if form.own and suits_tile_kernel(levels, cast, form.geometry):
+            return tuple(tile_kernel.outputs_of(levels, cast, bias, relu=form.relu))
+        return tuple(
+            convolution(level, cast, bias, form.geometry, relu=form.relu, own=form.own)
+            for level in levels
+        )
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         weight, scale, *levels = ctx.saved_tensors
         wants_weight, wants_bias, _, _, *wants_levels = ctx.needs_input_grad
-        of_levels = []
+        of_levels: list[Tensor | None] = [None] * len(levels)
         of_weight = of_bias = None
-        for gradient, level, wants_level in zip(gradients, levels, wants_levels, strict=True):
-            wants = (wants_level, wants_weight, wants_bias)
+        geometry, own = ctx.form.geometry, ctx.form.own
+        if wants_weight and own and suits_tiles(levels, weight, geometry):
+            kernel, stride = weight.shape[-1], geometry.stride[0]
+            of_weight, of_bias = weight_gradient(levels, gradients, kernel=kernel, stride=stride)
+            wants_weight = wants_bias = False
+        if any(wants_levels) and own and suits_tile_kernel(levels, weight, geometry):
+            gates = levels if ctx.form.gated else ()
+            of_levels = [*tile_kernel.input_gradients(gradients, weight, gates)]
+            wants_levels = [False] * len(levels)
+        for index, (gradient, level) in enumerate(zip(gradients, levels, strict=True)):
+            wants = (wants_levels[index], wants_weight, wants_bias)
             of_level, weight_part, bias_part = convolution_gradients(
-                gradient, level, weight, ctx.geometry, wants=wants
+                gradient, level, weight, geometry, wants=wants, gated=ctx.form.gated, own=own
             )
-            of_levels.append(of_level)
-            of_weight = _sum(of_weight, weight_part, ctx.dtype)
-            of_bias = _sum(of_bias, bias_part, ctx.dtype)
+            of_levels[index] = of_level if wants_levels[index] else of_levels[index]
+            if wants_weight or wants_bias:
+                of_weight = _sum(of_weight, weight_part, ctx.dtype)
+                of_bias = _sum(of_bias, bias_part, ctx.dtype)
         if of_weight is not None and scale is not None:
             of_weight = of_weight.mul_(scale.view(-1, 1, 1, 1))
-        return of_weight, of_bias, None, None, *of_levels
+        # Our kernels give the bias's gradient also where there is no bias.
+        return of_weight, of_bias if ctx.needs_input_grad[1] else None, None, None, *of_levels
 
 
 def cast_weight(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -88,11 +140,42 @@ def cast_weight(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Ten
     return torch.mul(weight.detach(), scale.view(-1, 1, 1, 1), out=scaled)
 
 
-def convolution(features: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+def convolution(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    *,
+    relu: bool = False,
+    own: bool = True,
+) -> Tensor:
     """[N, I, H, W] to [N, O, H', W']; the bias is cast, everything else has one precision."""
-    cast_bias = bias.detach().to(features.dtype)
     stride, padding, groups = geometry
-    return F.conv2d(features, weight, cast_bias, stride, padding, 1, groups)
+    own = own and suits_grouped_tiles(features, weight, geometry)
+    if own and beats_onednn(weight, stride):
+        return grouped_convolution(features, weight, bias, stride=stride[0], relu=relu)
+    cast_bias = None if bias is None else bias.detach().to(features.dtype)
+    if relu and can_fuse_relu(features.dtype):
+        fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            features, weight, cast_bias, padding, stride, (1, 1), groups,
+            "leaky_relu", [RELU_SLOPE], None,
+        )  # fmt: skip
+        return fused
+    maps = F.conv2d(features, weight, cast_bias, stride, padding, 1, groups)
+    return F.relu_(maps) if relu else maps
+
+
+def can_fuse_relu(dtype: torch.dtype) -> bool:
+    """Whether oneDNN applies a ReLU as it writes a convolution's result."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch._C._get_mkldnn_enabled()
+        and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+        and (
+            dtype == torch.float32
+            or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+    )
 
 
 def convolution_gradients(
@@ -102,15 +185,20 @@ def convolution_gradients(
     geometry: Geometry,
     *,
     wants: tuple[bool, bool, bool],
+    gated: bool = False,
+    own: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of features, weight and bias, as far as `wants` asks for them.
+
+    `gated`: the features are what a ReLU returned, and the gradient of its input takes the place
+    of theirs.
 
     The weight gradient of a 1×1 convolution is one matrix product over the pixels: oneDNN is
     faster at that than at the convolution.
     """
     wants_features, wants_weight, wants_bias = wants
     of_features = of_weight = of_bias = None
-    dtype = features.dtype
+    dtype, gate = features.dtype, features
     if wants_features and len(weight) % 2 == 1:
         of_features = _features_gradient_of_odd(gradient, features, weight, geometry)
         wants_features = False
@@ -118,6 +206,17 @@ def convolution_gradients(
         product = _by_pixel(gradient).t() @ _by_pixel(features)
         of_weight = product.as_strided(weight.shape, weight.stride())  # as DDP expects gradients
         wants_weight = False
+    own = own and suits_grouped_tiles(features, weight, geometry)
+    if wants_features and own and beats_onednn(weight, geometry.stride):
+        of_features = grouped_input_gradient(
+            gradient, weight, features.shape, gate if gated else None, stride=geometry.stride[0]
+        )
+        wants_features = gated = False
+    if wants_weight and own:
+        of_weight, of_bias = grouped_weight_gradient(
+            features, gradient, group_width=weight.shape[1], stride=geometry.stride[0]
+        )
+        wants_weight = wants_bias = False
     if wants_weight and features.shape[3] == 1 and geometry.stride != (1, 1):
         # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.
         gradient, features, weight = gradient.float(), features.float(), weight.float()
@@ -128,7 +227,9 @@ def convolution_gradients(
         if wants_features and rest[0] is not None:
             of_features = rest[0].to(dtype)
         of_weight = rest[1] if wants_weight else of_weight
-        of_bias = rest[2]
+        of_bias = rest[2] if wants_bias else of_bias
+    if gated and of_features is not None:
+        of_features = masked_sum_([of_features], gate)
     return of_features, of_weight, of_bias
 
 
@@ -158,6 +259,30 @@ def _onednn_gradients(
         gradient, features, weight, [len(weight)], stride, padding, (1, 1), False, (0, 0), groups,
         wants,
     )  # fmt: skip
+
+
+def suits_tiles(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) -> bool:
+    """Whether AMX's own kernel takes the weight gradient of a convolution here."""
+    size = weight.shape[2:]
+    known = (
+        (size == (3, 3) and geometry == SAME_3X3)
+        or (size == (1, 1) and geometry == POINTWISE)
+        or (size == (1, 1) and geometry == Geometry((2, 2), (0, 0), 1))
+    )
+    return known and levels[0].dtype == torch.bfloat16 and has_tiles()
+
+
+def suits_grouped_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether AMX's own kernels take a grouped convolution here."""
+    return (
+        features.dtype == torch.bfloat16 and is_grouped(weight, *geometry) and has_grouped_tiles()
+    )
+
+
+def suits_tile_kernel(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) -> bool:
+    """Whether AMX's own kernel computes a convolution and its input gradients here."""
+    known = weight.shape[2:] == (3, 3) and geometry == SAME_3X3
+    return known and levels[0].dtype == torch.bfloat16 and tile_kernel.has_tile_kernel()
 
 
 def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -50,13 +50,14 @@ def require_ipex() -> None:
 
 
 def prepare_with_ipex(
-    model: RetinaNet, optimizer: Optimizer, *, precision: str
+    model: RetinaNet, optimizer: Optimizer, *, precision: str, prepack: bool = True
 ) -> tuple[RetinaNet, Optimizer]:
     """`ipex.optimize` for training, in place; state that the optimizer has already is kept.
 
-    Convolution weights go into oneDNN's blocked layouts. For "bf16" they are split into a BF16
-    half, which the network uses, and the rest, which makes it float32 again for the update. The
-    optimizer's step is IPEX's fused one. `state_dict()` of both gives plain float32 tensors.
+    Convolution weights go into oneDNN's blocked layouts if `prepack`. For "bf16" they are split
+    into a BF16 half, which the network uses, and the rest, which makes it float32 again for the
+    update. The optimizer's step is IPEX's fused one. `state_dict()` of both gives plain float32
+    tensors.
 
     Raises:
         InputError: IPEX does not work here.
@@ -72,7 +73,7 @@ def prepare_with_ipex(
             dtype=torch.bfloat16 if bf16 else None,
             inplace=True,
             # The classification head pads an odd number of channels, which needs the plain weight.
-            weights_prepack=logits.out_channels % 2 == 0,
+            weights_prepack=prepack and logits.out_channels % 2 == 0,
             split_master_weight_for_bf16=bf16,
             fuse_update_step=True,
         )

@@ -31,3 +31,11 @@ def have_same_layout(one: Tensor, other: Tensor) -> bool:
 def is_one_block(tensor: Tensor) -> bool:
     """Whether the values fill a piece of memory without gaps, as all weights of a model do."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """The tensor as [N, H, W, C] in memory, copied if it is laid out otherwise.
+
+    Also where torch's own test cannot tell, as with one channel or maps of one pixel.
+    """
+    return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import is_one_block, laid_out_as
 from retinanet.native_library import load_library
 
@@ -134,9 +135,12 @@ def native_step(
     ]
     settings = SettingsRecord(learning_rate, beta1, beta2, eps)
     count = len(records)
-    function(
-        (TensorRecord * count)(*records),
-        ctypes.c_int64(count),
-        ctypes.byref(settings),
-        ctypes.c_int(torch.get_num_threads()),
-    )
+    state = [part for one in updates for part in (one.weight, one.exp_avg, one.exp_avg_sq)]
+    read = [*state, *(one.gradient for one in updates)]
+    with own_kernel(function.__name__, read, state):
+        function(
+            (TensorRecord * count)(*records),
+            ctypes.c_int64(count),
+            ctypes.byref(settings),
+            ctypes.c_int(torch.get_num_threads()),
+        )

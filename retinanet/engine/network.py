@@ -11,7 +11,8 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
 from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
-from retinanet.engine.precision import autocast
+from retinanet.engine.relu import add_relu, branches, relu_by_readers
+from retinanet.engine.weight_gradient_kernel import has_tiles
 from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
 from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.model.heads import by_anchor
@@ -32,9 +33,9 @@ def nothing_around(module: nn.Module) -> AbstractContextManager[object]:
 class FoldedForward:
     """`FoldedForward(model, …)(images)` is `model(images)`, faster, with equal gradients.
 
-    Constant norms are folded into their convolutions, ReLUs and sums overwrite their inputs, and
-    weights are cast once a step. What belongs to frozen layers is folded and cast only once.
-    The model keeps its parameters, and may be trained, loaded into and saved in between.
+    Constant norms and ReLUs are folded into their convolutions, residual sums overwrite one of
+    their terms, and weights are cast once a step. What belongs to frozen layers is folded and cast
+    only once. The model keeps its parameters, and may be trained, loaded into and saved in between.
     """
 
     def __init__(self, model: RetinaNet, *, precision: str, convolutions: str = "auto") -> None:
@@ -42,8 +43,8 @@ class FoldedForward:
 
         Args:
             precision: "bf16" or "float32", that of convolutions and activations.
-            convolutions: "onednn", or "winograd" for the 3×3 ones of heads and pyramid in BF16, or
-                "auto"; see `choose_winograd`.
+            convolutions: "onednn" for all, "winograd" for the 3×3 ones of heads and pyramid in
+                BF16, or "auto": see `choose_winograd`; AMX's own kernels where there is AMX.
 
         Raises:
             InputError: `winograd` is asked for, and this machine cannot.
@@ -51,10 +52,17 @@ class FoldedForward:
         self._model = model
         self._precision = precision
         self.has_winograd = precision == "bf16" and choose_winograd(convolutions)
+        self._own = convolutions != "onednn"
         self.around: Around = nothing_around
-        """May be changed between two calls. It is not a module's hook, as few modules are called;
-        those that are, of blocks whose norms train, come without it."""
+        """May be changed between two calls. No module's hook, as few modules are called."""
         self._frozen: dict[nn.Conv2d, _FrozenConvolution] = {}
+
+    @property
+    def own_kernels(self) -> str | None:
+        """Which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
+        has_amx = self._own and self._precision == "bf16" and has_tiles()
+        names = ["winograd"] * self.has_winograd + ["tiles"] * has_amx
+        return ", ".join(names) or None
 
     def __call__(self, images: Tensor) -> HeadOutputs:
         """`images`: [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
@@ -71,42 +79,60 @@ class FoldedForward:
     def _body(self, images: Tensor) -> list[Tensor]:
         body = self._model.backbone.body
         maps = []
-        with autocast(self._precision):  # for blocks that run as they are
-            if _is_constant(body.bn1):
-                features = F.relu_(self._normed(images, body.conv1, body.bn1))
-            else:
-                features = F.relu_(body.bn1(body.conv1(images)))
-            features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1)
-            for layer in (body.layer1, body.layer2, body.layer3, body.layer4):
-                for block in layer:
-                    features = self._block(block, features)
-                maps.append(features)
+        [features] = branches(self._normed(images, body.conv1, body.bn1, relu=True), 1)
+        features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1)
+        shortcut = features
+        for layer in (body.layer1, body.layer2, body.layer3, body.layer4):
+            for block in layer:
+                features, shortcut, for_pyramid = self._block(block, features, shortcut)
+            maps.append(for_pyramid)
         return maps[1:]
 
-    def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
-        if not all(_is_constant(norm) for norm in (block.bn1, block.bn2, block.bn3)):
-            return block(features)
+    def _block(
+        self, block: Bottleneck, features: Tensor, shortcut: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The block's result for its readers: the next block, its shortcut, and the pyramid.
+
+        `features` and `shortcut` are the same numbers, so that their gradients are summed and
+        masked at once.
+        """
         with self.around(block):
-            identity = features
             if block.downsample is not None:
-                identity = self._normed(features, block.downsample[0], block.downsample[1])
-            inner = F.relu_(self._normed(features, block.conv1, block.bn1))
-            inner = F.relu_(self._normed(inner, block.conv2, block.bn2))
-            return F.relu_(self._normed(inner, block.conv3, block.bn3).add_(identity))
+                shortcut = self._normed(shortcut, block.downsample[0], block.downsample[1])
+            inner = self._normed(features, block.conv1, block.bn1, relu=True)
+            inner = self._normed(inner, block.conv2, block.bn2, relu=True, gated=True)
+            inner = self._normed(inner, block.conv3, block.bn3, gated=True)
+            first, second, third = branches(add_relu(inner, shortcut), 3)
+            return first, second, third
 
-    def _normed(self, features: Tensor, module: nn.Conv2d, norm: Norm) -> Tensor:
+    def _normed(
+        self,
+        features: Tensor,
+        module: nn.Conv2d,
+        norm: Norm,
+        *,
+        relu: bool = False,
+        gated: bool = False,
+    ) -> Tensor:
+        """Convolution and norm; `relu` and `gated` as in `convolve`."""
+        geometry = geometry_of(module)
         with self.around(module):
-            return self._normed_by(features, module, norm)
-
-    def _normed_by(self, features: Tensor, module: nn.Conv2d, norm: Norm) -> Tensor:
-        if not module.weight.requires_grad:
-            weight, shift = self._frozen_weight(module, norm, features.dtype)
-            return convolution(features, weight, shift, geometry_of(module))
-        scale, shift = constant_line(norm)
-        [normed] = convolve(
-            [features], module.weight, shift, scale=scale, geometry=geometry_of(module)
-        )
-        return normed
+            if not _is_constant(norm):
+                [maps] = convolve(
+                    [features], module.weight, None,
+                    geometry=geometry, gated=gated, own=self._own,
+                )  # fmt: skip
+                normed: Tensor = norm(maps)
+                return relu_by_readers(normed) if relu else normed
+            if not module.weight.requires_grad and not features.requires_grad:
+                weight, shift = self._frozen_weight(module, norm, features.dtype)
+                return convolution(features, weight, shift, geometry, relu=relu, own=self._own)
+            scale, shift = constant_line(norm)
+            [maps] = convolve(
+                [features], module.weight, shift,
+                geometry=geometry, scale=scale, relu=relu, gated=gated, own=self._own,
+            )  # fmt: skip
+            return maps
 
     def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         fpn = self._model.backbone.fpn
@@ -137,21 +163,29 @@ class FoldedForward:
         )
 
     def _tower(self, levels: list[Tensor], hidden: nn.Sequential, last: nn.Conv2d) -> list[Tensor]:
-        for layer in hidden:
+        for depth, layer in enumerate(hidden):
             module = cast(nn.Conv2d, cast(nn.Sequential, layer)[0])
-            levels = self._convolve(levels, module, relu=True)
-        return self._convolve(levels, last)
+            levels = self._convolve(levels, module, relu=True, gated=depth > 0)
+        return self._convolve(levels, last, gated=True)
 
     def _convolve(
-        self, levels: Sequence[Tensor], module: nn.Conv2d, *, relu: bool = False
+        self,
+        levels: Sequence[Tensor],
+        module: nn.Conv2d,
+        *,
+        relu: bool = False,
+        gated: bool = False,
     ) -> list[Tensor]:
+        """A convolution with bias; `relu` and `gated` as in `convolve`."""
         assert module.bias is not None
         geometry = geometry_of(module)
         with self.around(module):
             if self.has_winograd and suits_winograd(levels, module.weight, geometry):
                 return winograd_convolve(levels, module.weight, module.bias, relu=relu)
-            maps = convolve(levels, module.weight, module.bias, geometry=geometry)
-            return [F.relu_(level) for level in maps] if relu else maps
+            return convolve(
+                levels, module.weight, module.bias,
+                geometry=geometry, relu=relu, gated=gated, own=self._own,
+            )  # fmt: skip
 
     def _frozen_weight(
         self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype

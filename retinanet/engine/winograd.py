@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from retinanet.engine import winograd_kernel
 from retinanet.engine.convolution import Geometry
+from retinanet.engine.layout import channels_last
 from retinanet.errors import InputError
 from retinanet.native_library import NativeLibraryError
 from retinanet.processor import cpu_flags
@@ -28,7 +29,7 @@ def choose_winograd(convolutions: str) -> bool:
     """Whether 3×3 convolutions are Winograd's: `auto`, `onednn` or `winograd` resolved.
 
     `auto` takes what is fastest: Winograd's where the processor has BF16 instructions for vectors,
-    but not for whole matrices (AMX, where oneDNN's convolutions are many times as fast).
+    but not for whole matrices (AMX, where direct convolutions are many times as fast).
 
     Raises:
         InputError: `winograd` is asked for, and this machine cannot.
@@ -86,7 +87,7 @@ class _WinogradConvolution(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, bias: Tensor, relu: bool, *levels: Tensor
     ) -> tuple[Tensor, ...]:
-        maps = [winograd_kernel.channels_last(level) for level in levels]
+        maps = [channels_last(level) for level in levels]
         outputs = winograd_kernel.outputs_of(maps, weight, bias, relu=relu)
         ctx.save_for_backward(weight, *maps, *(outputs if relu else []))
         ctx.level_count = len(levels)
@@ -98,7 +99,7 @@ class _WinogradConvolution(torch.autograd.Function):
         weight, *saved = ctx.saved_tensors
         maps, gates = saved[: ctx.level_count], saved[ctx.level_count :]
         wants_weight, wants_bias, _, *wants_levels = ctx.needs_input_grad
-        given = [winograd_kernel.channels_last(gradient) for gradient in gradients]
+        given = [channels_last(gradient) for gradient in gradients]
         of_weight = of_bias = None
         of_levels: list[Tensor | None] = [None] * ctx.level_count
         if any(wants_levels):

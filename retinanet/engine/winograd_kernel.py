@@ -12,22 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from retinanet.bytes_moved import own_kernel
+from retinanet.engine.layout import channels_last
+from retinanet.engine.levels import level_records
 from retinanet.native_library import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "winograd.cpp"
-
-
-class _Level(ctypes.Structure):
-    """`Level` as winograd.cpp has it."""
-
-    _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
-        ("images", ctypes.c_int64),
-        ("height", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-    )
 
 
 def outputs_of(
@@ -53,9 +43,14 @@ def _packed(weight: Tensor, *, summed: int, columns: int, backward: bool) -> Ten
     weight = channels_last(weight)
     size = library().winograd_panel_values(summed, columns)
     panels = torch.empty(size, dtype=torch.bfloat16)
-    library().winograd_pack(
-        weight.data_ptr(), *weight.shape[:2], backward, panels.data_ptr(), torch.get_num_threads()
-    )
+    with own_kernel("winograd_pack", (weight,), (panels,)):
+        library().winograd_pack(
+            weight.data_ptr(),
+            *weight.shape[:2],
+            backward,
+            panels.data_ptr(),
+            torch.get_num_threads(),
+        )
     return panels
 
 
@@ -75,17 +70,19 @@ def _convolved(
         for shape in shapes
     ]
     scratch = torch.empty(library().winograd_thread_bytes() * threads, dtype=torch.uint8)
-    library().winograd_convolve(
-        _level_records(inputs, outputs, gates),
-        len(inputs),
-        inputs[0].shape[1],
-        columns,
-        panels.data_ptr(),
-        bias.data_ptr() if bias is not None else None,
-        relu,
-        scratch.data_ptr(),
-        threads,
-    )
+    read = (*inputs, *gates, panels) if bias is None else (*inputs, *gates, panels, bias)
+    with own_kernel("winograd_convolve", read, outputs):
+        library().winograd_convolve(
+            level_records(inputs, outputs, gates),
+            len(inputs),
+            inputs[0].shape[1],
+            columns,
+            panels.data_ptr(),
+            bias.data_ptr() if bias is not None else None,
+            relu,
+            scratch.data_ptr(),
+            threads,
+        )
     return outputs
 
 
@@ -97,10 +94,11 @@ def weight_gradient(
     of_weight = torch.empty(
         (out_channels, in_channels, 3, 3), dtype=torch.float32, memory_format=torch.channels_last
     )
-    work = (_level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
+    work = (level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
     threads = torch.get_num_threads()
     scratch = torch.empty(library().winograd_gradient_bytes(*work, threads), dtype=torch.uint8)
-    library().winograd_weight_gradient(*work, of_weight.data_ptr(), scratch.data_ptr(), threads)
+    with own_kernel("winograd_weight_gradient", (*inputs, *gradients, *gates), (of_weight,)):
+        library().winograd_weight_gradient(*work, of_weight.data_ptr(), scratch.data_ptr(), threads)
     return of_weight
 
 
@@ -109,31 +107,16 @@ def bias_gradient(gradients: Sequence[Tensor], gates: Sequence[Tensor]) -> Tenso
     threads, out_channels = torch.get_num_threads(), gradients[0].shape[1]
     of_bias = torch.empty(out_channels)
     scratch = torch.empty(threads * out_channels)
-    library().winograd_bias_gradient(
-        _level_records(gradients, gradients, gates),
-        len(gradients),
-        out_channels,
-        of_bias.data_ptr(),
-        scratch.data_ptr(),
-        threads,
-    )
+    with own_kernel("winograd_bias_gradient", (*gradients, *gates), (of_bias,)):
+        library().winograd_bias_gradient(
+            level_records(gradients, gradients, gates),
+            len(gradients),
+            out_channels,
+            of_bias.data_ptr(),
+            scratch.data_ptr(),
+            threads,
+        )
     return of_bias
-
-
-def _level_records(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor]
-) -> ctypes.Array[_Level]:
-    gate_places = [gate.data_ptr() for gate in gates] or [0] * len(inputs)
-    records = [
-        _Level(level.data_ptr(), output.data_ptr(), gate, len(level), *level.shape[2:])
-        for level, output, gate in zip(inputs, outputs, gate_places, strict=True)
-    ]
-    return (_Level * len(records))(*records)
-
-
-def channels_last(tensor: Tensor) -> Tensor:
-    """The tensor, copied if it is laid out otherwise."""
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retinanet.engine.convolution import convolve, geometry_of
+from retinanet.engine.convolution import Geometry, convolve, geometry_of
 
 CONVOLUTIONS = [
     nn.Conv2d(8, 6, 1),
@@ -73,3 +73,20 @@ def test_strided_convolution_of_a_map_one_pixel_wide_writes_all_of_its_gradient(
         assert all(gradient.isfinite().all() for gradient in found)
         assert (found[0][..., 0] == 0).all() and (found[0][..., 2] == 0).all()
         assert found[1].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_convolution_without_bias_trains_in_bf16(groups: int, size: int) -> None:
+    torch.manual_seed(0)
+    geometry = Geometry((1, 1), (size // 2, size // 2), groups)
+    weight = torch.randn(32, 32 // groups, size, size, requires_grad=True)
+    level = torch.randn(2, 32, 6, 5).bfloat16()
+    [output] = convolve([level], weight, None, geometry=geometry)
+    output.float().sum().backward()
+    [expected] = torch.autograd.grad(
+        torch.nn.functional.conv2d(level.float(), weight, padding=size // 2, groups=groups).sum(),
+        [weight],
+    )
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, expected, atol=0.05 * float(expected.abs().max()))

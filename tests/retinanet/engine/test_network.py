@@ -64,7 +64,8 @@ def distance(value: Tensor, reference: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("norm", "trainable_layers"), [("frozen", 3), ("frozen", 5), ("frozen", 0), ("batch", 3)]
+    ("norm", "trainable_layers"),
+    [*(("frozen", layers) for layers in range(6)), ("batch", 3)],
 )
 def test_outputs_and_gradients_are_the_models(norm: str, trainable_layers: int) -> None:
     # In float64: rounding in float32 moves values over ReLU's corner, and gradients with them.
@@ -122,6 +123,37 @@ def test_evaluation_gives_the_models_outputs(norm: str) -> None:
         wanted = model(images())
         outputs = FoldedForward(model, precision="float32")(images())
     assert distance(outputs.cls_logits[0], wanted.cls_logits[0]) < 1e-5
+
+
+def test_training_and_inference_give_equal_numbers_in_bf16() -> None:
+    model = make_model(norm="frozen", trainable_layers=3)
+    forward = FoldedForward(model, precision="bf16", convolutions="onednn")
+    trained = forward(images())
+    with torch.inference_mode():
+        inferred = forward(images())
+    for one, other in zip(trained.cls_logits, inferred.cls_logits, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_block_whose_norms_train_may_follow_one_whose_norms_do_not() -> None:
+    model = make_model(norm="batch", trainable_layers=5).train().double()
+    for layer in (model.backbone.body.layer1, model.backbone.body.layer3):
+        layer.eval()
+    statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    wanted = gradients(model, model(images().double()))
+    model.load_state_dict(statistics, strict=False)
+    found = gradients(model, FoldedForward(model, precision="float32")(images().double()))
+    for name, reference in wanted.items():
+        if "bn" not in name and "downsample.1" not in name:  # constant norms get none
+            assert distance(found[name], reference) < 1e-11, name
+
+
+def test_nan_in_images_reaches_the_outputs() -> None:
+    model = make_model(norm="frozen", trainable_layers=3).train()
+    poisoned = images()
+    poisoned[0, 0, 5, 5] = float("nan")
+    outputs = FoldedForward(model, precision="bf16")(poisoned)
+    assert any(maps.isnan().any() for maps in outputs.cls_logits)
 
 
 def test_frozen_layers_get_no_graph_and_no_gradient() -> None:

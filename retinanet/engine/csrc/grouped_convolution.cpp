@@ -1,0 +1,309 @@
+// Grouped 3×3 convolutions with padding 1, and the gradients of their inputs, in BF16.
+//
+// Channels are taken in units of 32, one cache line of a pixel. Some rows of a unit are copied to
+// scratch memory, pixel after pixel with a zero before each row, so that the 16 rows of a tile are 16
+// neighbouring pixels and a tap is one offset for all of them. Weights are laid out as tiles with
+// zeros between the groups. A convolution of stride 2 reads rows and columns of one parity: they are
+// copied to a "plane" each. The input gradient of stride 2 writes those of one parity: a "class" of
+// pixels each, with taps of its own. Sums are float32 and rounded once.
+//
+// Maps are channels_last: [N, H, W, C].
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "tiles.h"
+
+constexpr int64_t UNIT = 32;    // channels that are taken together, in two blocks
+constexpr int64_t BLOCK = 16;   // channels of a block, the columns of a tile of results
+constexpr int64_t STEP = 32;    // pixels that are taken together, in two tiles
+constexpr int64_t TAPS = 9;
+constexpr int64_t UNIT_WEIGHTS = TAPS * 2 * TILE_VALUES;
+constexpr int64_t STRIP_PIXELS = 1024;  // about so many pixels are copied at once
+
+struct GroupedShape {
+    int64_t images, channels, group_width, in_height, in_width, out_height, out_width, stride;
+};
+
+struct Maps {
+    const Bfloat16* source;
+    Bfloat16* result;
+    const Bfloat16* gate;  // as large as the result, which is zero where this is not positive; or null
+    const float* bias;     // [channels]
+    int32_t relu;
+};
+
+// Pixels of the result whose taps lie alike: all, or those of one parity of row and column.
+struct Class {
+    int64_t taps;
+    int64_t offset[TAPS], weight[TAPS];  // in copied pixels, and which of the nine
+    int64_t row, column;                 // of the first such pixel
+};
+
+struct Plan {
+    int64_t images, channels, units;
+    int64_t source_height, source_width, split;        // split: planes of rows, and of columns
+    int64_t lead;                                      // rows that are copied before a strip's first
+    int64_t grid_height, grid_width, pitch;            // pixels of a class; of a copied row
+    int64_t result_height, result_width, result_step;  // step: from a class's pixel to the next
+    int64_t strip_rows, image_strips, strips, unit_parts;
+    int64_t plane_pixels;
+    int64_t class_count;
+    Class classes[4];
+
+    int64_t thread_bytes() const {
+        return 2 * STEP * BLOCK * int64_t{sizeof(float)} + split * split * plane_pixels * UNIT * int64_t{sizeof(Bfloat16)};
+    }
+};
+
+static int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
+static void add_tap(Class& one, int64_t offset, int64_t weight) {
+    one.offset[one.taps] = offset;
+    one.weight[one.taps++] = weight;
+}
+
+static void plan_result_taps(Plan& plan) {
+    for (int64_t tap = 0; tap < TAPS; tap++) {
+        const int64_t ky = tap / 3, kx = tap % 3;
+        const int64_t plane = plan.split == 1 ? 0 : ky % 2 * 2 + kx % 2;
+        add_tap(plan.classes[0], plane * plan.plane_pixels + ky / plan.split * plan.pitch + kx / plan.split, tap);
+    }
+    plan.class_count = 1;
+}
+
+static void plan_gradient_taps(Plan& plan, int64_t stride) {
+    plan.class_count = stride * stride;
+    for (int64_t index = 0; index < plan.class_count; index++) {
+        Class& one = plan.classes[index];
+        one.row = index / stride;
+        one.column = index % stride;
+        for (int64_t tap = 0; tap < TAPS; tap++) {
+            // The result's pixel is at stride * y + ky - 1 for the gradient's y.
+            const int64_t row = one.row + 1 - tap / 3, column = one.column + 1 - tap % 3;
+            if (row % stride != 0 || column % stride != 0) continue;
+            add_tap(one, (row / stride + plan.lead) * plan.pitch + column / stride + 1, tap);
+        }
+    }
+}
+
+static Plan make_plan(const GroupedShape& shape, bool backward, int64_t threads) {
+    Plan plan{};
+    plan.images = shape.images;
+    plan.channels = shape.channels;
+    plan.units = shape.channels / UNIT;
+    plan.split = backward ? 1 : shape.stride;
+    plan.lead = backward && shape.stride == 2 ? 0 : 1;
+    plan.source_height = backward ? shape.out_height : shape.in_height;
+    plan.source_width = backward ? shape.out_width : shape.in_width;
+    plan.result_height = backward ? shape.in_height : shape.out_height;
+    plan.result_width = backward ? shape.in_width : shape.out_width;
+    plan.result_step = backward ? shape.stride : 1;
+    plan.grid_height = shape.out_height;
+    plan.grid_width = shape.out_width;
+    plan.pitch = plan.grid_width + 1;  // a row's last zero is the next row's first
+    const int64_t most = std::min(std::max<int64_t>(STRIP_PIXELS / plan.pitch, 1), plan.grid_height);
+    plan.image_strips = divided_up(plan.grid_height, most);
+    plan.strip_rows = divided_up(plan.grid_height, plan.image_strips);
+    plan.strips = plan.images * plan.image_strips;
+    plan.unit_parts = std::min(divided_up(4 * threads, plan.strips), plan.units);
+    plan.plane_pixels = (plan.strip_rows + 2) * plan.pitch + STEP + 2;
+    if (backward) plan_gradient_taps(plan, shape.stride);
+    else plan_result_taps(plan);
+    return plan;
+}
+
+// The weights of a unit as tiles [tap][block of results], `weight` [channels, 3, 3, group_width].
+static void pack_weight(const Bfloat16* weight, int64_t group_width, int64_t unit, bool backward, Bfloat16* packed) {
+    std::fill(packed, packed + UNIT_WEIGHTS, Bfloat16{0});
+    for (int64_t output = 0; output < UNIT; output++) {
+        const int64_t group = output / group_width * group_width;
+        for (int64_t tap = 0; tap < TAPS; tap++) {
+            const Bfloat16* row = weight + ((unit * UNIT + output) * TAPS + tap) * group_width;
+            for (int64_t i = 0; i < group_width; i++) {
+                const int64_t summed = backward ? output : group + i, column = backward ? group + i : output;
+                const int64_t tile = tap * 2 + column / BLOCK;
+                packed[tile * TILE_VALUES + summed / 2 * 32 + column % BLOCK * 2 + summed % 2] = row[i];
+            }
+        }
+    }
+}
+
+struct Strip {
+    int64_t image, row, rows;  // of the grid
+};
+
+static Strip find_strip(const Plan& plan, int64_t index) {
+    const int64_t row = index % plan.image_strips * plan.strip_rows;
+    return {index / plan.image_strips, row, std::min(plan.strip_rows, plan.grid_height - row)};
+}
+
+// Copy a unit's rows, with a zero before each and zeros above and below the map.
+static void copy_rows(const Maps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* copied) {
+    constexpr size_t LINE = UNIT * sizeof(Bfloat16);
+    const int64_t rows = plan.split * (strip.rows - 1) + (plan.lead == 0 ? 2 : 3), plane = plan.plane_pixels * UNIT;
+    const int64_t columns = plan.split * (plan.grid_width - 1) + 3;
+    for (int64_t place = 0; place < rows; place++) {
+        const int64_t y = plan.split * strip.row + place - plan.lead;
+        const bool inside = y >= 0 && y < plan.source_height;
+        const Bfloat16* row = maps.source + unit * UNIT;
+        if (inside) row += (strip.image * plan.source_height + y) * plan.source_width * plan.channels;
+        const int64_t last = inside ? std::min(plan.source_width + 1, columns) : 0;
+        for (int64_t parity = 0; parity < plan.split; parity++) {
+            Bfloat16* to = copied + (place % plan.split * plan.split + parity) * plane + place / plan.split * plan.pitch * UNIT;
+            for (int64_t column = parity; column < columns; column += plan.split, to += UNIT) {
+                if (column >= 1 && column < last) std::memcpy(to, row + (column - 1) * plan.channels, LINE);
+                else std::memset(to, 0, LINE);
+            }
+        }
+    }
+}
+
+#if defined(__AVX512BW__)
+static inline __m512i rounded_bits(__m512 values) {
+    const __m512i bits = _mm512_castps_si512(values);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+// 32 sums, in two blocks, as a pixel's line.
+static inline void write_line(const float* low, const float* high, const Bfloat16* gate, bool relu, Bfloat16* to) {
+    __m512 first = _mm512_loadu_ps(low), second = _mm512_loadu_ps(high);
+    if (relu) {  // of NaN and zero it returns the second, NaN
+        first = _mm512_max_ps(_mm512_setzero_ps(), first);
+        second = _mm512_max_ps(_mm512_setzero_ps(), second);
+    }
+    const __m256i left = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(first), 16));
+    const __m256i right = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(second), 16));
+    __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(left), right, 1);
+    if (gate) {  // BF16 is positive where the same bits are as an integer
+        line = _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(_mm512_loadu_si512(gate), _mm512_setzero_si512()), line);
+    }
+    // Past the caches: nothing is read back soon, and the line need not be fetched first.
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
+}
+#else
+static inline void write_line(const float* low, const float* high, const Bfloat16* gate, bool relu, Bfloat16* to) {
+    for (int64_t i = 0; i < UNIT; i++) {
+        const float sum = i < BLOCK ? low[i] : high[i - BLOCK];
+        const bool open = !(relu && sum < 0) && !(gate && static_cast<int16_t>(gate[i]) <= 0);
+        to[i] = open ? rounded(sum) : 0;
+    }
+}
+#endif
+
+// sums [2 tiles of pixels][2 blocks] = bias + Σ over taps of copied pixels · weights.
+template <typename Tiles>
+static void multiply_step(const Bfloat16* copied, const Class& one, const Bfloat16* weights, const float* bias, float* sums) {
+    constexpr int64_t LINE = UNIT * sizeof(Bfloat16), TILE = TILE_ROWS * BLOCK;
+    Tiles::template load<0>(bias, 0);
+    Tiles::template load<1>(bias + BLOCK, 0);
+    Tiles::template load<2>(bias, 0);
+    Tiles::template load<3>(bias + BLOCK, 0);
+    for (int64_t tap = 0; tap < one.taps; tap++) {
+        const Bfloat16* pixels = copied + one.offset[tap] * UNIT;
+        const Bfloat16* tiles = weights + one.weight[tap] * 2 * TILE_VALUES;
+        Tiles::template load<6>(tiles, LINE);
+        Tiles::template load<4>(pixels, LINE);
+        Tiles::template multiply<0, 4, 6>();
+        Tiles::template load<7>(tiles + TILE_VALUES, LINE);
+        Tiles::template multiply<1, 4, 7>();
+        Tiles::template load<5>(pixels + TILE_ROWS * UNIT, LINE);
+        Tiles::template multiply<2, 5, 6>();
+        Tiles::template multiply<3, 5, 7>();
+    }
+    Tiles::template store<0>(sums, LINE);
+    Tiles::template store<1>(sums + TILE, LINE);
+    Tiles::template store<2>(sums + 2 * TILE, LINE);
+    Tiles::template store<3>(sums + 3 * TILE, LINE);
+}
+
+// Write the pixels of a step that exist; `place` is the first one's, in pixels of the pitch.
+static void write_step(
+    const Maps& maps, const Plan& plan, const Strip& strip, const Class& one, int64_t unit, int64_t place, const float* sums) {
+    int64_t row = place / plan.pitch, column = place % plan.pitch;
+    for (int64_t pixel = 0; pixel < STEP && row < strip.rows; pixel++) {
+        const int64_t y = (strip.row + row) * plan.result_step + one.row, x = column * plan.result_step + one.column;
+        if (column < plan.grid_width && x < plan.result_width && y < plan.result_height) {
+            const int64_t to = ((strip.image * plan.result_height + y) * plan.result_width + x) * plan.channels + unit * UNIT;
+            const float* low = sums + (pixel / TILE_ROWS * 2 * TILE_ROWS + pixel % TILE_ROWS) * BLOCK;
+            write_line(low, low + TILE_ROWS * BLOCK, maps.gate ? maps.gate + to : nullptr, maps.relu, maps.result + to);
+        }
+        if (++column == plan.pitch) {
+            column = 0;
+            row++;
+        }
+    }
+}
+
+template <typename Tiles>
+static void convolve_strip(
+    const Maps& maps, const Plan& plan, int64_t index, int64_t part, const Bfloat16* weights, char* scratch) {
+    float* sums = reinterpret_cast<float*>(scratch);
+    Bfloat16* copied = reinterpret_cast<Bfloat16*>(sums + 2 * STEP * BLOCK);
+    const Strip strip = find_strip(plan, index);
+    Tiles::begin();
+    for (int64_t unit = plan.units * part / plan.unit_parts; unit < plan.units * (part + 1) / plan.unit_parts; unit++) {
+        copy_rows(maps, plan, strip, unit, copied);
+        const Bfloat16* own = weights + unit * UNIT_WEIGHTS;
+        for (int64_t place = 0; place < strip.rows * plan.pitch; place += STEP) {
+            for (int64_t type = 0; type < plan.class_count; type++) {
+                const Class& one = plan.classes[type];
+                multiply_step<Tiles>(copied + place * UNIT, one, own, maps.bias + unit * UNIT, sums);
+                write_step(maps, plan, strip, one, unit, place, sums);
+            }
+        }
+    }
+    Tiles::end();
+#if defined(__AVX512BW__)
+    _mm_sfence();  // other threads read the result next
+#endif
+}
+
+extern "C" {
+
+// Bytes of scratch memory: the weights' tiles, then what each thread needs.
+int64_t grouped_convolution_bytes(const GroupedShape* shape, int32_t backward, int32_t threads) {
+    const Plan plan = make_plan(*shape, backward, threads);
+    return plan.units * UNIT_WEIGHTS * int64_t{sizeof(Bfloat16)} + threads * plan.thread_bytes();
+}
+
+// The output from the input or, `backward`, the input's gradient from the output's. `weight`
+// [channels, 3, 3, group_width].
+void grouped_convolve(
+    const GroupedShape* shape, const Maps* maps, const Bfloat16* weight, char* scratch, int32_t backward,
+    int32_t emulated, int32_t threads) {
+    const Plan plan = make_plan(*shape, backward, threads);
+    Bfloat16* weights = reinterpret_cast<Bfloat16*>(scratch);
+    char* own_scratch = scratch + plan.units * UNIT_WEIGHTS * sizeof(Bfloat16);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t unit = 0; unit < plan.units; unit++) {
+            pack_weight(weight, shape->group_width, unit, backward, weights + unit * UNIT_WEIGHTS);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t job = 0; job < plan.strips * plan.unit_parts; job++) {
+            char* own = own_scratch + omp_get_thread_num() * plan.thread_bytes();
+            const int64_t strip = job / plan.unit_parts, part = job % plan.unit_parts;
+#if defined(HAS_TILE_INSTRUCTIONS)
+            if (!emulated) {
+                convolve_strip<HardwareTiles>(*maps, plan, strip, part, weights, own);
+                continue;
+            }
+#endif
+            convolve_strip<EmulatedTiles>(*maps, plan, strip, part, weights, own);
+        }
+    }
+}
+
+}  // extern "C"

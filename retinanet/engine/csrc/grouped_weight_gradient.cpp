@@ -1,0 +1,426 @@
+// The weight gradient of grouped 3×3 convolutions with padding 1, from BF16 maps, in float32.
+//
+// For output channel o, channel i of its group and tap (ky, kx) it is the sum over images and pixels
+//   w[o][ky][kx][i] = Σ gradient[y][x][o] * features[stride * y + ky - 1][stride * x + kx - 1][i],
+// so pixels are the sum of a matrix product. Channels are taken in units of 32, one cache line of a
+// pixel, in two blocks of 16. The product of a block of the gradient with a block of the features is
+// one tile, of which the squares on the diagonal, one for each group, are kept.
+//
+// A "cell" is 64 bytes: two neighbouring pixels of 16 channels, channel by channel in pairs. Rows of
+// pixels lie one after the other, `pitch` pixels apart, with zeros around each, so that a tap is one
+// offset for all pixels. Features are packed once for each way of pairing pixels: a "plane". Where
+// the gradient's padding is zero, features of a neighbouring row are multiplied by that zero.
+//
+// Maps are channels_last: [N, H, W, C].
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "tiles.h"
+
+constexpr int64_t UNIT = 32;            // channels that are taken together, in two blocks
+constexpr int64_t BLOCK = 16;           // channels of a block
+constexpr int64_t CELL = 32;            // BF16 values of a cell
+constexpr int64_t TAPS = 9;
+constexpr int64_t SUM_TILES = TAPS + 1;  // of a pair of blocks: the taps', and the bias's
+constexpr int64_t SUM_VALUES = 256;      // float32 values of a tile
+constexpr int64_t STRIP_PIXELS = 1024;   // about so many output pixels are packed at once
+
+struct GroupedShape {
+    int64_t images, channels, group_width, in_height, in_width, out_height, out_width, stride;
+};
+
+struct Maps {
+    const Bfloat16* features;
+    const Bfloat16* gradient;
+    const Bfloat16* gate;  // as large as the gradient, which counts where this is positive; or null
+};
+
+// How the work is cut: a job has a range of units and a range of strips; a strip is some output rows.
+struct Plan {
+    GroupedShape shape;
+    int64_t pitch, row_cells;                     // of a packed row
+    int64_t strip_rows, image_strips, strips;
+    int64_t units, unit_parts, strip_parts, job_units;
+    int64_t planes, plane_cells, gradient_cells;  // of one block
+    int64_t block_pairs;                          // of a unit: those that have groups in common
+
+    int64_t packed_values() const { return 2 * (planes * plane_cells + gradient_cells) * CELL; }
+    int64_t unit_sums() const { return block_pairs * SUM_TILES * SUM_VALUES; }
+    int64_t job_bytes() const {
+        return packed_values() * int64_t{sizeof(Bfloat16)} + job_units * unit_sums() * int64_t{sizeof(float)};
+    }
+};
+
+static int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
+static Plan make_plan(const GroupedShape& shape, int64_t threads) {
+    Plan plan{};
+    plan.shape = shape;
+    plan.pitch = (shape.out_width + 2) / 2 * 2;
+    plan.row_cells = plan.pitch / 2;
+    const int64_t most = std::min(std::max<int64_t>(STRIP_PIXELS / plan.pitch, 1), shape.out_height);
+    plan.image_strips = divided_up(shape.out_height, most);
+    plan.strip_rows = divided_up(shape.out_height, plan.image_strips);
+    plan.strips = shape.images * plan.image_strips;
+    plan.units = shape.channels / UNIT;
+    plan.unit_parts = plan.strip_parts = 1;
+    int64_t least = plan.units * plan.strips;
+    for (int64_t parts = std::min(plan.units, threads); parts >= 1; parts--) {
+        const int64_t others = std::min(threads / parts, plan.strips);
+        const int64_t load = divided_up(plan.units, parts) * divided_up(plan.strips, others);
+        if (load >= least) continue;
+        least = load;
+        plan.unit_parts = parts;
+        plan.strip_parts = others;
+    }
+    plan.job_units = divided_up(plan.units, plan.unit_parts);
+    plan.planes = shape.stride == 1 ? 2 : 6;
+    // The last tile reads up to 16 cells further than the last row.
+    plan.plane_cells = (plan.strip_rows + (shape.stride == 1 ? 2 : 1)) * plan.row_cells + TILE_PAIRS + 1;
+    plan.gradient_cells = divided_up(plan.strip_rows * plan.row_cells, TILE_PAIRS) * TILE_PAIRS;
+    plan.block_pairs = shape.group_width > BLOCK ? 4 : 2;
+    return plan;
+}
+
+#if defined(__AVX512BW__)
+// 32 channels of a pixel, in the order in which `store_pair` splits them into blocks.
+using Line = __m512i;
+
+static inline Line zero_line() { return _mm512_setzero_si512(); }
+
+static inline Line load_line(const Bfloat16* from) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), _mm512_loadu_si512(from));
+}
+
+static inline Line load_gated_line(const Bfloat16* from, const Bfloat16* gate) {
+    // BF16 is positive where the same bits are as an integer.
+    const __mmask32 open = _mm512_cmpgt_epi16_mask(_mm512_loadu_si512(gate), _mm512_setzero_si512());
+    const __m512i values = _mm512_maskz_loadu_epi16(open, from);
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), values);
+}
+
+// A pair of pixels as a cell of each block.
+static inline void store_pair(Line first, Line second, Bfloat16* low, Bfloat16* high) {
+    _mm512_storeu_si512(low, _mm512_unpacklo_epi16(first, second));
+    _mm512_storeu_si512(high, _mm512_unpackhi_epi16(first, second));
+}
+
+// 16 cells [pair][channel] to a tile [channel][pair], in place.
+static void transpose_cells(Bfloat16* cells) {
+    __m512i r[16], t[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(cells + i * CELL);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    // r[4 * j + k] has of cells 4 * j … 4 * j + 3 the channels k, k + 4, k + 8 and k + 12.
+    for (int k = 0; k < 4; k++) {
+        const __m512i even01 = _mm512_shuffle_i32x4(r[k], r[4 + k], 0x88), odd01 = _mm512_shuffle_i32x4(r[k], r[4 + k], 0xdd);
+        const __m512i even23 = _mm512_shuffle_i32x4(r[8 + k], r[12 + k], 0x88), odd23 = _mm512_shuffle_i32x4(r[8 + k], r[12 + k], 0xdd);
+        _mm512_storeu_si512(cells + k * CELL, _mm512_shuffle_i32x4(even01, even23, 0x88));
+        _mm512_storeu_si512(cells + (k + 4) * CELL, _mm512_shuffle_i32x4(odd01, odd23, 0x88));
+        _mm512_storeu_si512(cells + (k + 8) * CELL, _mm512_shuffle_i32x4(even01, even23, 0xdd));
+        _mm512_storeu_si512(cells + (k + 12) * CELL, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
+    }
+}
+#else
+struct Line {
+    Bfloat16 values[UNIT];
+};
+
+static inline Line zero_line() { return Line{}; }
+
+static inline Line load_line(const Bfloat16* from) {
+    Line line;
+    std::memcpy(line.values, from, sizeof line.values);
+    return line;
+}
+
+static inline Line load_gated_line(const Bfloat16* from, const Bfloat16* gate) {
+    Line line;
+    for (int64_t i = 0; i < UNIT; i++) line.values[i] = static_cast<int16_t>(gate[i]) > 0 ? from[i] : 0;
+    return line;
+}
+
+static inline void store_pair(const Line& first, const Line& second, Bfloat16* low, Bfloat16* high) {
+    for (int64_t i = 0; i < BLOCK; i++) {
+        low[2 * i] = first.values[i];
+        low[2 * i + 1] = second.values[i];
+        high[2 * i] = first.values[BLOCK + i];
+        high[2 * i + 1] = second.values[BLOCK + i];
+    }
+}
+
+static void transpose_cells(Bfloat16* cells) {
+    for (int64_t row = 0; row < 16; row++) {
+        for (int64_t column = 0; column < row; column++) {
+            for (int64_t i = 0; i < 2; i++) {
+                std::swap(cells[row * CELL + 2 * column + i], cells[column * CELL + 2 * row + i]);
+            }
+        }
+    }
+}
+#endif
+
+// A row of the features, with a zero before it and zeros after it, as cells. `row` is null above and
+// below the map. `planes` [2 blocks] at this row of the first plane, the others `plane` values apart.
+template <int stride>
+static void pack_features_row(const Bfloat16* row, const Plan& plan, Bfloat16* const* planes, int64_t plane) {
+    const int64_t width = plan.shape.in_width, channels = plan.shape.channels;
+    const auto pixel = [=](int64_t place) {
+        return row && place >= 1 && place <= width ? load_line(row + (place - 1) * channels) : zero_line();
+    };
+    Line before = pixel(0);
+    for (int64_t cell = 0; cell < plan.row_cells; cell++) {
+        Bfloat16 *low = planes[0] + cell * CELL, *high = planes[1] + cell * CELL;
+        if (stride == 1) {
+            const Line middle = pixel(2 * cell + 1), after = pixel(2 * cell + 2);
+            store_pair(before, middle, low, high);
+            store_pair(middle, after, low + plane, high + plane);
+            before = after;
+        } else {
+            const Line middle = pixel(4 * cell + 2), after = pixel(4 * cell + 4);
+            store_pair(before, middle, low, high);
+            store_pair(pixel(4 * cell + 1), pixel(4 * cell + 3), low + plane, high + plane);
+            store_pair(middle, after, low + 2 * plane, high + 2 * plane);
+            before = after;
+        }
+    }
+}
+
+// Where a tap's first cell lies in a block's planes.
+static int64_t tap_cell(const Plan& plan, int64_t ky, int64_t kx) {
+    if (plan.shape.stride == 1) return (kx == 1 ? plan.plane_cells : 0) + ky * plan.row_cells + (kx == 2 ? 1 : 0);
+    return ((ky & 1) * 3 + kx) * plan.plane_cells + (ky >> 1) * plan.row_cells;
+}
+
+struct Strip {
+    int64_t image, row, rows;  // of the output
+};
+
+static Strip find_strip(const Plan& plan, int64_t index) {
+    const int64_t row = index % plan.image_strips * plan.strip_rows;
+    return {index / plan.image_strips, row, std::min(plan.strip_rows, plan.shape.out_height - row)};
+}
+
+static void pack_features(const Maps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* packed) {
+    const GroupedShape& shape = plan.shape;
+    const int64_t plane = plan.plane_cells * CELL, stride = shape.stride;
+    const int64_t rows = stride * (strip.rows - 1) + 3;
+    for (int64_t place = 0; place < rows; place++) {
+        const int64_t y = stride * strip.row + place - 1;
+        const Bfloat16* row = nullptr;
+        if (y >= 0 && y < shape.in_height) {
+            row = maps.features + (strip.image * shape.in_height + y) * shape.in_width * shape.channels + unit * UNIT;
+        }
+        const int64_t first_plane = stride == 1 ? 0 : place % 2 * 3;
+        Bfloat16* low = packed + first_plane * plane + place / stride * plan.row_cells * CELL;
+        Bfloat16* const blocks[2] = {low, low + plan.planes * plane};
+        if (stride == 1) pack_features_row<1>(row, plan, blocks, plane);
+        else pack_features_row<2>(row, plan, blocks, plane);
+    }
+}
+
+// The gradient's rows as cells of both blocks, zero up to the last tile's end. Returns the tiles.
+static int64_t pack_gradient(const Maps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* packed) {
+    const GroupedShape& shape = plan.shape;
+    const int64_t width = shape.out_width, channels = shape.channels;
+    Bfloat16 *low = packed, *high = packed + plan.gradient_cells * CELL;
+    for (int64_t y = strip.row; y < strip.row + strip.rows; y++) {
+        const int64_t place = (strip.image * shape.out_height + y) * width * channels + unit * UNIT;
+        const auto pixel = [&](int64_t x) {
+            if (x >= width) return zero_line();
+            const int64_t at = place + x * channels;
+            return maps.gate ? load_gated_line(maps.gradient + at, maps.gate + at) : load_line(maps.gradient + at);
+        };
+        for (int64_t cell = 0; cell < plan.row_cells; cell++, low += CELL, high += CELL) {
+            store_pair(pixel(2 * cell), pixel(2 * cell + 1), low, high);
+        }
+    }
+    const int64_t cells = strip.rows * plan.row_cells, tiles = divided_up(cells, TILE_PAIRS);
+    std::fill(low, low + (tiles * TILE_PAIRS - cells) * CELL, Bfloat16{0});
+    std::fill(high, high + (tiles * TILE_PAIRS - cells) * CELL, Bfloat16{0});
+    return tiles;
+}
+
+// sums [tap] += gradient · features, and the last of `sums` += gradient · 1. Columns of taps that
+// share a way of pairing pixels are taken together: six taps at once, then three.
+template <typename Tiles>
+static void multiply_tiles(const Bfloat16* gradient, const Bfloat16* const* taps, int64_t tiles, float* sums) {
+    static const struct alignas(64) Ones {
+        Bfloat16 values[TILE_VALUES];
+        Ones() { std::fill(values, values + TILE_VALUES, Bfloat16{0x3f80}); }
+    } ones;
+    constexpr int64_t BYTES = SUM_VALUES * sizeof(float);
+    char* c = reinterpret_cast<char*>(sums);
+    Tiles::template load<0>(c, 64);
+    Tiles::template load<1>(c + BYTES, 64);
+    Tiles::template load<2>(c + 2 * BYTES, 64);
+    Tiles::template load<3>(c + 3 * BYTES, 64);
+    Tiles::template load<4>(c + 4 * BYTES, 64);
+    Tiles::template load<5>(c + 5 * BYTES, 64);
+    for (int64_t place = 0; place < tiles * TILE_VALUES; place += TILE_VALUES) {
+        Tiles::template load<6>(gradient + place, 64);
+        Tiles::template load<7>(taps[0] + place, 64);
+        Tiles::template multiply<0, 6, 7>();
+        Tiles::template load<7>(taps[1] + place, 64);
+        Tiles::template multiply<1, 6, 7>();
+        Tiles::template load<7>(taps[2] + place, 64);
+        Tiles::template multiply<2, 6, 7>();
+        Tiles::template load<7>(taps[3] + place, 64);
+        Tiles::template multiply<3, 6, 7>();
+        Tiles::template load<7>(taps[4] + place, 64);
+        Tiles::template multiply<4, 6, 7>();
+        Tiles::template load<7>(taps[5] + place, 64);
+        Tiles::template multiply<5, 6, 7>();
+    }
+    Tiles::template store<0>(c, 64);
+    Tiles::template store<1>(c + BYTES, 64);
+    Tiles::template store<2>(c + 2 * BYTES, 64);
+    Tiles::template store<3>(c + 3 * BYTES, 64);
+    Tiles::template store<4>(c + 4 * BYTES, 64);
+    Tiles::template store<5>(c + 5 * BYTES, 64);
+    c += 6 * BYTES;
+    Tiles::template load<0>(c, 64);
+    Tiles::template load<1>(c + BYTES, 64);
+    Tiles::template load<2>(c + 2 * BYTES, 64);
+    Tiles::template load<3>(c + 3 * BYTES, 64);
+    Tiles::template load<4>(ones.values, 64);
+    for (int64_t place = 0; place < tiles * TILE_VALUES; place += TILE_VALUES) {
+        Tiles::template load<6>(gradient + place, 64);
+        Tiles::template load<7>(taps[6] + place, 64);
+        Tiles::template multiply<0, 6, 7>();
+        Tiles::template load<5>(taps[7] + place, 64);
+        Tiles::template multiply<1, 6, 5>();
+        Tiles::template load<7>(taps[8] + place, 64);
+        Tiles::template multiply<2, 6, 7>();
+        Tiles::template multiply<3, 6, 4>();
+    }
+    Tiles::template store<0>(c, 64);
+    Tiles::template store<1>(c + BYTES, 64);
+    Tiles::template store<2>(c + 2 * BYTES, 64);
+    Tiles::template store<3>(c + 3 * BYTES, 64);
+}
+
+// The order in which `multiply_tiles` takes the taps' columns.
+constexpr int64_t COLUMNS[3] = {0, 2, 1};
+
+template <typename Tiles>
+static void sum_strip(const Maps& maps, const Plan& plan, const Strip& strip, int64_t unit, Bfloat16* packed, float* sums) {
+    const int64_t block_values = plan.planes * plan.plane_cells * CELL;
+    Bfloat16* gradient = packed + 2 * block_values;
+    pack_features(maps, plan, strip, unit, packed);
+    const int64_t tiles = pack_gradient(maps, plan, strip, unit, gradient);
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        transpose_cells(gradient + tile * TILE_VALUES);
+        transpose_cells(gradient + plan.gradient_cells * CELL + tile * TILE_VALUES);
+    }
+    for (int64_t pair = 0; pair < plan.block_pairs; pair++) {
+        // Two pairs are a block with itself; four are each block with each.
+        const int64_t output = plan.block_pairs == 2 ? pair : pair / 2, input = pair % 2;
+        const Bfloat16* taps[TAPS];
+        for (int64_t tap = 0; tap < TAPS; tap++) {
+            taps[tap] = packed + input * block_values + tap_cell(plan, tap % 3, COLUMNS[tap / 3]) * CELL;
+        }
+        multiply_tiles<Tiles>(
+            gradient + output * plan.gradient_cells * CELL, taps, tiles, sums + pair * SUM_TILES * SUM_VALUES);
+    }
+}
+
+template <typename Tiles>
+static void sum_job(const Maps& maps, const Plan& plan, int64_t job, char* scratch) {
+    const int64_t unit_part = job % plan.unit_parts, strip_part = job / plan.unit_parts;
+    const int64_t first_unit = plan.units * unit_part / plan.unit_parts;
+    const int64_t last_unit = plan.units * (unit_part + 1) / plan.unit_parts;
+    Bfloat16* packed = reinterpret_cast<Bfloat16*>(scratch);
+    float* sums = reinterpret_cast<float*>(packed + plan.packed_values());
+    std::memset(scratch, 0, plan.job_bytes());
+    Tiles::begin();
+    for (int64_t index = plan.strips * strip_part / plan.strip_parts; index < plan.strips * (strip_part + 1) / plan.strip_parts; index++) {
+        const Strip strip = find_strip(plan, index);
+        for (int64_t unit = first_unit; unit < last_unit; unit++) {
+            sum_strip<Tiles>(maps, plan, strip, unit, packed, sums + (unit - first_unit) * plan.unit_sums());
+        }
+    }
+    Tiles::end();
+}
+
+// Where in its unit's sums those of an output channel lie: its row of the tiles for an input block.
+static int64_t sums_place(const Plan& plan, int64_t channel, int64_t block) {
+    const int64_t output = channel / BLOCK % 2;
+    const int64_t pair = plan.block_pairs == 2 ? output : 2 * output + block;
+    return pair * SUM_TILES * SUM_VALUES + channel % BLOCK * BLOCK;
+}
+
+// Gather one output channel's gradients, summed over the jobs that share its unit.
+static void write_channel(const Plan& plan, const char* scratch, int64_t channel, float* of_weight, float* of_bias) {
+    const int64_t width = plan.shape.group_width, first = channel / width * width, unit = channel / UNIT;
+    std::fill(of_weight + channel * TAPS * width, of_weight + (channel + 1) * TAPS * width, 0.0f);
+    if (of_bias) of_bias[channel] = 0.0f;
+    for (int64_t job = 0; job < plan.unit_parts * plan.strip_parts; job++) {
+        const int64_t part = job % plan.unit_parts;
+        const int64_t first_unit = plan.units * part / plan.unit_parts;
+        if (unit < first_unit || unit >= plan.units * (part + 1) / plan.unit_parts) continue;
+        const char* own = scratch + job * plan.job_bytes() + plan.packed_values() * sizeof(Bfloat16);
+        const float* sums = reinterpret_cast<const float*>(own) + (unit - first_unit) * plan.unit_sums();
+        for (int64_t i = 0; i < width; i++) {
+            const int64_t input = first + i;
+            const float* row = sums + sums_place(plan, channel, input / BLOCK % 2) + input % BLOCK;
+            for (int64_t tap = 0; tap < TAPS; tap++) {
+                const int64_t ky = tap % 3, kx = COLUMNS[tap / 3];
+                of_weight[(channel * TAPS + ky * 3 + kx) * width + i] += row[tap * SUM_VALUES];
+            }
+        }
+        if (of_bias) of_bias[channel] += sums[sums_place(plan, channel, 0) + TAPS * SUM_VALUES];
+    }
+}
+
+extern "C" {
+
+// Whether this process may use the processor's tiles, which it has.
+int32_t grouped_tiles_permitted() { return tiles_permitted(); }
+
+int64_t grouped_gradient_bytes(const GroupedShape* shape, int32_t threads) {
+    const Plan plan = make_plan(*shape, threads);
+    return plan.unit_parts * plan.strip_parts * plan.job_bytes();
+}
+
+// `of_weight` float32 [channels, 3, 3, group_width]; `of_bias` float32 [channels], or null.
+void grouped_weight_gradient(
+    const GroupedShape* shape, const Maps* maps, float* of_weight, float* of_bias, char* scratch, int32_t emulated,
+    int32_t threads) {
+    const Plan plan = make_plan(*shape, threads);
+    const int64_t jobs = plan.unit_parts * plan.strip_parts;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static, 1)
+        for (int64_t job = 0; job < jobs; job++) {
+            char* own = scratch + job * plan.job_bytes();
+#if defined(HAS_TILE_INSTRUCTIONS)
+            if (!emulated) {
+                sum_job<HardwareTiles>(*maps, plan, job, own);
+                continue;
+            }
+#endif
+            sum_job<EmulatedTiles>(*maps, plan, job, own);
+        }
+#pragma omp for schedule(static)
+        for (int64_t channel = 0; channel < plan.shape.channels; channel++) {
+            write_channel(plan, scratch, channel, of_weight, of_bias);
+        }
+    }
+}
+
+}  // extern "C"

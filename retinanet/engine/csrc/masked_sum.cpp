@@ -1,0 +1,86 @@
+// Sums and ReLU masks of BF16 maps that lie alike in memory, each in one pass over them.
+//
+// They are bound by memory, so that what counts is how often a value is fetched: an operator of its
+// own for each sum and for the mask would read and write the result again and again. Sums are
+// float32 and rounded once. Results overwrite the first term, whose memory is in the cache already.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tiles.h"
+
+namespace {
+
+constexpr int64_t kChunk = 8192;  // values that a thread takes at a time
+constexpr int64_t kMostTerms = 4;
+
+// Whether ReLU returned its input: it is positive, or NaN, which keeps its gradient as in torch.
+inline bool is_open(Bfloat16 gate) {
+    const bool positive = static_cast<int16_t>(gate) > 0;
+    const bool nan = (gate & 0x7fff) > 0x7f80;
+    return positive | nan;
+}
+
+// Without a branch, so that loops over it are vectorized.
+inline Bfloat16 rounded_value(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const uint32_t nan = bits >> 16 | 0x40;
+    return static_cast<Bfloat16>((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
+}
+
+template <int64_t terms>
+void masked_sum_chunk(Bfloat16* first, const Bfloat16* const* others, const Bfloat16* gate,
+                      int64_t begin, int64_t end) {
+    const Bfloat16* second = terms > 1 ? others[0] : nullptr;
+    const Bfloat16* third = terms > 2 ? others[1] : nullptr;
+    const Bfloat16* fourth = terms > 3 ? others[2] : nullptr;
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) {
+        Bfloat16 value = first[i];
+        if (terms > 1) {
+            float sum = widened(first[i]) + widened(second[i]);
+            if (terms > 2) sum += widened(third[i]);
+            if (terms > 3) sum += widened(fourth[i]);
+            value = rounded_value(sum);
+        }
+        first[i] = is_open(gate[i]) ? value : Bfloat16{0};
+    }
+}
+
+template <typename Work>
+void over_chunks(int64_t values, int32_t threads, const Work& work) {
+    const int64_t chunks = (values + kChunk - 1) / kChunk;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk)
+        work(chunk * kChunk, std::min(chunk * kChunk + kChunk, values));
+}
+
+}  // namespace
+
+extern "C" {
+
+// first = (first + others[0] + …) where gate is open, else 0; `terms`, with the first, up to 4.
+void masked_sum(Bfloat16* first, const Bfloat16* const* others, int64_t terms, const Bfloat16* gate,
+                int64_t values, int32_t threads) {
+    using Chunk = void (*)(Bfloat16*, const Bfloat16* const*, const Bfloat16*, int64_t, int64_t);
+    constexpr Chunk chunks[kMostTerms] = {masked_sum_chunk<1>, masked_sum_chunk<2>,
+                                          masked_sum_chunk<3>, masked_sum_chunk<4>};
+    const Chunk chunk = chunks[terms - 1];
+    over_chunks(values, threads,
+                [=](int64_t begin, int64_t end) { chunk(first, others, gate, begin, end); });
+}
+
+// maps = max(maps + added, 0); NaN stays NaN.
+void add_relu(Bfloat16* maps, const Bfloat16* added, int64_t values, int32_t threads) {
+    over_chunks(values, threads, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) {
+            const Bfloat16 sum = rounded_value(widened(maps[i]) + widened(added[i]));
+            maps[i] = is_open(sum) ? sum : Bfloat16{0};
+        }
+    });
+}
+
+}  // extern "C"

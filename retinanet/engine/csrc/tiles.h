@@ -1,0 +1,134 @@
+// The tile instructions of AMX, and the same in plain C++ for processors without them.
+//
+// A tile register holds 16 rows of 64 bytes. `multiply` is TDPBF16PS: for rows m and columns n,
+//   c[m][n] += sum over k < 16 of a[m][2k] * b[k][2n] + a[m][2k + 1] * b[k][2n + 1]
+// where a [16 × 32] and b [16 × 16 pairs] are BF16 and c [16 × 16] is float32. A kernel is a template
+// over `Tiles` and is compiled for both; Intel 64 and IA-32 Architectures Software Developer's
+// Manual, volume 1, chapter 18, and volume 2, TDPBF16PS.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+using Bfloat16 = uint16_t;
+
+constexpr int64_t TILE_ROWS = 16;        // of a, b and c; and columns of c
+constexpr int64_t TILE_PAIRS = 16;       // of values along the sum
+constexpr int64_t TILE_SUM = 32;         // values along the sum
+constexpr int64_t TILE_VALUES = 16 * 32;  // BF16 values of a or b
+
+static inline float widened(Bfloat16 value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+static inline Bfloat16 rounded(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<Bfloat16>(bits >> 16 | 0x40);
+    return static_cast<Bfloat16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+#if defined(__linux__) && defined(__x86_64__)
+#define HAS_TILE_INSTRUCTIONS 1
+
+// The processor's own tiles. Each thread calls `begin` first and `end` last.
+struct HardwareTiles {
+    static void begin() {
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } config;
+        asm volatile("ldtilecfg %0" ::"m"(config));
+    }
+
+    static void end() { asm volatile("tilerelease" ::: "memory"); }
+
+    template <int tile>
+    static inline __attribute__((always_inline)) void zero() {
+        asm volatile("tilezero %%tmm%c0" ::"i"(tile));
+    }
+
+    // 16 rows of 64 bytes, `stride` bytes apart.
+    template <int tile>
+    static inline __attribute__((always_inline)) void load(const void* from, int64_t stride) {
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
+    }
+
+    template <int tile>
+    static inline __attribute__((always_inline)) void store(void* to, int64_t stride) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(tile) : "memory");
+    }
+
+    template <int c, int a, int b>
+    static inline __attribute__((always_inline)) void multiply() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+    }
+};
+
+// Ask the kernel that this process may use tiles; Linux refuses by default, as they make signal
+// frames larger. Documentation/arch/x86/xstate.rst.
+static inline bool tiles_permitted() {
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#else
+static inline bool tiles_permitted() { return false; }
+#endif
+
+// The same in memory, for tests on any processor.
+struct EmulatedTiles {
+    static unsigned char (&registers())[8][1024] {
+        static thread_local unsigned char held[8][1024];
+        return held;
+    }
+
+    static void begin() {}
+    static void end() {}
+
+    template <int tile>
+    static void zero() {
+        std::memset(registers()[tile], 0, 1024);
+    }
+
+    template <int tile>
+    static void load(const void* from, int64_t stride) {
+        for (int64_t row = 0; row < TILE_ROWS; row++) {
+            std::memcpy(registers()[tile] + 64 * row, static_cast<const char*>(from) + row * stride, 64);
+        }
+    }
+
+    template <int tile>
+    static void store(void* to, int64_t stride) {
+        for (int64_t row = 0; row < TILE_ROWS; row++) {
+            std::memcpy(static_cast<char*>(to) + row * stride, registers()[tile] + 64 * row, 64);
+        }
+    }
+
+    template <int c, int a, int b>
+    static void multiply() {
+        float sums[16][16];
+        Bfloat16 left[16][32], right[16][32];
+        std::memcpy(sums, registers()[c], sizeof sums);
+        std::memcpy(left, registers()[a], sizeof left);
+        std::memcpy(right, registers()[b], sizeof right);
+        for (int row = 0; row < 16; row++) {
+            for (int pair = 0; pair < 16; pair++) {
+                for (int column = 0; column < 16; column++) {
+                    sums[row][column] += widened(left[row][2 * pair]) * widened(right[pair][2 * column]);
+                    sums[row][column] += widened(left[row][2 * pair + 1]) * widened(right[pair][2 * column + 1]);
+                }
+            }
+        }
+        std::memcpy(registers()[c], sums, sizeof sums);
+    }
+};

@@ -1,0 +1,660 @@
+// Weight gradients of 3×3 (stride 1, padding 1) and 1×1 convolutions in BF16, by AMX's tiles.
+//
+//   dW[o][ky][kx][i] = sum over images n and pixels (y, x) of dY[n][y][x][o] · X[n][y + ky - 1][x + kx - 1][i]
+//
+// Pixels are what is summed over. A tile of dY is 16 output channels × 32 pixels, one of X is 16 pairs of
+// pixels × 16 input channels. All images of a map are one long sequence of pixels, row after row, each row
+// `pitch` pixels long and ending in zeros, so that each of the nine taps is a constant distance in it. The
+// pairs of X are packed twice, from even and from odd pixels on, so that each tap is a plain tile load.
+// Maps are channels_last: [N, H, W, C]. Sums are float32.
+//
+// Channels go in units of 32: one tile has the unit's even channels, the next one its odd ones. So a pair is
+// made by shifts alone, and the order is put right when the sums are written.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "tiles.h"
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+constexpr int64_t UNIT = 32;         // channels packed at once
+constexpr int64_t PACKED = 512;      // tiles of dY that a block of pixels has, at most: 512 KB of the L2 cache
+constexpr int64_t MOST_BLOCKS = 16;  // of 16 output channels in a group, for 3×3; twice as many for 1×1
+constexpr int64_t CHUNK = 12;        // tiles along the sum whose X stays in the L1 cache, for 1×1
+constexpr int64_t TILE_BYTES = 1024;
+constexpr int64_t TILE_SUMS = 256;
+
+struct Level {
+    const Bfloat16* input;
+    const Bfloat16* gradient;  // of the output
+    const Bfloat16* gate;      // or null; the gradient counts where this is positive
+    int64_t images, height, width;  // of the output; a 1×1 of stride 2 reads every second pixel of the input
+    int64_t input_height, input_width;
+};
+
+struct Shape {
+    int64_t inputs, outputs, kernel, stride;
+};
+
+// How the work is cut: groups of output channels × parts of the pixels.
+struct Plan {
+    int64_t output_units, input_units, taps;
+    int64_t blocks, groups;  // blocks of 16 output channels in a group, an even number; groups
+    int64_t steps;           // tiles along the sum in a block of pixels
+    int64_t rows, parts;     // rows of all levels; parts
+    int64_t sums;            // float32 values of a group
+    int64_t most_pixels;     // of X in a block
+    int64_t thread_bytes;
+};
+
+// Rows `first` … `end` of one level's long sequence.
+struct Strip {
+    const Level* level;
+    int64_t first, end;
+};
+
+static int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// Pixels from a row to the next. A 3×3's rows end in at least one zero, and their lengths are even, so that
+// pairs begin alike in all rows; a 1×1's rows follow each other without a gap.
+static int64_t pitch_of(const Level& level, const Shape& shape) {
+    return shape.kernel == 1 ? level.width : rounded_up(level.width + 1, 2);
+}
+
+// Rows of a level's sequence; a 3×3's images have a row of zeros between them.
+static int64_t rows_of(const Level& level, const Shape& shape) {
+    return level.images * (level.height + (shape.kernel == 1 ? 0 : 1));
+}
+
+static int64_t count_pixels(const Level* levels, int64_t level_count, const Shape& shape) {
+    int64_t pixels = 0;
+    for (int64_t l = 0; l < level_count; l++) pixels += rows_of(levels[l], shape) * pitch_of(levels[l], shape);
+    return pixels;
+}
+
+// About how many cycles a plan takes, by what each part took in measurements; only the order of plans matters.
+static double cycles_of(const Plan& plan, int64_t pixels, int64_t threads) {
+    const double steps = static_cast<double>(pixels) / (TILE_SUM * plan.parts);
+    const double inputs = 2.0 * plan.input_units;
+    const double a_step = plan.blocks * (inputs * plan.taps * 24 + 390) + inputs * (plan.taps > 1 ? 485 : 400);
+    const double sums = plan.blocks * inputs * plan.taps * TILE_BYTES;
+    const double blocks_of_pixels = std::max(1.0, steps / plan.steps);
+    const int64_t tasks = plan.groups * plan.parts;
+    const double rounds = static_cast<double>((tasks + threads - 1) / threads);
+    return rounds * (steps * a_step + blocks_of_pixels * sums / 16) + tasks * sums / (8.0 * threads);
+}
+
+static Plan plan_gradient(const Level* levels, int64_t level_count, const Shape& shape, int64_t threads) {
+    Plan best{};
+    double least = 0;
+    int64_t rows = 0, widest = 0;
+    for (int64_t l = 0; l < level_count; l++) {
+        rows += rows_of(levels[l], shape);
+        widest = std::max(widest, pitch_of(levels[l], shape));
+    }
+    const int64_t pixels = count_pixels(levels, level_count, shape);
+    const int64_t all_blocks = rounded_up(shape.outputs, UNIT) / TILE_ROWS;
+    const int64_t most = std::min(all_blocks, shape.kernel == 1 ? 2 * MOST_BLOCKS : MOST_BLOCKS);
+    for (int64_t wanted = most; wanted >= 2; wanted -= 2) {
+        for (int64_t parts = 1; parts <= std::min(threads, rows); parts++) {
+            Plan plan{};
+            plan.taps = shape.kernel * shape.kernel;
+            plan.output_units = all_blocks / 2;
+            plan.input_units = rounded_up(shape.inputs, UNIT) / UNIT;
+            plan.groups = (all_blocks + wanted - 1) / wanted;
+            plan.blocks = rounded_up((all_blocks + plan.groups - 1) / plan.groups, 2);
+            plan.groups = (all_blocks + plan.blocks - 1) / plan.blocks;
+            plan.steps = std::max(PACKED / plan.blocks, (widest + TILE_SUM - 1) / TILE_SUM);
+            plan.rows = rows;
+            plan.parts = parts;
+            plan.sums = plan.blocks * 2 * plan.input_units * plan.taps * TILE_SUMS;
+            plan.most_pixels = plan.steps * TILE_SUM + (shape.kernel == 1 ? 0 : 2 * widest) + 4;
+            const double cycles = cycles_of(plan, pixels, threads);
+            if (least == 0 || cycles < least) best = plan, least = cycles;
+        }
+    }
+    const int64_t copies = shape.kernel == 1 ? 1 : 2;
+    best.thread_bytes = best.blocks * best.steps * TILE_BYTES + 2 * copies * best.most_pixels * 32 +
+                        2 * best.most_pixels * int64_t{sizeof(void*)} +
+                        (std::max(shape.inputs, shape.outputs) + 2 * UNIT) * 2 + best.blocks * TILE_ROWS * 4;
+    best.thread_bytes = rounded_up(best.thread_bytes, 4096);
+    return best;
+}
+
+// A thread's memory.
+struct Workspace {
+    Bfloat16* gradients;  // [blocks, steps] tiles
+    Bfloat16* even;       // [2 tiles' channels][pairs of pixels][16 channels of 2], from even pixels on
+    Bfloat16* odd;        // the same from odd pixels on
+    const Bfloat16 **gradient_places, **input_places;  // where each pixel of the sequences lies
+    Bfloat16* zeros;      // stands in for pixels that are not there
+    float* bias;
+
+    Workspace(char* memory, const Plan& plan, const Shape& shape) {
+        const int64_t packed = plan.most_pixels * 32;
+        gradients = reinterpret_cast<Bfloat16*>(memory);
+        memory += plan.blocks * plan.steps * TILE_BYTES;
+        even = reinterpret_cast<Bfloat16*>(memory);
+        memory += 2 * packed;
+        odd = reinterpret_cast<Bfloat16*>(memory);
+        if (shape.kernel != 1) memory += 2 * packed;
+        gradient_places = reinterpret_cast<const Bfloat16**>(memory);
+        input_places = gradient_places + plan.most_pixels;
+        memory += 2 * plan.most_pixels * int64_t{sizeof(void*)};
+        bias = reinterpret_cast<float*>(memory);
+        memory += plan.blocks * TILE_ROWS * 4;
+        zeros = reinterpret_cast<Bfloat16*>(memory);
+        std::memset(zeros, 0, (std::max(shape.inputs, shape.outputs) + 2 * UNIT) * 2);
+    }
+};
+
+// Where the pixels of a strip's gradient lie, `count` of them.
+static void place_gradient(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
+    const Level& level = *strip.level;
+    const int64_t pitch = pitch_of(level, shape), image_rows = rows_of(level, shape) / level.images;
+    std::fill(work.gradient_places, work.gradient_places + count, work.zeros);
+    for (int64_t row = strip.first; row < strip.end; row++) {
+        const int64_t image = row / image_rows, y = row % image_rows;
+        if (y >= level.height) continue;
+        const Bfloat16* from = level.gradient + (image * level.height + y) * level.width * shape.outputs;
+        const Bfloat16** to = work.gradient_places + (row - strip.first) * pitch;
+        for (int64_t x = 0; x < level.width; x++) to[x] = from + x * shape.outputs;
+    }
+}
+
+// Where the pixels of a strip's input lie; of a 3×3 from a row and a column before the gradient's first.
+static void place_input(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
+    const Level& level = *strip.level;
+    const int64_t pitch = pitch_of(level, shape), image_rows = rows_of(level, shape) / level.images;
+    const int64_t around = shape.kernel / 2;
+    std::fill(work.input_places, work.input_places + count, work.zeros);
+    for (int64_t row = std::max<int64_t>(0, strip.first - around);
+         row < std::min(strip.end + around, rows_of(level, shape)); row++) {
+        const int64_t image = row / image_rows, y = row % image_rows;
+        if (y >= level.height) continue;
+        const Bfloat16* from = level.input + (image * level.input_height + y * shape.stride) * level.input_width * shape.inputs;
+        const Bfloat16** to = work.input_places + (row - strip.first + around) * pitch + around;
+        for (int64_t x = 0; x < level.width; x++) to[x] = from + x * shape.stride * shape.inputs;
+    }
+}
+
+#if defined(__AVX512BW__)
+static __mmask32 first_lanes(int64_t count) {
+    return count >= 32 ? 0xffffffffu : static_cast<__mmask32>((1u << std::max<int64_t>(count, 0)) - 1);
+}
+
+// The pairs (one, next) of a unit's even channels, and of its odd ones.
+static inline void pair_up(__m512i one, __m512i next, __m512i* pairs) {
+    const __mmask32 upper = 0xaaaaaaaa;
+    pairs[0] = _mm512_mask_blend_epi16(upper, one, _mm512_slli_epi32(next, 16));
+    pairs[1] = _mm512_mask_blend_epi16(upper, _mm512_srli_epi32(one, 16), next);
+}
+
+// rows[r] lane c to rows[c] lane r, 16 × 16.
+static inline void transpose(__m512i* rows) {
+    __m512i t[16];
+    for (int r = 0; r < 16; r += 2) {
+        t[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
+        t[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
+    }
+    for (int r = 0; r < 16; r += 4) {
+        rows[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
+        rows[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
+        rows[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
+        rows[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
+    }
+    for (int r = 0; r < 4; r++) {
+        t[r] = _mm512_shuffle_i32x4(rows[r], rows[r + 4], 0x88);
+        t[r + 4] = _mm512_shuffle_i32x4(rows[r + 8], rows[r + 12], 0x88);
+        t[r + 8] = _mm512_shuffle_i32x4(rows[r], rows[r + 4], 0xdd);
+        t[r + 12] = _mm512_shuffle_i32x4(rows[r + 8], rows[r + 12], 0xdd);
+    }
+    for (int r = 0; r < 4; r++) {
+        rows[r] = _mm512_shuffle_i32x4(t[r], t[r + 4], 0x88);
+        rows[r + 4] = _mm512_shuffle_i32x4(t[r + 8], t[r + 12], 0x88);
+        rows[r + 8] = _mm512_shuffle_i32x4(t[r], t[r + 4], 0xdd);
+        rows[r + 12] = _mm512_shuffle_i32x4(t[r + 8], t[r + 12], 0xdd);
+    }
+}
+
+static inline void add_pairs(__m512i pairs, __m512* sum) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    const __m512 one = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    const __m512 next = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
+    *sum = _mm512_add_ps(*sum, _mm512_add_ps(one, next));
+}
+#endif
+
+// Reads pixels of a map; where a gate is given, zero where that is not positive.
+struct Reader {
+    const Bfloat16 *map, *gate, *zeros;
+
+    const Bfloat16* gate_at(const Bfloat16* place) const { return place == zeros ? zeros : gate + (place - map); }
+
+#if defined(__AVX512BW__)
+    __m512i unit(const Bfloat16* place, int64_t channel, __mmask32 lanes) const {
+        // BF16 is positive where the same bits are as an integer.
+        if (gate) lanes = _mm512_mask_cmpgt_epi16_mask(lanes, _mm512_maskz_loadu_epi16(lanes, gate_at(place) + channel), _mm512_setzero_si512());
+        return _mm512_maskz_loadu_epi16(lanes, place + channel);
+    }
+#else
+    Bfloat16 value(const Bfloat16* place, int64_t channel) const {
+        if (gate && static_cast<int16_t>(gate_at(place)[channel]) <= 0) return 0;
+        return place[channel];
+    }
+#endif
+};
+
+// 32 pixels of a unit of the gradient as two tiles, `apart` values apart; adds them to the bias [32].
+static void pack_gradient(
+    const Reader& reader, const Bfloat16* const* places, int64_t channel, int64_t channels, Bfloat16* tiles,
+    int64_t apart, float* bias) {
+#if defined(__AVX512BW__)
+    const __mmask32 lanes = first_lanes(channels - channel);
+    __m512i rows[2][16];
+    __m512 sums[2] = {_mm512_loadu_ps(bias), _mm512_loadu_ps(bias + 16)};
+    for (int pair = 0; pair < 16; pair++) {
+        __m512i made[2];
+        pair_up(reader.unit(places[2 * pair], channel, lanes), reader.unit(places[2 * pair + 1], channel, lanes), made);
+        for (int half = 0; half < 2; half++) {
+            rows[half][pair] = made[half];
+            add_pairs(made[half], &sums[half]);
+        }
+    }
+    for (int half = 0; half < 2; half++) {
+        transpose(rows[half]);
+        for (int row = 0; row < 16; row++) _mm512_storeu_si512(tiles + half * apart + row * TILE_SUM, rows[half][row]);
+        _mm512_storeu_ps(bias + 16 * half, sums[half]);
+    }
+#else
+    for (int64_t c = 0; c < UNIT; c++) {
+        for (int64_t pixel = 0; pixel < TILE_SUM; pixel++) {
+            const Bfloat16 value = channel + c < channels ? reader.value(places[pixel], channel + c) : 0;
+            tiles[c % 2 * apart + c / 2 * TILE_SUM + pixel] = value;
+            bias[c % 2 * 16 + c / 2] += widened(value);
+        }
+    }
+#endif
+}
+
+// A unit of the input as pairs of pixels, `pairs` of them from place 0 on: [2][pairs][16 channels of 2].
+static void pack_input(
+    const Reader& reader, const Bfloat16* const* places, int64_t pairs, int64_t channel, int64_t channels, Bfloat16* packed,
+    int64_t apart) {
+#if defined(__AVX512BW__)
+    const __mmask32 lanes = first_lanes(channels - channel);
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        __m512i made[2];
+        pair_up(reader.unit(places[2 * pair], channel, lanes), reader.unit(places[2 * pair + 1], channel, lanes), made);
+        _mm512_storeu_si512(packed + pair * 32, made[0]);
+        _mm512_storeu_si512(packed + apart + pair * 32, made[1]);
+    }
+#else
+    for (int64_t pixel = 0; pixel < 2 * pairs; pixel++) {
+        for (int64_t c = 0; c < UNIT; c++) {
+            packed[c % 2 * apart + pixel / 2 * 32 + c / 2 * 2 + pixel % 2] =
+                channel + c < channels ? reader.value(places[pixel], channel + c) : 0;
+        }
+    }
+#endif
+}
+
+// The nine taps of a block of 16 output channels lie one after another: for the three rows those on the left
+// and on the right, then for the three rows those in the middle.
+constexpr int64_t MIDDLE = 6;
+
+static int64_t tap_place(int64_t taps, int64_t row, int64_t column) {
+    if (taps == 1) return 0;
+    return column == 1 ? MIDDLE + row : 2 * row + column / 2;
+}
+
+template <class Tiles, int count>
+static inline void begin_sums(const float* sums, bool first) {
+    if (first) {
+        if (count > 0) Tiles::template zero<0>();
+        if (count > 1) Tiles::template zero<1>();
+        if (count > 2) Tiles::template zero<2>();
+        if (count > 3) Tiles::template zero<3>();
+        if (count > 4) Tiles::template zero<4>();
+        if (count > 5) Tiles::template zero<5>();
+        return;
+    }
+    if (count > 0) Tiles::template load<0>(sums, 64);
+    if (count > 1) Tiles::template load<1>(sums + TILE_SUMS, 64);
+    if (count > 2) Tiles::template load<2>(sums + 2 * TILE_SUMS, 64);
+    if (count > 3) Tiles::template load<3>(sums + 3 * TILE_SUMS, 64);
+    if (count > 4) Tiles::template load<4>(sums + 4 * TILE_SUMS, 64);
+    if (count > 5) Tiles::template load<5>(sums + 5 * TILE_SUMS, 64);
+}
+
+template <class Tiles, int tile>
+static inline void multiply_at(const Bfloat16* input) {
+    Tiles::template load<7>(input, 64);
+    Tiles::template multiply<tile, 6, 7>();
+}
+
+// What is read next from beyond the L2 cache is fetched meanwhile, a little in every step: here pixels of a
+// unit of the input.
+struct Ahead {
+    const Bfloat16* const* places;
+    int64_t left;     // of the pixels
+    int64_t channel;  // the unit's first
+    int64_t share;    // pixels in a step
+
+    Ahead(const Bfloat16* const* places, int64_t count, int64_t channel, int64_t steps)
+        : places(places), left(count), channel(channel), share((count + steps - 1) / std::max<int64_t>(steps, 1)) {}
+
+    void fetch() {
+        const int64_t taken = std::min(share, left);
+        for (int64_t pixel = 0; pixel < taken; pixel++) __builtin_prefetch(places[pixel] + channel, 0, 2);
+        places += taken, left -= taken;
+    }
+};
+
+// A step's share of `tiles` tiles of sums.
+static inline void fetch_sums(const float* sums, int64_t tiles, int64_t step, int64_t steps) {
+    if (!sums) return;
+    const int64_t lines = tiles * TILE_BYTES / 64, share = (lines + steps - 1) / steps;
+    const char* from = reinterpret_cast<const char*>(sums);
+    for (int64_t line = step * share; line < std::min(lines, (step + 1) * share); line++) __builtin_prefetch(from + 64 * line, 1, 3);
+}
+
+// The taps on the left and on the right, which both begin at even pixels: six tiles for one of the gradient.
+template <class Tiles>
+static void sum_sides(
+    const Bfloat16* gradients, const Bfloat16* even, int64_t steps, int64_t pitch, float* sums, const float* next_sums, bool first,
+    Ahead& ahead) {
+    begin_sums<Tiles, 6>(sums, first);
+    const int64_t row = pitch / 2 * 32;  // pairs from a row to the next, in values
+    for (int64_t step = 0; step < steps; step++) {
+        const Bfloat16* input = even + step * TILE_VALUES;
+        ahead.fetch();
+        fetch_sums(next_sums, 6, step, steps);
+        Tiles::template load<6>(gradients + step * TILE_VALUES, 64);
+        multiply_at<Tiles, 0>(input);
+        multiply_at<Tiles, 1>(input + 32);
+        multiply_at<Tiles, 2>(input + row);
+        multiply_at<Tiles, 3>(input + row + 32);
+        multiply_at<Tiles, 4>(input + 2 * row);
+        multiply_at<Tiles, 5>(input + 2 * row + 32);
+    }
+    Tiles::template store<0>(sums, 64);
+    Tiles::template store<1>(sums + TILE_SUMS, 64);
+    Tiles::template store<2>(sums + 2 * TILE_SUMS, 64);
+    Tiles::template store<3>(sums + 3 * TILE_SUMS, 64);
+    Tiles::template store<4>(sums + 4 * TILE_SUMS, 64);
+    Tiles::template store<5>(sums + 5 * TILE_SUMS, 64);
+}
+
+// The taps in the middle, for two blocks of output channels at once.
+template <class Tiles>
+static void sum_middle(
+    const Bfloat16* gradients, int64_t next_block, const Bfloat16* odd, int64_t steps, int64_t pitch, float* sums,
+    float* next_sums, int64_t after, bool first, Ahead& ahead) {
+    if (first) {
+        begin_sums<Tiles, 6>(sums, true);
+    } else {
+        Tiles::template load<0>(sums, 64);
+        Tiles::template load<1>(sums + TILE_SUMS, 64);
+        Tiles::template load<2>(sums + 2 * TILE_SUMS, 64);
+        Tiles::template load<3>(next_sums, 64);
+        Tiles::template load<4>(next_sums + TILE_SUMS, 64);
+        Tiles::template load<5>(next_sums + 2 * TILE_SUMS, 64);
+    }
+    const int64_t row = pitch / 2 * 32;
+    for (int64_t step = 0; step < steps; step++) {
+        const Bfloat16* input = odd + step * TILE_VALUES;
+        ahead.fetch();
+        if (after) {
+            fetch_sums(sums + after, 3, step, steps);
+            fetch_sums(next_sums + after, 3, step, steps);
+        }
+        Tiles::template load<6>(gradients + step * TILE_VALUES, 64);
+        multiply_at<Tiles, 0>(input);
+        multiply_at<Tiles, 1>(input + row);
+        multiply_at<Tiles, 2>(input + 2 * row);
+        Tiles::template load<6>(gradients + next_block + step * TILE_VALUES, 64);
+        Tiles::template multiply<5, 6, 7>();
+        multiply_at<Tiles, 3>(input);
+        multiply_at<Tiles, 4>(input + row);
+    }
+    Tiles::template store<0>(sums, 64);
+    Tiles::template store<1>(sums + TILE_SUMS, 64);
+    Tiles::template store<2>(sums + 2 * TILE_SUMS, 64);
+    Tiles::template store<3>(next_sums, 64);
+    Tiles::template store<4>(next_sums + TILE_SUMS, 64);
+    Tiles::template store<5>(next_sums + 2 * TILE_SUMS, 64);
+}
+
+// A 1×1's products of two blocks of output channels with a unit of input channels.
+template <class Tiles>
+static void sum_unit(
+    const Bfloat16* gradients, int64_t next_block, const Bfloat16* input, int64_t next_input, int64_t steps, float* sums,
+    float* next_sums, int64_t after, bool first, Ahead& ahead) {
+    if (first) {
+        begin_sums<Tiles, 4>(sums, true);
+    } else {
+        Tiles::template load<0>(sums, 64);
+        Tiles::template load<1>(sums + TILE_SUMS, 64);
+        Tiles::template load<2>(next_sums, 64);
+        Tiles::template load<3>(next_sums + TILE_SUMS, 64);
+    }
+    for (int64_t step = 0; step < steps; step++) {
+        ahead.fetch();
+        if (after) {
+            fetch_sums(sums + after, 2, step, steps);
+            fetch_sums(next_sums + after, 2, step, steps);
+        }
+        Tiles::template load<4>(gradients + step * TILE_VALUES, 64);
+        Tiles::template load<6>(input + step * TILE_VALUES, 64);
+        Tiles::template multiply<0, 4, 6>();
+        Tiles::template load<7>(input + next_input + step * TILE_VALUES, 64);
+        Tiles::template multiply<1, 4, 7>();
+        Tiles::template load<5>(gradients + next_block + step * TILE_VALUES, 64);
+        Tiles::template multiply<2, 5, 6>();
+        Tiles::template multiply<3, 5, 7>();
+    }
+    Tiles::template store<0>(sums, 64);
+    Tiles::template store<1>(sums + TILE_SUMS, 64);
+    Tiles::template store<2>(next_sums, 64);
+    Tiles::template store<3>(next_sums + TILE_SUMS, 64);
+}
+
+// A strip's products of one unit of input channels with a group of output channels. `sums`: of the unit's first
+// 16 channels and the group's first block; [blocks][input blocks][taps] tiles in all.
+template <class Tiles>
+static void sum_strip(
+    const Workspace& work, const Plan& plan, int64_t steps, int64_t pitch, int64_t blocks, float* sums, bool first, Ahead ahead) {
+    const int64_t block = plan.steps * TILE_VALUES;                        // of the packed gradient
+    const int64_t next = 2 * plan.input_units * plan.taps * TILE_SUMS;     // sums of the next block
+    const int64_t half = plan.most_pixels * 16;                            // of the packed input
+    if (plan.taps == 1) {
+        for (int64_t begin = 0; begin < steps; begin += CHUNK) {
+            const int64_t taken = std::min(CHUNK, steps - begin);
+            for (int64_t b = 0; b < blocks; b += 2) {
+                sum_unit<Tiles>(
+                    work.gradients + b * block + begin * TILE_VALUES, block, work.even + begin * TILE_VALUES, half, taken,
+                    sums + b * next, sums + (b + 1) * next, b + 2 < blocks ? 2 * next : 0, first && begin == 0, ahead);
+            }
+        }
+        return;
+    }
+    for (int64_t which = 0; which < 2; which++) {
+        float* of_half = sums + which * plan.taps * TILE_SUMS;
+        for (int64_t b = 0; b < blocks; b++) {
+            float* own = of_half + b * next;
+            sum_sides<Tiles>(
+                work.gradients + b * block, work.even + which * half, steps, pitch, own, b + 1 < blocks ? own + next : nullptr, first,
+                ahead);
+        }
+        for (int64_t b = 0; b < blocks; b += 2) {
+            sum_middle<Tiles>(
+                work.gradients + b * block, block, work.odd + which * half, steps, pitch, of_half + b * next + MIDDLE * TILE_SUMS,
+                of_half + (b + 1) * next + MIDDLE * TILE_SUMS, b + 2 < blocks ? 2 * next : 0, first, ahead);
+        }
+    }
+}
+
+// Where a group's part of the sums begins and which channels it has.
+struct Group {
+    int64_t first_unit, units;
+};
+
+static Group group_of(const Plan& plan, int64_t index) {
+    const int64_t first = index * plan.blocks / 2;
+    return {first, std::min(plan.blocks / 2, plan.output_units - first)};
+}
+
+// One strip: packs the group's gradients once, each unit of the inputs once, and sums their products.
+template <class Tiles>
+static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
+    const Level& level = *strip.level;
+    const int64_t pitch = pitch_of(level, shape);
+    const int64_t steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
+    const int64_t halo = plan.taps == 1 ? 0 : 2 * pitch + 2;
+    const int64_t pixels = steps * TILE_SUM + halo, pairs = pixels / 2, half = plan.most_pixels * 16;
+    place_gradient(strip, shape, steps * TILE_SUM, work);
+    place_input(strip, shape, pixels + 1, work);
+    const Reader gradients{level.gradient, level.gate, work.zeros}, inputs{level.input, nullptr, work.zeros};
+    Ahead first_unit(work.input_places, pixels, 0, steps);
+    for (int64_t step = 0; step < steps; step++) {
+        const Bfloat16* const* places = work.gradient_places + step * TILE_SUM;
+        first_unit.fetch();
+        for (int64_t unit = 0; unit < group.units; unit++) {
+            const int64_t channel = (group.first_unit + unit) * UNIT;
+            if (step + 1 < steps) {
+                for (int64_t pixel = TILE_SUM; pixel < 2 * TILE_SUM; pixel++) __builtin_prefetch(places[pixel] + channel, 0, 2);
+            }
+            pack_gradient(
+                gradients, places, channel, shape.outputs, work.gradients + (2 * unit * plan.steps + step) * TILE_VALUES,
+                plan.steps * TILE_VALUES, work.bias + unit * UNIT);
+        }
+    }
+    const int64_t passes = group.units * (plan.taps == 1 ? 1 : 6);  // over the steps, of a unit of the input
+    for (int64_t unit = 0; unit < plan.input_units; unit++) {
+        pack_input(inputs, work.input_places, pairs, unit * UNIT, shape.inputs, work.even, half);
+        if (plan.taps != 1) pack_input(inputs, work.input_places + 1, pairs, unit * UNIT, shape.inputs, work.odd, half);
+        const Ahead ahead(work.input_places, unit + 1 < plan.input_units ? pixels : 0, (unit + 1) * UNIT, passes * steps);
+        sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, sums + 2 * unit * plan.taps * TILE_SUMS, first, ahead);
+    }
+}
+
+// Rows `begin` … `end` of all levels' sequences, counted through.
+template <class Tiles>
+static void add_rows(
+    const Level* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t begin, int64_t end, const Group& group,
+    Workspace& work, float* sums) {
+    bool first = true;
+    int64_t passed = 0;
+    std::fill(work.bias, work.bias + plan.blocks * TILE_ROWS, 0.0f);
+    for (int64_t l = 0; l < level_count; l++) {
+        const int64_t rows = rows_of(levels[l], shape);
+        const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / pitch_of(levels[l], shape));
+        for (int64_t row = std::max<int64_t>(0, begin - passed); row < std::min(rows, end - passed); row += at_once) {
+            const Strip strip{&levels[l], row, std::min({row + at_once, rows, end - passed})};
+            add_strip<Tiles>(strip, shape, plan, group, work, sums, first);
+            first = false;
+        }
+        passed += rows;
+    }
+}
+
+// The row at which part `part` begins: all have about as many pixels.
+static int64_t part_begin(const Level* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t part) {
+    int64_t wanted = count_pixels(levels, level_count, shape) * part / plan.parts, passed = 0;
+    for (int64_t l = 0; l < level_count; l++) {
+        const int64_t rows = rows_of(levels[l], shape), pitch = pitch_of(levels[l], shape);
+        if (wanted < rows * pitch) return passed + wanted / pitch;
+        wanted -= rows * pitch;
+        passed += rows;
+    }
+    return passed;
+}
+
+// The sums of an output channel, `of_parts` apart, to its weights [kernel, kernel, inputs] in memory.
+static void write_weights(const float* sums, int64_t parts, int64_t of_parts, const Shape& shape, const Plan& plan, int64_t channel, float* weights) {
+    const int64_t kernel = shape.kernel, blocks = 2 * plan.input_units;
+    const float* row = sums + (channel / UNIT * 2 + channel % 2) * blocks * plan.taps * TILE_SUMS + channel % UNIT / 2 * 16;
+    for (int64_t y = 0; y < kernel; y++) {
+        for (int64_t x = 0; x < kernel; x++) {
+            const float* tap = row + tap_place(plan.taps, y, x) * TILE_SUMS;
+            float* to = weights + (y * kernel + x) * shape.inputs;
+            for (int64_t unit = 0; unit < plan.input_units; unit++) {
+                float even[16] = {}, odd[16] = {}, both[UNIT];
+                const float* from = tap + 2 * unit * plan.taps * TILE_SUMS;
+                for (int64_t part = 0; part < parts; part++) {
+                    for (int c = 0; c < 16; c++) even[c] += from[part * of_parts + c];
+                    for (int c = 0; c < 16; c++) odd[c] += from[part * of_parts + plan.taps * TILE_SUMS + c];
+                }
+                for (int c = 0; c < 16; c++) both[2 * c] = even[c], both[2 * c + 1] = odd[c];
+                std::memcpy(to + unit * UNIT, both, std::min(UNIT, shape.inputs - unit * UNIT) * sizeof(float));
+            }
+        }
+    }
+}
+
+template <class Tiles>
+static void weight_gradient(
+    const Level* levels, int64_t level_count, const Shape& shape, float* gradient, float* bias, char* scratch, int32_t threads) {
+    const Plan plan = plan_gradient(levels, level_count, shape, threads);
+    const int64_t tasks = plan.groups * plan.parts;
+    char* own_memory = scratch;
+    float* sums = reinterpret_cast<float*>(scratch + threads * plan.thread_bytes);
+    float* biases = sums + tasks * plan.sums;
+    const int64_t group_channels = plan.blocks * TILE_ROWS;
+#pragma omp parallel num_threads(threads)
+    {
+        Workspace work(own_memory + omp_get_thread_num() * plan.thread_bytes, plan, shape);
+        Tiles::begin();
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < tasks; task++) {
+            const int64_t part = task % plan.parts;
+            add_rows<Tiles>(
+                levels, level_count, shape, plan, part_begin(levels, level_count, shape, plan, part),
+                part_begin(levels, level_count, shape, plan, part + 1), group_of(plan, task / plan.parts), work, sums + task * plan.sums);
+            std::copy(work.bias, work.bias + group_channels, biases + task * group_channels);
+        }
+        Tiles::end();
+#pragma omp for schedule(static)
+        for (int64_t output = 0; output < shape.outputs; output++) {
+            const int64_t group = output / group_channels, channel = output % group_channels;
+            const int64_t task = group * plan.parts;
+            write_weights(
+                sums + task * plan.sums, plan.parts, plan.sums, shape, plan, channel, gradient + output * plan.taps * shape.inputs);
+            if (!bias) continue;
+            bias[output] = 0.0f;
+            const int64_t place = channel / UNIT * UNIT + channel % 2 * 16 + channel % UNIT / 2;
+            for (int64_t part = 0; part < plan.parts; part++) bias[output] += biases[(task + part) * group_channels + place];
+        }
+    }
+}
+
+extern "C" {
+
+// Whether this process may use the tile instructions.
+int32_t weight_gradient_permitted() { return tiles_permitted(); }
+
+// Bytes of scratch memory that `weight_gradient` needs, for all threads together.
+int64_t weight_gradient_bytes(const Level* levels, int64_t level_count, const Shape* shape, int32_t threads) {
+    const Plan plan = plan_gradient(levels, level_count, *shape, threads);
+    return threads * plan.thread_bytes + plan.groups * plan.parts * (plan.sums + plan.blocks * TILE_ROWS) * int64_t{sizeof(float)};
+}
+
+// The weight's gradient, float32 [outputs, kernel, kernel, inputs] in memory, summed over the levels, and the
+// bias's [outputs] unless that is null. `emulated`: without the tile instructions.
+void weight_gradient_sum(
+    const Level* levels, int64_t level_count, const Shape* shape, float* gradient, float* bias, char* scratch, int32_t threads,
+    int32_t emulated) {
+#if defined(HAS_TILE_INSTRUCTIONS)
+    if (!emulated) return weight_gradient<HardwareTiles>(levels, level_count, *shape, gradient, bias, scratch, threads);
+#endif
+    weight_gradient<EmulatedTiles>(levels, level_count, *shape, gradient, bias, scratch, threads);
+}
+
+}  // extern "C"
