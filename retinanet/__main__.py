@@ -9,9 +9,11 @@ checkers, and tells what its reference runs took.
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from launch.pinning.allocator import set_allocator
 from retinanet.command_line import run_command
+from retinanet.errors import InputError
 from retinanet.evaluation import options as evaluation
 from retinanet.export import options as exporting
 from retinanet.mlperf.command import add_mlperf, run_mlperf
@@ -35,9 +37,7 @@ def main() -> int:
 
         return export(**arguments)
     if command == "convert":
-        from retinanet.training.convert_command import convert
-
-        return convert(**arguments)
+        return run_convert(arguments)
     if command == "compile":
         from retinanet.compile_command import compile_kernels
 
@@ -45,6 +45,30 @@ def main() -> int:
     from retinanet.prediction.command import predict
 
     return predict(**arguments)
+
+
+def run_convert(arguments: dict[str, Any]) -> int:
+    """Convert a backbone, or a whole detector; return the exit code.
+
+    Raises:
+        InputError: The options are not those of one of them.
+    """
+    file, detector = arguments.pop("file"), arguments.pop("detector")
+    classes, image_size = arguments.pop("classes"), arguments.pop("image_size")
+    if (file is None) == (detector is None):
+        raise InputError("command line: give FILE.pth of a backbone, or --detector FILE.pth")
+    if detector is None:
+        if classes is not None or image_size is not None:
+            raise InputError("command line: --classes and --image-size are for --detector")
+        from retinanet.training.convert_command import convert
+
+        return convert(file=file, **arguments)
+    if classes is None:
+        raise InputError("command line: --detector: give its classes, --classes FILE")
+    from retinanet.training.convert_detector import IMAGE_SIZE, convert_detector
+
+    image_size = image_size or IMAGE_SIZE
+    return convert_detector(detector=detector, classes=classes, image_size=image_size, **arguments)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,7 +105,8 @@ def parse_arguments() -> argparse.Namespace:
         "file made for it corrupts memory, and may run any code as you. So it is done once, by "
         "this command, of a file from somebody whom you trust, and nothing else ever reads a .pth. "
         "A state_dict is taken, alone or under `model` (torchvision's and MLPerf's scripts) or "
-        "`state_dict`; what is no tensor is dropped, and named.",
+        "`state_dict`; what is no tensor is dropped, and named. With --detector a whole "
+        "RetinaNet-ResNeXt50 becomes a checkpoint that evaluate, predict and export take.",
     )
     add_convert_options(convert)
     commands.add_parser(
@@ -98,9 +123,39 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_convert_options(parser: argparse.ArgumentParser) -> None:
     """Which file, where it goes, and the word without which nothing is unpickled."""
-    parser.add_argument("file", type=Path, metavar="FILE.pth", help="torch's file of weights")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE.safetensors", help="the file to write"
+        "file",
+        type=Path,
+        nargs="?",
+        metavar="FILE.pth",
+        help="torch's file of a backbone's weights",
+    )
+    parser.add_argument(
+        "--detector",
+        type=Path,
+        metavar="FILE.pth",
+        help="torch's file of a whole RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
+        "or MLPerf's scripts: --out is then the folder of a checkpoint",
+    )
+    parser.add_argument(
+        "--classes",
+        type=Path,
+        metavar="FILE",
+        help="of --detector: annotations in COCO's format (ids below the number of the detector's "
+        "outputs are their indices), or names from output 0 on, a line each or a JSON list",
+    )
+    parser.add_argument(
+        "--image-size",
+        type=image_side,
+        metavar="N",
+        help="of --detector: side of the square that images are resized to (default: 800)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="the .safetensors file, or the folder, to write",
     )
     parser.add_argument(
         "--trust",
@@ -109,6 +164,14 @@ def add_convert_options(parser: argparse.ArgumentParser) -> None:
         "resnext50_32x4d-7cdf4587.pth, which is known by its SHA-512",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
+
+
+def image_side(text: str) -> int:
+    """Return a side that `data.image_size` may have. [pixels]"""
+    if not (text.isdecimal() and len(text) <= 5 and int(text) in range(64, 16385, 32)):
+        expected = "expected pixels from 64 to 16384, a multiple of 32"
+        raise argparse.ArgumentTypeError(f"{expected}, found {text[:20]!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

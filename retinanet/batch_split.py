@@ -15,6 +15,8 @@ from retinanet.errors import InputError
 
 BatchSplit = Literal["even", "speed"] | tuple[int, ...]
 """What `distributed.batch_split` may be."""
+MOST_IMAGES = 10**6
+"""Of a rank in a batch. What fits a host's memory is checked before a run."""
 
 
 def require_split(value: object) -> object:
@@ -22,7 +24,7 @@ def require_split(value: object) -> object:
     if isinstance(value, str) and value in ("even", "speed"):
         return value
     counts = tuple(value) if isinstance(value, list | tuple) else ()
-    if counts and all(type(one) is int and one >= 1 for one in counts):
+    if counts and all(type(one) is int and 1 <= one <= MOST_IMAGES for one in counts):
         return counts
     advice = "input should be even, speed, or the images of each rank, such as [3, 1]"
     raise PydanticCustomError("batch_split", advice)

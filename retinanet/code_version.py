@@ -31,7 +31,9 @@ def git(*arguments: str) -> str | None:
     """What git says of this folder; None where it is no clone, or git is not installed."""
     command = ["git", "-C", str(HERE), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=True, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -2,9 +2,12 @@
 
 import argparse
 import os
+import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,57 @@ from ruamel.yaml import YAML
 
 from retinanet.config import Config, config_to_tree, field_help
 from retinanet.errors import InputError, NonFiniteLossError, StoppedBeforeStart
-from retinanet.exit_codes import described, exit_code_of
+from retinanet.exit_codes import described, exit_code_of, is_refused_name
+
+MOST = 10**9
+"""Of whatever a command line counts: steps, seconds, images."""
+MOST_RANKS = 10**5
+NOT_FOR_USERS = (
+    r"Glyph \d+",  # matplotlib: a name is drawn with boxes in place of letters
+    "constrained_layout not applied",  # matplotlib: a name is too long for a chart
+    "This DataLoader will create",  # torch: more processes than cores; a run places them itself
+)
+"""How warnings of libraries begin that a user can do nothing about."""
+LONGEST_SHOWN = 60
+"""Characters of a value in a message."""
 
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
+    escape_unprintable()
+    for message in NOT_FOR_USERS:
+        warnings.filterwarnings("ignore", message, UserWarning)
     try:
         return command()
     except (InputError, NonFiniteLossError, StoppedBeforeStart, KeyboardInterrupt) as error:
         print(described(error), file=sys.stderr)
         return exit_code_of(error)
+    except RuntimeError as error:
+        line = described(error)  # of a loading process that was killed
+        if line is None:
+            raise
+        print(line, file=sys.stderr)
+        return exit_code_of(error)
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has seen enough; Python's own flush would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if not is_refused_name(error):
+            raise
+        print(described(error), file=sys.stderr)
+        return exit_code_of(error)
+
+
+def escape_unprintable() -> None:
+    """Make stdout and stderr write `\\u2026` for a character that their encoding does not have.
+
+    Under PYTHONIOENCODING=ascii and in some locales printing it would end the command, and so would
+    printing a file's name that is not UTF-8.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def parse_run_arguments(description: str) -> argparse.Namespace:
@@ -64,7 +104,7 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
     )
     parser.add_argument(
         "--check-ranks",
-        type=positive,
+        type=number_of_ranks,
         metavar="N",
         help="with --check and without mpirun: ranks that this host will have (default: 1)",
     )
@@ -140,9 +180,28 @@ def installed(program: str) -> str:
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
-    return int(text)
+    return number_between(1, MOST, text)
+
+
+def number_of_ranks(text: str) -> int:
+    """A whole number from 1 to `MOST_RANKS`."""
+    return number_between(1, MOST_RANKS, text)
+
+
+def number_between(least: int, most: int, text: str) -> int:
+    """Return a whole number within bounds.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none.
+    """
+    # Ten thousand digits would take Python long, and it refuses them.
+    number = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
+    if not least <= number <= most:
+        found = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {least} and at most {most:,}, found {found!r}"
+        )
+    return number
 
 
 def probability(text: str) -> float:
@@ -158,6 +217,4 @@ def probability(text: str) -> float:
 
 def whole_number(text: str) -> int:
     """A whole number of at least 0."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}")
-    return int(text)
+    return number_between(0, MOST, text)

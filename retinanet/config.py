@@ -22,15 +22,20 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from retinanet.batch_split import BatchSplit, require_split
+from retinanet.batch_split import MOST_IMAGES, BatchSplit, require_split
 from retinanet.checkpoint_interval import is_interval
 from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.mlperf.closed_division import broken_rules
 from retinanet.mlperf.rules import NEWEST, Rules
 from retinanet.processor import fastest_precision
-from retinanet.step_window import is_window, window_of
+from retinanet.step_window import MOST_STEPS, is_window, window_of
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+MOST_STEPS_OF_RUN = 10**12
+MOST_EPOCHS = 10**9
+MOST_CORES = 10**5
 
 
 def require_steps(value: object) -> object:
@@ -38,8 +43,8 @@ def require_steps(value: object) -> object:
     steps = str(value) if type(value) is int else value
     if steps is None or (isinstance(steps, str) and is_window(steps)):
         return steps
-    advice = "input should be steps, counted from 1, such as 20-22 or 20"
-    raise PydanticCustomError("steps", advice)
+    advice = "input should be at most {most} steps, counted from 1, such as 20-22 or 20"
+    raise PydanticCustomError("steps", advice, {"most": MOST_STEPS})
 
 
 def require_beta1(value: object) -> object:
@@ -86,7 +91,7 @@ def number_or_auto(*, least: int, most: int) -> BeforeValidator:
 class RunConfig:
     """Where a run writes and how its randomness starts."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     """Folder below `root`; nothing outside it is written. [letters, digits, . _ -]"""
     root: Path = Path("runs")
     """Folder that holds the runs. [path]"""
@@ -130,11 +135,11 @@ class DataConfig:
     """What decodes JPEGs; auto: the fastest that is installed. Pillow does the rest. [name]"""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """An image that cannot be read: end the run, or let another stand in for it. [name]"""
-    bad_image_limit: Annotated[int, Field(ge=1)] = 100
+    bad_image_limit: Annotated[int, Field(ge=1, le=10**9)] = 100
     """With on_bad_image=skip the run ends after so many all the same. [images]"""
     workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096)] = "auto"
     """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
-    reserve_cores: Annotated[int, Field(ge=0)] = 0
+    reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
     """Cores of a rank that only load images; the training has the others. [cores]"""
 
 
@@ -168,13 +173,13 @@ class ModelConfig:
 class TrainingConfig:
     """The schedule: MLPerf's, unless changed."""
 
-    epochs: Annotated[int, Field(ge=1)] = 8
+    epochs: Annotated[int, Field(ge=1, le=MOST_EPOCHS)] = 8
     """Passes over the training images. [epochs]"""
-    max_steps: Annotated[int, Field(ge=1)] | None = None
+    max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] | None = None
     """End after so many optimizer steps, with an evaluation, whatever `epochs` says. [steps]"""
-    batch_size: Annotated[int, Field(ge=1)] = 2
+    batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 2
     """Images a rank takes through the model at once, on average (batch_split). [images]"""
-    gradient_accumulation: Annotated[int, Field(ge=1)] = 1
+    gradient_accumulation: Annotated[int, Field(ge=1, le=10**9)] = 1
     """Batches whose gradients are averaged into one optimizer step. [batches]"""
     optimizer: Literal["adam", "sgd", "lamb"] = "adam"
     """What makes steps of gradients. MLPerf: adam. [name]"""
@@ -186,7 +191,7 @@ class TrainingConfig:
     """Share of a weight that joins its gradient, or for lamb its update. MLPerf: 0. [share]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The optimizer's step size after warm-up. [1/step]"""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 1.0
+    warmup_epochs: Annotated[float, Field(ge=0, le=MOST_EPOCHS)] = 1.0
     """Length of the linear warm-up, which advances every step. [epochs]"""
     warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """Share of the learning rate at the first step. [factor]"""
@@ -196,7 +201,7 @@ class TrainingConfig:
     """L2 norm to which a step's gradients are shortened where theirs is larger. [norm or null]"""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """A step whose loss or gradients are not finite: end the run, or go on without it. [name]"""
-    nonfinite_limit: Annotated[int, Field(ge=1)] = 10
+    nonfinite_limit: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 10
     """With on_nonfinite=skip the run (or group) ends after so many skipped ones. [steps]"""
     target_map: Annotated[float, Field(gt=0, le=1)] | None = None
     """End when an evaluation reaches this mAP (IoU 0.50:0.95); MLPerf: 0.34. [mAP or null]"""
@@ -216,15 +221,15 @@ class TrainingConfig:
 class EvaluationConfig:
     """What is measured and drawn after epochs."""
 
-    every: Annotated[int, Field(ge=1)] = 1
+    every: Annotated[int, Field(ge=1, le=MOST_EPOCHS)] = 1
     """Evaluate and write a checkpoint after so many epochs, and at the end. [epochs]"""
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
     """Images evaluated at once. [images]"""
     metric: MetricLibrary = DEFAULT_LIBRARY
     """What computes mAP; pycocotools: the arbiter, ten times as slow, same numbers. [name]"""
     overlap: bool = False
     """Compute it, and write its files, beside the next epoch's steps, on CPUs left free. [bool]"""
-    pictures: Annotated[int, Field(ge=0)] = 6
+    pictures: Annotated[int, Field(ge=0, le=MOST_IMAGES)] = 6
     """Validation images drawn with predicted and true boxes at each evaluation. [images]"""
 
 
@@ -234,7 +239,7 @@ class CheckpointConfig:
 
     every: Annotated[str, BeforeValidator(require_interval)] = "30min"
     """Write one so often: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
-    keep: Annotated[int, Field(ge=1)] = 3
+    keep: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 3
     """The last ones that stay on the disk, beside the best by mAP. [checkpoints]"""
 
 
@@ -251,7 +256,7 @@ class EngineConfig:
     ] = "auto"
     """Of the model's arithmetic: bf16, float32, or auto: bf16 if the processor has it. [name]"""
     convolutions: Literal["auto", "onednn", "winograd"] = "auto"
-    """3×3 ones of heads and pyramid in BF16; auto: winograd on AVX-512 BF16 without AMX. [name]"""
+    """In BF16; auto: own tiles on AMX, Winograd's on AVX-512 BF16, else oneDNN's. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
     """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
     allocator: Literal["tuned", "system", "tcmalloc", "jemalloc"] = "tuned"
@@ -274,9 +279,9 @@ class LaunchConfig:
 
     pin: bool = True
     """Keep each rank on cores and memory of its own; false: where the system puts it. [bool]"""
-    threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=10**5)] = "auto"
+    threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=MOST_CORES)] = "auto"
     """Compute threads of a rank, one a core; auto: all cores of its share. [threads]"""
-    comm_cores: Annotated[int, Field(ge=0)] = 0
+    comm_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
     """Cores of a rank that only exchange gradients; best with ccl on many cores. [cores]"""
 
 
@@ -286,7 +291,7 @@ class DistributedConfig:
 
     backend: Literal["auto", "shared", "gloo", "ccl"] = "auto"
     """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
-    groups: Annotated[int, Field(ge=1)] = 1
+    groups: Annotated[int, Field(ge=1, le=MOST_CORES)] = 1
     """Compute groups: ranks wait for those of their group alone; 1: for all. [groups]"""
     batch_split: Annotated[BatchSplit, BeforeValidator(require_split)] = "even"
     """Images of ranks: even, by measured speed, or as told, such as [3, 1]. [name or list]"""

@@ -10,9 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from retinanet.config import SCHEMA, SECTIONS, Config, field_names
 from retinanet.errors import InputError
+from retinanet.regular_files import read_text
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """Where `--config openimages.yaml` is found from any working directory."""
@@ -22,6 +24,11 @@ LONGEST_TEXT = 100_000
 MOST_BRACKETS = 500
 """The parser takes seconds for some thousand, each within the last."""
 MOST_VALUES = 10_000
+"""Each counted as often as it is named."""
+MOST_DEPTH = 20
+"""Sections and lists within one another."""
+MOST_SECTIONS = max(name.count(".") for name in field_names())
+"""Before a field's own name."""
 
 SHORTHANDS = {"engine": "name"}
 """A section given as one word means this field of it: `engine: ipex` is `engine.name: ipex`."""
@@ -34,7 +41,7 @@ def find_config(name: str) -> Path:
         InputError: There is no such file; names the nearest shipped one.
     """
     for candidate in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
-        if candidate.is_file():
+        if candidate.exists() and not candidate.is_dir():
             return candidate
     shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
     by_stem = {Path(one).stem: one for one in shipped}
@@ -56,41 +63,68 @@ def read_yaml(text: str, source: str) -> Any:
             f"{source}: longer than {LONGEST_TEXT:,} characters, or more than {MOST_BRACKETS} "
             "brackets: no configuration"
         )
+    parser = YAML(typ="safe", pure=True)
     try:
-        tree = YAML(typ="safe", pure=True).load(text)
+        root = parser.compose(text)
+        if root is None:
+            return None
+        require_few_values(root, source)
+        tree = parser.constructor.construct_document(root)
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = " ".join(str(error.problem).split())
         raise InputError(f"{source}{line}: not valid YAML: {problem}") from error
     except (YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
-    require_few_values(tree, source)
     try:
         json.dumps(tree, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"{source}: expected sections and plain values: {error}") from error
     return tree
 
 
-def require_few_values(tree: Any, source: str) -> None:
-    """Refuse what a few aliases make endless: `b: [*a, *a, *a]`, and so on, or `a: &a [*a]`.
+def require_few_values(root: Node, source: str) -> None:
+    """Refuse what a few aliases or merge keys make large, before any of it is expanded.
+
+    `b: [*a, *a, *a]` and so on has no end in practice, and `a: &a [*a]` has none at all.
+
+    Args:
+        root: The parsed text, in which what is named twice is there once.
+        source: Names it in the message.
 
     Raises:
-        InputError: There are more than `MOST_VALUES`, each counted as often as it is named.
+        InputError: There are more than `MOST_VALUES`, or more than `LONGEST_TEXT` characters in
+            them, each counted as often as it is named; or they lie deeper than `MOST_DEPTH`.
     """
-    left, count = [tree], 0
+    left, count, characters = [(root, 0)], 0, 0
     while left:
-        value = left.pop()
+        node, depth = left.pop()
         count += 1
-        if count > MOST_VALUES:
+        if isinstance(node, MappingNode):
+            require_plain_keys(node, source)
+            left += [(value, depth + 1) for _, value in node.value]
+            characters += sum(len(key.value) for key, _ in node.value)
+        elif isinstance(node, SequenceNode):
+            left += [(value, depth + 1) for value in node.value]
+        else:
+            characters += len(node.value)
+        if count > MOST_VALUES or characters > LONGEST_TEXT or depth > MOST_DEPTH:
             raise InputError(
-                f"{source}: expected sections and plain values: more than {MOST_VALUES:,} values; "
-                "leave aliases out"
+                f"{source}: expected sections and plain values: more than {MOST_VALUES:,} values, "
+                f"{LONGEST_TEXT:,} characters or {MOST_DEPTH} levels; leave aliases out"
             )
-        if isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list | set | tuple):
-            left += value
+
+
+def require_plain_keys(section: MappingNode, source: str) -> None:
+    """Refuse a list or a section as the name of a field.
+
+    Raises:
+        InputError: There is one.
+    """
+    if not all(isinstance(key, ScalarNode) for key, _ in section.value):
+        raise InputError(f"{source}: expected sections and plain values: a name is no plain text")
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
@@ -105,9 +139,10 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
     """
     path = find_config(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read as text: {reason}") from error
     tree = read_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise InputError(f"{path}: expected sections such as `training:`, found {described(tree)}")
@@ -140,6 +175,8 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
     if not equals or not name:
         raise InputError(f"command line: {pair!r} is not section.field=value; {suggestion(name)}")
     *sections, leaf = name.split(".")
+    if len(sections) > MOST_SECTIONS:
+        raise InputError(f"command line: {name}: no such field; {suggestion(name)}")
     inner = tree
     for section in sections:
         if inner.get(section) is None:
@@ -192,10 +229,12 @@ def valid_parts(tree: Mapping[str, Any]) -> set[str]:
 
 def keys_within(tree: Mapping[str, Any]) -> Iterator[str]:
     """All keys of nested mappings, as text."""
-    for key, value in tree.items():
-        yield str(key)
-        if isinstance(value, Mapping):
-            yield from keys_within(value)
+    left = [tree]
+    while left:
+        for key, value in left.pop().items():
+            yield str(key)
+            if isinstance(value, Mapping):
+                left.append(value)
 
 
 def is_within(key: str, name: str) -> bool:

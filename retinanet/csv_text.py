@@ -3,22 +3,29 @@
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from retinanet.printable import printable
 
 FORMULA = re.compile(r"\s*[=+\-@]")
 """How a cell begins that spreadsheets calculate: names come from logs, which anybody can write."""
+ROWS_AT_A_TIME = 1000
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def as_csv(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A header and its rows; what is None is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(harmless, columns))
-    writer.writerows(map(harmless, row) for row in rows)
-    return text.getvalue()
+    return b"".join(csv_parts(columns, rows)).decode()
+
+
+def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
+    """Yield the same in UTF-8, some rows at a time, for what is too large to be in memory."""
+    lines = chain([columns], rows)
+    while some := list(islice(lines, ROWS_AT_A_TIME)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(map(harmless, row) for row in some)
+        yield text.getvalue().encode()
 
 
 def harmless(cell: object) -> object:

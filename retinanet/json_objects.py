@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from retinanet.errors import InputError
+from retinanet.regular_files import read_text
 
 
 def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
@@ -18,10 +19,10 @@ def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
         InputError: The file cannot be read, or holds something else.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
-    except ValueError as error:  # also bytes that are no text
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise InputError(f"{file}: is not JSON; {advice}") from error
     if not isinstance(content, dict):
         raise InputError(f"{file}: holds no JSON object; {advice}")

@@ -6,6 +6,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from retinanet.errors import InputError
+from retinanet.regular_files import read_bytes
 
 Kept = TypeVar("Kept")
 
@@ -23,7 +24,7 @@ def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str)
         InputError: It cannot be read, or holds something else; names the file and the field.
     """
     try:
-        return schema.validate_json(file.read_bytes())
+        return schema.validate_json(read_bytes(file))
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except ValidationError as error:

@@ -19,7 +19,7 @@ class LineFile:
         Raises:
             OSError: It could not be written: it waits now.
         """
-        self._waiting.append(line.encode() + b"\n")
+        self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
         while self._waiting:
             self._append(self._waiting[0])
             self._waiting.popleft()

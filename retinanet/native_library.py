@@ -1,8 +1,9 @@
 """C++ that is compiled on the machine where it runs, once, and kept.
 
 A source file is one C++ file with a plain C interface (`extern "C"`), without torch's headers, so
-that it compiles in a second or two. Its OpenMP is the one that torch has loaded: there is one pool
-of threads. The number of threads is handed to the function, as `torch.get_num_threads()`.
+that it compiles in a second or two; it may include headers of its own folder. Its OpenMP is the one
+that torch has loaded: there is one pool of threads. The number of threads is handed to the
+function, as `torch.get_num_threads()`.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -72,7 +74,7 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
     compiler = find_compiler()
     compile_flags = COMPILE_FLAGS + MACHINE_FLAGS[instruction_set]
     link_flags = link_with_loaded_openmp()
-    key = [source.read_text(encoding="utf-8"), describe_compiler(compiler)]
+    key = [source_text(source), describe_compiler(compiler)]
     digest = hashlib.sha256("\0".join(key + compile_flags + link_flags).encode()).hexdigest()
     name = f"{source.stem}-{instruction_set}-{digest[:16]}.so"
     for folder in private_cache_folders():
@@ -85,9 +87,16 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
     return open_library(library)
 
 
+def source_text(source: Path) -> str:
+    """A source file's text, with that of the headers of its folder that it includes."""
+    text = source.read_text(encoding="utf-8")
+    headers = re.findall(r'^#include "(.+)"', text, re.MULTILINE)
+    return "\0".join([text, *(source_text(source.parent / name) for name in headers)])
+
+
 def library_ahead(source: Path, instruction_set: str) -> Path:
     """Where a library lies that was compiled ahead: with any compiler, from this very source."""
-    key = [source.read_text(encoding="utf-8"), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
+    key = [source_text(source), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
     key += [Path(flag).name for flag in link_with_loaded_openmp()]
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
     return COMPILED_AHEAD / f"{source.stem}-{instruction_set}-{digest[:16]}.so"
@@ -206,7 +215,9 @@ def run_tool(command: list[str]) -> str:
         NativeLibraryError: It failed; the message has its own.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
     except OSError as error:
         raise NativeLibraryError(f"{command[0]}: {error.strerror}") from error
     if done.returncode != 0:

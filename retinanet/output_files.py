@@ -44,10 +44,14 @@ def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> Non
 def write_whole(file: Path, content: str | bytes) -> None:
     """Write a file under a temporary name, then give it its own; text in UTF-8.
 
+    Half of a surrogate pair, which UTF-8 does not have, is written as JSON escapes it.
+
     Raises:
         InputError: It cannot be written there.
     """
-    write_parts(file, [content.encode() if isinstance(content, str) else content])
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    write_parts(file, [content])
 
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:

@@ -13,6 +13,8 @@ def printable(text: str) -> str:
     """The text, with a � for each character that is not printed: control characters, escape
     sequences, marks that turn the direction of writing, halves of surrogate pairs.
     """
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 

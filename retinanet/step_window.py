@@ -2,12 +2,14 @@
 
 import re
 
-FORM = re.compile(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?")
+FORM = re.compile(r"([1-9][0-9]{0,11})(?:-([1-9][0-9]{0,11}))?")
+MOST_STEPS = 10_000
+"""Of a window: a step's records take about a megabyte."""
 
 
 def is_window(text: str) -> bool:
-    """Whether it is one step or more, counted from 1, and the last not before the first."""
-    return bool(FORM.fullmatch(text)) and len(window_of(text)) > 0
+    """Whether it is 1 to `MOST_STEPS` steps, counted from 1, and the last not before the first."""
+    return bool(FORM.fullmatch(text)) and 0 < len(window_of(text)) <= MOST_STEPS
 
 
 def window_of(text: str | None) -> range:

@@ -101,6 +101,12 @@ def validation_split(
         missing = "--images" if images is None else "--annotations"
         raise InputError(f"command line: {missing}: give --annotations and --images together")
     settings = config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json")).data
+    configured = (settings.scenes, settings.root, settings.validation_annotations)
+    if annotations is None and configured == (None, None, None):
+        raise InputError(
+            f"{checkpoint.folder}: was converted, and names no validation images; give "
+            "--annotations and --images"
+        )
     # Drawn scenes lie in the run's folder, wherever that is now.
     run_folder = checkpoint.folder.resolve().parent.parent
     root = settings.root if settings.scenes is None else run_folder / "scenes"
@@ -120,6 +126,7 @@ def validation_split(
         image_size=checkpoint.model.image_size,
         train=False,
         decoder=resolve_decoder("auto"),  # pixels are the same with all
+        source=str(split.annotations),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from data.classes import ClassMap
 from data.dataset import Batch
 from data.transforms import normalize
+from launch.pinning.compute_threads import calling_thread_on
 from retinanet.engine.engines import Forward
 from retinanet.evaluation.detections import ImageDetections
 from retinanet.model import Detections, RetinaNet, postprocess, resize_boxes
@@ -39,16 +40,23 @@ def detect_batch(
 
 
 def detect(
-    model: RetinaNet, batches: Iterable[Batch], *, classes: ClassMap, forward: Forward
+    model: RetinaNet,
+    batches: Iterable[Batch],
+    *,
+    classes: ClassMap,
+    forward: Forward,
+    main_cpus: tuple[int, ...] = (),
 ) -> Iterator[ImageDetections]:
     """Detections of every image, one at a time, scaled to the images' original sizes.
 
-    A generator, so that whoever drives it may show progress or stop.
+    A generator, so that whoever drives it may show progress or stop. `main_cpus`: where the calling
+    thread computes, see `launch.placement.share.Share.main_cpus`.
     """
     model.eval()
     for batch in batches:
         height, width = batch.images.shape[-2:]
-        found = detect_batch(model, batch.images, forward=forward)
+        with calling_thread_on(main_cpus):
+            found = detect_batch(model, batch.images, forward=forward)
         for image_id, original_size, detections in zip(
             batch.image_ids, batch.original_sizes, found, strict=True
         ):

@@ -84,7 +84,7 @@ def evaluation_chart(evaluation: Evaluation, *, title: str) -> bytes:
     figure = Figure(figsize=(12, max(4.5, 1.2 + 0.18 * bars)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    figure.suptitle(f"{title}: mAP {evaluation.map:.3f}")
+    figure.suptitle(f"{printable(title)}: mAP {evaluation.map:.3f}", parse_math=False)
     draw_curves(left, evaluation)
     draw_classes(right, ranked)
     content = io.BytesIO()

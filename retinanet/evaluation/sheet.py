@@ -48,7 +48,10 @@ def evaluation_sheet(
     names = category_names(annotations)
     pairs = []
     for index in spread_indices(len(annotations), count):
-        pixels = decode_image(image_path(image_folder, annotations.file_names[index]))
+        pixels = decode_image(
+            image_path(image_folder, annotations.file_names[index]),
+            annotated_size=annotations.size_of(index),
+        )
         truth = draw_truth(pixels, annotations, index)
         found = detections.of_image(int(annotations.image_ids[index]))
         least_score, caption = shown_scores(found)

@@ -62,6 +62,7 @@ def detect_split(
     group: ProcessGroup | None = None,
     stop: StopRequest | None = None,
     note_bad_images: Callable[[tuple[str, ...]], None] = lambda problems: None,
+    main_cpus: tuple[int, ...] = (),
 ) -> SplitDetections | None:
     """Detect in every image of a split, each on one rank.
 
@@ -74,6 +75,7 @@ def detect_split(
         group: The ranks that share the work.
         stop: Ends it early.
         note_bad_images: Told of those that could not be read and in which nothing is found.
+        main_cpus: See `detect`.
 
     Returns:
         All ranks' detections on rank 0, none on the others; None if a rank was asked to stop
@@ -92,6 +94,7 @@ def detect_split(
         console=console,
         ranks=group.size,
         stop=stop,
+        main_cpus=main_cpus,
     )
     parts = group.all_gather(part.without_detections())
     stop.agree([one.received for one in parts])
@@ -136,6 +139,7 @@ def detect_part(
     console: Console,
     ranks: int,
     stop: StopRequest,
+    main_cpus: tuple[int, ...],
 ) -> Part:
     """Detect in this rank's images; the progress is that of all ranks, as if they were as far."""
     part = Part([], [])
@@ -143,7 +147,9 @@ def detect_part(
     with progress(console, "evaluation, images", total=total) as advance:
         batches = noted(loader, part.bad_images)
         try:
-            for detections in detect(model, batches, classes=classes, forward=forward):
+            for detections in detect(
+                model, batches, classes=classes, forward=forward, main_cpus=main_cpus
+            ):
                 if stop.received:
                     break
                 part.detections.append(detections)

@@ -37,8 +37,14 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
         return resize_image(pixels, size)[None], str(image)
     try:
         split = validation_split(checkpoint, annotations=None, images=None)
-        names = [split.annotations.file_names[row] for row in spread_indices(len(split), COUNT)]
-        found = [decode_image(image_path(split.image_folder, name)) for name in names]
+        annotations = split.annotations
+        found = [
+            decode_image(
+                image_path(split.image_folder, annotations.file_names[row]),
+                annotated_size=annotations.size_of(row),
+            )
+            for row in spread_indices(len(split), COUNT)
+        ]
         what = f"{len(found)} validation images"
     except InputError:
         random = Random(0)

@@ -22,7 +22,8 @@ examples:
 
 CHECK = """\
 Run MLCommons' compliance checker on a run's log, and say what falls short: 0 where it passes, 4
-where it does not. Which division the run was for, its log says (mlperf.division)."""
+where it does not. Which division the run was for, its log says (mlperf.division). Logs of others
+are taken too: names of ranks before the lines are left out, lines that were cut are named."""
 
 RCP = """\
 Run MLCommons' RCP checker on runs of one global batch size: whether they take as many epochs to
@@ -36,6 +37,7 @@ package checker looks at the folder. What is in the folder stays as it is: fill 
 description cannot know, add runs one by one. 0 where the checker passes, 4 where it does not."""
 
 A_RUN = "folder of a run, such as runs/demo"
+ITS_LOG = f"{A_RUN}, its mlperf.log, or a folder of result_0.txt, result_1.txt, …"
 
 
 def add_mlperf(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -48,11 +50,9 @@ def add_mlperf(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     kinds = mlperf.add_subparsers(required=True, metavar="COMMAND")
     add_points(kinds)
     check = command_of(kinds, "check", "the official compliance checker on a run", CHECK)
-    check.add_argument("run", type=Path, metavar="RUN", help=f"{A_RUN}, or its mlperf.log")
+    check.add_argument("run", type=Path, metavar="RUN", help=ITS_LOG)
     rcp = command_of(kinds, "rcp", "the official RCP checker on a set of runs", RCP)
-    rcp.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help=f"{A_RUN}, or its mlperf.log"
-    )
+    rcp.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=ITS_LOG)
     submission = command_of(kinds, "submission", "the folder of a submission", SUBMISSION)
     submission.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=A_RUN)
     submission.add_argument(

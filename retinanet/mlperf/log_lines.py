@@ -9,8 +9,11 @@ from typing import Any
 from mlperf_logging.mllog import constants
 
 from retinanet.output_files import write_whole
+from retinanet.regular_files import read_text
 
 BEGIN = ":::MLLOG "
+MOST_BYTES = 256_000_000
+"""Of a log: some have the output of all ranks in them."""
 LATEST_MS = 2**53
 """A time beyond is none."""
 LARGEST = 1e15
@@ -42,7 +45,11 @@ def log_lines(texts: Iterable[str]) -> list[LogLine]:
 
 
 def event_of(text: str) -> LogLine | None:
-    """What a line says; None where it is no event."""
+    """What a line says; None where it is no event.
+
+    Launchers put a rank before each line (`0: :::MLLOG …`), which is left out.
+    """
+    text = text[max(text.rfind(BEGIN), 0) :]
     try:
         fields = json.loads(text.removeprefix(BEGIN))
         key, value, time_ms = fields["key"], fields["value"], fields["time_ms"]
@@ -53,6 +60,15 @@ def event_of(text: str) -> LogLine | None:
     if not known or type(time_ms) is not int or not 0 <= time_ms < LATEST_MS:
         return None
     return LogLine(text=text, key=key, value=value, time_ms=time_ms, metadata=metadata)
+
+
+def damaged_lines(texts: Iterable[str]) -> list[int]:
+    """Return the numbers, from 1, of lines that begin as events and are none: most were cut."""
+    return [
+        number
+        for number, text in enumerate(texts, start=1)
+        if BEGIN in text and event_of(text) is None
+    ]
 
 
 def number_of(value: object) -> float | None:
@@ -68,7 +84,16 @@ def lines_of(file: Path) -> list[LogLine]:
     Raises:
         OSError: It cannot be read.
     """
-    return log_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    return log_lines(texts_of(file))
+
+
+def texts_of(file: Path) -> list[str]:
+    """Return the lines of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return read_text(file, most_bytes=MOST_BYTES, errors="replace").splitlines()
 
 
 def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +14,11 @@ from pathlib import Path
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from retinanet.errors import InputError
+from retinanet.mlperf.log_lines import BEGIN, damaged_lines, log_lines, texts_of
 from retinanet.mlperf.rules import Rules
 
 USAGE = "training"
+LINES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,20 @@ class Verdict:
     faults: tuple[str, ...]
     """A line each."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """`passed`, of which warnings take something back, or the number of faults."""
+        if not self.passed:
+            return plural(len(self.faults), "fault")
+        if self.warnings:
+            return f"accepted, with {plural(len(self.warnings), 'warning')}"
+        return "passed"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the count and its noun, such as `2 faults`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def official_version() -> str:
@@ -43,17 +58,36 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
     """
     checker = mlp_compliance.make_checker(USAGE, rules, quiet=False, werror=False)
     mlp_compliance.enqueued_configs.clear()  # an earlier check that broke off leaves some
+    damaged = damaged_lines(texts_of(log))
     try:
-        with without_official_logging():
-            passed = checker.check_file(str(log), f"{USAGE}_{rules}/common.yaml")
+        with tempfile.TemporaryDirectory() as folder, without_official_logging():
+            copy = Path(folder) / log.name
+            # It counts lines that are no JSON, and breaks off at JSON that is no event.
+            copy.write_text(events_of(log) + f"{BEGIN}\n" * len(damaged), encoding="utf-8")
+            passed = checker.check_file(str(copy), f"{USAGE}_{rules}/common.yaml")
     except Exception as error:  # it evaluates expressions of its rules on whatever the log holds
         raise InputError(f"{log}: the official checker broke off: {error!r}") from error
-    faults = [*checker.overwritable.values(), *checker.not_overwritable]
+    faults = [in_one_line(one) for one in checker.overwritable.values()]
+    faults += [in_one_line(one) for one in checker.not_overwritable]
+    if damaged:
+        faults.append(f"cut short or no events: {shown_lines(damaged)}")
     return Verdict(
         passed=passed,
-        faults=tuple(map(in_one_line, faults)),
-        warnings=tuple(map(in_one_line, checker.warnings.values())),
+        faults=tuple(faults),
+        warnings=tuple(f"{in_one_line(one)}, of one value" for one in checker.warnings.values()),
     )
+
+
+def events_of(log: Path) -> str:
+    """Return a log's events alone, a line each, without what launchers put before them."""
+    return "".join(f"{line.text}\n" for line in log_lines(texts_of(log)))
+
+
+def shown_lines(numbers: Sequence[int]) -> str:
+    """Return line numbers for a message, the first few of many."""
+    more = f" and {len(numbers) - LINES_SHOWN:,} more" if len(numbers) > LINES_SHOWN else ""
+    lines = "line" if len(numbers) == 1 else "lines"
+    return f"{lines} {', '.join(map(str, numbers[:LINES_SHOWN]))}{more}"
 
 
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
@@ -67,7 +101,8 @@ def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool,
 
     with tempfile.TemporaryDirectory() as folder, without_official_logging():
         for number, log in enumerate(logs):
-            shutil.copyfile(log, Path(folder) / f"result_{number}.txt")
+            copy = Path(folder) / f"result_{number}.txt"
+            copy.write_text(events_of(log), encoding="utf-8")
         try:
             passed, words, factor = check_directory(
                 folder,
@@ -92,6 +127,7 @@ def check_package(folder: Path, *, rules: Rules) -> Verdict:
             cwd=elsewhere,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
         )
     words = done.stderr.splitlines()

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from retinanet.errors import InputError
 from retinanet.exit_codes import CONDITION_MET, FINISHED
-from retinanet.mlperf.official import check_reference_points, official_version
+from retinanet.mlperf.official import check_reference_points, official_version, shown_lines
 from retinanet.mlperf.reference_points import expectation, reference_points
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
-from retinanet.mlperf.run_log import RunLog, read_run_log
+from retinanet.mlperf.run_log import RunLog, read_run_logs
 from retinanet.output_files import require_free_json, write_whole
 from retinanet.terminal import make_console
 
@@ -26,7 +26,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
     """Compare a set of runs with MLPerf's reference convergence points.
 
     Args:
-        runs: Their folders, or logs.
+        runs: Their folders, or logs, or folders of `result_N.txt`.
         rules: Rule set; None: the newest that has a benchmark of the logs' name.
         json_file: Where the verdict goes too.
 
@@ -37,7 +37,7 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
         InputError: A log is missing, they do not belong together, or they are too few.
     """
     require_free_json(json_file)
-    logs = [read_run_log(run) for run in runs]
+    logs = read_run_logs(runs)
     rules, batch_size = require_one_kind(logs, rules)
     passed, words, factor = check_reference_points([log.file for log in logs], rules=rules)
     console = make_console()
@@ -45,6 +45,9 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
     say = partial(console.print, soft_wrap=True)
 
     expected = expectation(reference_points(rules), batch_size)
+    for log in logs:
+        if log.damaged:
+            say(f"{log.file}: left out, cut short or no events: {shown_lines(log.damaged)}")
     say(f"the reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}")
     mean = mean_epochs(logs)
     if mean is not None:

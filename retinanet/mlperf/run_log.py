@@ -1,5 +1,7 @@
 """A finished run's `mlperf.log`: where it is, and what it says."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,12 @@ from typing import Any
 from mlperf_logging.mllog import constants
 
 from retinanet.errors import InputError
-from retinanet.mlperf.log_lines import LogLine, lines_of, number_of
+from retinanet.mlperf.log_lines import LogLine, damaged_lines, log_lines, number_of, texts_of
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
 NAME = "mlperf.log"
+RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
+"""Names of logs in a submission's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +23,8 @@ class RunLog:
 
     file: Path
     lines: tuple[LogLine, ...]
+    damaged: tuple[int, ...] = ()
+    """Numbers of lines that were left out, such as one cut short."""
 
     def value(self, key: str) -> Any:
         """The first value of a key; None where it was never said."""
@@ -78,12 +84,34 @@ def read_run_log(path: Path) -> RunLog:
     """
     file = path / NAME if path.is_dir() else path
     try:
-        lines = lines_of(file)
+        texts = texts_of(file)
     except OSError as error:
         raise InputError(
             f"{file}: cannot be read: {error.strerror}; expected the folder of a run, such as "
             f"runs/demo, or its {NAME}"
         ) from error
+    lines = log_lines(texts)
     if not lines:
         raise InputError(f"{file}: no line of an MLPerf log (:::MLLOG …); expected a run's {NAME}")
-    return RunLog(file=file, lines=tuple(lines))
+    return RunLog(file=file, lines=tuple(lines), damaged=tuple(damaged_lines(texts)))
+
+
+def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:
+    """Return the logs of runs' folders, of folders of `result_N.txt`, and of files.
+
+    Raises:
+        InputError: A path has none, or a file holds no line of MLPerf's.
+    """
+    return [read_run_log(file) for path in paths for file in log_files(path)]
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return the logs that a path means: itself, a run's, or a submission's results in order."""
+    if not path.is_dir() or (path / NAME).exists():
+        return [path]
+    try:
+        numbers = {file: RESULT.fullmatch(file.name) for file in path.iterdir()}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    results = {file: int(match[1]) for file, match in numbers.items() if match}
+    return sorted(results, key=lambda file: results[file]) or [path]

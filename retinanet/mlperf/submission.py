@@ -21,6 +21,7 @@ from retinanet.mlperf.rules import RUNS_OF_SUBMISSION
 from retinanet.mlperf.run_log import RunLog, read_run_log
 from retinanet.mlperf.system_description import system_description
 from retinanet.output_files import write_whole
+from retinanet.regular_files import read_text
 
 SAME = (
     constants.SUBMISSION_ORG,
@@ -81,10 +82,10 @@ def add_run(folder: Path, run: Path) -> Submission:
     environment = read_json_object(run / "environment.json", advice="expected the folder of a run")
     submission = submission_of(folder, log)
     logs = [read_run_log(file) for file in submission.logs()]
-    text = log.file.read_text(encoding="utf-8")
+    text = read_text(log.file)
     for other in logs:
         require_same(log, other)
-        if other.file.read_text(encoding="utf-8") == text:
+        if read_text(other.file) == text:
             return submission
     require_convergence([*logs, log])
     if len(logs) == RUNS_OF_SUBMISSION:

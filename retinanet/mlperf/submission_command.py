@@ -74,7 +74,7 @@ def tell(submission: Submission, *, rules: Rules, console: Console) -> bool:
     if empty:
         say(f"{submission.description}: fill in {', '.join(empty)}")
     verdict = check_package(submission.folder, rules=rules)
-    words = "passed" if verdict.passed else "not passed"
+    words = verdict.summary if verdict.passed else "not passed"
     say(f"official package checker ({official_version()}): {words}")
     for fault in verdict.faults:
         say(f"  ✗ {fault}")

@@ -12,6 +12,8 @@ from retinanet.errors import InputError
 
 NORMS: dict[str, type[nn.Module]] = {"frozen": FrozenBatchNorm2d, "batch": nn.BatchNorm2d}
 LAYERS = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
+IN_DETECTOR = "backbone.body."
+"""What the body's names begin with in a whole detector's."""
 FROZEN_PREFIX_LENGTH = {5: 0, 4: 2, 3: 3, 2: 4, 1: 5, 0: 6}
 """Leading entries of LAYERS that stay frozen, by `trainable_layers`. bn1 goes with conv1, as in
 torchvision's _resnet_fpn_extractor."""
@@ -71,7 +73,7 @@ def load_pretrained_backbone(
     Counters of batch norms (`num_batches_tracked`) may be there or not. `source` names the file
     in messages. Raises InputError naming the first key that is missing, not known, or misshapen.
     """
-    prefix = "backbone.body."
+    prefix = IN_DETECTOR
     if any(key.startswith(prefix) for key in state_dict):
         given = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
     else:

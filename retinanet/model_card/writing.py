@@ -24,7 +24,7 @@ def write_card(folder: Path, text: str) -> bool:
     file = folder / CARD
     if file.exists() and not is_ours(file.read_bytes()):
         return False
-    content = text.encode()
+    content = text.encode("utf-8", "backslashreplace")
     partial = folder / f".{CARD}.partial"
     try:
         partial.write_bytes(content + f"{MARK}{hashlib.sha256(content).hexdigest()} -->\n".encode())

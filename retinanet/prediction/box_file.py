@@ -31,7 +31,7 @@ class BoxFile:
         self._partial = file.with_name(f".{file.name}.partial")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = self._partial.open("w", encoding="utf-8")
+            self._stream = self._partial.open("w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error.strerror}; set --json") from error
 

@@ -11,19 +11,21 @@ from retinanet.prediction.box_file import BoxFile
 from retinanet.prediction.detector import PictureDetector
 from retinanet.prediction.pictures import detect_in_pictures
 from retinanet.prediction.search import Search
-from retinanet.prediction.sources import Sources, find_sources
+from retinanet.prediction.sources import Sources, find_sources, numbered
 from retinanet.prediction.tally import Tally, counted
 from retinanet.prediction.videos import detect_in_video
 from retinanet.terminal import make_console
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.signals import StopRequest
 
+DEFAULT_OUT = Path("predictions")
+
 
 def predict(
     *,
     checkpoint: Path,
     pictures: Sequence[Path],
-    out: Path,
+    out: Path | None,
     draws: bool,
     least_score: float,
     only: Sequence[str],
@@ -38,7 +40,8 @@ def predict(
         checkpoint: See `find_checkpoint`.
         pictures: Files, folders, videos and cameras; a photo is turned upright as its EXIF
             orientation says. See `find_sources` for the names of the drawn copies.
-        out: Folder for the drawn copies.
+        out: Folder for the drawn copies; None: `predictions`, where copies get a number rather
+            than replace files, so that the same command works twice.
         draws: Whether there are any.
         least_score: Boxes below it are left out.
         only: Names of the classes that are wanted; none given: all.
@@ -53,7 +56,10 @@ def predict(
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
-    sources = find_sources(pictures, out=out)
+    folder = out or DEFAULT_OUT
+    sources = find_sources(pictures, out=folder)
+    if out is None and draws and not overwrite:
+        sources = numbered(sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
     require_outputs(sources, json_file, draws=draws, overwrite=overwrite)
@@ -75,7 +81,7 @@ def predict(
         for video in sources.videos:
             if not stop.received:
                 detect_in_video(video, search, every=every)
-    outputs = [*([out] if draws else []), *([json_file] if json_file else [])]
+    outputs = [*([folder] if draws else []), *([json_file] if json_file else [])]
     where = f" → {', '.join(map(str, outputs))}" if outputs else ""
     console.print(f"{tally.described()}{where}{said_of_rest(sources, tally)}", soft_wrap=True)
     if stop.received:

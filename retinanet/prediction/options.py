@@ -34,9 +34,9 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("predictions"),
         metavar="DIR",
-        help="folder for the drawn pictures (default: predictions)",
+        help="folder for the drawn pictures (default: predictions, where a second run of the same "
+        "command writes NAME.boxes-2.png)",
     )
     parser.add_argument(
         "--no-pictures",

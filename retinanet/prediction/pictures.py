@@ -16,6 +16,7 @@ from retinanet.evaluation.pictures import draw_detections, save_picture
 from retinanet.prediction.search import Search
 from retinanet.prediction.sources import Source
 from retinanet.prediction.tally import Tally, best_of
+from retinanet.printable import printable
 from retinanet.progress import Advance, progress
 
 Pixels = NDArray[np.uint8]
@@ -55,7 +56,8 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
                 if total <= FEW:
                     where = f" → {source.drawn}" if search.draws else ""
                     boxes = [(record["category"], record["score"]) for record in records]
-                    search.console.print(f"{source.file}{where}: {best_of(boxes)}", soft_wrap=True)
+                    line = printable(f"{source.file}{where}: {best_of(boxes)}")
+                    search.console.print(line, soft_wrap=True)
             search.tally.pictures += len(readable)
             done += len(batch)
             advance(done, "")

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -76,6 +76,29 @@ def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
         videos=tuple(one for one in sources if one.kind != "picture"),
         passed_over=passed_over,
     )
+
+
+def numbered(sources: Sources) -> Sources:
+    """Return the sources with names for the drawn copies that no file has yet.
+
+    Where any copy would replace a file, all get the lowest free number: `NAME.boxes-2.png`.
+    """
+    number = 1
+    found = sources
+    while any(os.path.lexists(source.drawn) for source in found.all):
+        number += 1
+        found = replace(
+            sources,
+            pictures=tuple(with_number(source, number) for source in sources.pictures),
+            videos=tuple(with_number(source, number) for source in sources.videos),
+        )
+    return found
+
+
+def with_number(source: Source, number: int) -> Source:
+    """Return a source whose drawn copy has a number before its suffix."""
+    drawn = source.drawn
+    return replace(source, drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
 
 
 def kind_of(path: Path) -> Kind:

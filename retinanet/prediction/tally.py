@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
+from retinanet.printable import one_line, printable
+
 SHOWN_CLASSES = 5
 
 
@@ -28,7 +30,7 @@ class Tally:
     def problem(self, text: str) -> None:
         """Tell of something that could not be read; the work goes on."""
         self.problems += 1
-        self._errors.print(f"error: {text}", soft_wrap=True)
+        self._errors.print(f"error: {one_line(text)}", soft_wrap=True)
 
     def described(self) -> str:
         """All in a line."""
@@ -42,7 +44,7 @@ class Tally:
         text = f"{' and '.join(looked_at) or 'nothing'}, {counted(boxes, 'box', 'boxes')}"
         if boxes:
             best = self.classes.most_common(SHOWN_CLASSES)
-            text += f" ({', '.join(f'{name} {count}' for name, count in best)}"
+            text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
             text += ", …)" if len(self.classes) > len(best) else ")"
         number = self.pictures + self.frames
         return f"{text} in {seconds:.1f} s, {number / seconds:.1f} a second"
@@ -57,5 +59,5 @@ def best_of(boxes: Sequence[tuple[str, float]]) -> str:
     """A picture's boxes on one line: the best five of class and score."""
     if not boxes:
         return "nothing found; a lower --score shows less certain boxes"
-    best = ", ".join(f"{name} {score:.2f}" for name, score in boxes[:5])
+    best = ", ".join(f"{printable(name)} {score:.2f}" for name, score in boxes[:5])
     return best + (f" and {len(boxes) - 5} more" if len(boxes) > 5 else "")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from data.decoding.decode import MAX_PIXELS
 from retinanet.errors import InputError
 from retinanet.prediction.sources import Source
+from retinanet.regular_files import open_regular
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -72,6 +73,8 @@ def open_video(source: Source) -> Iterator[Video]:
     logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # what it says is in the errors too
     camera = source.kind == "camera"
     try:
+        if not camera:
+            open_regular(source.file).close()  # FFmpeg would wait for the writer of a FIFO
         container = av.open(
             str(source.file),
             format=CAMERA_FORMAT if camera else None,

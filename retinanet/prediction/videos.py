@@ -15,6 +15,7 @@ from retinanet.prediction.sources import Source
 from retinanet.prediction.tally import Tally, counted
 from retinanet.prediction.video_reading import Frame, Video, open_video
 from retinanet.prediction.video_writing import VideoWriter
+from retinanet.printable import printable
 from retinanet.progress import SECONDS_BETWEEN_LINES, Advance, progress
 
 MOST_WAITING = 32
@@ -50,7 +51,7 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         if search.draws:
             rate = {"rate": video.rate, "time_base": video.time_base}
             writer = stack.enter_context(VideoWriter(source.drawn, **rate))
-        title = str(source.file)
+        title = printable(str(source.file))
         advance = stack.enter_context(frames_progress(search.console, title, video.total))
         seconds, shown = 0.0, NOTHING
         waiting = groups(video.frames, search.tally, every=every, batch_size=search.batch_size)
@@ -66,7 +67,8 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
                 search.tally.problem(f"{source.file}: {said}")
     where = f" → {source.drawn}" if search.draws else ""
     looked_at = counted(search.tally.frames - frames_before, "frame")
-    search.console.print(f"{source.file}{where}: {looked_at} looked at", soft_wrap=True)
+    line = printable(f"{source.file}{where}: {looked_at} looked at")
+    search.console.print(line, soft_wrap=True)
 
 
 def look_at(

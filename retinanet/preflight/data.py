@@ -42,7 +42,9 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
             require_no_files(settings)
             scenes = settings.scenes
             found = f"{scenes.train} scenes to train on and {scenes.validation} others"
-            return [ok(SUBJECT, f"{found} are drawn by the run, no files are needed")]
+            drawn = ok(SUBJECT, f"{found} are drawn by the run, no files are needed")
+            steps = check_steps(config, scenes.train, ranks=ranks)  # at most: a few have no box
+            return [drawn, steps] if steps.level == "failure" else [drawn]
         splits = {split: configured_split(settings, split, root=settings.root) for split in SPLITS}
         opened = {name: indexed_or_small(split.annotations) for name, split in splits.items()}
         findings = [not_indexed(splits[name]) for name in SPLITS if opened[name] is None]
@@ -59,9 +61,9 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         annotations = opened[name]
         if annotations is not None:
             findings += check_split(
-                name, annotations, splits[name].images, classes, settings, decoder=decoder
+                name, annotations, splits[name], classes, settings, decoder=decoder
             )
-    return [*findings, check_steps(config, train, ranks=ranks)]
+    return [*findings, check_steps(config, trained_images(config, train), ranks=ranks)]
 
 
 def classes_of(config: Config, train: Annotations, source: Path) -> ClassMap:
@@ -84,7 +86,7 @@ def not_indexed(split: Split) -> Finding:
 def check_split(
     name: SplitName,
     annotations: Annotations,
-    images: Path,
+    split: Split,
     classes: ClassMap,
     settings: DataConfig,
     *,
@@ -94,8 +96,9 @@ def check_split(
     try:
         dataset = DetectionDataset(
             annotations,
-            images,
+            split.images,
             classes,
+            source=str(split.annotations),
             image_size=settings.image_size,
             train=name == "train",
             skip_images_without_boxes=name == "train" and settings.images_without_boxes == "skip",
@@ -114,7 +117,7 @@ def check_split(
             problems.append(str(error))
     if problems:
         return [bad_images(problems, settings)]
-    seen = f"{len(dataset)} images in {images}, {classes.num_classes} classes"
+    seen = f"{len(dataset)} images in {split.images}, {classes.num_classes} classes"
     return [ok(f"{SUBJECT}, {name}", f"{seen}; {looked_at} decoded ({LOOKED_AT_ALL})")]
 
 
@@ -135,11 +138,14 @@ def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
     return failure(SUBJECT, found, fix=fix)
 
 
-def check_steps(config: Config, train: Annotations, *, ranks: int) -> Finding:
-    """Whether an epoch has a step."""
-    images = len(train)
-    if config.data.images_without_boxes == "skip":
-        images = len(train.images_with_objects())
+def trained_images(config: Config, train: Annotations) -> int:
+    """Return the number of images of an epoch."""
+    is_skipping = config.data.images_without_boxes == "skip"
+    return len(train.images_with_objects()) if is_skipping else len(train)
+
+
+def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
+    """Whether an epoch of so many images has a step."""
     training = config.training
     batches = steps_per_epoch(images, batch_size=training.batch_size, ranks=ranks)
     batch = f"{ranks} ranks × {training.batch_size}" if ranks > 1 else f"{training.batch_size}"

@@ -3,13 +3,22 @@
 from launch.host.memory_limit import MemoryLeft
 from retinanet.preflight.amounts import amount
 from retinanet.preflight.finding import Finding, failure, ok, warning
-from retinanet.preflight.memory_need import MemoryNeed
+from retinanet.preflight.memory_need import (
+    LOADING_PROCESS,
+    MemoryNeed,
+    StepShape,
+    evaluation_bytes,
+    training_bytes,
+)
 
 SUBJECT = "memory"
 FIX = (
     "lower training.batch_size (with training.gradient_accumulation the step stays the same), "
     "evaluation.batch_size, data.image_size or the ranks of this host"
 )
+
+MARGIN = 2
+"""A run is refused if something is estimated to take so many times the memory that is free."""
 
 
 def check_memory(
@@ -47,3 +56,37 @@ def check_memory(
     if wanted > left.size:
         return warning(SUBJECT, f"{have}, and {estimate} ({parts})", fix=FIX)
     return ok(SUBJECT, f"{have}; {estimate} ({parts})")
+
+
+def check_counts(
+    shape: StepShape, *, workers: int, ranks: int, left: MemoryLeft | None
+) -> list[Finding]:
+    """Refuse batches and loading processes that no host like this can hold.
+
+    Args:
+        shape: Of the steps of each rank.
+        workers: Loading processes of each rank for each split, as configured.
+        ranks: Of this host.
+        left: What processes may still take; None where nobody says.
+
+    Returns:
+        A failure for each field that is too large; nothing where all fit.
+    """
+    if left is None:
+        return []
+    findings = []
+    for field, count, of, size in (
+        ("training.batch_size", shape.batch_size, "images", training_bytes(shape)),
+        ("evaluation.batch_size", shape.evaluation_batch_size, "images", evaluation_bytes(shape)),
+        ("data.workers", workers, "for each split", 2 * workers * LOADING_PROCESS),
+    ):
+        if ranks * size > (left.size + left.swap) * MARGIN:
+            each = f"{ranks} ranks × {amount(size)}" if ranks > 1 else amount(size)
+            found = (
+                f"{field}: {count:,} {of} take about {each}, and only {amount(left.size)} are "
+                f"free in {left.of}"
+            )
+            fitting = left.size // ranks // (size // count)
+            fix = f"lower it to {fitting:,} or less" if fitting else "lower data.image_size"
+            findings.append(failure(SUBJECT, found, fix=fix))
+    return findings

@@ -7,6 +7,7 @@ from launch.pinning.binding import host_cpus
 from launch.placement.fitting import count_ranks
 from launch.plan.command import NOT_PINNED, configured_plan
 from launch.ranks import Ranks
+from launch.start.starting_words import ranks_option
 from retinanet.config import Config
 from retinanet.errors import InputError
 from retinanet.preflight.finding import Finding, failure, ok, warning
@@ -30,6 +31,7 @@ def check_placement(config: Config, ranks: Ranks, *, host_name: str) -> list[Fin
             allowed=host.restricted(host_cpus(ranks)),
             quota=read_allowance().quota,
             hosts=((host_name, ranks.local_size),),
+            option=ranks_option(ranks.launcher),
         )
     except InputError as error:
         what, _, fix = str(error).rpartition(": ")

@@ -1,5 +1,6 @@
 """The checks that every start makes: some tens of milliseconds once torch is loaded."""
 
+import os
 from pathlib import Path
 
 from launch.host.memory_limit import memory_left
@@ -11,7 +12,8 @@ from retinanet.preflight.conflicts import check_conflicts
 from retinanet.preflight.disk import DiskNeed, check_disk, free_space, size_of
 from retinanet.preflight.finding import Finding
 from retinanet.preflight.known_data import KnownData
-from retinanet.preflight.memory import check_memory
+from retinanet.preflight.launcher import check_launcher
+from retinanet.preflight.memory import check_counts, check_memory
 from retinanet.preflight.memory_need import MemoryNeed, StepShape, memory_need
 from retinanet.preflight.model_bytes import ModelBytes, model_bytes
 from retinanet.preflight.open_files import check_open_files
@@ -96,7 +98,15 @@ def checks_of_host(
     """
     loaded = loaded_batches(config)
     is_auto = config.data.workers == "auto"
+    left = memory_left()
     return [
+        *check_launcher(ranks, os.environ, planned=planned),
+        *check_counts(
+            shape_of_steps(config, known, engine=engine),
+            workers=0 if is_auto else loaded.workers,
+            ranks=planned,
+            left=left,
+        ),
         check_shared_memory(loaded, ranks=planned, is_certain=not is_auto),
         check_open_files(loaded.tensors),
         check_memory(
@@ -104,7 +114,7 @@ def checks_of_host(
             ranks=planned,
             once=once_in_job(config, sizes) if ranks.is_first else 0,
             not_started=max(0, planned - ranks.local_size) * anonymous_bytes(),
-            left=memory_left(),
+            left=left,
         ),
         check_precision(config.engine.precision, convolutions=config.engine.convolutions),
         check_compiler(config.engine.focal_loss),
@@ -147,7 +157,9 @@ def shape_of_steps(config: Config, known: KnownData, *, engine: str) -> StepShap
         batch_size=largest_batch(
             config.distributed.batch_split, batch_size=config.training.batch_size
         ),
-        evaluation_batch_size=config.evaluation.batch_size,
+        evaluation_batch_size=min(
+            config.evaluation.batch_size, known.validation_images or config.evaluation.batch_size
+        ),
         num_classes=known.num_classes or LEAST_CLASSES,
         trainable_layers=config.model.trainable_layers,
         norm=config.model.norm,

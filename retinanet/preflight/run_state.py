@@ -1,14 +1,19 @@
 """What a run's folder holds, and what the command would do with it."""
 
-import fcntl
 from pathlib import Path
 
 from retinanet.config import Config, TrainingConfig
 from retinanet.errors import InputError
+from retinanet.file_lock import is_locked
 from retinanet.preflight.finding import Finding, failure, ok, warning
 from retinanet.training.checkpoint import TrainingPosition, newest_whole
 from retinanet.training.resume import require_same_settings
-from retinanet.training.run_folder import LOCK, holds_work
+from retinanet.training.run_folder import (
+    LOCK,
+    holds_work,
+    notes_on_folder,
+    refusal_of_folder,
+)
 
 SUBJECT = "run folder"
 
@@ -22,17 +27,17 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
         resume: Whether the command goes on with what is there.
         overwrite: Whether it removes what is there.
     """
-    if path.exists() and not path.is_dir():
-        return failure(SUBJECT, f"{path}: is a file", fix="set run.name or run.root")
-    if is_held(path / LOCK):
+    if is_locked(path / LOCK):
         fix = "set run.name, or wait for its end"
         return failure(SUBJECT, f"{path}: another run is writing there", fix=fix)
+    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
+    if refused is not None:
+        found, _, fix = refused.rpartition("; ")
+        return failure(SUBJECT, found, fix=fix)
     if holds_work(path):
         return work_there(path, config, resume=resume, overwrite=overwrite)
-    if resume:
-        fix = "leave --resume out, or set run.name"
-        return failure(SUBJECT, f"{path}: holds no run to resume", fix=fix)
-    return ok(SUBJECT, f"{path} holds no run yet" if path.exists() else f"{path} will be made")
+    found = f"{path} holds no run yet" if path.exists() else f"{path} will be made"
+    return ok(SUBJECT, "; ".join((found, *notes_on_folder(path))))
 
 
 def work_there(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
@@ -49,21 +54,6 @@ def work_there(path: Path, config: Config, *, resume: bool, overwrite: bool) -> 
 def resumes(path: Path, *, resume: bool, auto_resume: bool) -> bool:
     """Whether the command goes on with what is there."""
     return resume or (auto_resume and holds_work(path))
-
-
-def is_held(lock: Path) -> bool:
-    """Whether a live run holds a folder's lock. It is asked for a moment, shared, and given back.
-
-    A file system without locks holds nothing.
-    """
-    try:
-        with lock.open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def newest_checkpoint(folder: Path, config: Config) -> Finding:

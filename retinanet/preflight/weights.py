@@ -7,7 +7,7 @@ import torch
 from retinanet.config import ModelConfig
 from retinanet.errors import InputError
 from retinanet.preflight.finding import Finding, failure, ok, warning
-from retinanet.training.pretrained import FROM_TORCHVISION
+from retinanet.training.pretrained import FROM_TORCHVISION, dropped_parts
 from retinanet.training.start import build_model, starting_weights
 
 SUBJECT = "weights"
@@ -27,7 +27,11 @@ def check_weights(settings: ModelConfig) -> Finding:
                 build_model(settings, num_classes=1, weights=weights)
     except InputError as error:
         return failure(SUBJECT, str(error), fix="")
-    return ok(SUBJECT, "random ones" if source is None else f"{source}: read, and they fit")
+    if weights is None:
+        return ok(SUBJECT, "random ones")
+    dropped = dropped_parts(weights)
+    rest = f"; a whole detector, of which these are dropped: {dropped}" if dropped else ""
+    return ok(SUBJECT, f"{source}: read, and they fit{rest}")
 
 
 def is_downloaded() -> bool:

@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+from retinanet.file_lock import has_locks
 from retinanet.preflight.finding import Finding, failure, ok
 
 SUBJECT = "writing"
@@ -34,7 +35,10 @@ def check_writing(folder: Path) -> Finding:
         if problem:
             return failure(SUBJECT, f"{one}: cannot be written: {problem}", fix=FIX)
     made = "" if place == folder.absolute() else f", where {folder} will be made"
-    return ok(SUBJECT, f"a file was written in {place}{made}, and removed")
+    written = f"a file was written in {place}{made}, and removed"
+    if not has_locks(place):
+        written += "; its file system has no locks: .lock.owner shows where a run is alive"
+    return ok(SUBJECT, written)
 
 
 def existing(path: Path) -> Path:

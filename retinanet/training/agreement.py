@@ -138,14 +138,20 @@ def merged(results: Sequence[StepResult]) -> StepResult:
         peak_resident_mb=max(one.peak_resident_mb for one in results),
         bad_images=tuple(problem for one in results for problem in one.bad_images),
         nonfinite=tuple(found for one in results for found in one.nonfinite),
+        notes=tuple(note for one in results for note in one.notes),
     )
 
 
 def in_turn(group: ProcessGroup, make: Callable[[], Value]) -> Value:
-    """Make something on rank 0 first, such as files that the others then find."""
+    """Make something on rank 0 first, such as files that the others then find.
+
+    Rank 0 returns once all have made it: should it fail afterwards, it removes the run's folder,
+    and no other rank may be at work there.
+    """
     if not group.is_first:
         group.barrier()
-        return make()
     made = make()
+    if group.is_first:
+        group.barrier()
     group.barrier()
     return made

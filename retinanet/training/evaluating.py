@@ -64,6 +64,7 @@ def evaluate(run: "Run", stop: StopRequest) -> None:
         console=run.console,
         group=run.group,
         stop=stop,
+        main_cpus=run.place.pinned.share.main_cpus,
         note_bad_images=partial(
             run.note_bad_images, instead="it is evaluated as an image without detections"
         ),

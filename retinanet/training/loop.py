@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from data.dataset import Batch
 from data.transforms import normalize
+from launch.pinning.compute_threads import calling_thread_on
 from launch.resources import page_faults, peak_resident_mb, resident_mb
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.gradient_exchange import GradientExchange
@@ -57,6 +58,8 @@ class StepResult:
     """Images that could not be read and that others stood in for, a line each."""
     nonfinite: tuple[NonFiniteStep, ...] = ()
     """Of each rank, where the loss or a gradient was not finite: nothing was updated then."""
+    notes: tuple[str, ...] = ()
+    """Lines for the log about what slowed the step down, of all ranks."""
     group: int | None = None
     """The compute group whose step it was; None where all ranks are one."""
     groups_at_work: int = 1
@@ -104,6 +107,7 @@ def train_one_epoch(
     exchange: GradientExchange | None = None,
     update: Update | None = None,
     phases: Phases = UNWATCHED,
+    main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
 
@@ -123,6 +127,7 @@ def train_one_epoch(
         exchange: Averages the gradients over the ranks, where there are several.
         update: Takes the optimizer's step instead of the prepared optimizer.
         phases: Is told where each step is; an exchange was made with the same.
+        main_cpus: Where the calling thread computes, see `launch.placement.share.Share.main_cpus`.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
@@ -141,18 +146,22 @@ def train_one_epoch(
             rate = learning_rate(step)
             step += 1
             statistics.keep()
-            terms = accumulate_gradients(
-                prepared, group, focal_form=focal_form, exchange=exchange, phases=phases
-            )
-            with phases.phase("optimizer"):
-                norm, staleness = gradient_norm(prepared.model.parameters()), 0
-                if math.isfinite(norm):
-                    clip_gradients(prepared.model.parameters(), norm=norm, longest=longest_gradient)
-                    staleness = update(rate)
-                    nonfinite = []
-                else:
-                    statistics.put_back()
-                    nonfinite = [give_up_step(prepared, terms)]
+            # Only now: loading processes were started while waiting for data, and are not bound.
+            with calling_thread_on(main_cpus):
+                terms = accumulate_gradients(
+                    prepared, group, focal_form=focal_form, exchange=exchange, phases=phases
+                )
+                with phases.phase("optimizer"):
+                    norm, staleness = gradient_norm(prepared.model.parameters()), 0
+                    if math.isfinite(norm):
+                        clip_gradients(
+                            prepared.model.parameters(), norm=norm, longest=longest_gradient
+                        )
+                        staleness = update(rate)
+                        nonfinite = []
+                    else:
+                        statistics.put_back()
+                        nonfinite = [give_up_step(prepared, terms)]
             result = StepResult(
                 step=step,
                 losses=mean_losses(terms),

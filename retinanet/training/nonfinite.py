@@ -2,12 +2,15 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from retinanet.errors import InputError
 
 NAMES_TOLD = 5
 NORMS_TOLD = 10
@@ -71,6 +74,18 @@ def names_of_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> TensorNames:
     """The names of those that hold a value that is infinite or NaN."""
     found = [name for name, tensor in tensors if not torch.isfinite(tensor.detach()).all()]
     return TensorNames(count=len(found), first=tuple(found[:NAMES_TOLD]))
+
+
+def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -> None:
+    """Check tensors that were read from a file, at the speed of memory.
+
+    Raises:
+        InputError: Names the file and the first tensor that holds an infinite value or NaN.
+    """
+    for name, tensor in tensors.items():
+        # `aminmax` hands on NaN, and unlike `isfinite` allocates nothing.
+        if tensor.numel() and not all(map(math.isfinite, map(float, tensor.float().aminmax()))):
+            raise InputError(f"{file}: {name} holds a value that is not finite (NaN or infinite)")
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """Backbone weights to start from, and the refusal to start without where that cannot work."""
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -7,6 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from retinanet.errors import InputError
+from retinanet.model.backbone import IN_DETECTOR
+from retinanet.printable import printable
 from retinanet.training.pickled_weights import IMAGENET_FILE, is_imagenet_file, unpickle_weights
 
 FROM_TORCHVISION = "torchvision"
@@ -60,6 +64,26 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
     except Exception as error:  # OSError, SafetensorError, and what a hostile header may cause
         reason = str(error).strip().split("\n", maxsplit=1)[0][:160]
         raise InputError(f"model.pretrained_backbone: {file} cannot be read: {reason}") from error
+
+
+def dropped_parts(weights: Mapping[str, Tensor]) -> str:
+    """Return what of a whole detector a backbone leaves out; nothing for a classifier's weights."""
+    if not any(name.startswith(IN_DETECTOR) for name in weights):
+        return ""
+    dropped = [name for name in weights if not name.startswith(IN_DETECTOR)]
+    parts = Counter(".".join(name.split(".")[:2]) for name in dropped)
+    return ", ".join(f"{printable(part[:60])} ({count})" for part, count in parts.most_common(5))
+
+
+def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) -> list[str]:
+    """Return what a run tells about the weights it starts from."""
+    dropped = dropped_parts(weights or {})
+    if not dropped:
+        return []
+    return [
+        f"model.pretrained_backbone: {source} is a whole detector, of which only the backbone is "
+        f"used; dropped, by number of tensors: {dropped}"
+    ]
 
 
 def read_torchvision_weights() -> dict[str, Tensor]:

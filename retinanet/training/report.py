@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from retinanet.evaluation.metric import Evaluation
+from retinanet.printable import printable
 
 SUMMARY_COLUMNS = (
     ("map", "mAP"),
@@ -43,7 +44,7 @@ def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) ->
 
 def class_list(ranked: Sequence[tuple[str, float]]) -> str:
     """Classes with their mAP, on one line."""
-    return ", ".join(f"{name} {value:.3f}" for name, value in ranked)
+    return ", ".join(f"{printable(name)} {value:.3f}" for name, value in ranked)
 
 
 def shown(value: float) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from retinanet.mlperf.submission_command import submit
 from retinanet.model import RetinaNet
 from retinanet.progress import progress
 from retinanet.training.agreement import agreed_batches, merged, share_weights
+from retinanet.training.background_load import BackgroundLoad
 from retinanet.training.checkpoint import Checkpoint, ModelDescription
 from retinanet.training.evaluating import Pending, evaluate, settle
 from retinanet.training.exchange import make_exchange
@@ -85,6 +87,10 @@ class Run:
         training = config.training
         self.config = config
         self.slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
+        share = place.pinned.share
+        self.background_load = BackgroundLoad(
+            share.cpus, place=f"rank {group.rank} on {group.hosts[group.rank]}"
+        )
         self.folder = folder
         self.data = data
         self.model = model
@@ -217,7 +223,13 @@ class Run:
         steps = range(self.step + 1, self.plan.total_steps + 1)
         # Waits for all: none takes a step before rank 0 has the folder ready.
         stopping = stopping_notes(self.place.ranks, os.environ)
-        own_notes = (*self.group.notes, *stopping, *self.phases.notes(steps), *self.notes)
+        own_notes = (
+            *self.group.notes,
+            *stopping,
+            *self.folder.notes,
+            *self.phases.notes(steps),
+            *self.notes,
+        )
         notes = self.group.all_gather(own_notes)
         if not self.group.is_first:
             return
@@ -308,9 +320,11 @@ class Run:
                     focal_form=self.config.engine.focal_loss,
                     exchange=self.exchange,
                     phases=self.phases,
+                    main_cpus=self.place.pinned.share.main_cpus,
                 ):
                     result, checkpoint_is_due, metric_is_ready = self.agree(own, stop)
                     note_gradients(self, result)
+                    self.print_notes(result)
                     self.step = result.step
                     self.map_here = None
                     self.log.stepped(images=result.images, seconds=result.seconds)
@@ -352,7 +366,7 @@ class Run:
         """
         is_due = self.saving.is_due(step=own.step, epoch=self.plan.epochs_done(own.step))
         is_ready = self.pending is not None and self.pending.is_ready
-        told = self.group.all_gather((own, stop.received, is_due, is_ready))
+        told = self.group.all_gather((self.with_load(own), stop.received, is_due, is_ready))
         results, received, due, ready = zip(*told, strict=True)
         stop.agree(received)
         slow = self.slow_rank.heard(results)
@@ -375,6 +389,16 @@ class Run:
         if reason:
             self.console.print(reason)
         return reason is not None
+
+    def with_load(self, own: StepResult) -> StepResult:
+        """Return this rank's step with a note about other programs on its cores, if there are."""
+        note = self.background_load.note()
+        return replace(own, notes=(note,)) if note else own
+
+    def print_notes(self, result: StepResult) -> None:
+        """Print what the ranks noted about a step; on ranks other than 0 the console is quiet."""
+        for note in result.notes:
+            self.console.print(note, soft_wrap=True, markup=False)
 
     def note_bad_images(
         self, problems: tuple[str, ...], *, instead: str = "another image stands in for it"

@@ -1,17 +1,17 @@
 """The folder of a run: who may write there, and what belongs to it."""
 
-import fcntl
 import io
 import json
 import os
 import platform
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from ruamel.yaml import YAML
@@ -19,13 +19,20 @@ from ruamel.yaml import YAML
 from launch.group.process_group import ProcessGroup
 from retinanet.code_version import code_version
 from retinanet.errors import InputError, StoppedBeforeStart
+from retinanet.file_lock import FileLock, LockHeldError
 from retinanet.output_files import write_whole
+from retinanet.printable import printable
 from retinanet.processor import processor_name
+from retinanet.training.checkpoint.finding import newest_first
 from retinanet.versions import installed_versions
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
 LOCK = ".lock"
+SCENES = "scenes"
+RUN_MARKS = (LOCK, "environment.json", "metrics.jsonl")
+"""Files of which every run's folder has one, unless it has checkpoints."""
+NAMES_SHOWN = 3
 
 PACKAGES = (
     "torch",
@@ -43,6 +50,8 @@ class RunFolder:
     """Paths below `runs/<name>/`."""
 
     path: Path
+    notes: tuple[str, ...] = ()
+    """What a user may not expect of it, for rank 0 to print."""
 
     @property
     def metrics(self) -> Path:
@@ -77,7 +86,7 @@ class RunFolder:
     @property
     def scenes(self) -> Path:
         """Drawn scenes, in OpenImages' tree."""
-        return self.path / "scenes"
+        return self.path / SCENES
 
     def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
         """Write down what is about to run; unless it resumes, remove an earlier run's work.
@@ -134,7 +143,7 @@ def claim_run_folder(
     """Hold the folder of a run: no other run can claim it meanwhile. Of several ranks 0 does it.
 
     A folder that was made here is removed again when the input turns out to be bad, or a signal
-    comes, before the run begins: a mistake leaves nothing behind.
+    comes, to any of the ranks before the run begins: a mistake leaves nothing behind.
 
     Raises:
         InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
@@ -147,21 +156,29 @@ def claim_run_folder(
         return
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     require_permission(path, resume=resume, auto_resume=auto_resume, overwrite=overwrite)
-    lock = None
+    notes = notes_on_folder(path)
+    lock, removing = None, threading.Lock()
+
+    def remove() -> None:
+        with removing:  # the main thread and the watch's may both come here
+            remove_if_nothing_began(path, new_folders, lock=lock)
+
+    if group.watch:
+        group.watch.clean_up = remove
     try:
         lock = make_lock(path)
         take_lock(lock, path)
         group.barrier()
-        yield RunFolder(path)
+        yield RunFolder(path, notes)
     except (InputError, StoppedBeforeStart, KeyboardInterrupt):
-        remove_if_nothing_began(path, new_folders, lock=lock)
+        remove()
         raise
     finally:
         if lock:
-            lock.close()
+            lock.release(remove=not holds_work(path))
 
 
-def make_lock(path: Path) -> TextIO:
+def make_lock(path: Path) -> FileLock:
     """Make a run's folder, and the file by which it is held.
 
     Raises:
@@ -169,12 +186,12 @@ def make_lock(path: Path) -> TextIO:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        return (path / LOCK).open("a", encoding="utf-8")
+        return FileLock(path / LOCK)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}; set run.root") from error
 
 
-def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: TextIO | None) -> None:
+def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLock | None) -> None:
     """Remove a folder that was made just now, unless a run has begun there or holds it.
 
     A signal may come at any line of the claim, and a damaged image may turn up after hours.
@@ -188,14 +205,16 @@ def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: TextIO
     """
     if not new_folders or not path.is_dir() or holds_work(path):
         return
-    with lock or make_lock(path) as held, suppress(InputError):
+    held = lock or make_lock(path)
+    with suppress(InputError):
         take_lock(held, path)
         remove_new(path, new_folders)
+    held.release()
 
 
 def remove_new(path: Path, new_folders: list[Path]) -> None:
     """Remove a run's folder, and those above it that were made for it just now."""
-    shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)
     for parent in new_folders[1:]:
         try:
             parent.rmdir()
@@ -203,26 +222,103 @@ def remove_new(path: Path, new_folders: list[Path]) -> None:
             return
 
 
-def take_lock(lock: TextIO, path: Path) -> None:
-    """Lock the file for as long as it is open; the system lets go when the process ends."""
+def take_lock(lock: FileLock, path: Path) -> None:
+    """Take the lock of a run's folder.
+
+    Raises:
+        InputError: Another run holds it, or the folder cannot be written.
+    """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        lock.take()
+    except LockHeldError as error:
+        holder = f" ({error})" if str(error) else ""
         raise InputError(
-            f"{path}: another run is writing there; set run.name, or wait for its end"
+            f"{path}: another run is writing there{holder}; set run.name, or wait for its end"
         ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
 
 
 def require_permission(path: Path, *, resume: bool, auto_resume: bool, overwrite: bool) -> None:
     """Refuse what would mix or lose work; `auto_resume` fits a folder with and without a run."""
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: is a file; set run.name or run.root")
-    if resume and not holds_work(path):
-        raise InputError(f"{path}: holds no run to resume; leave --resume out, or set run.name")
+    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
+    if refused is not None:
+        raise InputError(refused)
     if holds_work(path) and not (resume or auto_resume or overwrite):
         raise InputError(
             f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
         )
+
+
+def refusal_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | None:
+    """Return why a command cannot use a folder as its run's, `; `, and the fix; None if it can."""
+    if path.exists() and not path.is_dir():
+        return f"{path}: is a file; set run.name or run.root"
+    for link in (path, *path.parents):
+        if link.is_symlink() and not link.exists():
+            target = link.readlink()
+            return (
+                f"{link}: is a link to {target}, which does not exist; make that folder, or set "
+                "run.root"
+            )
+    if resume and not holds_work(path):
+        return f"{path}: holds no run to resume; leave --resume out, or set run.name"
+    if overwrite and path.is_symlink() and holds_work(path):
+        return (
+            f"{path}: is a link to {path.readlink()}, whose run --overwrite would remove; name "
+            "that folder by run.root and run.name, or set another run.name"
+        )
+    foreign = foreign_entries(path)
+    if foreign:
+        return f"{path}: holds no run, but {listed(foreign)}; set run.name or run.root"
+    return None
+
+
+def foreign_entries(path: Path) -> list[str]:
+    """Return what shows that a folder is used for something else: folders, and a run's names.
+
+    Other files may be a batch system's or a shell's, such as the log of this command.
+    """
+    if not path.is_dir() or holds_run(path):
+        return []
+    own = (*OWN_FILES, *OWN_FOLDERS, SCENES)
+    return [one.name for one in visible_entries(path) if one.name in own or one.is_dir()]
+
+
+def visible_entries(path: Path) -> list[Path]:
+    """Return what a folder holds, by name, but for hidden files such as a file server's.
+
+    Raises:
+        InputError: It cannot be listed.
+    """
+    try:
+        return sorted(one for one in path.iterdir() if not one.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be listed: {error.strerror}; set run.root") from error
+
+
+def notes_on_folder(path: Path) -> tuple[str, ...]:
+    """Return what a user may not expect of a folder that a run can use."""
+    notes = []
+    if path.is_symlink() or path.parent.is_symlink():
+        notes.append(f"{path} leads to {path.resolve()}")
+    if path.is_dir() and not holds_run(path):
+        files = [one.name for one in visible_entries(path)]
+        if files:
+            notes.append(f"{path} holds files of no run, which stay: {listed(files)}")
+    return tuple(notes)
+
+
+def listed(names: list[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return printable(", ".join(names[:NAMES_SHOWN])) + more
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether a folder is, or was being made, a run's, and nothing else's."""
+    has_mark = any((path / name).is_file() for name in RUN_MARKS)
+    return has_mark or bool(newest_first(path / "checkpoints"))
 
 
 def holds_work(path: Path) -> bool:

@@ -10,6 +10,7 @@ from retinanet.config import ModelConfig, TrainingConfig
 from retinanet.engine.optimizer import make_optimizer
 from retinanet.model import RetinaNet, load_pretrained_backbone
 from retinanet.momentum import beta1_of
+from retinanet.training.nonfinite import require_finite_tensors
 from retinanet.training.pretrained import read_backbone_weights, require_trainable_start
 
 
@@ -17,7 +18,7 @@ def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
     """The pretrained backbone's weights, or None for a start from random ones.
 
     Raises:
-        InputError: They cannot be read, or a start without them could not train.
+        InputError: They cannot be read or are not finite, or a start without them could not train.
     """
     require_trainable_start(
         settings.pretrained_backbone,
@@ -26,7 +27,10 @@ def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
     )
     if settings.pretrained_backbone is None:
         return None
-    return read_backbone_weights(settings.pretrained_backbone)
+    weights = read_backbone_weights(settings.pretrained_backbone)
+    file = f"model.pretrained_backbone: {settings.pretrained_backbone}"
+    require_finite_tensors(weights, file=file)
+    return weights
 
 
 def build_model(

@@ -106,3 +106,81 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_written(
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(start) and done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+ASCII = {"PYTHONIOENCODING": "ascii"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py --help",
+        "train.py --dry-run run.root=räume",
+        "-m data --help",
+        "-m launch plan --np 2 --cpus 0-1",
+        "-m launch plan --help",
+        "-m profiling ablate list",
+        "-m retinanet --help",
+    ],
+)
+def test_no_command_ends_because_of_a_character(words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *words.split()],
+        cwd=REPOSITORY,
+        env={**os.environ, **ASCII},
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr and b"UnicodeEncodeError" not in done.stderr
+    assert done.returncode == 0 or b"--cpus" in done.stderr, done.stderr
+    assert (done.stdout + done.stderr).isascii()
+
+
+def test_a_run_does_not_end_because_of_a_character(tmp_path: Path) -> None:
+    done = train_py(
+        f"run.root={tmp_path / 'räume'}",
+        "data.scenes.train=2",
+        "data.scenes.validation=1",
+        "data.image_size=64",
+        "data.workers=0",
+        "engine.precision=float32",
+        "training.max_steps=1",
+        "launch.pin=false",
+        **ASCII,
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii() and "r\\xe4ume" in done.stdout
+    assert (tmp_path / "räume" / "demo" / "metrics.jsonl").exists()
+
+
+def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
+    program = (
+        "from profiling.pictures import as_png, new_figure\n"
+        "from retinanet.command_line import run_command\n"
+        "def draw():\n"
+        "    figure = new_figure(3, 2)\n"
+        "    figure.suptitle('\\U0001f984 $\\\\bad$')\n"
+        "    return len(as_png(figure)) == 0\n"
+        "raise SystemExit(run_command(draw))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ranks_that_are_silenced_take_any_character() -> None:
+    program = (
+        "import io\n"
+        "from launch.group.one_voice import silenced\n"
+        "with silenced(io.StringIO()):\n"
+        "    print('\\u00d7 \\udcff')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program],
+        cwd=REPOSITORY,
+        env={**os.environ, **ASCII, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

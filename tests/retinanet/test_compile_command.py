@@ -20,7 +20,17 @@ def test_every_kernel_is_compiled_for_every_instruction_set_and_nothing_else_sta
     done = run_here(main, "compile")
     assert (done.returncode, done.stderr) == (0, "")
     found = {library.name.rpartition("-")[0] for library in folder.glob("*.so")}
-    names = {"focal_loss", "optimizers", "shared_gradients", "winograd"}
+    names = {
+        "focal_loss",
+        "grouped_convolution",
+        "grouped_weight_gradient",
+        "masked_sum",
+        "optimizers",
+        "shared_gradients",
+        "tile_convolution",
+        "weight_gradient",
+        "winograd",
+    }
     assert {source.stem for source in kernel_sources()} == names
     assert found == {f"{name}-{one}" for name in names for one in known_instruction_sets()}
     assert len(list(folder.iterdir())) == len(found)

@@ -1,5 +1,7 @@
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,6 +167,40 @@ def test_what_is_no_window_of_steps_is_refused(value: str) -> None:
         assert "such as 20-22 or 20" in message
 
 
+UNBOUNDED = {"training.learning_rate", "training.weight_decay", "training.clip_gradient_norm"}
+COUNTS_WITHOUT_DEFAULT = (
+    "training.max_steps",
+    "launch.threads",
+    "data.workers",
+    "model.num_classes",
+)
+
+
+def refused(pair: str) -> str:
+    """The message about a pair that is put on top of the demo's configuration."""
+    return message_of(lambda: load_config("demo.yaml", [pair]))
+
+
+def default_of(name: str) -> object:
+    """The value of a field in the demo's configuration."""
+    value: object = config_to_tree(load_config("demo.yaml"))
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+@pytest.mark.parametrize("digits", [13, 23, 5000])
+def test_every_count_and_amount_has_an_upper_bound(digits: int) -> None:
+    numbers = [name for name in field_names() if type(default_of(name)) in (int, float)]
+    assert len(numbers) > 20
+    for name in {*numbers, *COUNTS_WITHOUT_DEFAULT} - UNBOUNDED:
+        assert f" {name}: " in refused(f"{name}={'9' * digits}")
+    for name in ("profile.onednn.steps", "profile.trace.steps"):
+        assert f" {name}: " in refused(f"{name}=1-{'9' * digits}")
+    assert " distributed.batch_split: " in refused(f"distributed.batch_split=[{'9' * digits}]")
+    assert " run.name: " in refused(f"run.name={'a' * 300}")
+
+
 def test_counters_without_steps_are_refused() -> None:
     for words in ([], ["profile.onednn.steps=null"], ["profile.trace={}"]):
         message = message_of(lambda: load_config("demo", ["profile.perf=true", *words]))  # noqa: B023
@@ -324,6 +360,58 @@ def test_a_file_without_sections_is_refused(text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
     message = message_of(lambda: load_config(file))
     assert message.startswith(f"{file}: ") and "sections" in message
+
+
+MERGES = "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+BOMBS = {
+    "merge keys": "a0: &a0 {x: 1, y: 2}\n" + MERGES,
+    "a long text": "a: &a " + "x" * 50_000 + "\nb: [" + ", ".join(["*a"] * 9_000) + "]\n",
+    "within itself": "a: &a [*a]\n",
+    "merged into itself": "a: &a {<<: *a}\n",
+    "keys": "a0: &a0 [1, 2]\n"
+    + "".join(f"? &a{n} [*a{n - 1}, *a{n - 1}]\n: 1\n" for n in range(1, 40)),
+    "levels": "".join(f"{' ' * n}a:\n" for n in range(300)),
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_what_aliases_make_large_is_refused_before_it_is_expanded(
+    text: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, text)
+    program = (
+        "import resource, sys\n"
+        "from retinanet.config_file import load_config\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
+        "load_config(sys.argv[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, file],
+        cwd=SHIPPED.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    *_, last = done.stderr.splitlines()
+    assert last.startswith(f"retinanet.errors.InputError: {file}: "), done.stderr[-500:]
+
+
+def test_a_few_aliases_and_merge_keys_are_taken(tmp_path: Path) -> None:
+    text = "data: {scenes: &s {train: 3}}\nevaluation: &e {every: 2}\n"
+    config = load_config(written(tmp_path, text + "checkpoint: {<<: *e, every: epoch, keep: 7}\n"))
+    assert (config.checkpoint.every, config.checkpoint.keep, config.evaluation.every) == (
+        "epoch",
+        7,
+        2,
+    )
+
+
+@pytest.mark.parametrize("name", [".".join(["a"] * 5_000), "training." + ".".join(["a"] * 5_000)])
+def test_a_name_of_thousands_of_parts_is_refused(name: str) -> None:
+    message = message_of(lambda: load_config("demo.yaml", [f"{name}=1"]))
+    assert message.startswith("command line: ") and "no such field" in message
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -250,3 +250,12 @@ def test_eight_processes_that_start_at_once_compile_once(
     assert [process.communicate()[0].strip() for process in processes] == ["1"] * 8
     assert (tmp_path / "links").read_text() == "\n"
     assert len(list(cache.glob("*.so"))) == 1
+
+
+def test_a_changed_header_compiles_the_source_again(tmp_path: Path) -> None:
+    header, including = tmp_path / "answer.h", tmp_path / "including.cpp"
+    including.write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    for expected in (41, 42):
+        header.write_text(f"#define ANSWER {expected}\n")
+        load_library.cache_clear()
+        assert load_library(including).answer() == expected

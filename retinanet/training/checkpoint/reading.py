@@ -12,20 +12,21 @@ from torch.optim import Optimizer
 
 from retinanet.errors import InputError
 from retinanet.model import RetinaNet
+from retinanet.regular_files import open_regular
 from retinanet.training.checkpoint.finding import find_checkpoint, newest_first
 from retinanet.training.checkpoint.state import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RANKS_FILE,
     STATE_FILE,
     ModelDescription,
     State,
     TrainingPosition,
     read_state,
 )
+from retinanet.training.nonfinite import require_finite_tensors
 from retinanet.training.optimizer_state import optimizer_state
 from retinanet.training.rank_states import RankState, rank_states
-
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-RANKS_FILE = "ranks.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,22 @@ class Checkpoint:
         """How far the run had come."""
         return self.state.position
 
+    @property
+    def trains_norms_on_ranks(self) -> bool:
+        """Whether each rank has running statistics of its own."""
+        return self.model.norm == "batch" and len(self.state.random_states) > 1
+
     def require_whole(self) -> None:
-        """See that every part is what was written.
+        """Check that nothing is missing to resume, and that every part is what was written.
 
         Raises:
-            InputError: Names the first that is missing, cut short or changed.
+            InputError: Names the first file that is missing, cut short, changed, or holds a value
+                that is infinite or NaN.
         """
-        for name in self.state.parts:
-            self.require_unchanged(name)
+        ranks = (RANKS_FILE,) if self.trains_norms_on_ranks else ()
+        for name in dict.fromkeys((MODEL_FILE, OPTIMIZER_FILE, *ranks, *self.state.parts)):
+            file = self.require_unchanged(name)
+            require_finite_tensors(mapped_tensors(file), file=file)
 
     def require_unchanged(self, name: str) -> Path:
         """See that a part is what was written; returns the file.
@@ -76,16 +85,16 @@ class Checkpoint:
         return file
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Those of a part.
+        """Return copies of the tensors of a part, so that the file need not stay.
 
         Raises:
-            InputError: It is not what was written, or not safetensors.
+            InputError: It is not what was written, not safetensors, or holds a value that is
+                infinite or NaN.
         """
         file = self.require_unchanged(name)
-        try:
-            return load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{file}: cannot be read as safetensors: {error}") from error
+        tensors = {key: mapped.clone() for key, mapped in mapped_tensors(file).items()}
+        require_finite_tensors(tensors, file=file)
+        return tensors
 
     def build_model(self) -> RetinaNet:
         """The model with the checkpoint's weights, channels_last.
@@ -134,7 +143,11 @@ class Checkpoint:
             InputError: A file cannot be read.
         """
         statistics = self.tensors(RANKS_FILE) if RANKS_FILE in self.state.parts else {}
-        return rank_states(self.state.random_states, statistics)
+        states = rank_states(self.state.random_states, statistics)
+        if len({frozenset(state.statistics) for state in states}) > 1:
+            file = self.folder / RANKS_FILE
+            raise InputError(f"{file}: ranks have statistics of different norms")
+        return states
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -168,7 +181,19 @@ def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
+def mapped_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; the file is mapped as long as one of them lives.
+
+    Raises:
+        InputError: It cannot be read, or is not safetensors.
+    """
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file}: cannot be read as safetensors: {error}") from error
+
+
 def file_digest(file: Path) -> str:
     """SHA-256 of a file."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

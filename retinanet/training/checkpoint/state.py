@@ -12,13 +12,27 @@ from pydantic.dataclasses import dataclass
 from data.classes import ClassMap
 from data.columns import shown
 from retinanet.errors import InputError
+from retinanet.regular_files import open_regular
 
 FORMAT = 2
 """Raised when a reader of an older format could go wrong."""
 
 STATE_FILE = "state.json"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+RANKS_FILE = "ranks.safetensors"
 MOST_BYTES = 64_000_000
 """A larger `state.json` is not read: thousands of ranks need less."""
+
+RANDOM_GENERATORS = {"python", "numpy", "torch"}
+"""The keys of `random_states`."""
+DESCRIBED_FIELDS = {
+    "norm": ("model", "norm"),
+    "trainable_layers": ("model", "trainable_layers"),
+    "image_size": ("data", "image_size"),
+    "precision": ("engine", "precision"),
+}
+"""Fields of `ModelDescription` that repeat a setting: section and field of the configuration."""
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -105,7 +119,7 @@ def read_state(folder: Path) -> State:
     """
     file = folder / STATE_FILE
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             text = stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
@@ -138,13 +152,66 @@ def checked(file: Path, content: dict[str, Any]) -> State:
     try:
         # As JSON, where strict means: no number from a text, but objects from mappings.
         state = SCHEMA.validate_json(json.dumps(content))
-        ClassMap.from_json(state.model.classes)
+        require_consistent(state)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"]))
         message = f"not a checkpoint's state: {name}: {first['msg']}"
         raise InputError(f"{file}: {message}") from error
-    except (InputError, AttributeError, TypeError) as error:
-        message = f"not a checkpoint's state: model.classes: {error}"
-        raise InputError(f"{file}: {message}") from error
+    except InputError as error:
+        raise InputError(f"{file}: not a checkpoint's state: {error}") from error
     return state
+
+
+def require_consistent(state: State) -> None:
+    """Check the relations between fields that are each valid on their own.
+
+    Raises:
+        InputError: Names the first field that contradicts another.
+    """
+    model = state.model
+    try:
+        classes = ClassMap.from_json(model.classes).num_classes
+    except InputError as error:
+        raise InputError(f"model.classes: {error}") from error
+    if classes != model.num_classes:
+        raise InputError(
+            f"model.classes: {classes} classes, but num_classes is {model.num_classes}"
+        )
+    for name, (section, field) in DESCRIBED_FIELDS.items():
+        described, fields = getattr(model, name), state.config.get(section)
+        configured = fields.get(field, described) if isinstance(fields, dict) else described
+        if configured != described:
+            wrong = f"{shown(described)}, but config.{section}.{field} is {shown(configured)}"
+            raise InputError(f"model.{name}: {wrong}")
+    require_consistent_position(state.position)
+    ranks = state.setup.get("ranks")
+    if type(ranks) is not int or ranks < 1:
+        raise InputError(f"setup.ranks: {shown(ranks)} is not a number of ranks")
+    if len(state.random_states) != ranks:
+        raise InputError(
+            f"random_states: of {len(state.random_states)} ranks, setup.ranks: {ranks}"
+        )
+    for rank, generators in enumerate(state.random_states):
+        for name in sorted(RANDOM_GENERATORS - generators.keys()):
+            raise InputError(f"random_states.{rank}.{name}: missing")
+
+
+def require_consistent_position(position: TrainingPosition) -> None:
+    """Check the relations within a position.
+
+    Raises:
+        InputError: Names the first field that cannot be.
+    """
+    for name in ("epoch", "skipped_steps"):
+        if getattr(position, name) > position.step:
+            raise InputError(f"position.{name}: {getattr(position, name)}, step: {position.step}")
+    if position.images > (position.images_per_epoch if position.step else 0):
+        limit = f"images_per_epoch: {position.images_per_epoch}, step: {position.step}"
+        raise InputError(f"position.images: {position.images}, {limit}")
+    here, best = position.map_here, position.best_map
+    for name, value in (("map_here", here), ("best_map", best)):
+        if value is not None and not 0 <= value <= 1:
+            raise InputError(f"position.{name}: {value} is not from 0 to 1")
+    if here is not None and (best is None or best < here):
+        raise InputError(f"position.best_map: {best}, map_here: {here}")

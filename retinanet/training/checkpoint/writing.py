@@ -60,7 +60,7 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
             parts[name] = Part(sha256=file_digest(file), bytes=file.stat().st_size)
         written = {STATE_FILE: state_text(replace(contents.state, parts=parts)), **texts}
         for name, text in written.items():
-            (partial / name).write_text(text, encoding="utf-8")
+            (partial / name).write_text(text, encoding="utf-8", errors="backslashreplace")
         for path in [*partial.iterdir(), partial]:
             flush_to_disk(path)
     except OSError:

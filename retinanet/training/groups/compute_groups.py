@@ -10,7 +10,7 @@ from torch import nn
 
 from launch.group.parts import pair_with_first
 from launch.group.process_group import ProcessGroup
-from launch.pinning.compute_threads import compute_alone, started_on
+from launch.pinning.compute_threads import calling_thread_on, compute_alone
 from retinanet.compute_groups import group_of_rank, ranks_of_groups
 from retinanet.config import Config
 from retinanet.engine.engines import PreparedTraining
@@ -165,7 +165,7 @@ def served_weights(
     server = None
     weights: GroupWeights | ServedWeights | None = own_view
     if everybody.is_first:
-        with started_on(comm_cpus):
+        with calling_thread_on(comm_cpus):
             server = WeightsServer(
                 pairs,
                 parameters,

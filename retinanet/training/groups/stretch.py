@@ -119,6 +119,7 @@ class Stretch:
                 for own in self._iteration(rate):
                     result = self._heard(own)
                     note_gradients(run, result)
+                    run.print_notes(result)
                     self._trained += 1
                     self._groups.own_steps += 1
                     self._note_bad_images(result.bad_images)
@@ -150,13 +151,14 @@ class Stretch:
             exchange=run.exchange,
             update=groups.update,
             phases=run.phases,
+            main_cpus=run.place.pinned.share.main_cpus,
         )
 
     def _heard(self, own: StepResult) -> StepResult:
         """The step of all ranks of this group, by its number in the run; ends the queue if due."""
         run, groups = self._run, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
-        together = merged(groups.own.all_gather(own))
+        together = merged(groups.own.all_gather(run.with_load(own)))
         is_due = run.saving.is_due(step=number, epoch=run.plan.epochs_done(number))
         is_ready = run.pending is not None and run.pending.is_ready
         if is_due or is_ready:
@@ -181,10 +183,11 @@ class Stretch:
             self._record_of_another(other)
 
     def _record_of_another(self, result: StepResult) -> None:
-        """On rank 0: what is wrong with a step of another group is told here, too."""
+        """Record another group's step on rank 0, and print what is wrong with it."""
         if result.nonfinite:
             self._run.nonfinite.skipped += 1
             tell_of_skipped(self._run, result)
+        self._run.print_notes(result)
         self._note_bad_images(result.bad_images)
         self._record(result)
 

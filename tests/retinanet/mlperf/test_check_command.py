@@ -116,3 +116,88 @@ def test_a_json_file_that_exists_is_left_as_it_is(
     numbers.write_text("mine")
     assert run_here(main, *CHECK, run, "--json", numbers).returncode == 2
     assert numbers.read_text() == "mine"
+
+
+def changed(log: Path, old: str, new: str) -> None:
+    text = log.read_text()
+    assert old in text
+    log.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(("samples", "is_found"), [("4571", True), ("4572", True), ("4570", False)])
+def test_samples_in_batches_are_recognised(
+    samples: str, is_found: bool, run: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    changed(run / "mlperf.log", "1170301", samples)
+    changed(run / "mlperf.log", "24781", "97")
+    numbers = tmp_path / "found.json"
+    done = run_here(main, *CHECK, run, "--json", numbers)
+    assert done.returncode == 0
+    remarks = " ".join(json.loads(numbers.read_text())["remarks"])
+    assert ("train_samples" not in remarks) == ("eval_samples" not in remarks) == is_found
+    assert (f"{int(samples):,} × 256" in done.stdout) == is_found
+
+
+def test_a_folder_of_results_is_checked_log_by_log(run_here: RunHere, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for number, accuracy in ((2, 0.35), (10, 0.3), (0, 0.36)):
+        config = closed_config(f"run.seed={number}")
+        made = write_run(tmp_path / f"run{number}", config, accuracies=[0.2, accuracy])
+        (made / "mlperf.log").rename(results / f"result_{number}.txt")
+    (results / "result_x.txt").write_text("notes")
+    numbers = tmp_path / "found.json"
+    done = run_here(main, *CHECK, results, "--json", numbers)
+    assert (done.returncode, done.stderr) == (4, "")
+    found = json.loads(numbers.read_text())
+    assert found["passed"] is False
+    assert [Path(log["log"]).name for log in found["logs"]] == [
+        "result_0.txt",
+        "result_2.txt",
+        "result_10.txt",
+    ]
+    assert [log["passed"] for log in found["logs"]] == [True, True, False]
+    assert done.stdout.count("official compliance checker") == 3
+    (results / "result_10.txt").unlink()
+    assert run_here(main, *CHECK, results).returncode == 0
+    empty = run_here(main, *CHECK, tmp_path)
+    assert empty.returncode == 2 and empty.stderr.count("\n") == 1 and str(tmp_path) in empty.stderr
+
+
+@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>: ", "node1 rank 0 | "])
+def test_names_of_ranks_before_lines_are_left_out(
+    prefix: str, run: Path, run_here: RunHere
+) -> None:
+    log = run / "mlperf.log"
+    without = run_here(main, *CHECK, run)
+    lines = [f"{prefix}{line}" for line in log.read_text().splitlines()]
+    log.write_text("\n".join([f"{prefix}epoch 1", *lines]) + "\n")
+    done = run_here(main, *CHECK, run)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", without.stdout)
+
+
+@pytest.mark.parametrize("damage", ['{"namespace": "", "ti', "[1]", "{}", '{"key": 1', ""])
+def test_a_cut_line_is_named_and_the_others_are_read(
+    damage: str, run: Path, run_here: RunHere
+) -> None:
+    log = run / "mlperf.log"
+    lines = log.read_text().splitlines()
+    lines.insert(4, f"0: :::MLLOG {damage}")
+    log.write_text("\n".join(lines) + "\n")
+    done = run_here(main, *CHECK, run)
+    assert (done.returncode, done.stderr) == (4, "")
+    faults = [line for line in done.stdout.splitlines() if "✗" in line]
+    assert faults[-1].endswith("line 5")
+    assert "success, mAP 0.350 after epoch 2" in done.stdout
+
+
+def test_what_is_said_twice_is_no_plain_pass(run: Path, run_here: RunHere, tmp_path: Path) -> None:
+    log = run / "mlperf.log"
+    lines = log.read_text().splitlines()
+    twice = [line for line in lines if '"global_batch_size"' in line]
+    log.write_text("\n".join([*twice, *lines]) + "\n")
+    numbers = tmp_path / "found.json"
+    done = run_here(main, *CHECK, run, "--json", numbers)
+    [warning] = json.loads(numbers.read_text())["warnings"]
+    assert done.returncode == 0 and "EXACTLY_ONE" in warning and warning in done.stdout
+    assert "passed" not in done.stdout and "1 warning" in done.stdout

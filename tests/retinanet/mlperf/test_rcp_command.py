@@ -80,3 +80,19 @@ def test_runs_that_do_not_belong_together_are_one_line(run_here: RunHere, tmp_pa
         done = run_here(main, "mlperf", "rcp", *words)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert told in done.stderr
+
+
+def test_a_folder_of_results_with_ranks_and_a_cut_line(run_here: RunHere, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for number, run in enumerate(runs_of(tmp_path, 4, 5, 4, 4, 6)):
+        text = (run / "mlperf.log").read_text().replace(":::MLLOG", "0: :::MLLOG")
+        (results / f"result_{number}.txt").write_text(text)
+    cut = '0: :::MLLOG {"key": "eval_accuracy", "val'
+    (results / "result_1.txt").write_text(f"{cut}\n{(results / 'result_1.txt').read_text()}")
+    numbers = tmp_path / "found.json"
+    done = run_here(main, "mlperf", "rcp", results, "--json", numbers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "result_1.txt" in done.stdout and "line 1" in done.stdout
+    found = json.loads(numbers.read_text())
+    assert found["passed"] and [run["epochs"] for run in found["runs"]] == [4, 5, 4, 4, 6]

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
+from retinanet.prediction.tally import best_of
 from tests.commands import RunHere
 from tests.random_detectors import NAMES, write_detector
 
@@ -72,6 +73,46 @@ def test_one_picture_is_drawn_and_told_of(
     assert again.returncode == 2 and "give --overwrite or another --out" in again.stderr
     assert run_here(main, "predict", *words, "--overwrite").returncode == 0
     assert boxes_in(boxes) == found
+
+
+def test_the_same_command_works_again_and_replaces_nothing(
+    checkpoint: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "photos" / "b.png")
+    words = ["--checkpoint", checkpoint, "a.png", "photos", "--score", "0.1"]
+    first = run_here(main, "predict", *words)
+    assert (first.returncode, first.stderr) == (0, "")
+    mine = tmp_path / "predictions" / "a.boxes.png"
+    mine.write_text("edited")
+    (tmp_path / "predictions" / "photos" / "b.boxes-2.png").symlink_to("nowhere")
+    again = run_here(main, "predict", *words)
+    assert (again.returncode, again.stderr) == (0, "") and "a.boxes-3.png" in again.stdout
+    names = sorted(str(one.relative_to("predictions")) for one in Path().glob("predictions/**/*.*"))
+    assert names == [
+        "a.boxes-3.png",
+        "a.boxes.png",
+        "photos/b.boxes-2.png",
+        "photos/b.boxes-3.png",
+        "photos/b.boxes.png",
+    ]
+    assert mine.read_text() == "edited"
+    assert run_here(main, "predict", *words, "--overwrite").returncode == 0
+    assert mine.read_bytes().startswith(b"\x89PNG")
+    refused = run_here(main, "predict", *words, "--out", "predictions")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "a.boxes.png: exists" in refused.stderr
+
+
+def test_names_with_line_breaks_forge_no_line(
+    checkpoint: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    file = picture(tmp_path / "a\nb.png: dog 0.99.png")
+    done = run_here(main, "predict", "--checkpoint", checkpoint, file, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 and "a�b.png: dog" in done.stdout.splitlines()[0]
+    assert "\n" not in best_of([("cat 0.9\nother.png: dog", 0.5)])
 
 
 def test_batches_of_any_size_find_the_same_boxes(

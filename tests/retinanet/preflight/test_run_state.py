@@ -1,4 +1,5 @@
 import fcntl
+import json
 from pathlib import Path
 
 import pytest
@@ -6,10 +7,12 @@ import torch
 
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
+from retinanet.file_lock import owner_file, this_process
 from retinanet.preflight.finding import Finding
 from retinanet.preflight.run_state import check_run_folder
 from retinanet.training.checkpoint import ModelDescription, State, TrainingPosition
 from retinanet.training.checkpoint.writing import Contents, checkpoint_folder, write_checkpoint
+from retinanet.training.random_states import random_states
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +54,38 @@ def test_a_live_run_is_seen_and_keeps_its_lock(config: Config, tmp_path: Path) -
     assert found.level == "failure" and found.found.endswith("another run is writing there")
 
 
+def test_what_a_run_would_refuse_is_a_failure(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "photos" / "2017").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "not mounted")
+    for name in ("photos", "linked"):
+        found = check_run_folder(tmp_path / name, config, resume=False, overwrite=False)
+        assert found.level == "failure" and found.fix
+
+
+def test_a_run_on_a_file_system_without_locks_is_seen(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    owner_file(tmp_path / ".lock").write_text(json.dumps(this_process()))
+    found = check_run_folder(tmp_path, config, resume=True, overwrite=False)
+    assert found.level == "failure" and found.found.endswith("another run is writing there")
+
+
 def write_small(run: Path, config: Config, *, step: int, epoch: int) -> Path:
     """A checkpoint of almost nothing."""
     state = State(
         model=ModelDescription(
             num_classes=1,
-            norm="batch",
-            trainable_layers=5,
-            image_size=128,
-            precision="bf16",
+            norm=config.model.norm,
+            trainable_layers=config.model.trainable_layers,
+            image_size=config.data.image_size,
+            precision=config.engine.precision,
             classes={"category_ids": [1], "names": ["kite"]},
         ),
         position=TrainingPosition(
             step=step, epoch=epoch, images=0, images_per_epoch=8, map_here=None, best_map=None
         ),
-        setup={},
+        setup={"ranks": 1},
         config=config_to_tree(config),
-        random_states=[],
+        random_states=[random_states()],
         parts={},
     )
     tensors = {"weight": torch.zeros(4)}

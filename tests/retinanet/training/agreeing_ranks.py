@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 from launch.place import take_place
@@ -29,6 +30,7 @@ if __name__ == "__main__":
         agree_on_weights,
         agreed_batches,
         average_norms,
+        in_turn,
         share_weights,
     )
 
@@ -57,6 +59,17 @@ if __name__ == "__main__":
         model[1].running_mean.fill_(own)
         average_norms(group, model)
         said["mean"] = model[1].running_mean.tolist()
+
+        def make() -> tuple[float, float]:
+            begin = time.monotonic()
+            time.sleep(0.5)
+            return begin, time.monotonic()
+
+        made = in_turn(group, make)
+        returned = time.monotonic()
+        (_, first_end), (second_begin, second_end) = group.all_gather(made)
+        said["first before second"] = first_end <= second_begin
+        said["returned after both"] = returned >= second_end
 
         def batches() -> Iterator[Batch]:
             yield Batch(torch.zeros(0), [], [1], [])

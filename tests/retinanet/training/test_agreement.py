@@ -39,6 +39,13 @@ def test_running_statistics_become_the_mean_of_all_ranks(ranks: list[dict[str, A
         assert one["mean"] == [1.5] * 4
 
 
+def test_what_is_made_in_turn_is_there_for_all_before_the_first_goes_on(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for one in ranks:
+        assert one["first before second"] and one["returned after both"]
+
+
 def test_an_image_that_one_cannot_read_is_an_error_of_all_at_the_same_batch(
     ranks: list[dict[str, Any]],
 ) -> None:

@@ -1,6 +1,10 @@
+import io
 import os
 import pickle
-from collections.abc import Sequence
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -113,6 +117,51 @@ def test_a_broken_file_is_named(content: bytes, tmp_path: Path) -> None:
 )
 def test_what_holds_no_weights_is_refused(content: object, told: str, tmp_path: Path) -> None:
     assert told in refusal_of(written(content, tmp_path), tmp_path / "out.safetensors")
+
+
+def inflating(folder: Path) -> Path:
+    """A file of torch's, compressed: 200 MB of zeros in 900 kB."""
+    stored = io.BytesIO()
+    torch.save({"a": torch.zeros(50_000_000)}, stored)
+    file = folder / "given.pth"
+    with (
+        zipfile.ZipFile(stored) as source,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
+    ):
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+    return file
+
+
+def shared(folder: Path) -> Path:
+    """A file whose 400 tensors share the memory of one, 1 MB."""
+    one = torch.zeros(250_000)
+    return written({str(number): one for number in range(400)}, folder)
+
+
+@pytest.mark.parametrize("make", [inflating, shared])
+def test_what_takes_far_more_memory_than_the_file_is_refused_first(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    file, out = make(tmp_path), tmp_path / "out.safetensors"
+    program = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from retinanet.command_line import run_command\n"
+        "from retinanet.training.convert_command import convert\n"
+        "file, out = map(Path, sys.argv[1:])\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "before = peak()\n"
+        "run = lambda: convert(file=file, out=out, trust=True, overwrite=False)\n"
+        "status = run_command(run)\n"
+        "print(status, peak() - before)\n"
+    )
+    words = [sys.executable, "-c", program, str(file), str(out)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.stderr.startswith(f"error: {file}: ") and ended.stderr.count("\n") == 1
+    status, kilobytes = map(int, ended.stdout.split())
+    assert status == 2 and kilobytes < 100_000 and not out.exists()
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ from data.dataset import Batch
 from data.transforms import normalize
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import RetinaNet
+from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.training.loop import (
     StepResult,
     accumulate_gradients,
@@ -232,3 +233,40 @@ def test_a_seeded_tiny_run_has_these_losses_every_time() -> None:
     finally:
         torch.set_num_threads(threads)
     assert first == [pytest.approx(pair, rel=1e-3) for pair in PINNED]
+
+
+@pytest.mark.whole_machine
+def test_the_main_thread_keeps_to_its_core_while_it_computes_but_not_while_it_loads(
+    frozen_model: RetinaNet,
+) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    seen: dict[str, set[int]] = {}
+
+    def loaded() -> Iterator[Batch]:
+        seen["loading"] = os.sched_getaffinity(0)
+        yield make_batch(seed=1)
+
+    optimizer = SGD(parameters_that_train(frozen_model), lr=0.0)
+    engine = prepared(frozen_model, optimizer)
+
+    def forward(images: Tensor) -> HeadOutputs:
+        seen["forward"] = os.sched_getaffinity(0)
+        return engine.forward(images)
+
+    weight = parameters_that_train(frozen_model)[0]
+    hooks = [
+        weight.register_hook(lambda _: seen.update(backward=os.sched_getaffinity(0))),
+        optimizer.register_step_pre_hook(lambda *_: seen.update(optimizer=os.sched_getaffinity(0))),
+    ]
+    [_] = train_one_epoch(
+        PreparedTraining(frozen_model, optimizer, forward),
+        loaded(),
+        learning_rate=lambda _: 0.0,
+        first_step=0,
+        main_cpus=(cpus[0],),
+    )
+    for hook in hooks:
+        hook.remove()
+    bound = {cpus[0]}
+    assert seen == {"loading": set(cpus), "forward": bound, "backward": bound, "optimizer": bound}
+    assert os.sched_getaffinity(0) == set(cpus)

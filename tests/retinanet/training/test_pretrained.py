@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,16 @@ from torchvision.models import resnext50_32x4d
 
 from retinanet.config import ModelConfig
 from retinanet.errors import InputError
-from retinanet.training.pretrained import read_backbone_weights, require_trainable_start
+from retinanet.model import RetinaNet
+from retinanet.preflight.weights import check_weights
+from retinanet.training.pretrained import (
+    dropped_parts,
+    read_backbone_weights,
+    require_trainable_start,
+)
 from retinanet.training.start import build_model, starting_weights
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def refusal_of(path: Path) -> str:
@@ -32,6 +42,38 @@ def test_weights_of_a_file_reach_the_model(tmp_path: Path) -> None:
     assert body.keys() < state_dict.keys()
     assert all(torch.equal(body[name], state_dict[name]) for name in body)
     assert body["layer4.2.conv3.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_that_are_not_finite_are_refused_with_the_tensors_name(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({"conv1.weight": torch.zeros(2), "bn1.bias": torch.tensor([0, torch.nan])}, file)
+    with pytest.raises(InputError, match="not finite") as caught:
+        starting_weights(ModelConfig(pretrained_backbone=str(file)))
+    assert str(caught.value).startswith(f"model.pretrained_backbone: {file}: bn1.bias ")
+
+
+def test_what_of_a_whole_detector_is_dropped_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "detector.safetensors"
+    save_file(RetinaNet(num_classes=2).state_dict(), file)
+    found = check_weights(ModelConfig(pretrained_backbone=str(file)))
+    assert found.level == "ok" and "backbone.fpn (16)" in found.found
+    words = (
+        "data.scenes.train=2 data.scenes.validation=1 data.image_size=64 training.batch_size=1 "
+        "training.max_steps=1 evaluation.pictures=0 engine.precision=float32 model.norm=frozen "
+        f"model.trainable_layers=3 run.root={tmp_path} model.pretrained_backbone={file}"
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py", *words.split()],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    [note] = [line for line in done.stdout.splitlines() if str(file) in line and "note" in line]
+    for part in ("backbone.fpn (16)", "classification_head (10)", "regression_head (10)"):
+        assert part in note
+    assert dropped_parts(resnext50_32x4d(weights=None).state_dict()) == ""
 
 
 def test_a_start_from_random_weights_needs_no_file() -> None:

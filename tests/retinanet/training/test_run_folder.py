@@ -58,6 +58,7 @@ def test_loading_processes_that_still_live_keep_no_folder(tmp_path: Path) -> Non
 def test_a_requeued_job_finds_a_run_or_begins_one(folders: list[str], tmp_path: Path) -> None:
     for name in folders:
         (tmp_path / name).mkdir()
+        (tmp_path / "mine" / LOCK).touch()  # which every run leaves
     with claim_run_folder(tmp_path / "mine", resume=False, overwrite=False, auto_resume=True):
         pass
     assert (tmp_path / "mine").is_dir()
@@ -87,6 +88,7 @@ def test_a_mistake_found_after_the_start_loses_no_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*OWN_FILES, *OWN_FOLDERS])
 def test_a_folder_with_work_is_refused_without_a_flag(name: str, tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
     (tmp_path / name).mkdir()
     with pytest.raises(InputError, match=r"--resume, --overwrite, or run\.name=NEW"):
         claim(tmp_path)
@@ -105,10 +107,75 @@ def test_overwriting_removes_nothing_behind_a_link(tmp_path: Path) -> None:
     assert not folder.checkpoints.is_symlink() and not any(folder.checkpoints.iterdir())
 
 
-def test_a_folder_that_holds_no_run_is_used(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    claim(tmp_path)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+def test_a_folder_that_holds_files_of_no_run_is_used_and_named(tmp_path: Path) -> None:
+    (tmp_path / "job-12.out").write_text("mine")
+    with claim_run_folder(tmp_path, resume=False, overwrite=False) as folder:
+        [note] = folder.notes
+    assert "job-12.out" in note
+    assert [path.name for path in tmp_path.iterdir()] == ["job-12.out"]
+
+
+@pytest.mark.parametrize("name", [*OWN_FOLDERS, *OWN_FILES[:1], "train2017"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_is_used_for_something_else_is_refused(
+    name: str, overwrite: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "kept").write_text("mine")
+    with pytest.raises(InputError, match=rf"holds no run, but {name}; set run\.name"):
+        claim(tmp_path, overwrite=overwrite)
+    assert (tmp_path / name / "kept").exists() and not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.parametrize("marks", [["environment.json"], ["metrics.jsonl"], []])
+def test_a_copied_run_is_a_run(marks: list[str], tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000004").mkdir(parents=True)
+    for name in marks:
+        (tmp_path / name).touch()
+    claim(tmp_path, resume=True)
+    with pytest.raises(InputError, match="holds another run's work"):
+        claim(tmp_path)
+
+
+def test_a_linked_folder_is_used_and_named(tmp_path: Path) -> None:
+    disk, path = tmp_path / "disk", tmp_path / "mine"
+    disk.mkdir()
+    path.symlink_to(disk)
+    with claim_run_folder(path, resume=False, overwrite=False) as folder:
+        assert [str(disk) in note for note in folder.notes] == [True]
+        folder.begin({}, ranks={"size": 1}, resume=False)
+    claim(path, resume=True)
+    with pytest.raises(InputError, match=r"is a link to .*--overwrite"):
+        claim(path, overwrite=True)
+    claim(disk, overwrite=True)
+
+
+def test_a_linked_root_is_followed(tmp_path: Path) -> None:
+    disk, root = tmp_path / "disk", tmp_path / "runs"
+    disk.mkdir()
+    root.symlink_to(disk)
+    with claim_run_folder(root / "mine", resume=False, overwrite=False) as folder:
+        assert [str(disk / "mine") in note for note in folder.notes] == [True]
+        folder.begin({}, ranks={"size": 1}, resume=False)
+    claim(root / "mine", overwrite=True)  # its own name is no link
+    assert (disk / "mine" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("link", ["mine", "."])
+def test_a_link_to_nothing_is_refused(link: str, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    link_path = tmp_path / "runs" / link if link != "." else tmp_path / "linked"
+    link_path.symlink_to(tmp_path / "not mounted")
+    path = link_path if link != "." else link_path / "mine"
+    with pytest.raises(InputError, match=r"is a link to .*, which does not exist"):
+        claim(path)
+    assert not (tmp_path / "not mounted").exists()
+
+
+def test_a_mistake_leaves_no_lock_in_a_folder_that_was_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError), claim_run_folder(tmp_path, resume=False, overwrite=False):
+        raise InputError("wrong")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_to_resume_is_refused_and_nothing_is_made(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from retinanet.training.checkpoint.writing import (
     remove,
     write_checkpoint,
 )
+from retinanet.training.random_states import random_states
 
 MODEL = ModelDescription(
     num_classes=1,
@@ -47,7 +48,12 @@ def position(
 
 def contents(step: int, *, values: int = 10) -> Contents:
     state = State(
-        model=MODEL, position=position(step), setup={}, config={}, random_states=[{}], parts={}
+        model=MODEL,
+        position=position(step),
+        setup={"ranks": 1},
+        config={},
+        random_states=[random_states()],
+        parts={},
     )
     tensors = {"weight": torch.full((values,), float(step))}
     return Contents({"model.safetensors": tensors, "optimizer.safetensors": tensors}, state)

@@ -350,6 +350,81 @@ def test_a_position_that_cannot_be_is_refused(copy: Path, step: object) -> None:
     assert "position.step" in refusal(copy, "state.json")
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model": {"num_classes": 3}}, "model.classes"),
+        ({"model": {"classes": {"category_ids": [7], "names": ["seven"]}}}, "model.classes"),
+        ({"config": {"data": {"image_size": 128}}}, "model.image_size"),
+        ({"position": {"best_map": 5.0}}, "position.best_map"),
+        ({"position": {"best_map": float("nan")}}, "position.best_map"),
+        ({"position": {"map_here": -0.5}}, "position.map_here"),
+        ({"position": {"map_here": 0.5}}, "position.best_map"),
+        ({"position": {"map_here": 0.5, "best_map": None}}, "position.best_map"),
+        ({"position": {"images": 11}}, "position.images"),
+        ({"position": {"step": 0, "epoch": 0}}, "position.images"),
+        ({"position": {"epoch": 13}}, "position.epoch"),
+        ({"position": {"skipped_steps": 13}}, "position.skipped_steps"),
+        ({"setup": {"ranks": 0}}, "setup.ranks"),
+        ({"setup": {"ranks": None}}, "setup.ranks"),
+        ({"setup": {"ranks": True}}, "setup.ranks"),
+        ({"setup": {"ranks": 2}}, "random_states"),
+        ({"random_states": []}, "random_states"),
+        ({"random_states": [{}]}, "random_states.0.numpy"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(
+    copy: Path, changes: dict[str, Any], field: str
+) -> None:
+    state = json.loads((copy / "state.json").read_text())
+    for section, content in changes.items():
+        is_part = isinstance(content, dict)
+        state[section] = {**state[section], **content} if is_part else content
+    state_with(copy, **{section: state[section] for section in changes})
+    assert refusal(copy, "state.json").startswith(
+        f"{copy / 'state.json'}: not a checkpoint's state: {field}: "
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_value_that_is_not_finite_is_refused_with_the_tensors_name(
+    copy: Path, file: str, value: float
+) -> None:
+    from safetensors.torch import load_file, save
+
+    tensors = {name: tensor.clone() for name, tensor in load_file(copy / file).items()}
+    name = next(name for name, one in reversed(tensors.items()) if one.dim() == 4)
+    tensors[name].flatten()[-1] = value
+    part_with(copy, file, save(tensors))
+    assert f": {name} holds a value that is not finite" in refusal(copy, file)
+    _, [problem] = newest_whole(in_place_of_a_run(copy))
+    assert problem.startswith(f"{copy.with_name('step-000012') / file}: {name} ")
+
+
+def in_place_of_a_run(copy: Path) -> Path:
+    """The folder of checkpoints in which a copy is the only one."""
+    copy.rename(copy.with_name("step-000012"))
+    return copy.parent
+
+
+def test_a_checkpoint_without_an_optimizer_is_not_whole(copy: Path) -> None:
+    parts = json.loads((copy / "state.json").read_text())["parts"]
+    state_with(copy, parts={"model.safetensors": parts["model.safetensors"]})
+    _, [problem] = newest_whole(in_place_of_a_run(copy))
+    assert "names no optimizer.safetensors" in problem
+
+
+def test_reading_keeps_no_file_mapped(copy: Path) -> None:
+    model, optimizer = fresh()
+    read_checkpoint(copy).load_training_state(model, optimizer)
+    states = read_checkpoint(copy).rank_states()
+    shutil.rmtree(copy)
+    mapped = Path("/proc/self/maps").read_text()
+    assert "safetensors" not in "".join(line for line in mapped.splitlines() if "copy" in line)
+    assert optimizer.state_dict()["state"] and states
+
+
 def test_another_models_checkpoint_is_refused(saved: Saved) -> None:
     found: Checkpoint = read_checkpoint(saved.folder)
     with pytest.raises(InputError, match=r"model\.safetensors: does not fit") as caught:

@@ -1,0 +1,154 @@
+"""`python -m retinanet convert --detector`: a detector of other scripts as a checkpoint, once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data.classes import UNNAMED, ClassMap
+from retinanet.config import config_to_tree
+from retinanet.config_file import config_from_tree
+from retinanet.errors import InputError
+from retinanet.exit_codes import FINISHED
+from retinanet.model import RetinaNet
+from retinanet.model.anchors import ANCHORS_PER_LOCATION
+from retinanet.training.checkpoint.reading import MODEL_FILE
+from retinanet.training.checkpoint.state import (
+    STATE_FILE,
+    ModelDescription,
+    State,
+    TrainingPosition,
+)
+from retinanet.training.checkpoint.writing import Contents, write_checkpoint
+from retinanet.training.class_names import read_class_map
+from retinanet.training.pickled_weights import read_trusted, told, unpickle_weights
+from retinanet.training.random_states import random_states
+
+IMAGE_SIZE = 800
+"""To which MLPerf's reference resizes, and torchvision's scripts the shorter side. [pixels]"""
+LOGITS = "head.classification_head.cls_logits.weight"
+NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
+"""Norms are constants in evaluation, however they were trained; nothing else is trained further."""
+
+
+def convert_detector(
+    *, detector: Path, classes: Path, out: Path, image_size: int, trust: bool, overwrite: bool
+) -> int:
+    """Write a checkpoint without an optimizer's state, for `evaluate`, `predict` and `export`.
+
+    Args:
+        detector: torch's file of a RetinaNet-ResNeXt50: a state_dict, alone or under `model` or
+            `state_dict`, as the scripts of torchvision and of MLPerf's reference save it.
+        classes: COCO-format JSON with the categories, or names; see `read_class_map`.
+        out: The checkpoint's folder.
+        image_size: Side of the square that images are resized to. [pixels]
+        trust: Whether the user trusts whoever made `detector`.
+        overwrite: Whether a checkpoint that was converted to `out` earlier may be replaced.
+
+    Raises:
+        InputError: The file is not trusted, cannot be read or holds another model, the classes do
+            not fit it, or `out` exists or cannot be written.
+    """
+    require_free_folder(out, overwrite=overwrite)
+    content, is_known = read_trusted(detector, trust=trust)
+    weights = unpickle_weights(content, detector)
+    tensors = detector_tensors(weights.tensors, source=str(detector))
+    class_map = read_class_map(classes, outputs=outputs_of(tensors))
+    lines = told(detector, content, weights, is_known=is_known)
+    state = converted_state(class_map, image_size=image_size)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{out}: cannot be written: {reason}; set --out") from error
+    named = sum(name != UNNAMED for name in class_map.names)
+    print("\n".join(lines))
+    print(
+        f"{out}: {len(tensors):,} tensors, {class_map.num_classes} outputs per anchor, {named} of "
+        f"them with a name, images of {image_size}×{image_size} pixels"
+    )
+    return FINISHED
+
+
+def require_free_folder(out: Path, *, overwrite: bool) -> None:
+    """Refuse to replace anything but an earlier conversion, which `overwrite` allows.
+
+    Raises:
+        InputError: Something else is there, or it was not asked for.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    if not overwrite:
+        raise InputError(f"{out}: exists; give --overwrite or another --out")
+    try:
+        names = set() if out.is_symlink() else {file.name for file in out.iterdir()}
+    except OSError:  # a file, or a folder that cannot be read
+        names = set()
+    if names != {MODEL_FILE, STATE_FILE}:
+        raise InputError(f"{out}: is no converted detector, and is not replaced; set --out")
+
+
+def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
+    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms.
+
+    Raises:
+        InputError: Names the first that differs from the model's, or is not finite.
+    """
+    tensors = {key: one for key, one in given.items() if not key.endswith("num_batches_tracked")}
+    if LOGITS not in tensors or tensors[LOGITS].dim() != 4:
+        raise InputError(
+            f"{source}: holds no RetinaNet: {LOGITS} is missing; give the file of a whole "
+            "detector, or convert a backbone without --detector"
+        )
+    with torch.device("meta"):
+        model = RetinaNet(num_classes=max(1, outputs_of(tensors)), norm=NORM)
+    expected = model.state_dict()
+    advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
+    for key in (*expected, *tensors):
+        wrong = ""
+        if key not in tensors:
+            wrong = "is missing"
+        elif key not in expected:
+            wrong = "is not known"
+        elif tensors[key].shape != expected[key].shape:
+            shapes = list(tensors[key].shape), list(expected[key].shape)
+            wrong = f"has shape {shapes[0]} instead of {shapes[1]}"
+        elif not tensors[key].is_floating_point() or not tensors[key].isfinite().all():
+            wrong = "holds values that are not finite numbers"
+        if wrong:
+            raise InputError(f"{source}: is no RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
+    return {key: one.to(torch.float32) for key, one in tensors.items()}
+
+
+def outputs_of(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many classes each anchor has."""
+    return len(tensors[LOGITS]) // ANCHORS_PER_LOCATION
+
+
+def converted_state(class_map: ClassMap, *, image_size: int) -> State:
+    """Return the state of a checkpoint that no run of this program has written."""
+    settings = {
+        "run": {"name": "converted"},
+        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
+        "data": {"image_size": image_size},
+        "engine": {"precision": PRECISION},
+    }
+    return State(
+        model=ModelDescription(
+            num_classes=class_map.num_classes,
+            norm=NORM,
+            trainable_layers=TRAINABLE_LAYERS,
+            image_size=image_size,
+            precision=PRECISION,
+            classes=class_map.to_json(),
+        ),
+        position=TrainingPosition(
+            step=0, epoch=0, images=0, images_per_epoch=0, map_here=None, best_map=None
+        ),
+        setup={"ranks": 1},
+        config=config_to_tree(config_from_tree(settings, "command line")),
+        random_states=[random_states()],
+        parts={},
+    )

@@ -1,0 +1,167 @@
+"""Locks between real processes, with the kernel's `flock` and on a file system without it."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retinanet import file_lock
+from retinanet.file_lock import FileLock, LockHeldError, is_locked, owner_file, this_process
+from tests.without_locks import built_library, without_locks
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from retinanet import file_lock
+file_lock.RENEWED_EVERY = 0.05
+lock = file_lock.FileLock(Path(sys.argv[1]))
+try:
+    lock.take()
+except file_lock.LockHeldError as error:
+    sys.exit(f"held: {error}")
+print("taken", flush=True)
+sys.stdin.readline()
+lock.release()
+"""
+REFUSALS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+Hold = Callable[[int | None], "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def hold(library: Path, tmp_path: Path) -> Iterator[Hold]:
+    """Start a process that takes the lock, on a file system without locks if a number is given."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(number: int | None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(tmp_path / ".lock")],
+            env=without_locks(library, number) if number else None,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def is_taken(process: "subprocess.Popen[str]") -> bool:
+    assert process.stdout is not None
+    return process.stdout.readline() == "taken\n"
+
+
+def ended(process: "subprocess.Popen[str]") -> int:
+    """Its status, once it may release the lock."""
+    process.communicate("\n", timeout=60)
+    return process.returncode
+
+
+@pytest.mark.parametrize("number", [None, *REFUSALS])
+def test_one_process_has_the_lock_until_it_releases_it(
+    hold: Hold, number: int | None, tmp_path: Path
+) -> None:
+    first = hold(number)
+    assert is_taken(first) and is_locked(tmp_path / ".lock")
+    second = hold(number)
+    assert not is_taken(second) and ended(second) == 1
+    assert ended(first) == 0 and not is_locked(tmp_path / ".lock")
+    third = hold(number)
+    assert is_taken(third) and ended(third) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ([] if number else [".lock"])
+
+
+@pytest.mark.parametrize("number", [None, errno.ENOSYS])
+def test_a_killed_process_holds_nothing(hold: Hold, number: int | None, tmp_path: Path) -> None:
+    first = hold(number)
+    assert is_taken(first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert not is_locked(tmp_path / ".lock")
+    second = hold(number)
+    assert is_taken(second) and ended(second) == 0
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_many_processes_that_start_at_once_one_has_the_lock(
+    hold: Hold, stale: bool, tmp_path: Path
+) -> None:
+    if stale:
+        killed = hold(errno.ENOSYS)
+        assert is_taken(killed)
+        killed.kill()
+        killed.wait()
+    processes = [hold(errno.ENOSYS) for _ in range(6)]
+    assert [is_taken(process) for process in processes].count(True) == 1
+    assert sorted(map(ended, processes)) == [0, 1, 1, 1, 1, 1]
+
+
+def other_host(path: Path, *, seconds: float) -> Path:
+    """An owner file of a process on another host, last renewed so many seconds ago."""
+    owner = owner_file(path)
+    owner.write_text(json.dumps({**this_process(), "host": "elsewhere"}))
+    changed = owner.stat().st_mtime - seconds
+    os.utime(owner, (changed, changed))
+    return owner
+
+
+def test_another_host_has_the_lock_as_long_as_it_renews_it(hold: Hold, tmp_path: Path) -> None:
+    owner = other_host(tmp_path / ".lock", seconds=file_lock.LOST_AFTER - 30)
+    assert is_locked(tmp_path / ".lock")
+    refused = hold(errno.ENOLCK)
+    _, errors = refused.communicate(timeout=60)
+    assert errors == f"held: process {os.getpid()} on elsewhere\n"
+    owner.unlink()
+    other_host(tmp_path / ".lock", seconds=file_lock.LOST_AFTER + 30)
+    assert not is_locked(tmp_path / ".lock")
+    taken = hold(errno.ENOLCK)
+    assert is_taken(taken) and json.loads(owner.read_text())["pid"] == taken.pid
+    assert ended(taken) == 0
+
+
+def test_a_lock_is_renewed(hold: Hold, tmp_path: Path) -> None:
+    process = hold(errno.ENOLCK)
+    assert is_taken(process)
+    owner = owner_file(tmp_path / ".lock")
+    os.utime(owner, (0, 0))
+    for _ in range(600):
+        if owner.stat().st_mtime > 0:
+            break
+        process.poll()
+        file_lock.Event().wait(0.05)
+    assert owner.stat().st_mtime > 0 and ended(process) == 0
+
+
+def test_a_process_whose_lock_was_taken_over_ends(hold: Hold, tmp_path: Path) -> None:
+    process = hold(errno.ENOLCK)
+    assert is_taken(process)
+    partial = tmp_path / "partial"
+    partial.write_text(json.dumps({**this_process(), "host": "elsewhere"}))
+    partial.replace(owner_file(tmp_path / ".lock"))
+    assert process.wait(timeout=30) == 1
+    assert process.stderr is not None and len(process.stderr.read().splitlines()) == 1
+    assert owner_file(tmp_path / ".lock").exists()
+
+
+def test_a_file_that_is_removed_while_it_is_taken_is_no_lock(tmp_path: Path) -> None:
+    first, second = FileLock(tmp_path / ".lock"), FileLock(tmp_path / ".lock")
+    first.take()
+    first.release(remove=True)
+    with pytest.raises(LockHeldError):
+        second.take()
+    assert list(tmp_path.iterdir()) == []
