@@ -1,1 +1,7 @@
 """Measuring: where time goes, and how much faster one way of doing a thing is than another."""
+
+from pkgutil import extend_path
+
+# From Python 3.15 on, the standard library has a package of this name too (PEP 799), which
+# `cProfile` imports, and torch imports that: its `tracing` and `sampling` stay importable.
+__path__ = extend_path(__path__, __name__)

@@ -24,12 +24,26 @@ def alone_on_this_machine() -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{lock}: cannot be opened: {error.strerror}; set TMPDIR") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        require_lock(descriptor, lock)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def require_lock(descriptor: int, lock: Path) -> None:
+    """Lock an open file for as long as it is open.
+
+    Raises:
+        InputError: Another process holds it, or its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(
             "another `ablate run` measures on this machine, and both would be wrong; wait until "
             "it has ended"
         ) from error
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        raise InputError(
+            f"{lock}: its file system has no locks ({error.strerror}); set TMPDIR to a local one"
+        ) from error

@@ -14,6 +14,7 @@ from profiling.ablate.outcome import (
     spread,
 )
 from profiling.ablate.result import Result
+from profiling.significant import significant
 
 
 def variants_table(result: Result, choice: ChartChoice) -> Table:
@@ -30,8 +31,8 @@ def variants_table(result: Result, choice: ChartChoice) -> Table:
         table.add_row(
             name,
             numbers.allocator,
-            f"{middle:.4g}",
-            f"{lowest:.4g}–{highest:.4g}",
+            significant(middle),
+            f"{significant(lowest)}–{significant(highest)}",
             "" if numbers.page_faults is None else f"{numbers.page_faults:,.0f}",
             "" if numbers.peak_mb is None else f"{numbers.peak_mb:,.0f}",
         )

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from profiling.ablate.ablation import Ablation, Ablations
 from retinanet.config_file import SHIPPED, described, read_yaml
 from retinanet.errors import InputError
+from retinanet.regular_files import read_text
 
 FOLDER = SHIPPED / "ablations"
 SCHEMA = TypeAdapter(Ablation)
@@ -52,7 +53,7 @@ def read_ablation(file: Path) -> Ablation:
         InputError: It cannot be read, or a field is not what it should be; names file and field.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read as text: {error}") from error
     tree = read_yaml(text, str(file))

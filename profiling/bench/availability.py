@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
+from launch.pinning.openmp import installed_openmp
 from launch.pinning.preload import ALLOCATORS, find
 from profiling.bench.contestant import Contestant
 
@@ -14,6 +15,8 @@ def missing(contestant: Contestant) -> str | None:
     allocator = ALLOCATORS.get(contestant.allocator)
     if allocator is not None and find(allocator) is None:
         return f"{contestant.allocator} is not installed (apt-get install {allocator.package})"
+    if contestant.needs_intel_openmp and installed_openmp() != "intel":
+        return "Intel's OpenMP is not installed (pip install intel-openmp)"
     return None
 
 

@@ -27,3 +27,7 @@ class Benchmark:
     the kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
     uses_onednn: bool = False
     """Whether time inside oneDNN's primitives says something."""
+    counts_bytes: bool = False
+    """Whether the bytes that its operators move are counted, in a run of its own."""
+    beside_load: bool = False
+    """Whether it can also be measured beside a process that keeps one core busy."""

@@ -83,6 +83,7 @@ def made_up_state(workload: Workload, *, step: int) -> "State":
     """What goes into `state.json`, which is small beside the tensors."""
     from retinanet.training.checkpoint.state import ModelDescription, State, TrainingPosition
 
+    ids = range(workload.classes)
     return State(
         model=ModelDescription(
             num_classes=workload.classes,
@@ -90,12 +91,12 @@ def made_up_state(workload: Workload, *, step: int) -> "State":
             trainable_layers=3,
             image_size=workload.image_size,
             precision="bf16",
-            classes={"category_ids": [1], "names": ["one"]},
+            classes={"category_ids": list(ids), "names": list(map(str, ids))},
         ),
         position=TrainingPosition(
             step=step, epoch=0, images=0, images_per_epoch=1, map_here=None, best_map=None
         ),
-        setup={},
+        setup={"ranks": 1},
         config={},
         random_states=[],
         parts={},

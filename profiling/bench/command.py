@@ -39,6 +39,8 @@ examples:
   python -m profiling bench step --contestants torch,ceiling    # less than one
   python -m profiling bench step --contestants torch --where    # the operators that cost most
   python -m profiling bench step --contestants all --json step.json
+  python -m profiling bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
+  python -m profiling bench step --contestants torch,torchvision-tuned --beside-load
   python -m profiling bench loss
   python -m profiling bench optimizer
   python -m profiling bench evaluate
@@ -97,6 +99,12 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     parser.add_argument(
         "--where", action="store_true", help="also print what costs most inside a run"
     )
+    if benchmark.beside_load:
+        parser.add_argument(
+            "--beside-load",
+            action="store_true",
+            help="run each also while another process keeps one core busy, each core in turn",
+        )
     add_json_option(parser)
 
 
@@ -110,6 +118,7 @@ def bench_command(
     image_size: int,
     classes: int,
     where: bool,
+    beside_load: bool = False,
     json_file: Path | None,
 ) -> int:
     """Run a benchmark, print it and write it; returns the exit code.
@@ -131,6 +140,7 @@ def bench_command(
             rounds=rounds,
             warm_up=warm_up,
             where=where,
+            beside_load=beside_load,
             console=console,
         )
     except WorkerDiedError as error:

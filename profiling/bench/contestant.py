@@ -19,11 +19,19 @@ class Contestant:
     """The memory policy that its process sets before torch is loaded."""
     memory: str | None = None
     """Where its memory lies, as numactl names it; None: near the core that first writes it."""
+    pinned: bool = False
+    """Whether its threads are bound to cores as those of a rank of train.py; its recipe then takes
+    `main_cpus`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process, beside those of this one."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     package: str | None = None
     """Python package that it needs and that need not be installed."""
+    needs_intel_openmp: bool = False
+    """Whether it is left out where Intel's OpenMP is not installed, which goes before torch's own
+    in the process of every contestant that is `pinned`."""
+    cache_variable: str | None = None
+    """Variable that names a folder for files of its process, removed when that ends."""
     by_default: bool = True
     """Whether it runs when no contestants are named."""
 

@@ -16,6 +16,7 @@ from launch.resources import private_mb
 from profiling.bench.finding import Finding
 from profiling.bench.findings_output import put_out
 from profiling.bench.generated_annotations import write_annotations
+from profiling.significant import significant
 from retinanet.command_line import add_json_option, positive
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
@@ -164,7 +165,7 @@ def describe(
     """The numbers beside what is wanted."""
 
     def finding(what: str, value: float, *, unit: str, at_most: float | None) -> Finding:
-        shown = f"{value:,.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+        shown = f"{significant(value, 3)} {unit}" if value < 100 else f"{value:,.0f} {unit}"
         return Finding(
             what=what, value=value, shown=shown, at_most=at_most if with_targets else None
         )

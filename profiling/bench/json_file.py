@@ -54,6 +54,9 @@ def contestant_json(results: Results, contestant: Contestant) -> dict[str, Any]:
         "details": results.details(name),
         "facts": dict(results.facts.get(name, {})),
     }
+    if name in results.loaded_runs:
+        content["beside_load_s"] = [run.seconds for run in results.loaded_runs[name]]
+        content["times_as_long_beside_load"] = results.slowdown(name).median
     gflops = step_gflops(results, name)
     if gflops is not None:
         content["gflop_per_s"] = gflops
@@ -63,6 +66,11 @@ def contestant_json(results: Results, contestant: Contestant) -> dict[str, Any]:
         content["onednn_share"] = primitives.onednn_share
         content["onednn_s"] = dict(primitives.by_kind)
         content["winograd_s"] = primitives.winograd_seconds
+        content["kernels_s"] = dict(primitives.kernel_seconds)
+    if name in results.bytes_moved:
+        content["gigabytes_moved"] = results.gigabytes(name)
+        content["gigabytes_moved_by_phase"] = results.gigabytes_by_phase(name)
+        content["bytes_moved"] = [row._asdict() for row in results.bytes_moved[name]]
     if name in results.operators:
         content["operators_s"] = dict(results.operators[name])
     return content

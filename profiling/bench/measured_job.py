@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.start.mpirun import Mpirun
+from launch.start.mpirun import Mpirun, search_path
 from launch.start.mpirun_command import Hosts, mpirun_command
 from profiling.bench.rank_steps import RankSteps
 
@@ -119,6 +119,7 @@ def messages_of(
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
     )
+    environment["PATH"] = search_path(mpirun.path, environment)
     words = mpirun_command(
         mpirun,
         command,

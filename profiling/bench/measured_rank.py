@@ -89,7 +89,14 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place)
             weight=batches.weight(group.rank),
         )
         own = measure(
-            steps_without_end(config, loading, prepared, exchange=exchange, group=group),
+            steps_without_end(
+                config,
+                loading,
+                prepared,
+                exchange=exchange,
+                group=group,
+                main_cpus=place.pinned.share.main_cpus,
+            ),
             exchange=exchange,
             group=group,
             warm_up=arguments.warm_up,

@@ -80,6 +80,7 @@ def steps_without_end(
     *,
     exchange: GradientExchange | None,
     group: ProcessGroup,
+    main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
     """Training steps, as `train.py` takes them."""
     return train_one_epoch(
@@ -89,6 +90,7 @@ def steps_without_end(
         first_step=0,
         focal_form=config.engine.focal_loss,
         exchange=exchange,
+        main_cpus=main_cpus,
     )
 
 

@@ -1,12 +1,19 @@
 """Seconds in each of torch's operators, and in those of our own that convolve."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
+from retinanet.bytes_moved import KernelCall, listening
+
 WINOGRAD = ("_WinogradConvolution", "_WinogradConvolutionBackward")
 """Names of the autograd function in retinanet/engine/winograd.py, forward and backward."""
+
+
+CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_")
+"""Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
 
 
 def operator_seconds(run: Callable[[], object], *, limit: int = 20) -> dict[str, float]:
@@ -20,6 +27,19 @@ def operator_seconds(run: Callable[[], object], *, limit: int = 20) -> dict[str,
 def winograd_seconds(run: Callable[[], object]) -> float:
     """Run once under torch's profiler: seconds inside our own convolutions."""
     return sum(event.cpu_time_total for event in watched(run) if event.key in WINOGRAD) / 1e6
+
+
+@contextmanager
+def kernel_seconds() -> Iterator[dict[str, float]]:
+    """Add up the seconds in those kernels, by name, while the context lasts."""
+    found: dict[str, float] = {}
+
+    def add(call: KernelCall) -> None:
+        if call.kernel.startswith(CONVOLVING_KERNELS):
+            found[call.kernel] = found.get(call.kernel, 0.0) + call.seconds
+
+    with listening(add):
+        yield found
 
 
 def watched(run: Callable[[], object]) -> EventList:

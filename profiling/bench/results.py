@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from profiling.bench.contestant import Contestant
 from profiling.bench.run import Ratio, Run, times_as_fast
 from profiling.bench.workload import Workload
 from profiling.onednn_log.problem import COMPUTING
+
+PHASES = ("data", "forward", "loss", "backward", "optimizer")
+"""Of a training step, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +23,15 @@ class Primitives:
     by_kind: Mapping[str, float]
     """Seconds in each kind of primitive."""
     winograd_seconds: float = 0.0
-    """Seconds in our own convolutions."""
+    """Seconds in Winograd's convolutions, which are ours."""
+    kernel_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in our other kernels that convolve, by name."""
 
     @property
     def convolving_share(self) -> float:
         """Share of the run inside convolutions and matrix products, oneDNN's and ours."""
-        return self.onednn_share + self.winograd_seconds / self.seconds
+        own = self.winograd_seconds + sum(self.kernel_seconds.values())
+        return self.onednn_share + own / self.seconds
 
     @property
     def onednn_share(self) -> float:
@@ -35,6 +42,16 @@ class Primitives:
         )
 
 
+class BytesMoved(NamedTuple):
+    """The bytes that all calls of an operator in one phase of a run move."""
+
+    phase: str
+    operator: str
+    calls: int
+    read: int
+    written: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """By contestant's name; the runs of a round stand at the same place of every list."""
@@ -42,9 +59,14 @@ class Results:
     workload: Workload
     contestants: Sequence[Contestant]
     runs: Mapping[str, Sequence[Run]]
+    loaded_runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
+    """Runs of the same rounds while another process kept a core busy, where that was asked for."""
     facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     primitives: Mapping[str, Primitives] = field(default_factory=dict)
     operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    bytes_moved: Mapping[str, Sequence[BytesMoved]] = field(default_factory=dict)
+    """What the operators of one run read and write, the largest first; see profiling.byte_counter.
+    """
     other_cores: float = 0.0
     """Cores that other work kept busy meanwhile."""
 
@@ -65,9 +87,26 @@ class Results:
         """Largest resident memory of a contestant's process. [MB]"""
         return max(run.peak_rss_mb for run in self.runs[name])
 
+    def gigabytes(self, name: str) -> float | None:
+        """Bytes that a contestant's run reads and writes, None if not counted. [10⁹ bytes]"""
+        rows = self.bytes_moved.get(name)
+        return sum(row.read + row.written for row in rows) / 1e9 if rows is not None else None
+
+    def gigabytes_by_phase(self, name: str) -> dict[str, float]:
+        """Return the same by phase, in the order of a step where that is known. [10⁹ bytes]"""
+        found = dict.fromkeys(PHASES, 0.0)
+        for row in self.bytes_moved.get(name, ()):
+            phase = row.phase or "between"
+            found[phase] = found.get(phase, 0.0) + (row.read + row.written) / 1e9
+        return {phase: gigabytes for phase, gigabytes in found.items() if gigabytes}
+
     def ratio(self, name: str, other: str) -> Ratio:
         """How many times as fast `name` is as `other`."""
         return times_as_fast(self.runs[name], self.runs[other])
+
+    def slowdown(self, name: str) -> Ratio:
+        """Return how many times as long a contestant's run is beside a busy core as without."""
+        return times_as_fast(self.runs[name], self.loaded_runs[name])
 
     def details(self, name: str) -> dict[str, float]:
         """Medians of what a contestant's recipe kept of its runs."""

@@ -10,11 +10,17 @@ CEILING = "ceiling"
 
 SUBJECT = "torch"
 
+BASELINE = "torchvision-tuned"
+"""The contestant that memory and traffic are held against."""
+
 ONEDNN_ALONE = "torch-onednn"
 """The subject without convolutions of our own."""
 
 WANTED = {"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.3}
 """Times as fast that the subject is to be, at least."""
+
+MOST_BESIDE_LOAD = 2.3
+"""Times as long, with one of two cores kept busy: the team of threads waits for the slower core."""
 
 
 def step_findings(results: Results) -> list[Finding]:
@@ -35,10 +41,30 @@ def step_findings(results: Results) -> list[Finding]:
             findings.append(share_of_ceiling(results, ONEDNN_ALONE))
     return [
         *findings,
+        *load_findings(results, subject),
         *primitive_findings(results, subject),
         page_fault_finding(results, subject),
         *memory_findings(results, subject),
+        *byte_findings(results, subject),
     ]
+
+
+def load_findings(results: Results, subject: str) -> list[Finding]:
+    """Return how much longer each contestant's step takes while a process keeps a core busy."""
+    findings = []
+    for name in results.loaded_runs:
+        if name == CEILING:
+            continue
+        ratio = results.slowdown(name)
+        findings.append(
+            Finding(
+                what=f"{name}: a step while another process keeps one core busy",
+                value=ratio.median,
+                shown=f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+                at_most=MOST_BESIDE_LOAD if name == subject else None,
+            )
+        )
+    return findings
 
 
 def primitive_findings(results: Results, subject: str) -> list[Finding]:
@@ -107,9 +133,24 @@ def share_of_ceiling(results: Results, subject: str) -> Finding:
     )
 
 
+def byte_findings(results: Results, subject: str) -> list[Finding]:
+    """Bytes that operators move against those of torchvision's, if that was run."""
+    moved, other = results.gigabytes(subject), results.gigabytes(BASELINE)
+    if not moved or not other or subject == BASELINE:
+        return []
+    return [
+        Finding(
+            what=f"{subject}: bytes that operators read and write against {BASELINE}",
+            value=moved / other,
+            shown=f"{moved / other:.2f} ({moved:.1f} of {other:.1f} GB)",
+            at_most=0.4,
+        )
+    ]
+
+
 def memory_findings(results: Results, subject: str) -> list[Finding]:
     """Peak memory against torchvision's under the same allocator, if that was run."""
-    other = "torchvision-tuned"
+    other = BASELINE
     if other not in results.names or subject == other:
         return []
     share = results.peak_mb(subject) / results.peak_mb(other)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from profiling.bench.busy_cores import busy_cores
 from profiling.bench.contestant import Contestant
 from profiling.bench.crew import Crew
 from profiling.bench.run import Run
@@ -22,6 +23,36 @@ def take_turns(
     """
     found = list(rounds_of(crew, contestants, rounds=rounds, advance=advance, settling=settling))
     return {one.name: [of_round[one.name] for of_round in found] for one in contestants}
+
+
+def take_turns_beside_load(
+    crew: Crew,
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    advance: Advance,
+    cpus: Sequence[int],
+) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
+    """Return the runs of `take_turns`, and as many that another process slowed down, by name.
+
+    After each round every contestant runs once more while another process keeps one core busy: the
+    first of `cpus` in the first round, the next one in the next, and so on. The first one matters
+    most where main threads are on it.
+
+    Raises:
+        WorkerDiedError: A worker ended by itself.
+    """
+    quiet: dict[str, list[Run]] = {one.name: [] for one in contestants}
+    loaded: dict[str, list[Run]] = {one.name: [] for one in contestants}
+    for number, quiet_round in enumerate(
+        rounds_of(crew, contestants, rounds=rounds, advance=advance)
+    ):
+        with busy_cores([cpus[number % len(cpus)]]):
+            for contestant in contestants:
+                loaded[contestant.name].append(crew.worker(contestant).run())
+        for name, run in quiet_round.items():
+            quiet[name].append(run)
+    return quiet, loaded
 
 
 def rounds_of(

@@ -11,6 +11,7 @@ from profiling.bench.recipe import Prepared
 from profiling.bench.serve import Answering, serve
 from profiling.bench.workload import Workload
 from profiling.memory_choice import apply_memory
+from profiling.peaks.cores import check_cores, choose_cores, take_cores
 
 
 def main() -> None:
@@ -19,16 +20,24 @@ def main() -> None:
 
 
 def settle(specification: dict[str, Any]) -> None:
-    """Set the memory policy, for which torch has to wait."""
-    set_allocator(specification["allocator"])
+    """Set the memory policy and take cores, both before torch is loaded."""
+    if specification["pinned"]:
+        take_cores(choose_cores(threads=None), allocator=specification["allocator"])
+    else:
+        set_allocator(specification["allocator"])
     if specification["memory"] is not None:
         apply_memory(specification["memory"], allowed=read_allowance().memory_nodes)
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]:
     """Let the contestant's recipe prepare; its facts, and what answers `QUESTIONS`."""
+    options = dict(specification["options"])
+    if specification["pinned"]:
+        share = choose_cores(threads=None)
+        check_cores(share)
+        options["main_cpus"] = share.main_cpus
     recipe = importlib.import_module(specification["recipe"])  # loads torch
-    prepared = recipe.prepare(Workload(**specification["workload"]), **specification["options"])
+    prepared = recipe.prepare(Workload(**specification["workload"]), **options)
     return dict(prepared.facts), lambda question: QUESTIONS[question](prepared)
 
 
@@ -50,7 +59,7 @@ def run(prepared: Prepared) -> dict[str, Any]:
 def primitives(prepared: Prepared) -> dict[str, Any]:
     """Seconds of one run inside each kind of oneDNN primitive, in our convolutions, and in all."""
     from profiling.bench.onednn_seconds import onednn_seconds
-    from profiling.bench.operator_seconds import winograd_seconds
+    from profiling.bench.operator_seconds import kernel_seconds, winograd_seconds
 
     by_kind: dict[str, float] = {}
     seconds = 0.0
@@ -61,8 +70,14 @@ def primitives(prepared: Prepared) -> dict[str, Any]:
         prepared.run()
         seconds = time.perf_counter() - start
 
-    winograd = winograd_seconds(lambda: by_kind.update(onednn_seconds(timed_run)))
-    return {"seconds": seconds, "primitives": by_kind, "winograd": winograd}
+    with kernel_seconds() as kernels:
+        winograd = winograd_seconds(lambda: by_kind.update(onednn_seconds(timed_run)))
+    return {
+        "seconds": seconds,
+        "primitives": by_kind,
+        "winograd": winograd,
+        "kernels": kernels,
+    }
 
 
 def operators(prepared: Prepared) -> dict[str, Any]:
@@ -79,7 +94,20 @@ def onednn_log(prepared: Prepared) -> dict[str, Any]:
     return {"log": onednn_lines(prepared.run)}
 
 
-QUESTIONS = {"run": run, "primitives": primitives, "operators": operators, "log": onednn_log}
+def bytes_moved(prepared: Prepared) -> dict[str, Any]:
+    """Bytes that the operators of one run move: phase, operator, calls, bytes read and written."""
+    from profiling.bench.bytes_of_run import bytes_of_run
+
+    return {"bytes": bytes_of_run(prepared)}
+
+
+QUESTIONS = {
+    "run": run,
+    "primitives": primitives,
+    "operators": operators,
+    "bytes": bytes_moved,
+    "log": onednn_log,
+}
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,7 @@
 """The benchmark's side of a worker process."""
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ def contestant_worker(contestant: Contestant, workload: Workload) -> "Worker":
         "recipe": contestant.recipe,
         "allocator": contestant.allocator,
         "memory": contestant.memory,
+        "pinned": contestant.pinned,
         "options": dict(contestant.options),
         "workload": dataclasses.asdict(workload),
     }
@@ -36,6 +38,7 @@ def contestant_worker(contestant: Contestant, workload: Workload) -> "Worker":
         module="profiling.bench.worker",
         specification=specification,
         environment=contestant.environment,
+        cache_variable=contestant.cache_variable,
     )
 
 
@@ -49,10 +52,12 @@ class Worker:
         module: str,
         specification: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
+        cache_variable: str | None = None,
     ) -> None:
         """Start `module`, which calls `serve`, and wait until it is prepared.
 
-        `environment`: variables beside those of this process. `name` is for messages.
+        `environment`: variables beside those of this process; `cache_variable`: one more, which
+        names a folder that `close` removes. `name` is for messages.
 
         Raises:
             WorkerDiedError: It could not be prepared.
@@ -61,7 +66,11 @@ class Worker:
         self.name = name
         self.rss_mb = 0.0
         """Resident memory after its last run. [10⁶ bytes]"""
-        self.process = AnsweringProcess(module, specification, environment=environment)
+        self._cache = tempfile.TemporaryDirectory() if cache_variable else None
+        variables = dict(environment or {})
+        if cache_variable and self._cache:
+            variables[cache_variable] = self._cache.name
+        self.process = AnsweringProcess(module, specification, environment=variables)
         try:
             self.facts: dict[str, Any] = self._answer()["facts"]
         except BaseException:
@@ -93,6 +102,8 @@ class Worker:
     def close(self) -> None:
         """End the process, whatever it is doing."""
         self.process.close()
+        if self._cache:
+            self._cache.cleanup()
 
     def _answer(self) -> dict[str, Any]:
         answer = self.process.answer()

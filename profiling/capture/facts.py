@@ -23,7 +23,7 @@ def facts_of_run(
     """This rank's conditions; JSON holds them all. `profiling.onednn_log.marks` says where."""
     share, engine = place.pinned.share, config.engine
     forward = prepared.forward
-    has_winograd = isinstance(forward, FoldedForward) and forward.has_winograd
+    own_kernels = forward.own_kernels if isinstance(forward, FoldedForward) else None
     name = chosen_engine(engine.name)
     return {
         "run": config.run.name,
@@ -41,7 +41,7 @@ def facts_of_run(
         "precision": engine.precision,
         "engine": name,
         "convolutions": engine.convolutions,
-        "own_kernels": "winograd" if has_winograd else None,
+        "own_kernels": own_kernels,
         "allocator": engine.allocator,
         "torch": torch.__version__,
         "ipex": installed_versions([IPEX]).get(IPEX) if name == "ipex" else None,

@@ -11,6 +11,7 @@ from rich.console import Console
 from launch.group.process_group import ProcessGroup
 from launch.place import Place
 from profiling.capture.capture import Capture
+from profiling.capture.count_hook import CountHook
 from profiling.capture.descriptors import python_output_apart
 from profiling.capture.facts import facts_of_run
 from profiling.capture.onednn_hook import OneDnnHook
@@ -68,6 +69,8 @@ def asked_for(
     watches = []
     if trace:
         tracing = TraceHook(folder / "trace" / f"rank{rank}.json.gz")
+        before = frozenset({min(trace) - 1}) - {0, *onednn}
+        watches.append(Watch("profile.trace", CountHook(tracing), before, is_shown=False))
         watches.append(Watch("profile.trace", tracing, trace))
     if onednn:
         facts = partial(facts_of_run, config=config, place=place, group=group)

@@ -1,12 +1,15 @@
 """`profile.trace`: torch.profiler's trace of some steps, with marks of what runs."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiling.capture.descriptors import errors_to_nowhere
 from profiling.capture.module_marks import modules_marked
+from profiling.trace.bytes_moved import KEY
 from retinanet.engine.engines import PreparedTraining
 
 CPU = [ProfilerActivity.CPU]
@@ -21,6 +24,8 @@ class TraceHook:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.bytes_moved: dict[str, Any] | None = None
+        """What a step's operators read and write, where that was counted; see `CountHook`."""
         self._profiler: profile | None = None
         self._around_step = ExitStack()
         self._around_phase = ExitStack()
@@ -62,6 +67,8 @@ class TraceHook:
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
+        if self.bytes_moved is not None:
+            profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
         with errors_to_nowhere():  # it would tell of a GPU that is not there
             profiler.stop()
         partial = self.file.with_name(f".partial-{self.file.name}")

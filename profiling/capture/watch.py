@@ -44,5 +44,7 @@ class Watch:
     is_open: bool = False
     done: list[int] = field(default_factory=list)
     """Steps that it has seen whole."""
+    is_shown: bool = True
+    """Whether a person is told of it; else it serves another hook."""
     problem: str = ""
     """Why it does not watch, or no longer does."""

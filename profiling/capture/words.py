@@ -16,7 +16,7 @@ FILES = {"profile.onednn": "oneDNN's log", "profile.trace": "trace", "profile.pe
 def first_notes(watches: Sequence[Watch], steps: range) -> list[str]:
     """What is known not to come, before a run takes these steps."""
     notes = []
-    for one in watches:
+    for one in filter(is_shown, watches):
         if one.problem:
             notes.append(f"{one.name}: {one.problem}; training goes on without it")
         elif not any(step in steps for step in one.steps):
@@ -28,7 +28,7 @@ def first_notes(watches: Sequence[Watch], steps: range) -> list[str]:
 def last_notes(watches: Sequence[Watch]) -> list[str]:
     """What has not come, after the run."""
     notes = []
-    for one in watches:
+    for one in filter(is_shown, watches):
         if one.problem:
             notes.append(f"{one.name}: {one.problem}; training went on without it")
         elif not one.done:
@@ -43,9 +43,15 @@ def last_notes(watches: Sequence[Watch]) -> list[str]:
     return notes
 
 
+def is_shown(watch: Watch) -> bool:
+    """Return whether a person asked for it by itself."""
+    return watch.is_shown
+
+
 def print_files(console: Console, watches: Sequence[Watch], *, ranks: int) -> None:
     """Where rank 0's files lie, and the commands that read them."""
-    written = [one for one in watches if one.done and one.hook.file.exists()]
+    shown_watches = filter(is_shown, watches)
+    written = [one for one in shown_watches if one.done and one.hook.file.exists()]
     if not written:
         return
     others = f", one for each of {ranks} ranks" if ranks > 1 else ""

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from profiling.compare.comparison import Comparison, KindPair, Pair, kinds_of
 from profiling.pictures import new_figure, short
+from profiling.significant import significant
 
 FIRST, SECOND = "#3c8ddc", "#f08c00"
 BARS = 10
@@ -59,7 +60,7 @@ def draw_only_one(axes: Axes, pairs: Sequence[Pair], comparison: Comparison, *, 
         is_first = pair.extra_calls > 0
         axes.barh(place, pair.extra_ms, height=0.7, color=FIRST if is_first else SECOND)
         who = comparison.first.name if is_first else comparison.second.name
-        count = f"{abs(pair.extra_calls):,.4g}"
+        count = significant(abs(pair.extra_calls))
         axes.text(pair.extra_ms, place, f" {count} × {who}", va="center", fontsize=8)
     axes.set_yticks(range(len(pairs)), [label_of(pair) for pair in pairs], fontsize=8)
     axes.set_ylim(rows - 0.5, -0.6)

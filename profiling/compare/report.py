@@ -8,27 +8,31 @@ from rich.text import Text
 
 from profiling.compare.comparison import Answers, Comparison, Pair, kinds_of
 from profiling.onednn_log.log import OneDnnLog
+from profiling.significant import significant
 from profiling.terminal import say
 from retinanet.printable import printable
 
+NONE = "–"
+"""A time that was not measured, as there were no calls: 0.00 would say that they were fast."""
+LONGEST_HEADING = 14
 MOSTLY_DIFFERENT = 0.5
 """Share of the time in questions that one side alone asks, from which a hint is given."""
 
 
 def print_comparison(console: Console, comparison: Comparison, *, top: int) -> None:
     """What is compared, kinds, calls of one side, then calls of both."""
-    for place, side in (("left", comparison.first), ("right", comparison.second)):
-        say(console, f"{place + ':':<7}{side.name}; {library_of(side.log)}")
+    for place, side in (("first", comparison.first), ("second", comparison.second)):
+        say(console, f"{place + ':':<8}{side.name}; {library_of(side.log)}")
     say(console, "calls and milliseconds are those of a step" if comparison.is_by_step
         else "calls and milliseconds are those of whole logs")  # fmt: skip
     print_kinds(console, comparison)
     only_one, both = comparison.only_one, comparison.both
     if only_one:
         title = f"calls that only one side makes, {shown(only_one, top)}; cost: of those calls"
-        console.print(pair_table(only_one[:top], title=title, with_extra=True))
+        console.print(pair_table(only_one[:top], comparison, title=title, with_extra=True))
     if both:
         title = f"calls that both make equally often, {shown(both, top)}"
-        console.print(pair_table(both[:top], title=title, with_extra=False))
+        console.print(pair_table(both[:top], comparison, title=title, with_extra=False))
     if hint := hint_on_types(comparison):
         say(console, hint)
 
@@ -47,55 +51,80 @@ def shown(pairs: Sequence[Pair], top: int) -> str:
 
 def print_kinds(console: Console, comparison: Comparison) -> None:
     """Calls and times by kind and direction, and of all."""
-    table = table_of("kind", last="left /\nright", title="by kind and direction")
+    names = headings(comparison)
+    table = table_of("kind", names, last=ratio_heading(names), title="by kind and direction")
     kinds = kinds_of(comparison.pairs)
     for kind in kinds:
-        table.add_row(
-            Text(printable(kind.name)),
-            f"{kind.first_calls:,.6g}",
-            f"{kind.second_calls:,.6g}",
-            f"{kind.first_ms:,.1f}",
-            f"{kind.second_ms:,.1f}",
-            ratio_text(kind.first_ms, kind.second_ms),
-        )
-    totals = [sum(getattr(kind, name) for kind in kinds)
-              for name in ("first_calls", "second_calls", "first_ms", "second_ms")]  # fmt: skip
+        calls, times = (kind.first_calls, kind.second_calls), (kind.first_ms, kind.second_ms)
+        cells = cells_of(calls, times, decimals=1)
+        table.add_row(Text(printable(kind.name)), *cells, ratio_text(times, names))
+    calls, times = (
+        (sum(getattr(kind, f"first_{of}") for kind in kinds),
+         sum(getattr(kind, f"second_{of}") for kind in kinds))
+        for of in ("calls", "ms")
+    )  # fmt: skip
     table.add_section()
-    table.add_row("total", f"{totals[0]:,.6g}", f"{totals[1]:,.6g}", f"{totals[2]:,.1f}",
-                  f"{totals[3]:,.1f}", ratio_text(totals[2], totals[3]))  # fmt: skip
+    table.add_row("total", *cells_of(calls, times, decimals=1), ratio_text(times, names))
     console.print(table)
 
 
-def ratio_text(first: float, second: float) -> str:
+def cells_of(
+    calls: tuple[float, float], times: tuple[float, float], *, decimals: int
+) -> tuple[str, str, str, str]:
+    """Calls and milliseconds of both sides; a side without calls has no time."""
+    counts = (significant(count, 6) for count in calls)
+    milliseconds = (
+        f"{ms:,.{decimals}f}" if count else NONE for count, ms in zip(calls, times, strict=True)
+    )
+    return (*counts, *milliseconds)  # type: ignore[return-value]  # two and two
+
+
+def ratio_text(times: tuple[float, float], names: tuple[str, str]) -> str:
     """`1.23`, or who alone has any."""
-    if second:
+    first, second = times
+    if first and second:
         return f"{first / second:.2f}"
-    return "only left" if first else ""
+    return f"only {names[0] if first else names[1]}" if first or second else ""
 
 
-def table_of(first: str, *, last: str, title: str, show_lines: bool = False) -> Table:
+def ratio_heading(names: tuple[str, str]) -> str:
+    """What the ratio is of."""
+    return f"{names[0]} /\n{names[1]}"
+
+
+def headings(comparison: Comparison) -> tuple[str, str]:
+    """What columns call both sides: their names, or the ends of long ones."""
+    first, second = (
+        name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
+        for name in map(printable, (comparison.first.name, comparison.second.name))
+    )
+    return (first, second) if first != second else ("first", "second")
+
+
+def table_of(
+    first: str, names: tuple[str, str], *, last: str, title: str, show_lines: bool = False
+) -> Table:
     """Calls and milliseconds of both sides, between a first and a last column."""
     table = Table(title=title, title_justify="left", show_lines=show_lines)
     table.add_column(first, vertical="bottom")
-    for heading in ("calls\nleft", "\nright", "ms\nleft", "\nright", last):
-        table.add_column(heading, justify="right", vertical="bottom")
+    left, right = names
+    for text in (f"calls\n{left}", f"\n{right}", f"ms\n{left}", f"\n{right}", last):
+        table.add_column(Text(text), justify="right", vertical="bottom")
     return table
 
 
-def pair_table(pairs: Sequence[Pair], *, title: str, with_extra: bool) -> Table:
+def pair_table(
+    pairs: Sequence[Pair], comparison: Comparison, *, title: str, with_extra: bool
+) -> Table:
     """A row for each question; the implementations where they differ."""
-    last = "cost\nms" if with_extra else "left /\nright"
-    table = table_of("problem", last=last, title=title, show_lines=True)
+    names = headings(comparison)
+    last = "cost\nms" if with_extra else ratio_heading(names)
+    table = table_of("problem", names, last=last, title=title, show_lines=True)
     for pair in pairs:
-        last = f"{pair.extra_ms:,.2f}" if with_extra else ratio_text(pair.first.ms, pair.second.ms)
-        table.add_row(
-            Text(described(pair), overflow="fold"),
-            f"{pair.first.calls:,.6g}",
-            f"{pair.second.calls:,.6g}",
-            f"{pair.first.ms:,.2f}",
-            f"{pair.second.ms:,.2f}",
-            last,
-        )
+        calls, times = (pair.first.calls, pair.second.calls), (pair.first.ms, pair.second.ms)
+        last = f"{pair.extra_ms:,.2f}" if with_extra else ratio_text(times, names)
+        cells = cells_of(calls, times, decimals=2)
+        table.add_row(Text(described(pair), overflow="fold"), *cells, last)
     return table
 
 

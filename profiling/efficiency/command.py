@@ -5,7 +5,6 @@ import json
 from dataclasses import astuple
 from pathlib import Path
 
-from profiling.bench.other_load import disturbance
 from profiling.efficiency.efficiency import Efficiency, efficiency_of
 from profiling.efficiency.projection import Projection, project
 from profiling.efficiency.replaying import RUNNERS, chosen_benchdnn, replay_now
@@ -16,7 +15,7 @@ from profiling.log_option import add_logs, read_with_progress
 from profiling.peaks.option import add_peaks_option, peaks_as_asked
 from profiling.replay.replay_file import load_replay, save_replay
 from profiling.stats.report import describe_log
-from profiling.terminal import say
+from profiling.terminal import print_cautions, say
 from retinanet.command_line import add_json_option, positive
 from retinanet.csv_text import as_csv
 from retinanet.errors import InputError
@@ -135,21 +134,17 @@ def efficiency_command(
     require_fitting(steps_of(log), steps)
     describe_log(console, log)
     measured_peaks = peaks_as_asked(peaks, log, console=console, folder=out)
-    disturbed = ""
     if kept is None:
-        kept, disturbed = replay_now(
+        kept = replay_now(
             log, benchdnn=program, threads=threads, repeats=repeats, cold=cold, console=console
         )
         if out is not None:
             save_replay(kept, out / "replay.json")
     found = efficiency_of(log, kept, peaks=measured_peaks)
     projection = project(found, steps=steps, images_a_step=images_a_step)
+    print_cautions(console, found.cautions)
     print_efficiency(console, found)
     print_projection(console, found, projection)
-    if disturbed:
-        say(console, disturbed)
-    if measured_peaks is not None and disturbance(measured_peaks.other_cores):
-        say(console, f"the peaks, measured before: {disturbance(measured_peaks.other_cores)}")
     if json_file is not None:
         write_whole(json_file, json.dumps(as_json(found, projection, files=log.files), indent=1))
     if out is not None:

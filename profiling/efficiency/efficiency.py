@@ -12,6 +12,7 @@ from typing import Protocol
 from profiling.efficiency.steps import Steps, steps_of
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.problem import Problem
+from profiling.peaks.cautions import cautions_of_peaks
 from profiling.peaks.peaks import Peaks
 from profiling.peaks.roofline import roofline_ms
 from profiling.replay.mismatches import mismatches
@@ -124,8 +125,9 @@ class Efficiency:
     """All that was replayed."""
     outside_ms: float
     """oneDNN's time outside of whole steps, which counts nowhere."""
-    mismatches: Sequence[str]
-    """What made the replay differ from the run, other than running alone."""
+    cautions: Sequence[str]
+    """What made the replay differ from the run, other than running alone; what speaks against the
+    peaks."""
 
     @property
     def not_replayed_ms(self) -> float:
@@ -169,7 +171,7 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
         outside_ms=sum(
             one.total_ms for one in log.calls(lambda where: not steps.holds(where)).values()
         ),
-        mismatches=mismatches(log, replay),
+        cautions=[*mismatches(log, replay), *cautions_of_peaks(peaks, log)],
     )
 
 

@@ -1,10 +1,11 @@
 """The replay that a log is compared with: from a file, or made now."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from profiling.bench.other_load import disturbance, other_load
+from profiling.bench.other_load import other_load
 from profiling.efficiency.steps import steps_of
 from profiling.onednn_log.log import OneDnnLog
 from profiling.replay.benchdnn.program import find_benchdnn
@@ -44,11 +45,8 @@ def replay_now(
     repeats: int,
     cold: bool,
     console: Console,
-) -> tuple[Replay, str]:
+) -> Replay:
     """Run the log's problems again.
-
-    Returns:
-        The replay, and a sentence about what disturbed it, empty if nothing did.
 
     Raises:
         InputError: They cannot be run under such conditions.
@@ -86,4 +84,4 @@ def replay_now(
                 progress=show,
                 say=say,
             )
-    return replay, disturbance(others.cores)
+    return replace(replay, other_cores=others.cores)

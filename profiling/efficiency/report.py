@@ -16,6 +16,7 @@ from profiling.efficiency.efficiency import (
 )
 from profiling.efficiency.projection import Projection
 from profiling.efficiency.readable import kind_and_direction, readable
+from profiling.significant import significant
 from profiling.terminal import say
 from retinanet.printable import printable
 
@@ -65,8 +66,6 @@ def describe_replay(console: Console, found: Efficiency) -> None:
         f"problems through {replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
         f"{threads} thread{'s' if threads > 1 else ''}",
     )
-    for line in found.mismatches:
-        say(console, f"not as in the run: {line}")
     if found.outside_ms > 0:
         say(console, f"left out: {found.outside_ms:,.1f} ms that ran outside of whole steps")
 
@@ -188,10 +187,10 @@ def projection_table(projection: Projection) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right")
     for speed in projection.speeds:
-        cells = [f"{speed.onednn_s:.4g} s"]
+        cells = [f"{significant(speed.onednn_s)} s"]
         before, after = projection.measured.onednn_s, speed.onednn_s
         if projection.elsewhere_s is not None and speed.step_s is not None:
-            cells += [f"{projection.elsewhere_s:.4g} s", f"{speed.step_s:.4g} s"]
+            cells += [f"{significant(projection.elsewhere_s)} s", f"{significant(speed.step_s)} s"]
             before, after = projection.measured.step_s or 0.0, speed.step_s
         if speed.images_per_s:
             cells.append(f"{speed.images_per_s:.3g}")

@@ -118,7 +118,7 @@ def as_json(
             "instruction_set": replay.instruction_set,
             "conditions": asdict(replay.conditions),
         },
-        "not_as_in_the_run": list(found.mismatches),
+        "not_as_in_the_run": list(found.cautions),
         "efficiency": part_json(found.total),
         "measured_ms": found.measured_ms,
         "not_replayed_ms": found.not_replayed_ms,

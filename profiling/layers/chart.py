@@ -9,6 +9,7 @@ from profiling.directions import DIRECTION_COLOURS
 from profiling.layers.measured import BETWEEN, Layer, Measured
 from profiling.layers.report import costliest
 from profiling.pictures import new_figure, short
+from profiling.significant import significant
 
 LAYERS = 30
 """With bars of their own; the others share one."""
@@ -82,10 +83,10 @@ def draw_totals(axes: Axes, measured: Sequence[Measured]) -> None:
             mean = one.whole(work).mean
             label = f"{work} pass" if place == 0 else None
             axes.barh(place, mean, left=start, color=DIRECTION_COLOURS[work], label=label)
-            axes.text(start + mean / 2, place, f"{mean:,.4g}", ha="center", va="center",
+            axes.text(start + mean / 2, place, significant(mean), ha="center", va="center",
                       color="white", fontsize=9)  # fmt: skip
             start += mean
-        axes.text(start, place, f"  {start:,.4g} ms", va="center", fontsize=9)
+        axes.text(start, place, f"  {significant(start)} ms", va="center", fontsize=9)
     axes.set_yticks(range(len(measured)), [one.label for one in measured])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.3 * max(one.total_ms for one in measured))

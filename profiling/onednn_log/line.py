@@ -13,9 +13,10 @@ the sources that print them.
 import math
 import re
 from dataclasses import dataclass
+from sys import intern
 from typing import Literal, NamedTuple
 
-from profiling.onednn_log.memory_descriptor import MemoryDescriptor, parse_memory
+from profiling.onednn_log.memory_descriptor import MemoryDescriptor, parse_memories
 from profiling.onednn_log.problem import Problem
 
 MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
@@ -135,13 +136,13 @@ def problem_of(component: str, fields: list[str]) -> Problem:
         raise ValueError(f"no primitive with propagation: {kind[:30]!r}, {direction[:30]!r}")
     return Problem(
         component=component,
-        engine=engine,
-        kind=kind,
-        implementation=implementation,
-        direction=direction,
-        memories=tuple(map(parse_memory, memories.split())),
-        attributes=attributes.strip(),
-        auxiliary=auxiliary.strip(),
+        engine=intern(engine),
+        kind=intern(kind),
+        implementation=intern(implementation),
+        direction=intern(direction),
+        memories=parse_memories(memories),
+        attributes=intern(attributes.strip()),
+        auxiliary=intern(auxiliary.strip()),
         shape=shape.strip(),
     )
 

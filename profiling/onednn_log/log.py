@@ -87,12 +87,14 @@ class OneDnnLog:
     """The first of them."""
 
     def calls(self, keep: Callable[[Where], bool] = lambda _: True) -> dict[Problem, Calls]:
-        """Executions by problem, over all places that `keep` keeps."""
+        """Executions by problem, over all places that `keep` keeps; not to be changed."""
+        places = [problems for where, problems in self.executions.items() if keep(where)]
+        if len(places) == 1:
+            return places[0]
         merged: dict[Problem, Calls] = {}
-        for where, problems in self.executions.items():
-            if keep(where):
-                for problem, calls in problems.items():
-                    merged.setdefault(problem, Calls()).add(calls)
+        for problems in places:
+            for problem, calls in problems.items():
+                merged.setdefault(problem, Calls()).add(calls)
         return merged
 
     @property
@@ -106,6 +108,16 @@ class OneDnnLog:
     def ranks(self) -> list[int]:
         """Ranks that the log tells apart."""
         return sorted({where.rank for where in self.executions if where.rank is not None})
+
+    @property
+    def run_threads(self) -> list[int]:
+        """Compute threads of a rank, each number once: of its facts, else of the headers.
+
+        A header has the threads of the moment at which the library was loaded.
+        """
+        told = [facts.get("threads") for facts in self.facts]
+        from_facts = [number for number in told if isinstance(number, int) and number > 0]
+        return list(dict.fromkeys(from_facts)) or self.threads
 
     @property
     def steps(self) -> list[int]:

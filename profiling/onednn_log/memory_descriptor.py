@@ -44,7 +44,17 @@ OLD_SPELLING = re.compile(rf"(?P<role>[a-z]\w*?)_(?P<type>{TYPE}):(?P<rest>.*)")
 FLAGS = re.compile(r"f\d+(_mask\d+)?")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
+def parse_memories(text: str) -> tuple[MemoryDescriptor, ...]:
+    """Read the tensors of a primitive, which blanks separate.
+
+    Raises:
+        ValueError: One of them is no memory descriptor.
+    """
+    return tuple(map(parse_memory, text.split()))
+
+
+@functools.lru_cache(maxsize=4096)
 def parse_memory(text: str) -> MemoryDescriptor:
     """Read `src_f32::blocked:abcd:f0` (1.x to 3.6) or `src:f32::blocked:abcd::f0` (from 3.7 on).
 

@@ -1,6 +1,7 @@
 """What oneDNN was asked to do, and how it did it: a problem of the log."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from profiling.onednn_log.memory_descriptor import MemoryDescriptor
 
@@ -38,12 +39,12 @@ class Problem:
     @property
     def types(self) -> str:
         """Of each tensor that is there: `src:bf16 wei:bf16 dst:bf16`."""
-        return " ".join(f"{one.role}:{one.type}" for one in self.memories if one.is_there)
+        return types_of(self.memories)
 
     @property
     def layouts(self) -> str:
         """Of each tensor that is there: `src:acdb wei:Acdb64a dst:acdb`."""
-        return " ".join(f"{one.role}:{one.layout}" for one in self.memories if one.is_there)
+        return layouts_of(self.memories)
 
     @property
     def algorithm(self) -> str:
@@ -65,3 +66,15 @@ class Problem:
             if one.role == role and one.is_there:
                 return one
         return None
+
+
+@lru_cache(maxsize=4096)
+def types_of(memories: tuple[MemoryDescriptor, ...]) -> str:
+    """Return the type of each tensor that is there; one text for equal tensors."""
+    return " ".join(f"{one.role}:{one.type}" for one in memories if one.is_there)
+
+
+@lru_cache(maxsize=4096)
+def layouts_of(memories: tuple[MemoryDescriptor, ...]) -> str:
+    """Return the layout of each tensor that is there; one text for equal tensors."""
+    return " ".join(f"{one.role}:{one.layout}" for one in memories if one.is_there)

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from profiling.onednn_log.header import note_header
 from profiling.onednn_log.line import MARKER, Head, Meaning, head_of, meaning_of, milliseconds
@@ -15,6 +16,12 @@ from retinanet.errors import InputError
 
 SHOWN = 20
 """Lines that were not understood and are kept to be shown."""
+
+MOST_BEFORE_ONEDNN = 1 << 30
+"""Bytes, unpacked, after which a file without a line of oneDNN's is not read on."""
+
+REMEMBERED = 4096
+"""Lines whose meaning is kept; trainings have hundreds of different ones."""
 
 RANK = re.compile(r"\s*\[(?:\d+,)?(\d+)\](?:<std(?:out|err)>)?:?\s*$|\s*(\d+):\s*$")
 """What mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`, put before a line."""
@@ -45,6 +52,7 @@ class _Reader:
         self.log = log
         self.name = name
         self.number = 0
+        self.bytes = 0
         self.executed = 0
         self.first_onednn_line = log.onednn_lines
         self.first_not_understood = log.not_understood_count
@@ -60,7 +68,7 @@ class _Reader:
         is_text = True
         try:
             with opened(file) as stream:
-                for line in lines_of(stream, advance):
+                for line in lines_of(stream, lambda size: self.advance(size, advance)):
                     self.number += 1
                     is_text = is_text and "\0" not in line
                     self.line(line)
@@ -72,6 +80,20 @@ class _Reader:
             self.not_understood("", f"the packed file is damaged from here on: {error}")
         self.log.lines += self.number
         self.require_executions(is_text=is_text)
+
+    def advance(self, size: int, advance: Callable[[int], None]) -> None:
+        """Count what was read, and end where it holds nothing of oneDNN's.
+
+        Raises:
+            InputError: That is the case.
+        """
+        self.bytes += size
+        if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
+            raise InputError(
+                f"{self.name}: no line of oneDNN's in its first {self.bytes >> 30} GiB; "
+                "ONEDNN_VERBOSE=1 makes a program write them to its output"
+            )
+        advance(size)
 
     def line(self, line: str) -> None:
         if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
@@ -94,6 +116,7 @@ class _Reader:
             if meaning is None:
                 meaning = meaning_of(head)
                 if meaning.kind in ("execution", "creation"):
+                    make_room(self.meanings)
                     self.meanings[head.text] = meaning
             self.note(meaning, head, rank=rank_of(prefix, self.rank) if prefix else self.rank)
         except ValueError as error:
@@ -120,6 +143,7 @@ class _Reader:
         if calls is None:
             assert meaning.problem is not None
             problems = self.log.executions.setdefault(where, {})
+            make_room(self.sink)
             calls = self.sink[(where, head)] = problems.setdefault(meaning.problem, Calls())
         calls.add_one(time)
         self.executed += 1
@@ -176,6 +200,12 @@ class _Reader:
         raise InputError(
             f"{self.name}: holds {what}; ONEDNN_VERBOSE=1 makes a program write them to its output"
         )
+
+
+def make_room(remembered: dict[Any, Any]) -> None:
+    """Forget all lines where there are too many, so that distinct ones do not fill the memory."""
+    if len(remembered) >= REMEMBERED:
+        remembered.clear()
 
 
 def rank_of(prefix: str, otherwise: int | None) -> int | None:

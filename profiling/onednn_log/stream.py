@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from retinanet.regular_files import regular_descriptor
+
 STANDARD_INPUT = Path("-")
 LONGEST_LINE = 65_536
 """Characters. oneDNN's own are below a thousand; of longer ones the beginning is kept."""
@@ -16,9 +18,13 @@ BLOCK = 1 << 20
 def opened(file: Path) -> Iterator[io.BufferedIOBase]:
     """A file's bytes, unpacked where they are packed; `-` is standard input.
 
+    Beside regular files the pipes of a shell's `<(command)` are read, but no FIFO and no device.
+
     Raises OSError.
     """
-    with io.FileIO(0 if file == STANDARD_INPUT else file, closefd=file != STANDARD_INPUT) as raw:
+    is_standard_input = file == STANDARD_INPUT
+    descriptor = 0 if is_standard_input else regular_descriptor(file, pipes=True)
+    with io.FileIO(descriptor, closefd=not is_standard_input) as raw:
         stream = io.BufferedReader(raw, BLOCK)
         if stream.peek(2)[:2] == b"\x1f\x8b":
             yield gzip.GzipFile(fileobj=stream)

@@ -3,10 +3,12 @@
 import argparse
 from pathlib import Path
 
+from profiling.peaks.cautions import are_disturbed
 from profiling.peaks.file import save
 from profiling.peaks.measured import measured_peaks
 from profiling.peaks.report import print_peaks
 from retinanet.command_line import add_json_option, positive
+from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
 from retinanet.output_files import require_free_json
 from retinanet.progress import progress
@@ -44,14 +46,20 @@ def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="compute threads, one a core (default: the cores that this process may use)",
     )
     add_json_option(parser, "write everything here too; other commands read it with --peaks")
+    parser.add_argument(
+        "--keep-disturbed",
+        action="store_true",
+        help="write --json's file even if other work kept cores busy meanwhile",
+    )
     parser.set_defaults(run=peaks_command)
 
 
-def peaks_command(*, threads: int | None, json_file: Path | None) -> int:
+def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed: bool) -> int:
     """Measure, print, write; returns the exit code.
 
     Raises:
-        InputError: torch is not installed, cores are fewer than threads, or the file exists.
+        InputError: torch is not installed, cores are fewer than threads, the file exists, or
+            other work disturbed peaks that are to be kept.
     """
     require_free_json(json_file)
     with progress(make_console(stderr=True), "peaks [%]", total=100) as advance:
@@ -59,5 +67,10 @@ def peaks_command(*, threads: int | None, json_file: Path | None) -> int:
         advance(100, "")
     print_peaks(make_console(), peaks)
     if json_file is not None:
+        if are_disturbed(peaks) and not keep_disturbed:
+            raise InputError(
+                f"--json: {json_file} is not written, since other work kept "
+                f"{peaks.other_cores:.2f} cores busy meanwhile; end that, or add --keep-disturbed"
+            )
         save(peaks, json_file)
     return FINISHED

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from profiling.onednn_log.log import OneDnnLog
+from profiling.peaks.cautions import are_disturbed
 from profiling.peaks.cores import choose_cores
 from profiling.peaks.file import load_peaks, save
 from profiling.peaks.measured import measured_peaks
@@ -37,7 +38,8 @@ def peaks_as_asked(
         asked: `measure`, `none`, or a file.
         log: For its number of threads.
         console: What is done is said here.
-        folder: Measured peaks are written to `peaks.json` below it.
+        folder: Measured peaks are written to `peaks.json` below it, unless other work disturbed
+            them.
 
     Raises:
         InputError: The file is not there or holds no peaks.
@@ -47,7 +49,7 @@ def peaks_as_asked(
     if asked != MEASURE:
         return load_peaks(Path(asked))
     usable = choose_cores(threads=None).threads
-    threads = min(max(log.threads, default=usable), usable)
+    threads = min(max(log.run_threads, default=usable), usable)
     title = f"measuring this machine's peaks with {threads} threads, percent"
     try:
         with progress(console, title, total=100) as advance:
@@ -55,6 +57,9 @@ def peaks_as_asked(
     except InputError as error:
         console.print(f"note: no peaks: {error}", markup=False, soft_wrap=True)
         return None
-    if folder is not None:
+    if folder is not None and are_disturbed(peaks):
+        (folder / "peaks.json").unlink(missing_ok=True)  # an earlier call's, which is replaced
+        console.print("note: these peaks were disturbed and are not kept", soft_wrap=True)
+    elif folder is not None:
         save(peaks, folder / "peaks.json")
     return peaks

@@ -6,6 +6,7 @@ from rich.table import Table
 from launch.host.cpu_lists import format_cpu_list
 from profiling.bench.other_load import disturbance
 from profiling.peaks.peaks import Peaks
+from profiling.terminal import print_cautions
 
 MEANING = """\
 A type's peak is its highest rate, marked *; the memory's is the higher of its two. Multiplications
@@ -18,6 +19,8 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in peaks.versions.items())
     threads = f"{peaks.threads} thread{'s' if peaks.threads > 1 else ''}"
     where = f" on CPUs {format_cpu_list(peaks.cpus)}" if peaks.cpus else ""
+    if disturbed := disturbance(peaks.other_cores):
+        print_cautions(console, [disturbed])
     console.print(f"{peaks.cpu}, {threads}{where}; {versions}", soft_wrap=True)
     console.print(rates_table(peaks))
     console.print(bandwidth_table(peaks))
@@ -25,9 +28,6 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
     for line in (*left_out, *(f"note: {note}" for note in peaks.notes)):
         console.print(line, soft_wrap=True, markup=False)
     console.print(MEANING, soft_wrap=True, markup=False)
-    disturbed = disturbance(peaks.other_cores)
-    if disturbed:
-        console.print(disturbed, soft_wrap=True)
 
 
 def rates_table(peaks: Peaks) -> Table:

@@ -3,11 +3,13 @@
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from profiling.bench.other_load import other_load
 from profiling.log_option import add_logs, read_with_progress
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.problem import Problem
@@ -21,7 +23,7 @@ from profiling.replay.problem_files.write import ProblemFiles, write_problem_fil
 from profiling.replay.replay import Replay
 from profiling.replay.replay_file import save_replay
 from profiling.replay.runners import Work, run_with_benchdnn, run_with_torch
-from profiling.terminal import say
+from profiling.terminal import print_cautions, say
 from retinanet.command_line import add_json_option
 from retinanet.errors import InputError
 from retinanet.exit_codes import FINISHED
@@ -97,10 +99,12 @@ def benchdnn_command(
     print_files(console, files, calls)
     if work is None:
         return FINISHED
-    if asked is not None:
-        replay = run_with_benchdnn(console, asked, files, work)
-    else:
-        replay = run_with_torch(console, work)
+    with other_load() as others:
+        if asked is not None:
+            replay = run_with_benchdnn(console, asked, files, work)
+        else:
+            replay = run_with_torch(console, work)
+    replay = replace(replay, other_cores=others.cores)
     save_replay(replay, work.file)
     finish(console, log, calls, replay, json_file=json_file)
     say(console, f"times of all problems: {work.file}")
@@ -153,10 +157,9 @@ def finish(
 ) -> None:
     """Print a replay beside its log, and write its numbers where they are wanted."""
     rows = rows_of(calls, replay)
-    print_replay(console, rows)
     notes = mismatches(log, replay)
-    for note in notes:
-        say(console, f"differs: {note}")
+    print_cautions(console, notes)
+    print_replay(console, rows)
     if json_file is not None:
         content = as_json(rows, replay, notes)
         write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))

@@ -145,6 +145,7 @@ def as_json(rows: Sequence[ReplayedRow], replay: Replay, notes: Sequence[str]) -
         "version": replay.version,
         "instruction_set": replay.instruction_set,
         "conditions": asdict(replay.conditions),
+        "other_cores": replay.other_cores,
         "notes": list(notes),
         "problems": [
             {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.ratio} for row in rows

@@ -36,7 +36,7 @@ def conditions_of(
     else:
         chosen = given(cpus, allowed)
     available = choose_cores(threads=None, cpus=tuple(chosen)).threads
-    wanted = threads or threads_of(log, facts) or available
+    wanted = threads or next(iter(log.run_threads), available)
     count = min(wanted, available)
     if count < wanted:
         whose = "asked for" if threads else "of the log"
@@ -48,14 +48,6 @@ def conditions_of(
         cpus=tuple(sorted(chosen)),
         memory_nodes=tuple(sorted(numbers(facts.get("memory_nodes")))) if chosen else (),
     )
-
-
-def threads_of(log: OneDnnLog, facts: dict[str, Any]) -> int | None:
-    """What the log says, or None."""
-    told = facts.get("threads")
-    if isinstance(told, int) and told > 0:
-        return told
-    return log.threads[0] if log.threads else None
 
 
 def numbers(value: object) -> frozenset[int]:

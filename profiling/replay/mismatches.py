@@ -1,19 +1,21 @@
 """What makes a replay differ from the run that wrote a log, other than running alone."""
 
+from profiling.bench.other_load import disturbance
 from profiling.onednn_log.log import OneDnnLog
 from profiling.replay.replay import Replay
 
 
 def mismatches(log: OneDnnLog, replay: Replay) -> list[str]:
-    """Instruction set, threads and version where they differ; one line each."""
+    """Other work beside it; instruction set, threads and version where they differ. Lines."""
     found = []
+    if disturbed := disturbance(replay.other_cores):
+        found.append(f"the replay was {disturbed}")
     if log.instruction_sets and replay.instruction_set not in log.instruction_sets:
         found.append(
             f"instruction set: {' and '.join(log.instruction_sets)} in the log, "
             f"{replay.instruction_set or 'unknown'} in the replay"
         )
-    told = [facts["threads"] for facts in log.facts if isinstance(facts.get("threads"), int)]
-    threads = list(dict.fromkeys(told)) or log.threads
+    threads = log.run_threads
     if threads and replay.conditions.threads not in threads:
         counts = " and ".join(map(str, threads))
         found.append(f"threads: {counts} in the log, {replay.conditions.threads} in the replay")

@@ -44,3 +44,5 @@ class Replay:
     times: dict[Problem, ReplayTime] = field(default_factory=dict)
     not_replayed: dict[Problem, str] = field(default_factory=dict)
     """Why a problem has no time, in one line."""
+    other_cores: float = 0.0
+    """Cores that other work kept busy meanwhile; 0 where a file does not say."""

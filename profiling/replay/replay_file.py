@@ -28,6 +28,7 @@ def save_replay(replay: Replay, file: Path) -> None:
         "version": replay.version,
         "instruction_set": replay.instruction_set,
         "conditions": asdict(replay.conditions),
+        "other_cores": replay.other_cores,
         "times": [
             {"problem": asdict(problem), **asdict(time)} for problem, time in replay.times.items()
         ],
@@ -71,6 +72,7 @@ def replay_of(content: dict[str, Any]) -> Replay:
         ),
         times={problem_of(one["problem"]): time_of(one) for one in content["times"]},
         not_replayed={problem_of(one["problem"]): one["why"] for one in content["not_replayed"]},
+        other_cores=float(content.get("other_cores", 0.0)),
     )
 
 

@@ -8,6 +8,7 @@ from profiling.report.counters import Counters
 from profiling.report.measured import Measured
 from profiling.report.phases import phases_of
 from profiling.report.words import three
+from profiling.significant import significant
 
 MANY_FAULTS = 20_000
 """A step; 80 MB of fresh memory."""
@@ -84,7 +85,7 @@ def many_page_faults(counters: Sequence[Counters]) -> list[Advice]:
         return []
     advice = Advice(
         title="Memory is given back and asked for again",
-        evidence=f"{faults:,.0f} page faults a step of {one.seconds / one.steps:,.3g} s"
+        evidence=f"{faults:,.0f} page faults a step of {significant(one.seconds / one.steps, 3)} s"
         f"{f', rank {one.rank}' if len(counters) > 1 else ''}.",
         todo="Let the allocator keep its memory (here: engine.allocator; elsewhere "
         "GLIBC_TUNABLES, tcmalloc or jemalloc), and count again.",

@@ -19,7 +19,8 @@ class Composed(NamedTuple):
 def compose(material: Material, *, title: str | None) -> Composed:
     """All findings, chapters and sentences; `title`: None for one of the run's own."""
     advice = advice_of(material)
-    summary = summary_of(material, advice)
+    cautions = [f"Caution: {caution}." for caution in material.cautions]
+    summary = [*cautions, *summary_of(material, advice)]
     sections = all_sections(material, advice)
     return Composed(
         render_page(sections, title=title or title_of(material), summary=summary), summary

@@ -8,6 +8,7 @@ from profiling.directions import DIRECTION_COLOURS, direction_name
 from profiling.efficiency.readable import kind_and_direction
 from profiling.pictures import new_figure
 from profiling.report.measured import MeasuredPart
+from profiling.significant import significant
 
 BARS = 12
 PALE = 0.35
@@ -24,7 +25,9 @@ def draw_lost(parts: Sequence[MeasuredPart], *, unit: str) -> Figure:
         ideal = part.bounded_ms - part.lost_ms
         axes.barh(place, ideal, color=colour, height=0.7)
         axes.barh(place, part.lost_ms, left=ideal, color=colour, alpha=PALE, height=0.7)
-        text = f"  {part.bounded_ms:,.4g} ms, {part.lost_ms:,.4g} beyond the roofline"
+        text = (
+            f"  {significant(part.bounded_ms)} ms, {significant(part.lost_ms)} beyond the roofline"
+        )
         axes.text(part.bounded_ms, place, text, va="center", fontsize=9)
     names = [kind_and_direction(part.kind, part.direction) for part in shown]
     axes.set_yticks(range(len(shown)), names)

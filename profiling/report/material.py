@@ -9,6 +9,7 @@ from typing import Any
 from profiling.compare.comparison import Comparison
 from profiling.efficiency.efficiency import Efficiency
 from profiling.onednn_log.log import OneDnnLog
+from profiling.peaks.cautions import cautions_of_peaks
 from profiling.peaks.peaks import Peaks
 from profiling.report.counters import Counters
 from profiling.report.measured import Measured
@@ -39,6 +40,14 @@ class Material:
     efficiency: Efficiency | None
     comparison: Comparison | None
     traced: Traced | None
+
+    @property
+    def cautions(self) -> list[str]:
+        """What speaks against the numbers of peaks and replay."""
+        of_peaks = cautions_of_peaks(self.peaks, self.log)
+        return list(
+            dict.fromkeys([*of_peaks, *(self.efficiency.cautions if self.efficiency else [])])
+        )
 
     @property
     def log_words(self) -> str:

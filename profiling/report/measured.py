@@ -67,10 +67,10 @@ def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     steps = steps_of(log)
     divisor = steps.count or 1
     merged = told_apart(log.calls(steps.holds))
-    total = sum(one.total_ms for _, one in merged)
+    total = sum(one.total_ms for one in merged.values())
     problems = [
         measured_problem(problem, one, divisor=divisor, total_ms=total, peaks=peaks)
-        for problem, one in merged
+        for problem, one in merged.items()
     ]
     return Measured(
         sorted(problems, key=lambda one: -one.ms),

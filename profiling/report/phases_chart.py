@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from profiling.pictures import new_figure
 from profiling.report.phases import Phase, largest_kinds
+from profiling.significant import significant
 
 COLOURS = ("#3c8ddc", "#f08c00", "#2b8a3e", "#9c36b5", "#e6194b")
 OTHER_KINDS, ELSEWHERE = "#495057", "#ced4da"
@@ -28,7 +29,7 @@ def draw_phases(phases: Sequence[Phase]) -> Figure:
                 axes.text(start + value / 2, place, f"{value:,.0f}", ha="center", va="center",
                           color=ink, fontsize=9)  # fmt: skip
             start += value
-        axes.text(start, place, f"  {phase.wall_ms:,.4g} ms", va="center", fontsize=9)
+        axes.text(start, place, f"  {significant(phase.wall_ms)} ms", va="center", fontsize=9)
     axes.set_yticks(range(len(phases)), [phase.name for phase in phases])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * longest)

@@ -1,6 +1,7 @@
 """Numbers as the page has them."""
 
 from profiling.report.blocks import Cell
+from profiling.significant import significant
 
 
 def three(value: float) -> str:
@@ -30,7 +31,7 @@ def percent(value: float | None) -> Cell:
 
 def times(count: float) -> str:
     """`1 call`, `12.5 calls`."""
-    return "1 call" if count == 1 else f"{count:,.4g} calls"
+    return "1 call" if count == 1 else f"{significant(count)} calls"
 
 
 def sentence(text: str) -> str:

@@ -2,12 +2,14 @@
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 
 from profiling.log_option import add_logs, read_with_progress
 from profiling.onednn_log.log import OneDnnLog
+from profiling.peaks.cautions import cautions_of_peaks
 from profiling.peaks.option import add_peaks_option, peaks_as_asked
 from profiling.peaks.peaks import Peaks
 from profiling.stats import parameters, rows
@@ -19,11 +21,11 @@ from profiling.stats.report import (
     print_rows,
 )
 from profiling.stats.rows import Part, Row, parts_of, rows_of
-from profiling.terminal import say
+from profiling.terminal import print_cautions, say
 from retinanet.command_line import add_json_option, positive
-from retinanet.csv_text import as_csv
+from retinanet.csv_text import csv_parts
 from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json, require_free_outputs, write_whole
+from retinanet.output_files import require_free_json, require_free_outputs, write_parts
 from retinanet.terminal import make_console
 
 EXAMPLES = """\
@@ -86,19 +88,26 @@ def stats_command(
     calls = log.calls()
     table = rows_of(calls)
     parts = parts_of(table)
+    peaks_used = None
+    if out is not None:
+        peaks_used = peaks_as_asked(peaks, log, console=console, folder=out)
+    print_cautions(console, cautions_of_peaks(peaks_used, log))
     describe_log(console, log)
     print_parts(console, parts)
     print_phases(console, log)
     print_rows(console, table, top=top)
     print_remarks(console, log)
     if json_file is not None:
-        write_whole(json_file, json.dumps(as_json(log, parts, table), indent=1))
+        write_parts(json_file, json_parts(log, parts, table))
     if out is not None:
-        write_whole(out / "primitives.csv", as_csv(rows.COLUMNS, map(astuple, table)))
+        values = attrgetter(*rows.COLUMNS)
+        write_parts(out / "primitives.csv", csv_parts(rows.COLUMNS, map(values, table)))
         found = parameters.parameters_of(calls)
-        write_whole(out / "parameters.csv", as_csv(parameters.COLUMNS, map(astuple, found)))
-        measured = peaks_as_asked(peaks, log, console=console, folder=out)
-        write_pictures(log, table, peaks=measured, folder=out)
+        write_parts(
+            out / "parameters.csv",
+            csv_parts(parameters.COLUMNS, map(attrgetter(*parameters.COLUMNS), found)),
+        )
+        write_pictures(log, table, peaks=peaks_used, folder=out)
         say(console, f"tables and pictures: {out}")
     return FINISHED
 
@@ -132,14 +141,18 @@ def write_pictures(
         folder / "distribution",
     )
     on = f"; peaks: {peaks.threads} threads of {peaks.cpu}" if peaks else ""
+    on += "".join(f"\ncaution: {caution}" for caution in cautions_of_peaks(peaks, log))
     write_picture(
         draw_roofline(table, peaks, title=f"what oneDNN reaches: {name}{on}"), folder / "roofline"
     )
 
 
-def as_json(log: OneDnnLog, parts: Sequence[Part], table: Sequence[Row]) -> dict[str, object]:
-    """Everything for programs; times in milliseconds, shares 0 to 1."""
-    return {
+def json_parts(log: OneDnnLog, parts: Sequence[Part], table: Sequence[Row]) -> Iterator[bytes]:
+    """Yield everything for programs as JSON; times in milliseconds, shares 0 to 1.
+
+    It is laid out as by `indent=1`, row by row: a log may have very many.
+    """
+    numbers = {
         "files": log.files,
         "versions": log.versions,
         "runtimes": log.runtimes,
@@ -151,5 +164,12 @@ def as_json(log: OneDnnLog, parts: Sequence[Part], table: Sequence[Row]) -> dict
         "calls": sum(row.calls for row in table),
         "total_ms": log.total_ms,
         "parts": [asdict(part) for part in parts],
-        "problems": [asdict(row) for row in table],
+        "problems": [],
     }
+    yield json.dumps(numbers, indent=1).removesuffix("]\n}").encode()
+    values = attrgetter(*rows.COLUMNS)
+    for place, row in enumerate(table):
+        fields = dict(zip(rows.COLUMNS, values(row), strict=True))
+        text = json.dumps(fields, separators=(",\n   ", ": "))
+        yield f"{',' if place else ''}\n  {{\n   {text[1:-1]}\n  }}".encode()
+    yield b"\n ]\n}" if table else b"]\n}"

@@ -1,8 +1,9 @@
 """The parameters of each problem as the paper names them (Fu et al. 2023, Table 2)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from sys import intern
 
 from profiling.onednn_log.drivers import DRIVERS
 from profiling.onednn_log.log import Calls
@@ -44,13 +45,13 @@ class Parameters:
 COLUMNS = tuple(field.name for field in fields(Parameters))
 
 
-def parameters_of(calls: Mapping[Problem, Calls]) -> list[Parameters]:
-    """A row for each problem, the costliest first; equal rows are one."""
+def parameters_of(calls: Mapping[Problem, Calls]) -> Iterator[Parameters]:
+    """Yield a row for each problem, the costliest first; equal rows are one."""
     counted: dict[Parameters, int] = {}
     for problem, one in sorted(calls.items(), key=lambda item: -item[1].total_ms):
         found = parameters_without_calls(problem)
         counted[found] = counted.get(found, 0) + one.count
-    return [replace(found, calls=count) for found, count in counted.items()]
+    return (replace(found, calls=count) for found, count in counted.items())
 
 
 def parameters_without_calls(problem: Problem) -> Parameters:
@@ -60,8 +61,8 @@ def parameters_without_calls(problem: Problem) -> Parameters:
         driver=DRIVERS.get(problem.kind, problem.kind),
         configuration=configuration(problem),
         directory=direction(problem),
-        post_ops=post_ops(problem.attributes),
-        algorithm=problem.algorithm.rpartition("_")[2].upper(),
+        post_ops=intern(post_ops(problem.attributes)),
+        algorithm=intern(problem.algorithm.rpartition("_")[2].upper()),
         problem_batchsize=pick(sizes, ["mb"]),
         # A shape that is a list of sizes has no names; it is the problem's input as it stands.
         problem_input=pick(sizes, ["i" + axis for axis in AXES]) if sizes else problem.shape,
@@ -81,14 +82,14 @@ def named(shape: str) -> dict[str, str]:
 
 def pick(sizes: dict[str, str], names: list[str]) -> str:
     """The sizes of those names that are there: `kh3kw3`."""
-    return "".join(name + sizes[name] for name in names if name in sizes)
+    return intern("".join(name + sizes[name] for name in names if name in sizes))
 
 
 def configuration(problem: Problem) -> str:
     """Types in the order source, weights, destination; others as the log has them."""
     roles = [problem.memory(role) for role in ("src", "wei", "dst")]
     found = [one.type for one in roles if one]
-    return "".join(found or [one.type for one in problem.memories if one.is_there])
+    return intern("".join(found or [one.type for one in problem.memories if one.is_there]))
 
 
 def direction(problem: Problem) -> str:

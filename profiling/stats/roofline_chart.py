@@ -9,6 +9,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from profiling.directions import DIRECTION_COLOURS, direction_name
 from profiling.peaks.peaks import Peaks
 from profiling.pictures import new_figure
+from profiling.significant import significant
 from profiling.stats.rows import Row
 
 LARGEST_DOT = 900
@@ -107,8 +108,8 @@ def draw_moving(axes: Axes, rows: Sequence[Row], peaks: Peaks | None) -> None:
         rate = sum((row.gbyte or 0) * row.calls for row in some) / milliseconds * 1000
         axes.barh(place, rate, color=DIRECTION_COLOURS[""], height=0.6)
         share = sum(row.share for row in some)
-        axes.text(rate, place, f"  {rate:,.3g} GB/s, {share:.1%} of the time", va="center",
-                  fontsize=9)  # fmt: skip
+        text = f"  {significant(rate, 3)} GB/s, {share:.1%} of the time"
+        axes.text(rate, place, text, va="center", fontsize=9)
     if peaks:
         bandwidth = peaks.bandwidth_gb_per_s
         axes.axvline(bandwidth, color=CEILING, linestyle="--", linewidth=1.2)

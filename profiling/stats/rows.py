@@ -1,7 +1,8 @@
 """A log as one table: a row for each distinct problem."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from sys import intern
 
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.problem import Problem
@@ -10,7 +11,7 @@ from profiling.onednn_log.work import gbyte, gflop
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem; the names of the fields are the columns of `primitives.csv`."""
+    """One problem of a log, which may have very many: what follows from others is not stored."""
 
     kind: str
     implementation: str
@@ -22,33 +23,56 @@ class Row:
     shape: str
     calls: int
     total_ms: float
-    mean_ms: float
     share: float
     """Of the time of all executions, 0 to 1."""
     gflop: float | None
     """Of one call; None where not counted, see `profiling.onednn_log.work`."""
     gbyte: float | None
     """Of one call's tensors, each once."""
-    gflop_per_s: float | None
-    flop_per_byte: float | None
+
+    @property
+    def mean_ms(self) -> float:
+        """Milliseconds a call."""
+        return self.total_ms / self.calls
+
+    @property
+    def gflop_per_s(self) -> float | None:
+        """The rate of a call; None where its arithmetic is not counted."""
+        seconds = self.mean_ms / 1000
+        return self.gflop / seconds if self.gflop is not None and seconds else None
+
+    @property
+    def flop_per_byte(self) -> float | None:
+        """The arithmetic intensity; None where arithmetic or bytes are not counted."""
+        return self.gflop / self.gbyte if self.gflop is not None and self.gbyte else None
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = (
+    *("kind", "implementation", "direction", "types", "layouts", "attributes", "algorithm"),
+    *("shape", "calls", "total_ms", "mean_ms", "share"),
+    *("gflop", "gbyte", "gflop_per_s", "flop_per_byte"),
+)
+"""Of `primitives.csv`."""
 
 
 def rows_of(calls: Mapping[Problem, Calls]) -> list[Row]:
     """A row for each problem, the costliest first. Problems that no column tells apart are one."""
     total_ms = sum(one.total_ms for one in calls.values())
-    rows = [row_of(problem, one, total_ms=total_ms) for problem, one in told_apart(calls)]
+    rows = [row_of(problem, one, total_ms=total_ms) for problem, one in told_apart(calls).items()]
     return sorted(rows, key=lambda row: -row.total_ms)
 
 
-def told_apart(calls: Mapping[Problem, Calls]) -> list[tuple[Problem, Calls]]:
+def told_apart(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
     """The calls of problems that a column tells apart, each with the first such problem."""
-    merged: dict[tuple[str, ...], tuple[Problem, Calls]] = {}
+    first: dict[tuple[str, ...], Problem] = {}
+    for problem in calls:
+        first.setdefault(identity(problem), problem)
+    if len(first) == len(calls):
+        return calls  # as nearly always: a log of many problems is not kept a second time
+    merged = {problem: Calls() for problem in first.values()}  # the log's calls stay as they are
     for problem, one in calls.items():
-        merged.setdefault(identity(problem), (problem, Calls()))[1].add(one)
-    return list(merged.values())
+        merged[first[identity(problem)]].add(one)
+    return merged
 
 
 def identity(problem: Problem) -> tuple[str, ...]:
@@ -67,13 +91,11 @@ def identity(problem: Problem) -> tuple[str, ...]:
 
 def algorithm_of(problem: Problem) -> str:
     """The algorithm, and whatever else the log says of it, such as `axis:1` or `flags:GR`."""
-    return problem.auxiliary.removeprefix("alg:")
+    return intern(problem.auxiliary.removeprefix("alg:"))
 
 
 def row_of(problem: Problem, calls: Calls, *, total_ms: float) -> Row:
     """The numbers of one problem."""
-    computed, moved = gflop(problem), gbyte(problem)
-    seconds = calls.mean_ms / 1000
     kind, implementation, direction, types, layouts, attributes, algorithm, shape = identity(
         problem
     )
@@ -88,12 +110,9 @@ def row_of(problem: Problem, calls: Calls, *, total_ms: float) -> Row:
         shape=shape,
         calls=calls.count,
         total_ms=calls.total_ms,
-        mean_ms=calls.mean_ms,
         share=calls.total_ms / total_ms if total_ms else 0.0,
-        gflop=computed,
-        gbyte=moved,
-        gflop_per_s=computed / seconds if computed is not None and seconds else None,
-        flop_per_byte=computed / moved if computed is not None and moved else None,
+        gflop=gflop(problem),
+        gbyte=gbyte(problem),
     )
 
 

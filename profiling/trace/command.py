@@ -9,6 +9,7 @@ from profiling.log_option import read_with_progress
 from profiling.terminal import say
 from profiling.trace.analyze import analyze
 from profiling.trace.beside_log import lay_beside
+from profiling.trace.bytes_moved import print_bytes_moved
 from profiling.trace.log_report import print_beside_log
 from profiling.trace.output import output_files, write_json, write_pictures, write_table
 from profiling.trace.report import print_analysis, print_verdict
@@ -33,6 +34,9 @@ training has marked them (profile.trace), steps, phases and modules are its own:
 `phase: forward`, `module: backbone.body.conv1`. Else steps are those of torch.profiler.schedule,
 or the whole trace; backward is what autograd runs, optimizer and data are torch's own marks; and
 modules are known if the trace was taken with_stack.
+
+A training's own trace also holds the bytes that the operators of the step before its window read
+and write, from the shapes of their tensors: they are shown by phase and operator.
 
 A trace cannot tell which library multiplies matrices. A log of oneDNN of the same steps can:
 train with profile.onednn and profile.trace, and give the log to --onednn-log."""
@@ -111,11 +115,13 @@ def trace_command(
     rows = rows_of(analysis)
     costly = costliest_outside_onednn(rows)
     print_analysis(console, analysis, costly, top=top)
+    if trace.bytes_moved:
+        print_bytes_moved(console, trace.bytes_moved, top=top)
     if beside:
         print_beside_log(console, analysis, beside)
     print_verdict(console, analysis, beside)
     if json_file is not None:
-        write_json(analysis, rows, beside, json_file)
+        write_json(analysis, rows, beside, trace.bytes_moved, json_file)
     if out is not None:
         write_table(rows, out / "operators.csv")
         write_pictures(trace, analysis, costly[:top], folder=out)

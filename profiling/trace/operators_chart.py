@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from profiling.pictures import new_figure
+from profiling.significant import significant
 from profiling.trace.categories import Category
 from profiling.trace.colours import COLOURS
 from profiling.trace.report import module_text
@@ -20,7 +21,8 @@ def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: b
     for place, one in enumerate(costly):
         axes.barh(place, one.self_ms, color=COLOURS[Category(one.category)], height=0.7)
         module = f", {module_text(one)}" if modules_are_known else ""
-        text = f"  {one.self_ms:,.4g} ms, {one.share:.1%}, {one.calls:,.4g} calls{module}"
+        calls = f"{significant(one.calls)} calls"
+        text = f"  {significant(one.self_ms)} ms, {one.share:.1%}, {calls}{module}"
         axes.text(one.self_ms, place, text, va="center", fontsize=8)
     names = [f"{shortened(one.operator)}  [{one.phase}]" for one in costly]
     axes.set_yticks(range(len(costly)), names, fontsize=9)

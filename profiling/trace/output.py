@@ -8,6 +8,7 @@ from typing import Any
 
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
+from profiling.trace.bytes_moved import BytesMoved, bytes_json
 from profiling.trace.pieces import Piece
 from profiling.trace.report import times_of
 from profiling.trace.rows import Costly, Row
@@ -72,14 +73,21 @@ def write_pictures(
 
 
 def write_json(
-    analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None, file: Path
+    analysis: Analysis,
+    rows: Sequence[Row],
+    beside: BesideLog | None,
+    moved: BytesMoved | None,
+    file: Path,
 ) -> None:
     """Everything for programs.
 
     Raises:
         InputError: It cannot be written.
     """
-    write_whole(file, json.dumps(as_json(analysis, rows, beside), indent=1))
+    content = as_json(analysis, rows, beside)
+    if moved:
+        content["bytes_moved"] = bytes_json(moved)
+    write_whole(file, json.dumps(content, indent=1))
 
 
 def as_json(analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None) -> dict[str, Any]:

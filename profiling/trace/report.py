@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from profiling.significant import significant
 from profiling.terminal import say
 from profiling.trace.analysis import Analysis
 from profiling.trace.beside_log import BesideLog
@@ -54,12 +55,16 @@ def describe(analysis: Analysis) -> list[str]:
         trained = (
             f", {analysis.optimizer_steps} optimizer steps" if analysis.optimizer_steps else ""
         )
-        return [*lines, f"no steps are marked: the whole trace, {seconds[0]:.4g} s{trained}"]
+        return [
+            *lines,
+            f"no steps are marked: the whole trace, {significant(seconds[0])} s{trained}",
+        ]
     numbers = ", ".join(map(str, analysis.steps.numbers))
     if len(seconds) == 1:
-        return [*lines, f"step {numbers}: {seconds[0]:.4g} s"]
+        return [*lines, f"step {numbers}: {significant(seconds[0])} s"]
     mean = sum(seconds) / len(seconds)
-    spread = f"{mean:.4g} s on average, {min(seconds):.4g} to {max(seconds):.4g}"
+    bounds = f"{significant(min(seconds))} to {significant(max(seconds))}"
+    spread = f"{significant(mean)} s on average, {bounds}"
     return [*lines, f"steps {numbers}: {spread}; all below is of an average step"]
 
 

@@ -4,6 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiling.pictures import new_figure
+from profiling.significant import significant
 from profiling.trace.analysis import Analysis
 from profiling.trace.colours import COLOURS, GAPS
 from profiling.trace.report import times_of
@@ -24,7 +25,7 @@ def draw_split(analysis: Analysis, *, title: str) -> Figure:
     for place, (wall, *parts) in enumerate(times):
         draw_bar(axes, place, parts, colours, longest=longest)
         share = wall / sum(of_phase for of_phase, *_ in times)
-        axes.text(wall, place, f"  {wall:,.4g} ms, {share:.1%}", va="center", fontsize=9)
+        axes.text(wall, place, f"  {significant(wall)} ms, {share:.1%}", va="center", fontsize=9)
     axes.set_yticks(range(len(phases)), phases)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.2 * longest)

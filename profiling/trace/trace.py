@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from profiling.trace.bytes_moved import KEY, BytesMoved, bytes_moved_of
 from profiling.trace.spans import NO_SEQUENCE, ByThread, Spans
 from profiling.trace.trace_events import TraceEvents
 from retinanet.errors import InputError
@@ -44,6 +45,8 @@ class Trace:
     gpu_events: int = 0
     """Kernels and copies of other devices, which are left out."""
     is_cut_off: bool = False
+    bytes_moved: BytesMoved | None = None
+    """What the operators of a step read and write, where the training counted that."""
 
     @cached_property
     def by_thread(self) -> ByThread:
@@ -72,6 +75,7 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
             ) from error
     trace = reader.finish()
     trace.is_cut_off = events.is_cut_off
+    trace.bytes_moved = bytes_moved_of(events.fields.get(KEY), file)
     if not len(trace.operators):
         raise InputError(
             f"{file}: has no CPU operators; profile with activities=[ProfilerActivity.CPU]"

@@ -1,6 +1,7 @@
 """The events of a Chrome trace, one at a time, whatever the size of the file."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, NoReturn
 
 from profiling.trace.text_chunks import text_chunks
 from retinanet.errors import InputError
+from retinanet.regular_files import regular_descriptor
 
 LONGEST_EVENT = 1 << 26
 """Characters after which what looks like the beginning of an event is taken for rubbish."""
@@ -47,7 +49,7 @@ class TraceEvents:
             InputError: It cannot be read, is no JSON, or has no `traceEvents`.
         """
         try:
-            with self._file.open("rb") as file:
+            with os.fdopen(regular_descriptor(self._file, pipes=True), "rb") as file:
                 self._chunks = text_chunks(file, self._advance)
                 yield from self._document()
         except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from profiling.report.blocks import Block, Cell, Column, Missing, Section, Table
 from profiling.report.drawing import chart
 from profiling.report.material import Material
 from profiling.report.words import count, number
+from profiling.significant import significant
 
 MOST = 100
 """Rows of a table."""
@@ -63,7 +64,7 @@ def sides(found: Comparison, unit: str) -> list[str]:
 def comparison_chart(found: Comparison) -> Block:
     """Bars of both sides."""
     spoken = "; ".join(
-        f"{kind.name} {kind.first_ms:,.4g} against {kind.second_ms:,.4g} ms"
+        f"{kind.name} {significant(kind.first_ms)} against {significant(kind.second_ms)} ms"
         for kind in kinds_of(found.pairs)[:8]
     )
 
@@ -105,10 +106,14 @@ def columns(first: str, last: str) -> list[Column]:
 
 
 def both(name: str, calls: tuple[float, float], times: tuple[float, float]) -> list[Cell]:
-    """Calls and times of both sides, and the times' ratio."""
+    """Calls and times of both sides, and the times' ratio; a side without calls has no time."""
     first, second = times
-    ratio = Cell(f"{first / second:.2f}", first / second) if second else Cell("only this")
-    return [Cell(name), *map(count, calls), *map(number, times), ratio]
+    if first and second:
+        ratio = Cell(f"{first / second:.2f}", first / second)
+    else:
+        ratio = Cell("only this" if calls[0] else "only the reference")
+    shown = [number(ms if of_side else None) for of_side, ms in zip(calls, times, strict=True)]
+    return [Cell(name), *map(count, calls), *shown, ratio]
 
 
 def pairs_table(pairs: Sequence[Pair], *, caption: str, with_extra: bool) -> Table:

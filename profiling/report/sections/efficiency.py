@@ -41,7 +41,7 @@ def what_it_says(found: Efficiency) -> list[str]:
     if hot is not None:
         text += f" Alone they take {hot:.0%} of their time in the run with warm caches"
         text += f", {cold:.0%} with cold ones." if cold is not None else "."
-    lines = [text, *found.mismatches]
+    lines = [text, *found.cautions]
     if found.not_replayed:
         lines.append(
             f"{len(found.not_replayed):,} problems, {found.not_replayed_share:.1%} of the time, "

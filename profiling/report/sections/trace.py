@@ -4,6 +4,7 @@ from profiling.report.blocks import Block, Cell, Column, Missing, Section, Table
 from profiling.report.drawing import chart
 from profiling.report.material import Material, Traced
 from profiling.report.words import count, number, percent, sentence
+from profiling.significant import significant
 from profiling.trace.analysis import Analysis
 from profiling.trace.operators_chart import draw_operators
 from profiling.trace.report import describe, module_text, remarks, times_of
@@ -48,7 +49,7 @@ def charts(traced: Traced, costly: list[Costly]) -> list[Block]:
     """Phases, one step in time, costly operators."""
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
-    spoken = "; ".join(f"{one.operator} {one.self_ms:,.4g} ms" for one in costly[:8])
+    spoken = "; ".join(f"{one.operator} {significant(one.self_ms)} ms" for one in costly[:8])
     return [
         chart(
             lambda: draw_split(analysis, title=""),

@@ -8,6 +8,7 @@ from profiling.report.lost_chart import draw_lost
 from profiling.report.material import Material
 from profiling.report.measured import Measured, parts_of
 from profiling.report.words import number, percent, three
+from profiling.significant import significant
 from profiling.stats.roofline_chart import draw_roofline
 from profiling.stats.rows import rows_of
 
@@ -64,8 +65,8 @@ def lost_chart(measured: Measured) -> Block:
     """Bars of time at and beyond the roofline."""
     parts = parts_of(measured.problems)
     spoken = "; ".join(
-        f"{kind_and_direction(part.kind, part.direction)} {part.lost_ms:,.4g} of "
-        f"{part.bounded_ms:,.4g} ms"
+        f"{kind_and_direction(part.kind, part.direction)} {significant(part.lost_ms)} of "
+        f"{significant(part.bounded_ms)} ms"
         for part in parts[:8]
     )
     return chart(

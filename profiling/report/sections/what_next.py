@@ -21,6 +21,7 @@ from profiling.report.advice_on_run import (
     primitives_made_again,
 )
 from profiling.report.advice_on_speed import lost_to_the_roofline, slow_convolutions
+from profiling.report.advice_on_traffic import memory_traffic
 from profiling.report.blocks import Block, Section, Suggestion, Suggestions, Text
 from profiling.report.material import Material
 from profiling.report.words import sentence
@@ -56,7 +57,13 @@ def advice_of(material: Material) -> list[Advice]:
     if material.efficiency:
         found += slower_than_alone(material.efficiency)
     if material.traced:
-        found += fragmented(material.traced.analysis)
+        analysis = material.traced.analysis
+        found += fragmented(analysis)
+        found += memory_traffic(
+            material.traced.trace.bytes_moved,
+            bandwidth_gb_per_s=material.peaks.bandwidth_gb_per_s if material.peaks else None,
+            step_ms=analysis.wall_ns / 1e6 / analysis.count,
+        )
     return ordered(found)
 
 

@@ -10,6 +10,7 @@ from profiling.report.measured import Measured, parts_of
 from profiling.report.phases import Phase, phases_of
 from profiling.report.phases_chart import draw_phases
 from profiling.report.words import count, number, percent
+from profiling.significant import significant
 from profiling.stats.distribution_chart import draw_distribution
 from profiling.stats.rows import Part
 
@@ -37,7 +38,7 @@ def where_time_goes(material: Material) -> list[Section]:
 
 def phase_chart(phases: list[Phase]) -> Block:
     """A bar for each phase."""
-    spoken = "; ".join(f"{phase.name} {phase.wall_ms:,.4g} ms" for phase in phases)
+    spoken = "; ".join(f"{phase.name} {significant(phase.wall_ms)} ms" for phase in phases)
     return chart(
         lambda: draw_phases(phases),
         name="phases",

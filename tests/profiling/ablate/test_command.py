@@ -1,5 +1,6 @@
 """The commands as a user types them."""
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from profiling.__main__ import main
 from profiling.ablate.alone import alone_on_this_machine
 from tests.commands import RunHere
+from tests.without_locks import built_library, without_locks
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -110,6 +112,21 @@ def test_two_measurements_at_once_are_refused(run_here: RunHere, tmp_path: Path)
     assert done.stderr.startswith("error: another `ablate run` measures on this machine")
     assert not (tmp_path / "convergence").exists()
     assert ablate(run_here, "run", "convergence", "--quick", "--out", tmp_path).returncode == 0
+
+
+def test_temporary_files_without_locks_are_told_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "profiling", "ablate", "run", "decoders", "--quick"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        cwd=REPOSITORY,
+        env=without_locks(built_library(tmp_path), errno.ENOSYS),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {tempfile.gettempdir()}") and "TMPDIR" in done.stderr
 
 
 @pytest.mark.whole_machine

@@ -1,30 +1,39 @@
 """Every contestant's recipe, in this process and on tiny images."""
 
 import os
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from data.transforms import normalize
+from profiling.bench import availability
 from profiling.bench.benchmarks import BENCHMARKS
+from profiling.bench.bytes_of_run import COMPILED, bytes_of_run
 from profiling.bench.contestant import Contestant
 from profiling.bench.evaluate_benchmark import EVALUATE
 from profiling.bench.loss_benchmark import LOSS, loss_findings
 from profiling.bench.onednn_seconds import onednn_seconds
+from profiling.bench.operator_seconds import kernel_seconds
+from profiling.bench.recipe import Prepared
 from profiling.bench.recipes import (
     evaluation,
     focal_loss,
     gradient_norm,
     optimizer_step,
     postprocessing,
+    step_torch,
 )
 from profiling.bench.recipes.detection_outputs import make_outputs
 from profiling.bench.recipes.synthetic import feature_sizes, make_batch
-from profiling.bench.results import Primitives, Results
+from profiling.bench.results import BytesMoved, Primitives, Results
 from profiling.bench.run import Run
+from profiling.bench.step_benchmark import STEP
 from profiling.bench.step_findings import step_findings
 from profiling.bench.workload import Workload
+from retinanet.bytes_moved import own_kernel
 from retinanet.model import RetinaNet
 
 TINY = Workload(images=2, image_size=64, classes=3)
@@ -45,7 +54,8 @@ def results_of(**runs: list[Run]) -> Results:
             "torch": Primitives(
                 seconds=2.0,
                 by_kind={"convolution forward": 0.5, "matmul": 0.5, "reorder": 0.3},
-                winograd_seconds=0.5,
+                winograd_seconds=0.3,
+                kernel_seconds={"weight_gradient_sum": 0.2},
             ),
             "torch-onednn": Primitives(seconds=4.0, by_kind={"convolution forward": 3.0}),
         },
@@ -165,3 +175,86 @@ def test_onednns_output_is_caught_and_standard_output_given_back(
     os.write(1, b"after\n")
     assert sum(s for name, s in seconds.items() if name.startswith("convolution forward")) > 0
     assert capfd.readouterr().out == "after\n"
+
+
+def test_runs_beside_a_busy_core_are_compared_with_those_of_the_same_round() -> None:
+    results = replace(
+        results_of(torch=[run_of(1.0), run_of(2.0), run_of(4.0)]),
+        loaded_runs={"torch": [run_of(2.0), run_of(5.0), run_of(8.0)]},
+    )
+    assert results.slowdown("torch") == (2.0, 2.0, 2.5)
+    [finding] = [one for one in step_findings(results) if "keeps one core busy" in one.what]
+    assert finding.value == 2.0 and finding.is_met
+    assert not any("busy" in one.what for one in step_findings(results_of(torch=[run_of(1.0)])))
+
+
+def test_traffic_is_added_up_by_phase_and_held_against_torchvisions() -> None:
+    moved = {
+        "torch": [
+            BytesMoved("optimizer", "adam_step", 1, 4_000, 3_000),
+            BytesMoved("forward", "aten::convolution", 3, 2_000, 1_000),
+            BytesMoved("", "aten::item", 1, 4, 0),
+        ],
+        "torchvision-tuned": [BytesMoved("backward", "aten::mul", 9, 20_000, 10_000)],
+    }
+    results = replace(
+        results_of(torch=[run_of(1.0)], torchvision_tuned=[run_of(2.0)]), bytes_moved=moved
+    )
+    by_phase = results.gigabytes_by_phase("torch")
+    assert list(by_phase) == ["forward", "optimizer", "between"]
+    assert by_phase == pytest.approx({"forward": 3e-6, "optimizer": 7e-6, "between": 4e-9})
+    [finding] = [one for one in step_findings(results) if "bytes" in one.what]
+    assert finding.value == pytest.approx(10_004 / 30_000)
+    assert finding.is_met and finding.target == "at most 0.4"
+
+
+def test_operators_that_compiled_graphs_call_are_in_inductors_count() -> None:
+    def run() -> dict[str, float]:
+        torch.mm(torch.zeros(2, 2), torch.zeros(2, 2))
+        torch.zeros(3).exp()
+        return {}
+
+    rows = bytes_of_run(Prepared(run, compiled_bytes=lambda: 500))
+    assert rows[0] == (COMPILED, COMPILED, 1, 500, 0)
+    assert {row[1] for row in rows[1:]} == {"aten::zeros", "aten::exp"}
+
+
+def test_a_contestant_that_needs_intels_openmp_is_left_out_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = {one.name: one for one in STEP.contestants}
+    assert {"torch-compiled", "torchvision-compiled", "torch-fused-adam"} <= named.keys()
+    submission = replace(named["ipex-submission"], package=None, allocator="system")
+    monkeypatch.setattr(availability, "installed_openmp", lambda: "gnu")
+    said: list[str] = []
+    assert availability.leave_out_missing([submission], said.append) == []
+    assert said == [
+        "ipex-submission is left out: Intel's OpenMP is not installed (pip install intel-openmp)"
+    ]
+    monkeypatch.setattr(availability, "installed_openmp", lambda: "intel")
+    assert availability.leave_out_missing([submission], said.append) == [submission]
+
+
+def test_torchs_fused_adam_takes_the_same_step_as_ours() -> None:
+    workload = Workload(images=1, image_size=128, classes=3)
+    runs = [step_torch.prepare(workload, torch_adam=other) for other in (False, True)]
+    losses = [[one.run()["loss"] for _ in range(2)] for one in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_counting_leaves_the_step_as_it_is() -> None:
+    workload = Workload(images=1, image_size=128, classes=3)
+    counted, plain = (step_torch.prepare(workload) for _ in range(2))
+    rows = bytes_of_run(counted)
+    plain.run()
+    assert {"forward", "loss", "backward", "optimizer"} <= {row[0] for row in rows}
+    assert counted.run()["loss"] == pytest.approx(plain.run()["loss"], rel=1e-5)
+
+
+def test_seconds_of_own_kernels_are_added_up_if_they_convolve() -> None:
+    with kernel_seconds() as found:
+        for name in ("weight_gradient_sum", "weight_gradient_sum", "adam_step", "grouped_forward"):
+            with own_kernel(name, (), ()):
+                time.sleep(0.01)
+    assert found.keys() == {"weight_gradient_sum", "grouped_forward"}
+    assert found["weight_gradient_sum"] > found["grouped_forward"] >= 0.01

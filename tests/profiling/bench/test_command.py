@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiling.__main__ import main
+from retinanet.engine.weight_gradient_kernel import has_tiles
 from retinanet.engine.winograd import choose_winograd
 from tests.commands import RunHere
 from tests.fast_precision import needs_bf16
@@ -43,8 +44,17 @@ def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
         assert contestant["peak_rss_mb"] >= contestant["rss_mb"] > 100
         assert 0 < contestant["onednn_share"] <= contestant["convolving_share"] < 1
         assert {"convolution backward_weights"} <= contestant["onednn_s"].keys()
-    uses_winograd = choose_winograd("auto")
-    assert (ours["convolving_share"] > ours["onednn_share"]) == uses_winograd
+    for contestant in (ours, theirs):
+        by_phase = contestant["gigabytes_moved_by_phase"]
+        assert {"forward", "loss", "backward", "optimizer"} <= by_phase.keys()
+        assert sum(by_phase.values()) == pytest.approx(contestant["gigabytes_moved"])
+        assert "aten::convolution_backward" in {
+            row["operator"] for row in contestant["bytes_moved"]
+        }
+    assert ours["gigabytes_moved"] < theirs["gigabytes_moved"]
+    assert "GB that operators read and write" in done.stdout
+    has_own_kernels = choose_winograd("auto") or has_tiles()
+    assert (ours["convolving_share"] > ours["onednn_share"]) == has_own_kernels
     assert theirs["convolving_share"] == theirs["onednn_share"]
     assert (ours["allocator"], theirs["allocator"]) == ("tuned", "system")
     # The same weights, images and boxes, and as many steps on them.
@@ -101,8 +111,7 @@ def test_ctrl_c_leaves_no_worker() -> None:
 
 def start_bench() -> tuple[subprocess.Popen[str], int]:
     """A benchmark with one worker, and the worker's process id."""
-    # A suite that was started in the background hands down a SIGINT that is ignored.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "profiling"]
+    command = [sys.executable, "-m", "profiling"]
     command += ["bench", "step", "--contestants=torch"]
     # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = subprocess.Popen(

@@ -9,6 +9,7 @@ from data.coco_json import read_annotations
 from profiling.__main__ import main
 from profiling.bench.generated_annotations import write_annotations
 from retinanet.command_line import run_command
+from tests.mounts import needs_root, tmpfs
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -51,10 +52,12 @@ def test_a_file_of_numbers_is_not_written_over(
     assert (tmp_path / "numbers.json").read_text() == "mine"
 
 
+@needs_root
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--images", "1", "--boxes", str(10**15), "--folder", str(tmp_path)]
-    assert run(monkeypatch, "index", *words) == 2
-    assert "GB needed; name another place by --folder" in capfd.readouterr().err
-    assert not list(tmp_path.iterdir())
+    with tmpfs(tmp_path / "small", "size=8m") as folder:
+        words = ["--images", "1", "--boxes", "1000000", "--folder", str(folder)]
+        assert run(monkeypatch, "index", *words) == 2
+        assert "GB needed; name another place by --folder" in capfd.readouterr().err
+        assert not list(folder.iterdir())

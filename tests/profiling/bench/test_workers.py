@@ -6,7 +6,7 @@ import pytest
 from profiling.bench.contestant import Contestant
 from profiling.bench.crew import Crew
 from profiling.bench.turns import take_turns
-from profiling.bench.worker_process import WorkerDiedError, contestant_worker
+from profiling.bench.worker_process import Worker, WorkerDiedError, contestant_worker
 from profiling.bench.workload import Workload
 
 WORKLOAD = Workload(images=3)
@@ -111,3 +111,24 @@ def test_a_death_ends_the_other_workers() -> None:
         take_turns(crew, contestants, rounds=1, advance=no_advance)
     processes = [facts["process"] for facts in crew.facts.values()]
     assert len(processes) == 2 and not any(map(is_alive, processes))
+
+
+def test_a_folder_for_files_of_a_worker_ends_with_it() -> None:
+    worker = Worker(
+        "one",
+        module="profiling.bench.worker",
+        specification={
+            "recipe": "tests.profiling.bench.behaving_recipe",
+            "allocator": "system",
+            "memory": None,
+            "pinned": False,
+            "options": {"behaviour": "works"},
+            "workload": {},
+        },
+        cache_variable="CACHE_OF_TESTS",
+    )
+    environment = Path(f"/proc/{worker.process.pid}/environ").read_text().split("\0")
+    [folder] = [one[len("CACHE_OF_TESTS=") :] for one in environment if "CACHE_OF_TESTS" in one]
+    assert Path(folder).is_dir()
+    worker.close()
+    assert not Path(folder).exists()

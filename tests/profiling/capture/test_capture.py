@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from profiling.capture.capture import Capture
+from profiling.capture.count_hook import CountHook
 from profiling.capture.onednn_hook import OneDnnHook
 from profiling.capture.trace_hook import TraceHook
 from profiling.capture.watch import Watch
 from profiling.capture.words import first_notes, last_notes, shown
+from profiling.trace.trace import read_trace
 from retinanet.engine.engines import PreparedTraining
 from tests.profiling.capture.small_runs import events_of, marks_of
 
@@ -49,6 +52,37 @@ def test_each_window_has_its_steps_and_nothing_between(
     assert names.count("module: 0") == names.count("aten::convolution") == 2
     assert last_notes(watches) == []
     assert not small.model._forward_hooks and not small.model._forward_pre_hooks
+
+
+def test_the_step_before_a_traces_window_is_counted_for_it(
+    small: PreparedTraining, tmp_path: Path
+) -> None:
+    tracing = TraceHook(tmp_path / "trace" / "rank0.json.gz")
+    watches = [
+        Watch("profile.trace", CountHook(tracing), {2}, is_shown=False),
+        Watch("profile.trace", tracing, range(3, 5)),
+    ]
+    run_steps(Capture(watches), small, steps=range(1, 6))
+    moved = read_trace(tracing.file).bytes_moved
+    assert moved is not None and moved.step == 2
+    [convolution] = [row for row in moved.rows if row.operator == "aten::convolution"]
+    images, weights, maps = 3 * 16 * 16, 8 * 3 * 9 + 8, 8 * 14 * 14
+    sizes = (4 * (images + weights), 4 * maps)
+    assert convolution == ("forward", "aten::convolution", 1, *sizes)
+    assert sum(event["name"].startswith("step") for event in events_of(tracing.file)) == 2
+    assert first_notes(watches, range(3, 9)) == last_notes(watches) == []
+
+
+def test_a_step_that_breaks_off_is_not_counted_for_a_trace(
+    small: PreparedTraining, tmp_path: Path
+) -> None:
+    tracing = TraceHook(tmp_path / "trace" / "rank0.json.gz")
+    capture = Capture([Watch("profile.trace", CountHook(tracing), {1}, is_shown=False)])
+    with pytest.raises(KeyboardInterrupt), capture.step(1, small):
+        raise KeyboardInterrupt
+    capture.close()
+    assert tracing.bytes_moved is None
+    assert _get_current_dispatch_mode() is None
 
 
 @pytest.mark.parametrize("broken", ["onednn", "trace"])

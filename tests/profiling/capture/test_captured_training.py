@@ -123,7 +123,7 @@ def test_the_log_is_read_with_its_header_and_facts(log: Path) -> None:
     }
     assert {name: facts[name] for name in expected} == expected
     assert str(facts["cpus"]).isdigit() and str(facts["memory_nodes"]).isdigit()
-    assert facts["own_kernels"] in ("winograd", None)
+    assert facts["own_kernels"] in ("winograd", "tiles", None)
     assert isinstance(facts["command"], list) and facts["command"][0] == "train.py"
 
 

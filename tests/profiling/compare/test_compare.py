@@ -1,14 +1,18 @@
 """Two logs side by side."""
 
 import csv
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from profiling.__main__ import main
 from profiling.compare.comparison import Comparison, compare, kinds_of
 from profiling.compare.condition import is_met, parse_condition, ratio_of
+from profiling.compare.report import print_comparison
 from profiling.compare.side import marked_steps, side_of
 from profiling.onednn_log.marks import Mark, mark_line
 from profiling.onednn_log.read import read_logs
@@ -172,3 +176,49 @@ def test_a_folder_stands_for_the_logs_in_it(tmp_path: Path) -> None:
     assert len(read_logs(files_of(folder)).files) == 2
     with pytest.raises(InputError, match=r"holds no \*\.log"):
         files_of(tmp_path)
+
+
+def printed(first: Path, second: Path, *, names: tuple[str, str]) -> list[list[str]]:
+    """The cells of all tables of a comparison, row by row."""
+    logs = [read_logs([file]) for file in (first, second)]
+    sides = [side_of(name, log, by_step=False) for name, log in zip(names, logs, strict=True)]
+    console = Console(file=io.StringIO(), width=200)
+    comparison = compare(*sides, with_types=True, is_by_step=False)
+    print_comparison(console, comparison, top=9)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [
+        [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
+        for line in lines
+        if line.startswith(("│", "┃"))
+    ]
+
+
+def test_columns_bear_the_names_and_a_side_without_calls_has_no_time(tmp_path: Path) -> None:
+    slow = BACKWARD.rsplit(",", 1)[0] + ",10130.4"
+    first = written(tmp_path / "a.log", FORWARD, slow)
+    second = written(tmp_path / "b.log", FORWARD, REORDER)
+    rows = printed(first, second, names=("new", "old"))
+    (heading,) = {tuple(row[1:5]) for row in rows if row[0] in ("kind", "problem")}
+    assert heading == ("new", "old", "new", "old")
+    of_kind = {row[0]: row[1:] for row in rows if row[0].endswith("backward data") and row[1]}
+    assert of_kind["convolution backward data"] == ["1", "0", "10,130.4", "–", "only new"]
+    assert ["reorder", "0", "1", "–", "1.0", "only old"] in rows
+    assert not any("0.00" in row for row in rows)
+    assert [row[1:] for row in rows if "10,130.40" in row] == [
+        ["1", "0", "10,130.40", "–", "10,130.40"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "headings"),
+    [
+        (("a-long-name-of-a-new-run", "an-older-run"), ("…-of-a-new-run", "an-older-run")),
+        (("a-long-name-of-a-run", "my-long-name-of-a-run"), ("first", "second")),
+    ],
+)
+def test_long_names_are_cut_and_stay_apart(
+    tmp_path: Path, names: tuple[str, str], headings: tuple[str, str]
+) -> None:
+    file = written(tmp_path / "a.log", FORWARD)
+    rows = printed(file, file, names=names)
+    assert tuple(next(row for row in rows if row[0] == "kind")[1:3]) == headings

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from profiling.efficiency.command import add_efficiency, outputs
+from profiling.peaks.file import save
+from profiling.peaks.peaks import Peaks
 from profiling.replay.replay_file import load_replay, save_replay
 from retinanet.command_line import run_command
 from tests.fast_precision import needs_bf16
@@ -63,6 +66,24 @@ def test_a_saved_replay_is_compared_and_everything_is_written(
     assert rows[-1]["why_not_replayed"] == "no operator makes it"
     assert (out / "efficiency.png").read_bytes().startswith(b"\x89PNG")
     assert "convolution backward data" in (out / "efficiency.svg").read_text()
+
+
+def test_what_speaks_against_the_numbers_comes_before_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_replay(replace(replay_of(), other_cores=1.6), tmp_path / "replay.json")
+    peaks = Peaks({"bf16": 1000.0}, 100.0, threads=4, cpu="a CPU", versions={}, other_cores=0.7)
+    save(peaks, tmp_path / "peaks.json")
+    log, numbers = write_log(tmp_path), tmp_path / "numbers.json"
+    words = ("--replay", tmp_path / "replay.json", "--peaks", tmp_path / "peaks.json")
+    assert efficiency(log, *words, "--json", numbers) == 0
+    printed = capsys.readouterr().out
+    before = printed.partition("efficiency: ")[0]
+    cautions = [line for line in before.splitlines() if line.startswith("caution: ")]
+    assert [one for one in cautions if "1.60 cores" in one]
+    assert [one for one in cautions if "peaks: disturbed" in one and "0.70 cores" in one]
+    assert [one for one in cautions if "peaks: threads: 2 in the log, 4" in one]
+    assert len(json.loads(numbers.read_text())["not_as_in_the_run"]) == len(cautions)
 
 
 @needs_bf16
@@ -140,8 +161,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
-    # A suite that was started in the background hands down a SIGINT that is ignored.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "profiling", "efficiency"]
+    command = [sys.executable, "-m", "profiling", "efficiency"]
     command += [str(write_log(tmp_path)), "--runner=torch", "--repeats=100000"]
     # A group of its own, as a terminal gives it, which Ctrl-C signals as a whole.
     process = subprocess.Popen(

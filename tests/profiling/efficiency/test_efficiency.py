@@ -196,8 +196,8 @@ def test_steps_are_not_given_to_a_log_that_marks_them(tmp_path: Path) -> None:
 def test_mismatches_are_told(tmp_path: Path) -> None:
     replay = replay_of(HOT, COLD)
     other = Replay("torch", "3.9.0", replay.instruction_set, replay.conditions, replay.times, {})
-    assert found(tmp_path).mismatches == []
-    assert found(tmp_path, replay=other).mismatches == [
+    assert found(tmp_path).cautions == []
+    assert found(tmp_path, replay=other).cautions == [
         "oneDNN: 3.7.1 in the log, 3.9.0 in the replay"
     ]
 

@@ -1,5 +1,6 @@
 """The whole measurement, with its real worker, once; files and errors by themselves."""
 
+import argparse
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,18 @@ import pytest
 import torch
 
 from launch.pinning.processes import thread_affinities
+from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks import cores, measured
 from profiling.peaks.caches import last_level_bytes
+from profiling.peaks.cautions import cautions_of_peaks
+from profiling.peaks.command import add_peaks
 from profiling.peaks.cores import choose_cores
 from profiling.peaks.file import load_peaks, save
 from profiling.peaks.measured import measured_peaks
 from profiling.peaks.peaks import Peaks
 from profiling.peaks.works import convolution, convolution_gflop, matrix_product
 from profiling.peaks.works_by_type import matrix_size, works_of
+from retinanet.command_line import run_command
 from retinanet.errors import InputError
 from tests.launch.processes_left import children_of, wait_until_ended
 
@@ -142,6 +148,37 @@ def test_hyperthreads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch, tmp_
     assert share.floating and share.threads == 1 and share.cpus == (0, 1)
 
 
+@pytest.mark.parametrize(("words", "status"), [((), 2), (("--keep-disturbed",), 0)])
+def test_disturbed_peaks_are_kept_only_if_asked(
+    words: tuple[str, ...],
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("profiling.peaks.command.measured_peaks", lambda **_: PEAKS)
+    file = tmp_path / "peaks.json"
+    parser = argparse.ArgumentParser()
+    add_peaks(parser.add_subparsers())
+    asked = vars(parser.parse_args(["peaks", "--json", str(file), *words]))
+    command = asked.pop("run")
+    assert run_command(lambda: command(**asked)) == status
+    told = capsys.readouterr()
+    assert told.out.startswith("caution: ") and "0.50 cores" in told.out
+    assert file.exists() == (status == 0)
+    errors = [line for line in told.err.splitlines() if line.startswith("error: --json: ")]
+    assert ["--keep-disturbed" in line for line in errors] == [True] * (status != 0)
+
+
+def test_a_run_s_own_threads_count_before_the_library_s() -> None:
+    log = OneDnnLog(threads=[2], facts=[{"threads": 1}, {"threads": 1}])
+    assert log.run_threads == [1]
+    assert cautions_of_peaks(PEAKS, log)[1].startswith("peaks: threads: 1 in the log, 2 ")
+    fitting = replace(PEAKS, threads=1, other_cores=0.0, notes=())
+    assert cautions_of_peaks(fitting, log) == cautions_of_peaks(None, log) == []
+    assert OneDnnLog(threads=[2]).run_threads == [2]
+
+
 def test_arithmetic_by_hand() -> None:
     assert matrix_product(10, torch.float32).gflop == 2 * 10**3 / 1e9
     assert convolution_gflop(2, (3, 5), 7) == 2 * 2 * 5 * 7 * 7 * 3 * 9 / 1e9
@@ -174,9 +211,8 @@ def test_the_caches_of_a_machine_add_up(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_no_worker() -> None:
     code = "from profiling.peaks.measured import measured_peaks\nmeasured_peaks(threads=1)"
-    # A suite that was started in the background hands down a SIGINT that is ignored.
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-c", code],
+        [sys.executable, "-c", code],
         cwd=REPOSITORY,
         stderr=subprocess.DEVNULL,
         process_group=0,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from profiling.bench.busy_cores import busy_cores
 from profiling.onednn_log.line import head_of, meaning_of
 from profiling.onednn_log.log import Calls
 from profiling.replay.benchdnn_command import add_benchdnn
@@ -99,6 +101,19 @@ def test_a_replay_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
         (row["total_ms"] for row in rows), reverse=True
     )
     assert {row["hot_ms"] for row in rows} == {time.hot_ms for time in replay.times.values()}
+
+
+def test_other_work_beside_a_replay_is_named_before_its_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    words = ("--out", tmp_path / "out", "--threads", 1, "--cpus", cpu, "--top", 1)
+    with busy_cores([cpu]):
+        assert call(POOLING, *words, "--json", tmp_path / "numbers.json") == 0
+    printed = capsys.readouterr().out
+    assert "caution: the replay was disturbed" in printed.partition("problems run again")[0]
+    assert load_replay(tmp_path / "out" / "replay.json").other_cores > 0.1
+    assert json.loads((tmp_path / "numbers.json").read_text())["other_cores"] > 0.1
 
 
 @needs_benchdnn

@@ -3,17 +3,19 @@
 import json
 import re
 from collections import defaultdict
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from profiling.onednn_log.read import read_logs
+from profiling.peaks.file import save
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.replay.replay_file import save_replay
 from tests.profiling.onednn_log.logs import plain_sum
 from tests.profiling.report.logs_by_hand import convolution, hostile_log, rank_log, write_run
-from tests.profiling.report.pages import report, written_page
+from tests.profiling.report.pages import PEAKS, report, written_page
 from tests.profiling.trace import traces_by_hand
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "onednn"
@@ -84,6 +86,20 @@ def of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Page:
     reference.write_text(rank_log(0).replace(convolution(45.0, direction="backward_weights"), ""))
     words = ("--replay", folder / "replay.json", "--reference", reference)
     return Page(written_page(folder, run, *words))
+
+
+def test_the_page_begins_with_what_speaks_against_its_peaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path)
+    disturbed = replace(PEAKS, threads=77, other_cores=1.6)
+    save(disturbed, tmp_path / "disturbed.json")
+    page = tmp_path / "page.html"
+    assert report(run, "--peaks", tmp_path / "disturbed.json", "--out", page) == 0
+    head = page.read_text(encoding="utf-8").partition("<main")[0]
+    assert head.index("1.60 cores") < head.index("77 when peaks") < head.index("A step")
+    printed = capsys.readouterr().out.splitlines()
+    assert "1.60 cores" in printed[0] and "77 when peaks" in printed[1]
 
 
 def test_every_section_is_there_and_none_asks_for_more(of_a_run: Page) -> None:

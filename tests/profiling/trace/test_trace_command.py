@@ -2,11 +2,13 @@
 
 import argparse
 import csv
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -174,17 +176,18 @@ def test_control_characters_of_a_trace_do_nothing_to_the_terminal(
     assert "aten::�[2J[red]mul" in printed and "[bold]m[/]" in printed
 
 
-def test_ctrl_c_is_one_word(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    os.mkfifo(file)  # a trace that never comes
+def test_ctrl_c_is_one_word() -> None:
+    reader, writer = os.pipe()  # a trace that never comes
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-c", WITHOUT_TORCH, "trace", file],
-        cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", WITHOUT_TORCH, "trace", f"/dev/fd/{reader}"],
+        cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, pass_fds=[reader],
     )  # fmt: skip
-    with file.open("w") as writer:  # opened once the command reads
-        writer.write('{"traceEvents": [')
-        writer.flush()
-        time.sleep(0.2)
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stream:
+        stream.write(b'{"traceEvents": [')
+        stream.flush()
+        while fcntl.ioctl(writer, termios.FIONREAD, b"\0" * 4) != b"\0" * 4:
+            time.sleep(0.01)  # until the command has read it
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (130, "interrupted\n")
