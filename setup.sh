@@ -250,7 +250,9 @@ fail_installing() {
 wait_for_other() {
     command -v flock >/dev/null || return 0
     exec 9<"./${0##*/}"
-    flock --nonblock 9 && return
+    held=0
+    flock --nonblock 9 2>/dev/null || held=$?
+    [ "$held" = 1 ] || return 0 # ours, or a file system without locks
     echo "setup: another set-up is at work in this folder; waiting for it"
     flock 9
 }

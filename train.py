@@ -69,6 +69,7 @@ def train(
     from retinanet.engine.engines import chosen_engine
     from retinanet.preflight.start import checked
     from retinanet.terminal import make_console
+    from retinanet.training.pretrained import notes_on_backbone
     from retinanet.training.random_states import seed_everything
     from retinanet.training.resume import checkpoint_to_resume, take_up, take_up_the_rest
     from retinanet.training.run import Run
@@ -94,7 +95,9 @@ def train(
         seed_everything(config.run.seed)
         data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         weights = starting_weights(config.model) if group.is_first and not checkpoint else None
+        notes = notes_on_backbone(config.model.pretrained_backbone, weights)
         model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
+        del weights  # they would keep their file mapped for the whole run
         groups = config.distributed.groups
         optimizer = build_optimizer(config.training, model, engine=engine, groups=groups)
         run = Run(
@@ -109,6 +112,7 @@ def train(
             phases=phases,
             log=log,
         )
+        run.notes += notes
         if not take_up(run, checkpoint):
             return FINISHED
         run.prepare(engine, checkpoint)

@@ -59,8 +59,8 @@ def checkpoint_files() -> dict[str, bytes]:
             num_classes=1,
             norm="batch",
             trainable_layers=5,
-            image_size=64,
-            precision="float32",
+            image_size=demo().data.image_size,
+            precision=demo().engine.precision,
             classes={"category_ids": [1], "names": ["dog"]},
         ),
         position=TrainingPosition(

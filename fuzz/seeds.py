@@ -52,7 +52,13 @@ def configs() -> list[bytes]:
     """The shipped files, and one with pairs on top."""
     files = [file.read_bytes() for file in sorted((REPOSITORY / "configs").glob("**/*.yaml"))]
     pairs = (b"training.batch_size=4", b"data.scenes.train=20", b"engine=torch", b"run.name=x")
-    return [*files, CUT.join((b"training: {epochs: 2}\nprofile: {onednn: {steps: 1-2}}\n", *pairs))]
+    merged = b"a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b], y: [*a, *b]}\n"
+    deep = b"a.a.a.a.a.a=1"
+    return [
+        *files,
+        CUT.join((b"training: {epochs: 2}\nprofile: {onednn: {steps: 1-2}}\n", *pairs)),
+        CUT.join((merged, deep)),
+    ]
 
 
 def mlperf_logs() -> list[bytes]:

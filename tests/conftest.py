@@ -49,9 +49,22 @@ def keep_worker_to_one_core(worker: str) -> None:
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
-# What `make test &` in a script starts inherits an ignored SIGINT, which Ctrl-C's tests send.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def reset_signals() -> None:
+    """Give all signals their usual dispositions, and unblock them, here and in what tests start.
+
+    A caller hands down what it ignores: `nohup make test` SIGHUP, `make test &` in a script SIGINT
+    and SIGQUIT. Programs rightly leave ignored signals ignored, so tests that send them would wait
+    for ever.
+    """
+    python_ignores = {signal.SIGPIPE, signal.SIGXFSZ}  # in itself; in what it starts they are reset
+    for number in signal.valid_signals() - python_ignores:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+reset_signals()
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     keep_worker_to_one_core(os.environ["PYTEST_XDIST_WORKER"])

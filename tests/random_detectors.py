@@ -11,6 +11,7 @@ from retinanet.model import RetinaNet
 from retinanet.training.checkpoint.reading import MODEL_FILE
 from retinanet.training.checkpoint.state import ModelDescription, State, TrainingPosition
 from retinanet.training.checkpoint.writing import Contents, copies, write_checkpoint
+from retinanet.training.random_states import random_states
 
 NAMES = ("one", "two", "three")
 
@@ -47,6 +48,8 @@ def write_detector(
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
     model = random_detector(norm=norm, image_size=image_size, score=score)
+    words = [f"model.norm={norm}", "model.trainable_layers=0", f"data.image_size={image_size}"]
+    words += ["engine.precision=float32"]
     state = State(
         model=ModelDescription(
             num_classes=len(NAMES),
@@ -59,9 +62,9 @@ def write_detector(
         position=TrainingPosition(
             step=7, epoch=1, images=0, images_per_epoch=9, map_here=0.25, best_map=0.25
         ),
-        setup={},
-        config=config_to_tree(load_config("demo.yaml", [])),
-        random_states=[{}],
+        setup={"ranks": 1},
+        config=config_to_tree(load_config("demo.yaml", words)),
+        random_states=[random_states()],
         parts={},
     )
     checkpoint = checkpoints / "step-000007"

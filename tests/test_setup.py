@@ -1,11 +1,14 @@
 """`setup.sh browser`, with stand-ins for apt-get and for who we are: nothing is installed."""
 
+import errno
 import fcntl
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.without_locks import built_library, without_locks
 
 SETUP = Path(__file__).resolve().parents[1] / "setup.sh"
 SKIPPED = "the test of the report's page will be skipped; install one"
@@ -132,6 +135,21 @@ def test_two_set_ups_at_once_take_turns(programs: Path, tmp_path: Path) -> None:
         assert waiting.poll() is None
         fcntl.flock(other, fcntl.LOCK_UN)
         assert waiting.wait(timeout=30) == 0
+
+
+def test_a_file_system_without_locks_is_no_obstacle(programs: Path, tmp_path: Path) -> None:
+    program(programs / "chromium", "exit 0")
+    (programs / "flock").symlink_to(shutil.which("flock") or "flock")
+    refused = without_locks(built_library(tmp_path), errno.ENOSYS)
+    done = subprocess.run(
+        [str(programs / "bash"), str(SETUP), "browser"],
+        env={**refused, "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_compiler_that_is_there_is_all_that_is_needed(programs: Path) -> None:

@@ -1,5 +1,6 @@
 """The real command line, on a few drawn scenes: runs, interruptions, mistakes, what is left."""
 
+import errno
 import fcntl
 import json
 import math
@@ -32,6 +33,7 @@ from retinanet.mlperf.official import check_compliance
 from retinanet.training import card, loading, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
+from tests.without_locks import built_library, without_locks
 from train import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -60,14 +62,27 @@ class Outcome(NamedTuple):
     errors: str
 
 
+class Interrupted(NamedTuple):
+    """A run that was stopped and resumed."""
+
+    run: Path
+    stopped: Outcome
+    stopped_at: int
+    """Steps done then."""
+    resumed: Outcome
+    mapped: str
+    """What the resumed process had mapped after a step."""
+
+
 def settings_in(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """`python train.py` in its own process; one thread, so that sums are in one order."""
     return subprocess.Popen(
         [sys.executable, str(REPOSITORY / "train.py"), *words, "launch.threads=1"],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -130,28 +145,39 @@ def undisturbed(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def interrupted(root: Path) -> tuple[Path, Outcome, int, Outcome]:
-    """The same run, told to end after some steps, and resumed; with the step it stopped at."""
+def interrupted(root: Path) -> Interrupted:
+    """The same run, told to end after some steps, and resumed."""
     process = start(*settings_in(root, "interrupted"))
     run = root / "interrupted"
-    deadline = time.monotonic() + 90
-    while len(records_of(run, kind="step")) < 2 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_steps(process, run, steps=2)
     process.send_signal(signal.SIGTERM)
     stopped = ended(process)
     stopped_at = len(records_of(run, kind="step"))
-    resumed = ended(start(*settings_in(root, "interrupted"), "--resume"))
-    return run, stopped, stopped_at, resumed
+    process = start(*settings_in(root, "interrupted"), "--resume")
+    wait_for_steps(process, run, steps=stopped_at + 1)
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    return Interrupted(run, stopped, stopped_at, ended(process), mapped)
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, *, steps: int) -> None:
+    """Wait until a run has done so many steps, or has ended."""
+    deadline = time.monotonic() + 90
+    while len(records_of(run, kind="step")) < steps and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_signal_stops_a_run_after_a_checkpoint(
-    interrupted: tuple[Path, Outcome, int, Outcome],
+    interrupted: Interrupted,
 ) -> None:
-    _, stopped, stopped_at, _ = interrupted
+    stopped, stopped_at = interrupted.stopped, interrupted.stopped_at
     assert stopped.code == 75, stopped.errors
     assert "SIGTERM: checkpoint written" in stopped.output and "--resume" in stopped.output
     assert 2 <= stopped_at < STEPS
+
+
+def test_a_resumed_run_does_not_hold_the_files_of_its_checkpoint(interrupted: Interrupted) -> None:
+    assert "libtorch" in interrupted.mapped and ".safetensors" not in interrupted.mapped
 
 
 def assert_same_end(undisturbed: Path, run: Path, *, steps: int) -> None:
@@ -169,16 +195,16 @@ def assert_same_end(undisturbed: Path, run: Path, *, steps: int) -> None:
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
-    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+    undisturbed: Path, interrupted: Interrupted
 ) -> None:
-    run, _, stopped_at, resumed = interrupted
+    run, _, stopped_at, resumed, _ = interrupted
     assert resumed.code == 0, resumed.errors
     assert f"after step {stopped_at}" in resumed.output
     assert_same_end(undisturbed, run, steps=STEPS)
 
 
 def test_a_resumed_run_notes_every_step_and_evaluation_once(
-    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+    undisturbed: Path, interrupted: Interrupted
 ) -> None:
     run = interrupted[0]
     memory = ("page_faults", "resident_mb", "peak_resident_mb")
@@ -196,7 +222,7 @@ def test_a_resumed_run_notes_every_step_and_evaluation_once(
 
 
 def test_a_resumed_run_has_the_mlperf_log_of_an_undisturbed_one(
-    undisturbed: Path, interrupted: tuple[Path, Outcome, int, Outcome]
+    undisturbed: Path, interrupted: Interrupted
 ) -> None:
     whole, pieces = (
         [
@@ -460,6 +486,40 @@ def test_a_folder_of_a_live_run_is_refused(tmp_path: Path, train: Command) -> No
             assert outcome.code == 2 and "another run is writing there" in outcome.errors
             assert outcome.errors.count("\n") == 1
     assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_mistake_leaves_no_lock_on_a_file_system_without_locks(
+    number: int, without_locks_library: Path, tmp_path: Path
+) -> None:
+    words = settings_in(tmp_path, "mine", "training.gradient_accumulation=100")
+    outcome = ended(start(*words, environment=without_locks(without_locks_library, number)))
+    assert outcome.code == 2 and outcome.errors.count("\n") == 1
+    assert "training.gradient_accumulation" in outcome.errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_holds_a_run_and_its_check(
+    without_locks_library: Path, tmp_path: Path
+) -> None:
+    environment = without_locks(without_locks_library, errno.ENOLCK)
+    words = settings_in(tmp_path, "mine", "training.max_steps=100000", "evaluation.every=100000")
+    run = tmp_path / "mine"
+    first = start(*words, "training.epochs=100000", environment=environment)
+    wait_for_steps(first, run, steps=1)
+    for flag in ("--check", "--resume"):
+        outcome = ended(start(*words, flag, environment=environment))
+        assert outcome.code == 2 and f"{run}: another run is writing there" in outcome.errors
+        assert outcome.errors.count("\n") == 1
+    first.send_signal(signal.SIGTERM)
+    assert ended(first).code == 75
+    assert not list(run.glob(".lock*")) and (run / "checkpoints" / "last").exists()
+    shutil.rmtree(run)
+
+
+@pytest.fixture(scope="module")
+def without_locks_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_library(tmp_path_factory.mktemp("library"))
 
 
 def test_losses_that_are_not_finite_are_skipped_up_to_a_limit_then_end_the_run_with_code_3(

@@ -57,6 +57,22 @@ def test_a_run_that_can_work_is_said_so_and_nothing_is_left(train: Command, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_batch_script_of_several_tasks_without_srun_is_warned_of(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0"), ("SLURM_JOB_ID", "7")):
+        monkeypatch.setenv(name, value)
+    checked = train("--check", f"run.root={tmp_path}")
+    assert (checked.code, checked.errors) == (0, "")
+    [line] = [line for line in checked.output.splitlines() if "SLURM_NTASKS=8" in line]
+    assert "warning" in line
+    assert "SLURM_NTASKS" not in train("--check", "--check-ranks=2", f"run.root={tmp_path}").output
+    trained = train(f"run.root={tmp_path}", "evaluation.pictures=0")
+    assert trained.code == 0, trained.errors
+    [line] = [line for line in trained.output.splitlines() if "SLURM_NTASKS=8" in line]
+    assert line.startswith("note: ") and "srun" in line
+
+
 def test_every_failure_is_told_in_a_line(train: Command, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     outcome = train(
@@ -81,6 +97,37 @@ def test_ranks_that_are_not_started_yet_are_planned_for(train: Command, tmp_path
     outcome = train("--check", "--check-ranks", "4096", f"run.root={tmp_path}")
     assert outcome.code == 2
     assert "4096 ranks are more than" in outcome.errors
+
+
+@pytest.mark.parametrize("start", [["--check"], []])
+@pytest.mark.parametrize("field", ["training.batch_size", "evaluation.batch_size"])
+def test_a_batch_that_memory_cannot_hold_ends_the_start(
+    field: str, start: list[str], train: Command, tmp_path: Path
+) -> None:
+    outcome = train(
+        *start, f"{field}=900000", "data.scenes.validation=900000", f"run.root={tmp_path}"
+    )
+    assert outcome.code == 2
+    [line] = [line for line in outcome.errors.splitlines() if field in line]
+    assert line.startswith(f"error: memory: {field}: 900,000 images ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_accumulation_longer_than_an_epoch_of_scenes_is_seen(
+    train: Command, tmp_path: Path
+) -> None:
+    outcome = train("--check", "training.gradient_accumulation=1000", f"run.root={tmp_path}")
+    assert outcome.code == 2
+    assert outcome.errors.startswith("error: steps: training.gradient_accumulation: 1000 batches")
+
+
+def test_more_ranks_than_any_job_has_are_refused(
+    train: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train("--check", "--check-ranks", "9" * 12, f"run.root={tmp_path}")
+    assert ended.value.code == 2
+    assert "--check-ranks" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_ctrl_c_half_way_ends_with_130_and_leaves_nothing(

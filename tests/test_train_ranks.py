@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from retinanet.mlperf.log_lines import lines_of
 from retinanet.mlperf.official import check_compliance
@@ -294,6 +294,18 @@ def test_a_hostile_input_is_told_once_and_ends_all_ranks_in_seconds(
     assert job.code == 2, job.errors
     assert job.errors.count(told) == 1 and job.errors.count("error: ") == 1
     assert not (root / "hostile").exists()
+
+
+def test_bad_weights_found_after_the_data_were_opened_leave_nothing_behind(tmp_path: Path) -> None:
+    weights = tmp_path / "other.safetensors"
+    save_file({"conv1.weight": torch.zeros(3)}, weights)
+    changes = (f"model.pretrained_backbone={weights}", "model.norm=frozen")
+    words = settings_in(tmp_path / "runs", "bad", *changes, "model.trainable_layers=3")
+    job = run_ranks(2, "train.py", *words)
+    assert job.code == 2, job.errors
+    [line] = job.errors.strip().splitlines()
+    assert str(weights) in line and "model.pretrained_backbone" in line
+    assert list(tmp_path.iterdir()) == [weights]
 
 
 def test_torchrun_starts_ranks_as_mpirun_does(root: Path) -> None:

@@ -2,16 +2,22 @@
 
 python -m tests.torture                # 50 kills of a small demo run: `make torture`
 python -m tests.torture --kills 10 --precision float32   # where bf16 is the default
+python -m tests.torture --stopped-rank 1                 # 50 runs in which rank 1 is stopped
 
 A life of the run begins by mpirun and ends by SIGKILL to one rank, to all, or to mpirun alone, at a
 random moment: while it starts, in a step, while a checkpoint is written or an old one removed, in
 an evaluation. The next life resumes it. What the last one leaves (weights, optimizer, random
 states, running statistics) must be that of a run that nobody disturbed, bit for bit. Where a run
 ends before there were enough kills, another one follows. The exit status is 1 if anything differs.
+
+With --stopped-rank N a rank gets SIGSTOP in a step instead, under bare mpirun and with several
+values of `distributed.timeout_s`. mpirun, its helpers and all ranks must be gone at most 30 s after
+the rank has been found to be silent. The exit status is 1 if a run was not.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -26,11 +32,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retinanet.processor import fastest_precision
-from tests.launch.processes_left import processes_with, wait_until_gone
+from tests.launch.processes_left import (
+    children_of,
+    processes_with,
+    wait_until_ended,
+    wait_until_gone,
+)
 from tests.launch.ranks import ended, start_ranks
 
 VICTIMS = ("rank 0", "rank 1", "both ranks", "mpirun")
 MOMENTS = ("starting", "in a step", "writing a checkpoint", "evaluating")
+TIMEOUTS_S = (10, 15, 16)
+SECONDS_TO_END = 30.0
+"""After a silent rank was noticed."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +72,10 @@ class Run:
             *(f"engine.precision={self.precision}", "distributed.timeout_s=60"),
         ]
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *changes: str) -> subprocess.Popen[str]:
         """Begin, or go on."""
         resume = ["--resume"] if (self.folder / "config.yaml").exists() else ["--overwrite"]
-        return start_ranks(2, "train.py", *self.words(), *resume)
+        return start_ranks(2, "train.py", *self.words(), *changes, *resume)
 
     def last_step(self) -> int:
         """The newest whole line's."""
@@ -135,11 +149,16 @@ def kill(job: subprocess.Popen[str], run: Run, victim: str) -> None:
         job.kill()
         return
     ranks = [rank for rank in (0, 1) if victim in (f"rank {rank}", "both ranks")]
+    signal_ranks(run, ranks, signal.SIGKILL)
+
+
+def signal_ranks(run: Run, ranks: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to all processes of some ranks, as far as they still exist."""
     for process in processes_with(f"run.name={run.name}"):
         try:
             variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
             if any(b"PMI_RANK=%d" % rank in variables for rank in ranks):
-                os.kill(process, signal.SIGKILL)
+                os.kill(process, number)
         except (FileNotFoundError, ProcessLookupError):
             continue
 
@@ -168,6 +187,53 @@ def torture(
     return outcome
 
 
+def seconds_to_end(root: Path, *, rank: int, timeout_s: float, precision: str) -> float:
+    """Stop a rank of a run, and return how long after it was noticed everything was gone.
+
+    Returns:
+        Seconds; infinity if anything was left `SECONDS_TO_END` later.
+    """
+    run = Run(root, f"stopped-{os.getpid()}", precision, steps=100_000)
+    job = run.start(f"distributed.timeout_s={timeout_s}", "evaluation.every=100000")
+    while run.last_step() < 2:
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.1)
+    processes = descendants_of(job.pid)
+    signal_ranks(run, [rank], signal.SIGSTOP)
+    noticed = time.monotonic() + 0.8 * timeout_s
+    try:
+        _, errors = job.communicate(timeout=0.8 * timeout_s + SECONDS_TO_END)
+        wait_until_ended(processes, seconds=noticed + SECONDS_TO_END - time.monotonic())
+        seconds = time.monotonic() - noticed
+    except (subprocess.TimeoutExpired, AssertionError):
+        signal_ranks(run, [0, 1], signal.SIGKILL)
+        _, errors = job.communicate(timeout=60)
+        seconds = math.inf
+    assert f"error: rank {rank} on " in errors, errors
+    shutil.rmtree(run.folder)
+    print(f"timeout_s={timeout_s}: status {job.returncode}, {seconds:.1f} s after it was noticed")
+    return seconds
+
+
+def descendants_of(process: int) -> list[int]:
+    """Process numbers of all that a process has started, directly or not."""
+    children = children_of(process)
+    return children + [one for child in children for one in descendants_of(child)]
+
+
+def stop_ranks(root: Path, *, rank: int, trials: int, precision: str) -> int:
+    """Stop a rank in many runs; return how many did not end in time."""
+    found = [
+        seconds_to_end(
+            root, rank=rank, timeout_s=TIMEOUTS_S[trial % len(TIMEOUTS_S)], precision=precision
+        )
+        for trial in range(trials)
+    ]
+    in_time = sum(seconds < math.inf for seconds in found)
+    print(f"rank {rank} stopped: {in_time} of {trials} runs ended within {SECONDS_TO_END:g} s")
+    return trials - in_time
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -185,7 +251,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--longest", type=float, default=25.0, metavar="SECONDS", help="life (default: 25)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of moments and victims (default: 0)")
+    parser.add_argument(
+        "--stopped-rank",
+        type=int,
+        choices=(0, 1),
+        metavar="N",
+        help="stop this rank in each of --kills runs, and kill none",
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.stopped_rank is not None:
+        with tempfile.TemporaryDirectory(prefix="torture-") as root:
+            late = stop_ranks(
+                Path(root),
+                rank=chosen.stopped_rank,
+                trials=chosen.kills,
+                precision=chosen.precision,
+            )
+        return 1 if late else 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torture-") as root:
         outcome = torture(

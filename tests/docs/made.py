@@ -4,6 +4,8 @@ Each thing has the name by which commands name it. It is made when a command fir
 for all tests of a process, and put into the folder of each command that names it.
 """
 
+import argparse
+import json
 import os
 import shutil
 import sys
@@ -20,6 +22,7 @@ from data.scenes.drawing import make_scenes
 from launch.tune.measurements import write_measurements
 from profiling.peaks.file import save
 from profiling.peaks.peaks import Peaks
+from retinanet.model import RetinaNet
 from tests.data.download.datasets import openimages
 from tests.docs.pages import REPOSITORY, commands_of
 from tests.docs.rules import (
@@ -161,6 +164,20 @@ def write_pth(file: Path) -> None:
     """A backbone as scripts of several ranks save it."""
     tensors = {f"module.{name}": one for name, one in resnext50_32x4d().state_dict().items()}
     torch.save({"model": tensors, "optimizer": {}, "epoch": 1, "args": "--lr 0.1"}, file)
+
+
+def write_detector_pth(file: Path) -> None:
+    """A detector of 264 classes as torchvision's and MLPerf's scripts save it."""
+    state = RetinaNet(num_classes=264).state_dict()
+    tensors = {f"module.{name}": one for name, one in state.items()}
+    settings = argparse.Namespace(lr=1e-4, epochs=8)
+    torch.save({"model": tensors, "optimizer": {}, "args": settings, "epoch": 3}, file)
+
+
+def write_classes(file: Path) -> None:
+    """Categories alone, with the ids of MLPerf's JSON."""
+    entries = [{"id": number, "name": f"class {number}"} for number in range(264)]
+    file.write_text(json.dumps({"categories": entries}))
 
 
 def write_backbone(file: Path) -> None:
@@ -328,6 +345,8 @@ THINGS: dict[str, Callable[[Path], None]] = {
     "new-photos": draw_new_photos,
     "train/data": write_table_images,
     "backbone.pth": write_pth,
+    "model_3.pth": write_detector_pth,
+    "classes.json": write_classes,
     "backbone.safetensors": write_backbone,
     "node.txt": write_topology,
     "my-hosts": write_hosts,

@@ -428,6 +428,7 @@ RULES = (
     Rule(r"python -m retinanet export .*", How.RUN, prints=("checked by",)),
     Rule(r"\.venv/bin/tensorboard .*", How.BASH, more="--inspect", prints=("loss",)),
     Rule(r"python -m retinanet evaluate .*", How.RUN, prints=("mAP50",)),
+    Rule(r"python -m retinanet convert --detector .* --trust", How.RUN, writes=("converted/*",)),
     Rule(r"python -m retinanet convert .* --trust", How.RUN),
     Rule(r"python -m retinanet convert .*", How.RUN, status=2),
     # MLPerf
@@ -439,7 +440,7 @@ RULES = (
     Rule(r"(?:cmake|cp) .*build.*", How.CANNOT, why="oneDNN's sources; it takes 35 minutes"),
     # ranks
     Rule(r"lscpu .* > .*", How.BASH, writes=("node.txt",)),
-    Rule(r"python -m launch plan .*--np 6", How.RUN, status=2),
+    Rule(r"python -m launch plan .*--np 32", How.RUN, status=2),
     Rule(r"python -m launch plan .*", How.RUN),
     Rule(r"python -m launch run --np 7 .*", How.RUN, status=2),
     Rule(r"python -m launch run .*", How.RUN, instead=((r"launch run", "launch run --dry-run"),)),

@@ -22,7 +22,14 @@ PROGRAMS = ("train.py", "data", "launch", "profiling", "retinanet", "tests.tortu
 
 OF_OTHERS = {
     "mpirun": ("--allow-run-as-root", "--bind-to", "--mca", "--prtemca"),
-    "srun": ("--cpu-bind", "--cpus-per-task", "--exclusive", "--kill-on-bad-exit", "--mpi"),
+    "srun": (
+        "--cpu-bind",
+        "--cpus-per-task",
+        "--exclusive",
+        "--kill-on-bad-exit",
+        "--mpi",
+        "--ntasks",
+    ),
     "sbatch": ("--signal",),
     "docker": (
         *("--build-arg", "--cap-add", "--cpuset-cpus", "--cpuset-mems", "--ipc", "--pid"),
