@@ -16,6 +16,9 @@ from retinanet.terminal import make_console
 MOST_MOVING = 20
 """Operators in the table of bytes."""
 
+OPERATORS_SHOWN = 20
+"""The costliest, in the table of where the time goes; the JSON file has all."""
+
 PIPE_WIDTH = 140
 """A pipe gets room for whole lines."""
 
@@ -142,7 +145,7 @@ def where_table(name: str, results: Results, operators: Mapping[str, float]) -> 
         by_kind |= {f"{kernel} (ours)": s for kernel, s in primitives.kernel_seconds.items()}
     watched = primitives.seconds if primitives else results.seconds(name)
     for group, run_seconds in ((by_kind, watched), (operators, results.seconds(name))):
-        for what, seconds in sorted(group.items(), key=lambda item: -item[1]):
+        for what, seconds in sorted(group.items(), key=lambda item: -item[1])[:OPERATORS_SHOWN]:
             table.add_row(what, f"{seconds:.4f}", f"{seconds / run_seconds:.1%}")
         table.add_section()
     return table

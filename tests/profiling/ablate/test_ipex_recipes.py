@@ -16,7 +16,7 @@ SMALL = Workload(images=1, image_size=64, classes=4)
 
 
 def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str]:
-    """What a run tells, and the names of the operators that took most of the next one."""
+    """What a run tells, and the names of the operators of the next one."""
     contestant = Contestant(
         name="some", about="", recipe=f"{RECIPES}.{recipe}", options=dict(options)
     )
