@@ -12,7 +12,7 @@ WINOGRAD = ("_WinogradConvolution", "_WinogradConvolutionBackward")
 """Names of the autograd function in retinanet/engine/winograd.py, forward and backward."""
 
 
-CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_")
+CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_", "pointwise_")
 """Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
 
 

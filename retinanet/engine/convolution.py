@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from retinanet.engine import tile_kernel
+from retinanet.engine import pointwise_kernel, tile_kernel
 from retinanet.engine.grouped_kernel import (
     beats_onednn,
     grouped_convolution,
@@ -17,7 +17,8 @@ from retinanet.engine.grouped_kernel import (
     has_grouped_tiles,
     is_grouped,
 )
-from retinanet.engine.masked_sum import masked_sum_
+from retinanet.engine.masked_sum import add_relu_, masked_sum_
+from retinanet.engine.pointwise_kernel import pointwise_input_gradient, pointwise_output
 from retinanet.engine.weight_gradient_kernel import has_tiles, weight_gradient
 
 
@@ -43,6 +44,8 @@ class _Form(NamedTuple):
     geometry: Geometry
     relu: bool
     gated: bool
+    adds: bool
+    passes: bool
     own: bool
     """Whether kernels of our own may compute it, where they can."""
 
@@ -63,6 +66,8 @@ def convolve(
     scale: Tensor | None = None,
     relu: bool = False,
     gated: bool = False,
+    added: Tensor | None = None,
+    passes: bool = False,
     own: bool = True,
 ) -> list[Tensor]:
     """`convolution(level, weight) * scale + bias` for each level, [N, I, H_l, W_l] → [N, O, …].
@@ -74,11 +79,16 @@ def convolve(
     over them in float32.
 
     `relu` applies one to the result and leaves its gradient to the readers of the result, see
-    relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `own` lets AMX's
-    own kernels compute it where they can; else oneDNN does.
+    relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `added`, for one
+    level and with `relu`, is summed with the result before. `passes` returns the one level behind
+    the result, for its other readers: what they send back is summed, and masked, as the level's
+    gradient is written. `own` lets AMX's own kernels compute it where they can; else oneDNN does.
     """
-    form = _Form(geometry, relu, gated, own)
-    return list(_Convolution.apply(weight, bias, scale, form, *levels))
+    assert len(levels) == 1 or (added is None and not passes)
+    assert relu or added is None
+    form = _Form(geometry, relu, gated, added is not None, passes, own)
+    maps = levels if added is None else (*levels, added)
+    return list(_Convolution.apply(weight, bias, scale, form, *maps))
 
 
 class _Convolution(torch.autograd.Function):
@@ -89,17 +99,20 @@ class _Convolution(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor | None,
         form: _Form,
-        *levels: Tensor,
+        *maps: Tensor,
     ) -> tuple[Tensor, ...]:
+        levels, added = (maps[:-1], maps[-1]) if form.adds else (maps, None)
         cast = cast_weight(weight, scale, levels[0].dtype)
         ctx.save_for_backward(cast, scale, *levels)
         ctx.form, ctx.dtype = form, weight.dtype
-        if form.own and suits_tile_kernel(levels, cast, form.geometry):
-            return tuple(tile_kernel.outputs_of(levels, cast, bias, relu=form.relu))
-        return tuple(
-            convolution(level, cast, bias, form.geometry, relu=form.relu, own=form.own)
+        passed = [levels[0].detach()] if form.passes else []
+        if form.own and not form.adds and suits_tile_kernel(levels, cast, form.geometry):
+            return (*tile_kernel.outputs_of(levels, cast, bias, relu=form.relu), *passed)
+        outputs = [
+            convolution(level, cast, bias, form.geometry, relu=form.relu, added=added, own=form.own)
             for level in levels
-        )
+        ]
+        return (*outputs, *passed)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -109,19 +122,23 @@ class _Convolution(torch.autograd.Function):
         of_levels: list[Tensor | None] = [None] * len(levels)
         of_weight = of_bias = None
         geometry, own = ctx.form.geometry, ctx.form.own
+        passed = gradients[-1] if ctx.form.passes else None
+        gradients = gradients[: len(levels)]
         if wants_weight and own and suits_tiles(levels, weight, geometry):
             kernel, stride = weight.shape[-1], geometry.stride[0]
             of_weight, of_bias = weight_gradient(levels, gradients, kernel=kernel, stride=stride)
             wants_weight = wants_bias = False
-        if any(wants_levels) and own and suits_tile_kernel(levels, weight, geometry):
+        by_tiles = own and passed is None and suits_tile_kernel(levels, weight, geometry)
+        if any(wants_levels) and by_tiles:
             gates = levels if ctx.form.gated else ()
             of_levels = [*tile_kernel.input_gradients(gradients, weight, gates)]
             wants_levels = [False] * len(levels)
         for index, (gradient, level) in enumerate(zip(gradients, levels, strict=True)):
             wants = (wants_levels[index], wants_weight, wants_bias)
             of_level, weight_part, bias_part = convolution_gradients(
-                gradient, level, weight, geometry, wants=wants, gated=ctx.form.gated, own=own
-            )
+                gradient, level, weight, geometry,
+                wants=wants, added=passed, gated=ctx.form.gated, own=own,
+            )  # fmt: skip
             of_levels[index] = of_level if wants_levels[index] else of_levels[index]
             if wants_weight or wants_bias:
                 of_weight = _sum(of_weight, weight_part, ctx.dtype)
@@ -129,7 +146,9 @@ class _Convolution(torch.autograd.Function):
         if of_weight is not None and scale is not None:
             of_weight = of_weight.mul_(scale.view(-1, 1, 1, 1))
         # Our kernels give the bias's gradient also where there is no bias.
-        return of_weight, of_bias if ctx.needs_input_grad[1] else None, None, None, *of_levels
+        of_bias = of_bias if ctx.needs_input_grad[1] else None
+        of_added = gradients if ctx.form.adds else ()
+        return of_weight, of_bias, None, None, *of_levels, *of_added
 
 
 def cast_weight(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -147,10 +166,18 @@ def convolution(
     geometry: Geometry,
     *,
     relu: bool = False,
+    added: Tensor | None = None,
     own: bool = True,
 ) -> Tensor:
-    """[N, I, H, W] to [N, O, H', W']; the bias is cast, everything else has one precision."""
+    """[N, I, H, W] to [N, O, H', W']; the bias is cast, everything else has one precision.
+
+    `added` [N, O, H', W'] is summed with the result before the ReLU.
+    """
     stride, padding, groups = geometry
+    if own and suits_pointwise(features, weight, geometry):
+        return pointwise_output(features, weight, bias, added, relu=relu)
+    if added is not None:
+        return add_relu_(convolution(features, weight, bias, geometry, own=own), added)
     own = own and suits_grouped_tiles(features, weight, geometry)
     if own and beats_onednn(weight, stride):
         return grouped_convolution(features, weight, bias, stride=stride[0], relu=relu)
@@ -185,13 +212,14 @@ def convolution_gradients(
     geometry: Geometry,
     *,
     wants: tuple[bool, bool, bool],
+    added: Tensor | None = None,
     gated: bool = False,
     own: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of features, weight and bias, as far as `wants` asks for them.
 
-    `gated`: the features are what a ReLU returned, and the gradient of its input takes the place
-    of theirs.
+    `added` is summed with that of the features. `gated`: the features are what a ReLU returned, and
+    the gradient of its input takes the place of theirs.
 
     The weight gradient of a 1×1 convolution is one matrix product over the pixels: oneDNN is
     faster at that than at the convolution.
@@ -199,6 +227,10 @@ def convolution_gradients(
     wants_features, wants_weight, wants_bias = wants
     of_features = of_weight = of_bias = None
     dtype, gate = features.dtype, features
+    if wants_features and own and suits_pointwise(features, weight, geometry):
+        of_features = pointwise_input_gradient(gradient, weight, added, gate if gated else None)
+        wants_features = gated = False
+        added = None
     if wants_features and len(weight) % 2 == 1:
         of_features = _features_gradient_of_odd(gradient, features, weight, geometry)
         wants_features = False
@@ -207,7 +239,7 @@ def convolution_gradients(
         of_weight = product.as_strided(weight.shape, weight.stride())  # as DDP expects gradients
         wants_weight = False
     own = own and suits_grouped_tiles(features, weight, geometry)
-    if wants_features and own and beats_onednn(weight, geometry.stride):
+    if wants_features and own and added is None and beats_onednn(weight, geometry.stride):
         of_features = grouped_input_gradient(
             gradient, weight, features.shape, gate if gated else None, stride=geometry.stride[0]
         )
@@ -228,8 +260,10 @@ def convolution_gradients(
             of_features = rest[0].to(dtype)
         of_weight = rest[1] if wants_weight else of_weight
         of_bias = rest[2] if wants_bias else of_bias
-    if gated and of_features is not None:
-        of_features = masked_sum_([of_features], gate)
+    if of_features is not None and gated:
+        of_features = masked_sum_([of_features] if added is None else [of_features, added], gate)
+    elif of_features is not None and added is not None:
+        of_features = of_features.add_(added)
     return of_features, of_weight, of_bias
 
 
@@ -270,6 +304,14 @@ def suits_tiles(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) ->
         or (size == (1, 1) and geometry == Geometry((2, 2), (0, 0), 1))
     )
     return known and levels[0].dtype == torch.bfloat16 and has_tiles()
+
+
+def suits_pointwise(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether AMX's own kernel computes a 1×1 convolution and its input gradient here."""
+    known = geometry == POINTWISE and weight.shape[2:] == (1, 1)
+    whole = all(channels % pointwise_kernel.UNIT == 0 for channels in weight.shape[:2])
+    is_bfloat16 = features.dtype == torch.bfloat16
+    return known and whole and is_bfloat16 and pointwise_kernel.has_pointwise_kernel()
 
 
 def suits_grouped_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+CACHE_LINE = 64
+
 
 def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
     """The tensor in the parameter's memory layout; itself if it is so already.
@@ -39,3 +41,9 @@ def channels_last(tensor: Tensor) -> Tensor:
     Also where torch's own test cannot tell, as with one channel or maps of one pixel.
     """
     return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def aligned_bytes(size: int) -> Tensor:
+    """Return `size` bytes of memory that begin with a cache line."""
+    block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
+    return block[-block.data_ptr() % CACHE_LINE :][:size]

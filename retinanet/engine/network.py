@@ -79,31 +79,30 @@ class FoldedForward:
     def _body(self, images: Tensor) -> list[Tensor]:
         body = self._model.backbone.body
         maps = []
-        [features] = branches(self._normed(images, body.conv1, body.bn1, relu=True), 1)
+        [features] = self._normed(images, body.conv1, body.bn1, relu=True)
+        # Where pooling returns zero its inputs are, so that a mask behind it serves for both.
         features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1)
-        shortcut = features
         for layer in (body.layer1, body.layer2, body.layer3, body.layer4):
             for block in layer:
-                features, shortcut, for_pyramid = self._block(block, features, shortcut)
-            maps.append(for_pyramid)
-        return maps[1:]
+                features = self._block(block, features)
+            if layer is not body.layer1:
+                features, for_pyramid = branches(features, 2)
+                maps.append(for_pyramid)
+        return maps
 
-    def _block(
-        self, block: Bottleneck, features: Tensor, shortcut: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The block's result for its readers: the next block, its shortcut, and the pyramid.
-
-        `features` and `shortcut` are the same numbers, so that their gradients are summed and
-        masked at once.
-        """
+    def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
+        """The block's result from that of the one before, whose only reader it is."""
         with self.around(block):
+            inner, shortcut = self._normed(
+                features, block.conv1, block.bn1, relu=True, gated=True, passes=True
+            )
             if block.downsample is not None:
-                shortcut = self._normed(shortcut, block.downsample[0], block.downsample[1])
-            inner = self._normed(features, block.conv1, block.bn1, relu=True)
-            inner = self._normed(inner, block.conv2, block.bn2, relu=True, gated=True)
-            inner = self._normed(inner, block.conv3, block.bn3, gated=True)
-            first, second, third = branches(add_relu(inner, shortcut), 3)
-            return first, second, third
+                [shortcut] = self._normed(shortcut, block.downsample[0], block.downsample[1])
+            [inner] = self._normed(inner, block.conv2, block.bn2, relu=True, gated=True)
+            [result] = self._normed(
+                inner, block.conv3, block.bn3, relu=True, gated=True, added=shortcut
+            )
+            return result
 
     def _normed(
         self,
@@ -113,26 +112,33 @@ class FoldedForward:
         *,
         relu: bool = False,
         gated: bool = False,
-    ) -> Tensor:
-        """Convolution and norm; `relu` and `gated` as in `convolve`."""
+        added: Tensor | None = None,
+        passes: bool = False,
+    ) -> list[Tensor]:
+        """Convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
         geometry = geometry_of(module)
         with self.around(module):
             if not _is_constant(norm):
-                [maps] = convolve(
+                maps, *passed = convolve(
                     [features], module.weight, None,
-                    geometry=geometry, gated=gated, own=self._own,
+                    geometry=geometry, gated=gated, passes=passes, own=self._own,
                 )  # fmt: skip
                 normed: Tensor = norm(maps)
-                return relu_by_readers(normed) if relu else normed
+                if added is not None:
+                    return [add_relu(normed, added)]
+                return [relu_by_readers(normed) if relu else normed, *passed]
             if not module.weight.requires_grad and not features.requires_grad:
                 weight, shift = self._frozen_weight(module, norm, features.dtype)
-                return convolution(features, weight, shift, geometry, relu=relu, own=self._own)
+                maps = convolution(
+                    features, weight, shift, geometry, relu=relu, added=added, own=self._own
+                )
+                return [maps, features] if passes else [maps]
             scale, shift = constant_line(norm)
-            [maps] = convolve(
+            return convolve(
                 [features], module.weight, shift,
-                geometry=geometry, scale=scale, relu=relu, gated=gated, own=self._own,
+                geometry=geometry, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
+                own=self._own,
             )  # fmt: skip
-            return maps
 
     def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         fpn = self._model.backbone.fpn

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
-from retinanet.engine.layout import channels_last
+from retinanet.engine.layout import aligned_bytes, channels_last
 from retinanet.engine.levels import level_records
 from retinanet.native_library import NativeLibraryError, load_library
 from retinanet.processor import cpu_flags
 
 SOURCE = Path(__file__).parent / "csrc" / "tile_convolution.cpp"
-
-CACHE_LINE = 64
 
 
 def outputs_of(
@@ -64,7 +62,7 @@ def _packed(weight: Tensor, *, turned: bool) -> Tensor:
     assert weight.dtype == torch.bfloat16
     weight = channels_last(weight)
     inputs, outputs = weight.shape[:2] if turned else (weight.shape[1], weight.shape[0])
-    packed = _aligned(2 * library().tile_convolution_weight_values(inputs, outputs))
+    packed = aligned_bytes(2 * library().tile_convolution_weight_values(inputs, outputs))
     with own_kernel("tile_convolution_pack", (weight,), (packed,)):
         library().tile_convolution_pack(
             weight.data_ptr(), *weight.shape[:2], turned, packed.data_ptr(), torch.get_num_threads()
@@ -91,7 +89,7 @@ def _convolved(
         for shape in shapes
     ]
     work = (level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], out_channels)
-    scratch = _aligned(library().tile_convolution_scratch_bytes(*work, threads))
+    scratch = aligned_bytes(library().tile_convolution_scratch_bytes(*work, threads))
     read = (*inputs, *gates, packed) if bias is None else (*inputs, *gates, packed, bias)
     with own_kernel("tile_convolution", read, outputs):
         library().tile_convolution(
@@ -104,12 +102,6 @@ def _convolved(
             emulated,
         )
     return outputs
-
-
-def _aligned(size: int) -> Tensor:
-    """Return `size` bytes that begin with a cache line."""
-    block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
-    return block[-block.data_ptr() % CACHE_LINE :][:size]
 
 
 @functools.cache

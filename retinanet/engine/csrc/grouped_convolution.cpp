@@ -63,8 +63,6 @@ struct Plan {
     }
 };
 
-static int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
 static void add_tap(Class& one, int64_t offset, int64_t weight) {
     one.offset[one.taps] = offset;
     one.weight[one.taps++] = weight;

@@ -57,8 +57,6 @@ struct Plan {
     }
 };
 
-static int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
 static Plan make_plan(const GroupedShape& shape, int64_t threads) {
     Plan plan{};
     plan.shape = shape;

@@ -7,28 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tiles.h"
+#include "bfloat16.h"
 
 namespace {
 
 constexpr int64_t kChunk = 8192;  // values that a thread takes at a time
 constexpr int64_t kMostTerms = 4;
-
-// Whether ReLU returned its input: it is positive, or NaN, which keeps its gradient as in torch.
-inline bool is_open(Bfloat16 gate) {
-    const bool positive = static_cast<int16_t>(gate) > 0;
-    const bool nan = (gate & 0x7fff) > 0x7f80;
-    return positive | nan;
-}
-
-// Without a branch, so that loops over it are vectorized.
-inline Bfloat16 rounded_value(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const uint32_t nan = bits >> 16 | 0x40;
-    return static_cast<Bfloat16>((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
-}
 
 template <int64_t terms>
 void masked_sum_chunk(Bfloat16* first, const Bfloat16* const* others, const Bfloat16* gate,
@@ -43,7 +27,7 @@ void masked_sum_chunk(Bfloat16* first, const Bfloat16* const* others, const Bflo
             float sum = widened(first[i]) + widened(second[i]);
             if (terms > 2) sum += widened(third[i]);
             if (terms > 3) sum += widened(fourth[i]);
-            value = rounded_value(sum);
+            value = rounded(sum);
         }
         first[i] = is_open(gate[i]) ? value : Bfloat16{0};
     }
@@ -77,7 +61,7 @@ void add_relu(Bfloat16* maps, const Bfloat16* added, int64_t values, int32_t thr
     over_chunks(values, threads, [=](int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) {
-            const Bfloat16 sum = rounded_value(widened(maps[i]) + widened(added[i]));
+            const Bfloat16 sum = rounded(widened(maps[i]) + widened(added[i]));
             maps[i] = is_open(sum) ? sum : Bfloat16{0};
         }
     });

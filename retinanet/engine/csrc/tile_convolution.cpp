@@ -6,22 +6,23 @@
 // tiles are full on small maps as well. Each task copies a block of the sequence, and what its windows
 // reach beyond it, to scratch [blocks of 32 channels][positions][32]: a tile's rows follow each other
 // there, and padding costs nothing later. The weights are packed in the order in which they
-// are read: [pairs of output tiles][blocks of 32 inputs][9][2] tiles. A sum of many channels is done in
+// are read: [tiles of 16 outputs][blocks of 32 inputs][9] tiles. A sum of many channels is done in
 // chunks, so that a chunk's pixels and the float32 sums stay in the level-2 cache.
 
 #include <omp.h>
 
-#include <algorithm>
 #include <atomic>
+#include <type_traits>
 
-#include "tiles.h"
+#include "tile_weights.h"
+#include "tile_writer.h"
 
 constexpr int64_t TAPS = 9;
-constexpr int64_t PIXELS = 32;             // two tiles of rows
-constexpr int64_t COLUMNS = 32;            // two tiles of output channels
+constexpr int64_t MOST_TILES = 6;          // of pixels that one tile of weights is multiplied with
+constexpr int64_t PIXELS = MOST_TILES * TILE_ROWS;
 constexpr int64_t CHUNK = 8;               // blocks of 32 input channels that are summed at once
-constexpr int64_t LARGEST_BLOCK = 512;    // positions of a task
-constexpr int64_t SMALLEST_BLOCK = 128;
+constexpr int64_t LARGEST_BLOCK = 6 * PIXELS;  // positions of a task
+constexpr int64_t SMALLEST_BLOCK = PIXELS;
 constexpr int64_t PIXELS_AHEAD = 4;        // that are fetched before they are copied
 constexpr int64_t TASK_BYTES = 1280 << 10;  // of the level-2 cache, whose rest is for weights
 constexpr int64_t TASKS_PER_THREAD = 4;
@@ -33,8 +34,6 @@ struct Level {
     const Bfloat16* gate;
     int64_t images, height, width;
 };
-
-static int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 static int64_t pitch_of(const Level& level) { return level.width + 1; }
 
@@ -117,22 +116,6 @@ static Plan make_plan(
     return plan;
 }
 
-// As `rounded`, but without a branch, so that loops over it are vectorized.
-static inline Bfloat16 rounded_value(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const uint32_t nan = bits >> 16 | 0x40;
-    return static_cast<Bfloat16>((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
-}
-
-// Whether ReLU returned its input: it is positive, or NaN, which keeps its gradient as in torch.
-static inline bool is_open(Bfloat16 gate) {
-    const bool positive = static_cast<int16_t>(gate) > 0;  // as an integer where it is as a number
-    const bool nan = (gate & 0x7fff) > 0x7f80;
-    return positive | nan;
-}
-
 // Copies channels `channel` … `channel + 32 · blocks` of some positions of a level to `rows`
 // [blocks][plane][32], with zeros where there are none: 32 values at each step.
 struct Copier {
@@ -174,90 +157,60 @@ struct Copier {
     }
 };
 
-// Writes sums [32 pixels][32 outputs], one pixel at each step.
-struct Writer {
-    const float* sums;
-    const int64_t* places;  // of each pixel in both maps, negative if it is not one
-    int64_t pixel = PIXELS;  // the next one
-    Bfloat16* output;
-    const Bfloat16* gate;
-    int64_t count;  // of real outputs
-    bool relu;
-    float bias[COLUMNS];
-
-    inline __attribute__((always_inline)) void step() {
-        if (pixel >= PIXELS) return;
-        const int64_t place = places[pixel];
-        const float* values = sums + pixel * COLUMNS;
-        const int64_t later = std::max<int64_t>(places[pixel++ + PIXELS], 0);
-        __builtin_prefetch(output + later, 1, 2);
-        if (gate) __builtin_prefetch(gate + later, 0, 2);
-        if (place < 0) return;
-        if (count == COLUMNS) {
-            write(values, place, COLUMNS);
-        } else {
-            write(values, place, count);
-        }
+// Calls `apply` with each of 0 … count - 1 as a constant, which the tile instructions need.
+template <int count, typename Apply>
+static inline __attribute__((always_inline)) void for_each(Apply apply) {
+    if constexpr (count > 0) {
+        for_each<count - 1>(apply);
+        apply(std::integral_constant<int, count - 1>{});
     }
+}
 
-    inline __attribute__((always_inline)) void write(const float* values, int64_t place, int64_t columns) const {
-        Bfloat16 gates[COLUMNS] = {}, results[COLUMNS];
-        for (int64_t column = 0; column < COLUMNS; column++) {
-            const float value = values[column] + bias[column];
-            results[column] = rounded_value(relu && value < 0.0f ? 0.0f : value);  // NaN stays, as in torch
-        }
-        if (gate) {
-            std::memcpy(gates, gate + place, columns * sizeof *gates);
-            for (int64_t column = 0; column < COLUMNS; column++) {
-                results[column] = is_open(gates[column]) ? results[column] : Bfloat16{0};
-            }
-        }
-        std::memcpy(output + place, results, columns * sizeof *results);
-    }
-
-    void finish() {
-        while (pixel < PIXELS) step();
-    }
-};
-
-// sums [32 pixels][32 outputs] (+)= the windows' products with the weights of a chunk. Between the
-// tile instructions, whose unit is the bottleneck, the sums before are written and what comes next
-// is copied.
-template <typename Tiles>
+// sums [tiles · 16 pixels][32 outputs, of which 16] (+)= the windows' products with the weights of a
+// chunk. One tile of weights, which comes from the level-2 cache, serves up to six of pixels, which
+// stay in the first for all nine taps. Between the tile instructions, whose unit is the bottleneck,
+// the sums before are written and what comes next is copied.
+template <typename Tiles, int tiles>
 static inline __attribute__((always_inline)) void multiply_windows(
     const Bfloat16* rows, const int64_t* taps, const Plan& plan, int64_t blocks, const Bfloat16* weights,
     bool accumulate, float* sums, Writer& writer, Copier& copier) {
     constexpr int64_t SUMS_STRIDE = COLUMNS * sizeof(float), ROW_BYTES = TILE_SUM * sizeof(Bfloat16);
-    constexpr int64_t LOWER = TILE_ROWS * COLUMNS;
-    if (accumulate) {
-        Tiles::template load<0>(sums, SUMS_STRIDE);
-        Tiles::template load<1>(sums + TILE_ROWS, SUMS_STRIDE);
-        Tiles::template load<2>(sums + LOWER, SUMS_STRIDE);
-        Tiles::template load<3>(sums + LOWER + TILE_ROWS, SUMS_STRIDE);
-    } else {
-        Tiles::template zero<0>();
-        Tiles::template zero<1>();
-        Tiles::template zero<2>();
-        Tiles::template zero<3>();
-    }
+    for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
+        if (accumulate) {
+            Tiles::template load<tile>(sums + tile * TILE_ROWS * COLUMNS, SUMS_STRIDE);
+        } else {
+            Tiles::template zero<tile>();
+        }
+    });
     for (int64_t block = 0; block < blocks; block++, rows += plan.reach * TILE_SUM) {
-        for (int64_t tap = 0; tap < TAPS; tap++, weights += 2 * TILE_VALUES) {
+        for (int64_t tap = 0; tap < TAPS; tap++, weights += TILE_VALUES) {
+            const Bfloat16* window = rows + taps[tap];
             Tiles::template load<6>(weights, ROW_BYTES);
-            Tiles::template load<4>(rows + taps[tap], ROW_BYTES);
-            Tiles::template load<5>(rows + taps[tap] + TILE_VALUES, ROW_BYTES);
-            Tiles::template load<7>(weights + TILE_VALUES, ROW_BYTES);
-            Tiles::template multiply<0, 4, 6>();
-            Tiles::template multiply<2, 5, 6>();
-            Tiles::template multiply<1, 4, 7>();
-            Tiles::template multiply<3, 5, 7>();
-            writer.step();
-            copier.step();
+            for (int64_t line = 0; line < TILE_ROWS; line++) __builtin_prefetch(weights + (1 * TILE_ROWS + line) * TILE_SUM, 0, 3);
+            for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
+                Tiles::template load<7>(window + tile * TILE_VALUES, ROW_BYTES);
+                Tiles::template multiply<tile, 7, 6>();
+                if constexpr (tile == 1) writer.template step<Tiles>();
+                if constexpr (tile == 3) copier.step();
+            });
         }
     }
-    Tiles::template store<0>(sums, SUMS_STRIDE);
-    Tiles::template store<1>(sums + TILE_ROWS, SUMS_STRIDE);
-    Tiles::template store<2>(sums + LOWER, SUMS_STRIDE);
-    Tiles::template store<3>(sums + LOWER + TILE_ROWS, SUMS_STRIDE);
+    for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
+        Tiles::template store<tile>(sums + tile * TILE_ROWS * COLUMNS, SUMS_STRIDE);
+    });
+}
+
+// The same for a number of tiles that is known only now.
+template <typename Tiles, typename... Arguments>
+static void multiply_some(int64_t tiles, Arguments&&... arguments) {
+    switch (tiles) {
+        case 1: return multiply_windows<Tiles, 1>(arguments...);
+        case 2: return multiply_windows<Tiles, 2>(arguments...);
+        case 3: return multiply_windows<Tiles, 3>(arguments...);
+        case 4: return multiply_windows<Tiles, 4>(arguments...);
+        case 5: return multiply_windows<Tiles, 5>(arguments...);
+        default: return multiply_windows<Tiles, 6>(arguments...);
+    }
 }
 
 // A part of a call: a block of positions of a level, and some pairs of tiles of output channels.
@@ -278,7 +231,7 @@ struct Task {
 
     int64_t first_copied() const { return first - pitch_of(*level) - 1; }
     // The positions of whole tiles, and what their windows reach.
-    int64_t end() const { return divided_up(count, PIXELS) * PIXELS; }
+    int64_t end() const { return divided_up(count, TILE_ROWS) * TILE_ROWS; }
     int64_t count_copied() const { return end() + 2 * pitch_of(*level) + 2; }
 
     Copier copier(const Plan& plan, int64_t chunk, Bfloat16* rows) const {
@@ -317,7 +270,8 @@ static void convolve_task(
         const int64_t pixel = position.pixel();
         places[index] = pixel < 0 ? -1 : pixel * plan.outputs;
     }
-    Writer writer{};
+    const Target target{level.output, nullptr, level.gate, bias, relu, plan.outputs};
+    Writer writer;
     for (int64_t chunk = 0; chunk < plan.sum_blocks; chunk += plan.chunk) {
         const int64_t blocks = std::min(plan.chunk, plan.sum_blocks - chunk);
         const bool is_last = chunk + blocks == plan.sum_blocks;
@@ -327,22 +281,25 @@ static void convolve_task(
         int64_t number = 0;
         for (int64_t pair = task.first_pair; pair < task.end_pair; pair++) {
             const int64_t channel = pair * COLUMNS, columns = std::min(COLUMNS, plan.outputs - channel);
-            const Bfloat16* tiles = weights + (pair * plan.sum_blocks + chunk) * TAPS * 2 * TILE_VALUES;
+            const int64_t tile = TAPS * TILE_VALUES, row = pair * 2 * plan.sum_blocks + chunk;
             for (int64_t pixel = 0; pixel < end; pixel += PIXELS, number++) {
                 float* sum = scratch.sums + (plan.has_one_chunk() ? number % 2 : number) * PIXELS * COLUMNS;
-                multiply_windows<Tiles>(
-                    scratch.rows + pixel * TILE_SUM, taps, plan, blocks, tiles, chunk > 0, sum, writer, copier);
-                writer.finish();
+                const int64_t pixels = std::min(PIXELS, end - pixel);
+                for (int64_t half = 0; half * TILE_ROWS < columns; half++) {
+                    multiply_some<Tiles>(
+                        pixels / TILE_ROWS, scratch.rows + pixel * TILE_SUM, taps, plan, blocks,
+                        weights + (row + half * plan.sum_blocks) * tile, chunk > 0, sum + half * TILE_ROWS, writer,
+                        copier);
+                }
+                writer.template finish<Tiles>();
                 if (!is_last) continue;
-                writer = {sum, places + pixel, 0, level.output + channel, nullptr, columns, relu, {}};
-                if (level.gate) writer.gate = level.gate + channel;
-                if (bias) std::memcpy(writer.bias, bias + channel, columns * sizeof *bias);
+                writer = Writer(target, channel, sum, places + pixel, pixels, PIXELS);
             }
         }
         copier.finish();
         std::swap(scratch.rows, scratch.other_rows);
     }
-    writer.finish();
+    writer.template finish<Tiles>();
 }
 
 template <typename Tiles>
@@ -368,30 +325,23 @@ static void convolve(
     }
 }
 
-// The tile of a tap: 16 pairs of summed channels from `summed` on, 16 columns from `column` on.
-// `sums` and `columns`: how many of both are real; `sum_step` and `column_step`: from one to the next.
+// The tile of a tap from `weight` on, of which `sums` summed channels and `columns` columns are real.
+// `turned`: columns follow one another in memory, else summed channels do; the others are `step` apart.
 static void pack_tile(
-    const Bfloat16* weight, int64_t sums, int64_t sum_step, int64_t columns, int64_t column_step, Bfloat16* tile) {
-    Bfloat16 values[TILE_SUM][TILE_ROWS] = {};
-    if (sum_step == 1) {
-        for (int64_t column = 0; column < std::min(columns, TILE_ROWS); column++) {
-            for (int64_t sum = 0; sum < std::min(sums, TILE_SUM); sum++) {
-                values[sum][column] = weight[column * column_step + sum];
-            }
+    const Bfloat16* weight, int64_t step, bool turned, int64_t sums, int64_t columns, Bfloat16* tile) {
+    Bfloat16 whole[TILE_VALUES] = {};
+    if (sums < TILE_SUM || columns < TILE_ROWS) {
+        const int64_t lines = std::min(turned ? sums : columns, turned ? TILE_SUM : TILE_ROWS);
+        const int64_t length = turned ? TILE_ROWS : TILE_SUM;
+        const int64_t values = std::min(turned ? columns : sums, length);
+        for (int64_t line = 0; line < lines; line++) {
+            if (values > 0) std::memcpy(whole + line * length, weight + line * step, values * sizeof *whole);
         }
-    } else {
-        for (int64_t sum = 0; sum < std::min(sums, TILE_SUM); sum++) {
-            for (int64_t column = 0; column < std::min(columns, TILE_ROWS); column++) {
-                values[sum][column] = weight[sum * sum_step + column];
-            }
-        }
+        weight = whole;
+        step = length;
     }
-    for (int64_t pair = 0; pair < TILE_PAIRS; pair++) {
-        for (int64_t column = 0; column < TILE_ROWS; column++) {
-            tile[(pair * TILE_ROWS + column) * 2] = values[2 * pair][column];
-            tile[(pair * TILE_ROWS + column) * 2 + 1] = values[2 * pair + 1][column];
-        }
-    }
+    if (turned) pack_rows(weight, step, tile);
+    else pack_columns(weight, step, tile);
 }
 
 extern "C" {
@@ -409,20 +359,15 @@ int64_t tile_convolution_weight_values(int64_t inputs, int64_t outputs) {
 void tile_convolution_pack(
     const Bfloat16* weight, int64_t rows, int64_t columns, int32_t turned, Bfloat16* packed, int32_t threads) {
     const int64_t inputs = turned ? rows : columns, outputs = turned ? columns : rows;
-    const int64_t sum_step = turned ? TAPS * columns : 1, column_step = turned ? 1 : TAPS * columns;
     const int64_t sum_blocks = divided_up(inputs, TILE_SUM), pairs = divided_up(outputs, COLUMNS);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-    for (int64_t pair = 0; pair < pairs; pair++) {
+    for (int64_t column = 0; column < 2 * pairs * TILE_ROWS; column += TILE_ROWS) {
         for (int64_t block = 0; block < sum_blocks; block++) {
-            Bfloat16* tile = packed + (pair * sum_blocks + block) * TAPS * 2 * TILE_VALUES;
-            for (int64_t tap = 0; tap < TAPS; tap++) {
-                for (int64_t half = 0; half < 2; half++, tile += TILE_VALUES) {
-                    const int64_t sum = block * TILE_SUM, column = pair * COLUMNS + half * TILE_ROWS;
-                    const int64_t from = (turned ? TAPS - 1 - tap : tap) * columns;
-                    pack_tile(
-                        weight + from + sum * sum_step + column * column_step, inputs - sum, sum_step,
-                        outputs - column, column_step, tile);
-                }
+            Bfloat16* tile = packed + (column / TILE_ROWS * sum_blocks + block) * TAPS * TILE_VALUES;
+            for (int64_t tap = 0; tap < TAPS; tap++, tile += TILE_VALUES) {
+                const int64_t sum = block * TILE_SUM, from = (turned ? TAPS - 1 - tap : tap) * columns;
+                const int64_t place = from + (turned ? sum * TAPS * columns + column : column * TAPS * columns + sum);
+                pack_tile(weight + place, TAPS * columns, turned, inputs - sum, outputs - column, tile);
             }
         }
     }

@@ -7,35 +7,19 @@
 // Manual, volume 1, chapter 18, and volume 2, TDPBF16PS.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "bfloat16.h"
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-using Bfloat16 = uint16_t;
-
 constexpr int64_t TILE_ROWS = 16;        // of a, b and c; and columns of c
 constexpr int64_t TILE_PAIRS = 16;       // of values along the sum
 constexpr int64_t TILE_SUM = 32;         // values along the sum
 constexpr int64_t TILE_VALUES = 16 * 32;  // BF16 values of a or b
 
-static inline float widened(Bfloat16 value) {
-    const uint32_t bits = static_cast<uint32_t>(value) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-// To the nearest, ties to even; NaN stays NaN.
-static inline Bfloat16 rounded(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<Bfloat16>(bits >> 16 | 0x40);
-    return static_cast<Bfloat16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
+static inline int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 #if defined(__linux__) && defined(__x86_64__)
 #define HAS_TILE_INSTRUCTIONS 1

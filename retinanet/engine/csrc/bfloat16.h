@@ -1,0 +1,30 @@
+// BF16 values in memory: the upper half of a float32.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+using Bfloat16 = uint16_t;
+
+static inline float widened(Bfloat16 value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+// To the nearest, ties to even; NaN stays NaN. Without a branch, so that loops over it are vectorized.
+static inline Bfloat16 rounded(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const uint32_t nan = bits >> 16 | 0x40;
+    return static_cast<Bfloat16>((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
+}
+
+// Whether ReLU returned its input: it is positive, or NaN, which keeps its gradient as in torch.
+static inline bool is_open(Bfloat16 gate) {
+    const bool positive = static_cast<int16_t>(gate) > 0;  // as an integer where it is as a number
+    const bool nan = (gate & 0x7fff) > 0x7f80;
+    return positive | nan;
+}

@@ -1,0 +1,223 @@
+// 1×1 convolutions of stride 1 in BF16 by AMX's tiles, with what follows them: the bias, the sum with
+// a residual, ReLU or its mask.
+//
+// They are bound by memory more than by arithmetic, so each map is read and written once. A task is
+// some pixels, whose channels lie one after the other in memory and are tiles as they are. The
+// weights are packed in the order in which they are read: [pairs of output tiles][blocks of 32
+// inputs][2] tiles. A pair's stay in the level-1 cache while the task's pixels, which stay in the
+// level-2 cache, pass by, 32 at a time. What the next task reads is fetched meanwhile.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "tile_weights.h"
+#include "tile_writer.h"
+
+constexpr int64_t PIXELS = 32;  // two tiles of rows
+constexpr int64_t LINE = 64;
+constexpr int64_t MOST_PIXELS = 256;        // of a task
+constexpr int64_t TASK_BYTES = 512 << 10;   // of maps; the level-2 cache holds those of two tasks
+constexpr int64_t WEIGHT_BYTES = 640 << 10;  // that stay in the level-2 cache beside them
+constexpr int64_t TASKS_PER_THREAD = 4;
+
+struct Plan {
+    int64_t pixels, inputs, outputs;
+    int64_t blocks, pairs;           // of 32 inputs, of 32 outputs
+    int64_t task_pixels, pairs_of_task;
+    int64_t tasks;
+
+    bool weights_fit() const { return inputs * outputs * int64_t{sizeof(Bfloat16)} <= WEIGHT_BYTES; }
+    int64_t tail_bytes() const { return PIXELS * inputs * int64_t{sizeof(Bfloat16)}; }
+    int64_t sums_bytes() const { return 2 * PIXELS * COLUMNS * int64_t{sizeof(float)}; }
+    int64_t places_bytes() const { return (task_pixels + 2 * PIXELS) * int64_t{sizeof(int64_t)}; }
+    int64_t thread_bytes() const { return divided_up(tail_bytes() + sums_bytes() + places_bytes(), LINE) * LINE; }
+};
+
+// `maps`: how many of the output's shape are read or written.
+static Plan make_plan(int64_t pixels, int64_t inputs, int64_t outputs, int64_t maps, int64_t threads) {
+    Plan plan{pixels, inputs, outputs, inputs / TILE_SUM, outputs / COLUMNS, 0, 0, 0};
+    const int64_t pixel_bytes = (inputs + maps * outputs) * int64_t{sizeof(Bfloat16)};
+    const int64_t fitting = std::max(TASK_BYTES / pixel_bytes / PIXELS * PIXELS, 2 * PIXELS);
+    const int64_t fair = divided_up(divided_up(pixels, TASKS_PER_THREAD * threads), PIXELS) * PIXELS;
+    plan.task_pixels = std::min({fitting, std::max(fair, 2 * PIXELS), MOST_PIXELS});
+    const int64_t groups = divided_up(pixels, plan.task_pixels);
+    const int64_t parts = std::min(plan.pairs, divided_up(TASKS_PER_THREAD * threads, groups));
+    plan.pairs_of_task = divided_up(plan.pairs, parts);
+    plan.tasks = groups * divided_up(plan.pairs, plan.pairs_of_task);
+    return plan;
+}
+
+struct Task {
+    int64_t first, end;  // pixels
+    int64_t first_pair, end_pair;
+
+    Task(const Plan& plan, int64_t index) {
+        const int64_t parts = divided_up(plan.pairs, plan.pairs_of_task);
+        first = index / parts * plan.task_pixels;
+        end = std::min(first + plan.task_pixels, plan.pixels);
+        first_pair = index % parts * plan.pairs_of_task;
+        end_pair = std::min(first_pair + plan.pairs_of_task, plan.pairs);
+    }
+};
+
+// Fetches what a task will read to the level-2 cache, a line at each step.
+struct Fetcher {
+    const char* next[3] = {};
+    const char* end[3] = {};
+    int64_t range = 0;
+
+    Fetcher() = default;
+
+    Fetcher(const Plan& plan, const Bfloat16* input, const Target& target, const Task& task) {
+        const Bfloat16* maps[] = {input, target.added, target.gate};
+        const int64_t channels[] = {plan.inputs, plan.outputs, plan.outputs};
+        for (int index = 0; index < 3; index++) {
+            if (!maps[index]) continue;
+            next[index] = reinterpret_cast<const char*>(maps[index] + task.first * channels[index]);
+            end[index] = reinterpret_cast<const char*>(maps[index] + task.end * channels[index]);
+        }
+    }
+
+    inline __attribute__((always_inline)) void step() {
+        if (next[range] == end[range]) {
+            if (range < 2) range++;
+            return;
+        }
+        __builtin_prefetch(next[range], 0, 2);
+        next[range] += LINE;
+    }
+};
+
+// sums [32 pixels][32 outputs] = rows [32][inputs] times the weights of a pair. Between the tile
+// instructions the sums before are written, `writes` pixels at a time, and `fetches` lines fetched.
+template <typename Tiles>
+static inline __attribute__((always_inline)) void multiply(
+    const Plan& plan, const Bfloat16* rows, const Bfloat16* weights, float* sums, Writer& writer, int64_t writes,
+    Fetcher& fetcher, int64_t fetches) {
+    constexpr int64_t SUMS_STRIDE = COLUMNS * sizeof(float), ROW_BYTES = TILE_SUM * sizeof(Bfloat16);
+    constexpr int64_t LOWER = TILE_ROWS * COLUMNS;
+    const int64_t pixel_bytes = plan.inputs * int64_t{sizeof(Bfloat16)};
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    Tiles::template zero<2>();
+    Tiles::template zero<3>();
+    for (int64_t block = 0; block < plan.blocks; block++, rows += TILE_SUM, weights += 2 * TILE_VALUES) {
+        Tiles::template load<6>(weights, ROW_BYTES);
+        Tiles::template load<4>(rows, pixel_bytes);
+        Tiles::template load<5>(rows + TILE_ROWS * plan.inputs, pixel_bytes);
+        Tiles::template load<7>(weights + TILE_VALUES, ROW_BYTES);
+        Tiles::template multiply<0, 4, 6>();
+        Tiles::template multiply<2, 5, 6>();
+        for (int64_t count = 0; count < writes; count++) writer.template step<Tiles>();
+        Tiles::template multiply<1, 4, 7>();
+        Tiles::template multiply<3, 5, 7>();
+        for (int64_t count = 0; count < fetches; count++) fetcher.step();
+    }
+    Tiles::template store<0>(sums, SUMS_STRIDE);
+    Tiles::template store<1>(sums + TILE_ROWS, SUMS_STRIDE);
+    Tiles::template store<2>(sums + LOWER, SUMS_STRIDE);
+    Tiles::template store<3>(sums + LOWER + TILE_ROWS, SUMS_STRIDE);
+}
+
+template <typename Tiles>
+static void convolve_task(
+    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, const Task& task,
+    Fetcher fetcher, char* scratch) {
+    Bfloat16* tail = reinterpret_cast<Bfloat16*>(scratch);
+    float* sums = reinterpret_cast<float*>(scratch + plan.tail_bytes());
+    int64_t* places = reinterpret_cast<int64_t*>(scratch + plan.tail_bytes() + plan.sums_bytes());
+    for (int64_t index = 0; index < plan.task_pixels + 2 * PIXELS; index++) {
+        const int64_t pixel = task.first + index;
+        places[index] = pixel < task.end ? pixel * plan.outputs : -1;
+    }
+    const int64_t left = (task.end - task.first) % PIXELS;
+    if (left > 0) {  // the last rows, with zeros behind them
+        std::memset(tail, 0, plan.tail_bytes());
+        std::memcpy(tail, input + (task.end - left) * plan.inputs, left * plan.inputs * sizeof *tail);
+    }
+    const int64_t writes = divided_up(PIXELS, plan.blocks);
+    const int64_t maps = 1 + (target.added != nullptr) + (target.gate != nullptr);
+    const int64_t lines = PIXELS * (plan.inputs + (maps - 1) * plan.outputs) * int64_t{sizeof *input} / LINE;
+    const int64_t fetches = divided_up(lines, plan.blocks * (task.end_pair - task.first_pair));
+    Writer writer;
+    int64_t number = 0;
+    const auto convolve_pair = [&](int64_t first, int64_t pair) {
+        const int64_t pixels = std::min(PIXELS, task.end - first);
+        float* sum = sums + number++ % 2 * PIXELS * COLUMNS;
+        const Bfloat16* rows = pixels < PIXELS ? tail : input + first * plan.inputs;
+        const Bfloat16* tiles = weights + pair * plan.blocks * 2 * TILE_VALUES;
+        multiply<Tiles>(plan, rows, tiles, sum, writer, writes, fetcher, fetches);
+        writer.template finish<Tiles>();
+        writer = Writer(target, pair * COLUMNS, sum, places + (first - task.first), pixels, PIXELS);
+    };
+    if (plan.weights_fit()) {
+        for (int64_t first = task.first; first < task.end; first += PIXELS) {
+            for (int64_t pair = task.first_pair; pair < task.end_pair; pair++) convolve_pair(first, pair);
+        }
+    } else {
+        for (int64_t pair = task.first_pair; pair < task.end_pair; pair++) {
+            for (int64_t first = task.first; first < task.end; first += PIXELS) convolve_pair(first, pair);
+        }
+    }
+    writer.template finish<Tiles>();
+}
+
+template <typename Tiles>
+static void convolve(
+    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, char* scratch,
+    int32_t threads) {
+    std::atomic<int64_t> taken{0};
+#pragma omp parallel num_threads(threads)
+    {
+        Tiles::begin();
+        char* own = scratch + omp_get_thread_num() * plan.thread_bytes();
+        for (int64_t index = taken++, next; index < plan.tasks; index = next) {
+            next = taken++;
+            Fetcher fetcher;
+            if (next < plan.tasks) fetcher = Fetcher(plan, input, target, Task(plan, next));
+            convolve_task<Tiles>(plan, input, weights, target, Task(plan, index), fetcher, own);
+        }
+        Tiles::end();
+    }
+}
+
+extern "C" {
+
+// Whether this process may use the processor's tiles.
+int32_t pointwise_permitted() { return tiles_permitted(); }
+
+// Pack `weight`, BF16 [rows][columns] in memory, for outputs from inputs, where rows are outputs and
+// columns are inputs; or, if `turned`, for the inputs' gradients from the outputs'.
+void pointwise_pack(
+    const Bfloat16* weight, int64_t rows, int64_t columns, int32_t turned, Bfloat16* packed, int32_t threads) {
+    const int64_t blocks = (turned ? rows : columns) / TILE_SUM, tiles = (turned ? columns : rows) / TILE_ROWS;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t index = 0; index < tiles * blocks; index++) {
+        // Neighbours in memory one after the other.
+        const int64_t tile = turned ? index % tiles : index / blocks, block = turned ? index / tiles : index % blocks;
+        Bfloat16* to = packed + ((tile / 2 * blocks + block) * 2 + tile % 2) * TILE_VALUES;
+        if (turned) pack_rows(weight + block * TILE_SUM * columns + tile * TILE_ROWS, columns, to);
+        else pack_columns(weight + tile * TILE_ROWS * columns + block * TILE_SUM, columns, to);
+    }
+}
+
+// Bytes of scratch of all threads, whose address is a multiple of 64.
+int64_t pointwise_scratch_bytes(int64_t pixels, int64_t inputs, int64_t outputs, int32_t maps, int32_t threads) {
+    return make_plan(pixels, inputs, outputs, maps, threads).thread_bytes() * threads;
+}
+
+// Outputs [pixels][outputs] from inputs [pixels][inputs], both multiples of 32, and packed weights.
+void pointwise_convolution(
+    const Bfloat16* input, int64_t pixels, int64_t inputs, const Bfloat16* weights, const Target* target,
+    int32_t maps, void* scratch, int32_t threads, int32_t emulated) {
+    const Plan plan = make_plan(pixels, inputs, target->outputs, maps, threads);
+    char* bytes = static_cast<char*>(scratch);
+#if defined(HAS_TILE_INSTRUCTIONS)
+    if (!emulated) return convolve<HardwareTiles>(plan, input, weights, *target, bytes, threads);
+#endif
+    convolve<EmulatedTiles>(plan, input, weights, *target, bytes, threads);
+}
+
+}  // extern "C"

@@ -1,0 +1,121 @@
+// Writes the float32 sums of a convolution's tiles as BF16 pixels, between the tile instructions.
+#pragma once
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <type_traits>
+
+#include "tiles.h"
+
+constexpr int64_t COLUMNS = 32;  // output channels that are written together: two tiles, a cache line
+
+// Where the results of a call go, and what becomes of the sums on the way: the bias and `added` are
+// added, then comes ReLU, and where `gate` is zero so is the result.
+struct Target {
+    Bfloat16* output;       // [pixels][outputs]
+    const Bfloat16* added;  // none, or of the output's shape
+    const Bfloat16* gate;   // none, or of the output's shape and what a ReLU returned
+    const float* bias;      // none, or [outputs]
+    bool relu;
+    int64_t outputs;
+};
+
+// Writes sums [pixels][32 outputs], one pixel at each step.
+struct Writer {
+    const float* sums;
+    const int64_t* places;  // of each pixel in the maps, negative if it is not one; of later ones too
+    int64_t pixels = 0, pixel = 0;  // how many, and the next one
+    int64_t ahead;                  // so many later is the pixel whose memory is fetched now
+    Bfloat16* output;
+    const Bfloat16* added;
+    const Bfloat16* gate;
+    int64_t count;  // of real outputs
+    bool relu;
+    float bias[COLUMNS];
+
+    Writer() = default;
+
+    Writer(const Target& target, int64_t channel, const float* sums, const int64_t* places, int64_t pixels,
+           int64_t ahead)
+        : sums(sums), places(places), pixels(pixels), ahead(ahead), output(target.output + channel),
+          added(target.added ? target.added + channel : nullptr), gate(target.gate ? target.gate + channel : nullptr),
+          count(std::min(COLUMNS, target.outputs - channel)), relu(target.relu), bias{} {
+        if (target.bias) std::memcpy(bias, target.bias + channel, count * sizeof *bias);
+    }
+
+    template <typename Tiles>
+    inline __attribute__((always_inline)) void step() {
+        if (pixel >= pixels) return;
+        const int64_t place = places[pixel];
+        const float* values = sums + pixel * COLUMNS;
+        const int64_t later = std::max<int64_t>(places[pixel++ + ahead], 0);
+        __builtin_prefetch(output + later, 1, 2);
+        if (gate) __builtin_prefetch(gate + later, 0, 2);
+        if (added) __builtin_prefetch(added + later, 0, 2);
+        if (place < 0) return;
+#if defined(HAS_TILE_INSTRUCTIONS) && defined(__AVX512BW__)
+        if (count == COLUMNS && std::is_same_v<Tiles, HardwareTiles>) return write_line(values, place);
+#endif
+        write(values, place);
+    }
+
+#if defined(HAS_TILE_INSTRUCTIONS) && defined(__AVX512BW__)
+    // The same for 32 outputs, with the rounding of AVX-512 BF16, which every processor with tiles has.
+    inline __attribute__((always_inline)) void write_line(const float* values, int64_t place) const {
+        __m512 low = _mm512_add_ps(_mm512_loadu_ps(values), _mm512_loadu_ps(bias));
+        __m512 high = _mm512_add_ps(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(bias + 16));
+        if (added) {
+            const __m512i others = _mm512_loadu_si512(added + place);
+            low = _mm512_add_ps(low, widened_half(_mm512_castsi512_si256(others)));
+            high = _mm512_add_ps(high, widened_half(_mm512_extracti64x4_epi64(others, 1)));
+        }
+        if (relu) {  // of two operands of which one is NaN, the instruction returns the second
+            low = _mm512_max_ps(_mm512_setzero_ps(), low);
+            high = _mm512_max_ps(_mm512_setzero_ps(), high);
+        }
+        __m512i results;
+        asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(results) : "v"(high), "v"(low));
+        if (gate) {  // see `is_open`
+            const __m512i gates = _mm512_loadu_si512(gate + place);
+            const __m512i magnitudes = _mm512_and_si512(gates, _mm512_set1_epi16(0x7fff));
+            const __mmask32 positive = _mm512_cmpgt_epi16_mask(gates, _mm512_setzero_si512());
+            const __mmask32 nan = _mm512_cmpgt_epi16_mask(magnitudes, _mm512_set1_epi16(0x7f80));
+            results = _mm512_maskz_mov_epi16(positive | nan, results);
+        }
+        _mm512_storeu_si512(output + place, results);
+    }
+
+    static inline __m512 widened_half(__m256i values) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+    }
+#endif
+
+    inline __attribute__((always_inline)) void write(const float* values, int64_t place) const {
+        Bfloat16 others[COLUMNS] = {}, results[COLUMNS];
+        float totals[COLUMNS];
+        for (int64_t column = 0; column < COLUMNS; column++) totals[column] = values[column] + bias[column];
+        if (added) {
+            std::memcpy(others, added + place, count * sizeof *others);
+            for (int64_t column = 0; column < COLUMNS; column++) totals[column] += widened(others[column]);
+        }
+        for (int64_t column = 0; column < COLUMNS; column++) {
+            const float value = totals[column];
+            results[column] = rounded(relu && value < 0.0f ? 0.0f : value);  // NaN stays, as in torch
+        }
+        if (gate) {
+            std::memcpy(others, gate + place, count * sizeof *others);
+            for (int64_t column = 0; column < COLUMNS; column++) {
+                results[column] = is_open(others[column]) ? results[column] : Bfloat16{0};
+            }
+        }
+        std::memcpy(output + place, results, count * sizeof *results);
+    }
+
+    template <typename Tiles>
+    void finish() {
+        while (pixel < pixels) step<Tiles>();
+    }
+};

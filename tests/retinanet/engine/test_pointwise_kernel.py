@@ -1,0 +1,252 @@
+"""AMX's kernel for 1×1 convolutions, against torch's in float64; emulated where there is no AMX."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from retinanet.engine import convolution as convolution_module
+from retinanet.engine import pointwise_kernel
+from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
+from retinanet.engine.pointwise_kernel import (
+    has_pointwise_kernel,
+    library,
+    pointwise_input_gradient,
+    pointwise_output,
+)
+from retinanet.native_library import load_library, usable_instruction_sets
+
+BF16_ROUNDING = 2.0**-8
+
+
+class Case(NamedTuple):
+    """A convolution of a map [images, inputs, *size]."""
+
+    images: int
+    inputs: int
+    outputs: int
+    size: tuple[int, int]
+    threads: int = 2
+
+
+CASES = {
+    "tasks of several sizes": Case(2, 64, 96, (21, 17)),
+    "whole tiles": Case(1, 32, 64, (8, 8)),
+    "one pixel": Case(1, 32, 32, (1, 1)),
+    "one column": Case(2, 64, 32, (35, 1)),
+    "one row": Case(3, 32, 32, (1, 21)),
+    "one thread": Case(1, 96, 128, (33, 32), threads=1),
+    "eight threads": Case(2, 128, 64, (5, 7), threads=8),
+    "weights larger than their part of the cache": Case(1, 1024, 352, (9, 5)),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """The kernel's `emulated`, for the best instruction set and for the plainest."""
+    if request.param == "tiles" and not has_pointwise_kernel():
+        pytest.skip("no AMX here")
+    if request.param == "emulated without vectors":
+        plainest = usable_instruction_sets()[-1]
+        plain = functools.partial(load_library, instruction_set=plainest)
+        monkeypatch.setattr(pointwise_kernel, "load_library", plain)
+        library.cache_clear()
+    yield request.param != "tiles"
+    library.cache_clear()
+
+
+def map_of(case: Case, channels: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(case.images, channels, *case.size, generator=generator).bfloat16()
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(case.outputs, case.inputs, 1, 1, generator=generator).bfloat16()
+    return weight, torch.randn(case.outputs, generator=generator)
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """Within the rounding of the result to BF16; the sums are float32."""
+    assert found.dtype == torch.bfloat16
+    assert found.shape == wanted.shape
+    assert found.permute(0, 2, 3, 1).is_contiguous()
+    allowed = BF16_ROUNDING * wanted.abs() + 1e-4 * wanted.abs().max()
+    assert ((found.double() - wanted).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize(("with_added", "relu"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", CASES)
+def test_output_is_the_convolutions(
+    emulated: bool, name: str, with_added: bool, relu: bool
+) -> None:
+    case = CASES[name]
+    torch.set_num_threads(case.threads)
+    weight, bias = weight_and_bias(case)
+    features = map_of(case, case.inputs, seed=0)
+    added = map_of(case, case.outputs, seed=1) if with_added else None
+    found = pointwise_output(features, weight, bias, added, relu=relu, emulated=emulated)
+    wanted = F.conv2d(features.double(), weight.double(), bias.double())
+    if added is not None:
+        wanted = wanted + added.double()
+    assert_close(found, wanted.relu() if relu else wanted)
+
+
+@pytest.mark.parametrize(("with_added", "gated"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", CASES)
+def test_input_gradient_is_the_convolutions(
+    emulated: bool, name: str, with_added: bool, gated: bool
+) -> None:
+    case = CASES[name]
+    torch.set_num_threads(case.threads)
+    weight, _ = weight_and_bias(case)
+    gradient = map_of(case, case.outputs, seed=1)
+    added = map_of(case, case.inputs, seed=3) if with_added else None
+    gate = map_of(case, case.inputs, seed=4).relu() if gated else None
+    found = pointwise_input_gradient(gradient, weight, added, gate, emulated=emulated)
+    wanted = F.conv_transpose2d(gradient.double(), weight.double())
+    if added is not None:
+        wanted = wanted + added.double()
+    assert_close(found, wanted if gate is None else wanted * (gate > 0))
+
+
+def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
+    emulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES["one column"]
+    weight, bias = weight_and_bias(case)
+    features, added = (map_of(case, channels, seed=0) for channels in (case.inputs, case.outputs))
+    plain = pointwise_output(features, weight, bias, added, relu=True, emulated=emulated)
+    empty = torch.empty
+
+    def all_ones(*arguments: Any, **options: Any) -> Tensor:
+        made = empty(*arguments, **options)
+        made.as_strided((made.numel(),), (1,)).view(torch.uint8).fill_(0xFF)  # NaN in BF16
+        return made
+
+    def amid_nan(level: Tensor) -> Tensor:
+        memory = torch.full((level.numel() + 4096,), torch.nan, dtype=torch.bfloat16)
+        return memory[2048:].as_strided(level.shape, level.stride(), 2048).copy_(level)
+
+    features, added = amid_nan(features), amid_nan(added)
+    monkeypatch.setattr(torch, "empty", all_ones)
+    found = pointwise_output(features, weight, bias, added, relu=True, emulated=emulated)
+    monkeypatch.undo()
+    assert torch.equal(found, plain)
+
+
+def test_nan_reaches_its_pixel_alone_and_passes_relu(emulated: bool) -> None:
+    case = CASES["one row"]
+    weight, bias = weight_and_bias(case)
+    features = map_of(case, case.inputs, seed=0)
+    features[1, 3, 0, 20] = torch.nan
+    found = pointwise_output(features, weight, bias, relu=True, emulated=emulated)
+    assert found[1, :, 0, 20].isnan().all()
+    assert found.isnan().sum() == case.outputs
+
+
+def test_a_nan_gate_is_open(emulated: bool) -> None:
+    case = CASES["one row"]
+    weight, _ = weight_and_bias(case)
+    gradient = map_of(case, case.outputs, seed=1)
+    gate = torch.zeros_like(map_of(case, case.inputs, seed=3))
+    gate[1, 2, 0, 4] = -torch.nan
+    found = pointwise_input_gradient(gradient, weight, None, gate, emulated=emulated)
+    assert found[1, 2, 0, 4] != 0
+    assert (found != 0).sum() == 1
+
+
+def test_maps_in_other_layouts_are_taken(emulated: bool) -> None:
+    case = CASES["tasks of several sizes"]
+    weight, bias = weight_and_bias(case)
+    maps = [map_of(case, case.inputs, seed=0), map_of(case, case.outputs, seed=1)]
+    plain = [one.contiguous() for one in maps]
+    found = [
+        pointwise_output(one, weight, bias, added, relu=True, emulated=emulated)
+        for one, added in (maps, plain)
+    ]
+    assert torch.equal(*found)
+
+
+def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
+    case = CASES["weights larger than their part of the cache"]
+    weight, bias = weight_and_bias(case)
+    features = map_of(case, case.inputs, seed=0)
+    results = []
+    for threads in (1, 2, 2, 7):
+        torch.set_num_threads(threads)
+        results.append(pointwise_output(features, weight, bias, emulated=emulated))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("geometry", [POINTWISE, SAME_3X3, Geometry((1, 1), (1, 1), 4)], ids=str)
+def test_a_residual_block_of_two_trains_as_in_float64(
+    monkeypatch: pytest.MonkeyPatch, geometry: Geometry, dtype: torch.dtype, own: bool
+) -> None:
+    if own:
+        monkeypatch.setattr(pointwise_kernel, "has_pointwise_kernel", lambda: True)
+        for function in (pointwise_output, pointwise_input_gradient):
+            emulated = functools.partial(function, emulated=True)
+            monkeypatch.setattr(convolution_module, function.__name__, emulated)
+    torch.manual_seed(0)
+    size = 1 + 2 * geometry.padding[0]
+    features = torch.randn(2, 32, 11, 9).relu()
+    shapes = [(32, 32 // geometry.groups, size, size)] * 2
+    weights = [torch.randn(shape) / shape[1] ** 0.5 / size for shape in shapes]
+    weights = [weight.bfloat16().float().requires_grad_() for weight in weights]
+    given = torch.randn(2, 32, 11, 9)
+    level = features.to(dtype).requires_grad_()
+    inner, shortcut = convolve(
+        [level], weights[0], None, geometry=geometry, relu=True, gated=True, passes=True, own=own
+    )
+    [result] = convolve(
+        [inner], weights[1], None,
+        geometry=geometry, relu=True, gated=True, added=shortcut, own=own,
+    )  # fmt: skip
+    # The last ReLU's mask is its readers' to apply.
+    found = torch.autograd.grad(result, [level, *weights], (given * (result > 0)).to(dtype))
+    exact = features.double().requires_grad_()
+    exact_weights = [weight.detach().double().requires_grad_() for weight in weights]
+    # ReLUs open where ours do: near zero rounding decides.
+    exactly = functools.partial(F.conv2d, padding=geometry.padding, groups=geometry.groups)
+    wanted_inner = exactly(exact, exact_weights[0]) * (inner > 0)
+    wanted = (exactly(wanted_inner, exact_weights[1]) + exact) * (result > 0)
+    references = torch.autograd.grad(wanted, [exact, *exact_weights], given.double())
+    masked = (references[0] * (features > 0), *references[1:])
+    allowed = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    for value, reference in zip([result, *found], [wanted, *masked], strict=True):
+        assert (value.double() - reference).norm() <= allowed * reference.norm()
+
+
+@pytest.mark.parametrize(
+    ("geometry", "shape", "dtype"),
+    [
+        (Geometry((2, 2), (0, 0), 1), (32, 32, 1, 1), torch.bfloat16),
+        (Geometry((1, 1), (1, 1), 1), (32, 32, 3, 3), torch.bfloat16),
+        (POINTWISE, (32, 40, 1, 1), torch.bfloat16),
+        (POINTWISE, (32, 32, 1, 1), torch.float32),
+    ],
+)
+def test_other_convolutions_are_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+    geometry: Geometry,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    monkeypatch.setattr(pointwise_kernel, "has_pointwise_kernel", lambda: True)
+    level = torch.zeros(1, shape[1], 9, 9, dtype=dtype)
+    assert not convolution_module.suits_pointwise(level, torch.zeros(shape), geometry)
