@@ -14,12 +14,12 @@ from retinanet.engine.grouped_kernel import (
     grouped_convolution,
     grouped_input_gradient,
     grouped_weight_gradient,
-    has_grouped_tiles,
     is_grouped,
 )
 from retinanet.engine.masked_sum import add_relu_, masked_sum_
 from retinanet.engine.pointwise_kernel import pointwise_input_gradient, pointwise_output
-from retinanet.engine.weight_gradient_kernel import has_tiles, weight_gradient
+from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
+from retinanet.engine.weight_gradient_kernel import weight_gradient
 
 
 class Geometry(NamedTuple):
@@ -88,7 +88,57 @@ def convolve(
     assert relu or added is None
     form = _Form(geometry, relu, gated, added is not None, passes, own)
     maps = levels if added is None else (*levels, added)
+    if own and suits_packing(levels, weight, form):
+        return list(_TileConvolution.apply(weight, bias, scale, form, *maps))
     return list(_Convolution.apply(weight, bias, scale, form, *maps))
+
+
+class _TileConvolution(torch.autograd.Function):
+    """1×1 and 3×3 convolutions of stride 1 by AMX's tiles, whose weights are packed once a step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        form: _Form,
+        *maps: Tensor,
+    ) -> tuple[Tensor, ...]:
+        levels, added = (maps[:-1], maps[-1]) if form.adds else (maps, None)
+        for_gradients = any(ctx.needs_input_grad[4 : 4 + len(levels)])
+        packed = pack_weight(weight, scale, for_gradients=for_gradients)
+        ctx.save_for_backward(packed.for_gradients, scale, *levels)
+        ctx.form, ctx.shape = form, weight.shape
+        if weight.shape[2:] == (1, 1):
+            outputs = [pointwise_output(levels[0], packed, bias, added, relu=form.relu)]
+        else:
+            outputs = tile_kernel.outputs_of(levels, packed, bias, relu=form.relu)
+        return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        for_gradients, scale, *levels = ctx.saved_tensors
+        wants_weight, wants_bias, _, _, *_ = ctx.needs_input_grad
+        passed = gradients[-1] if ctx.form.passes else None
+        gradients = gradients[: len(levels)]
+        of_weight = of_bias = None
+        if wants_weight or wants_bias:
+            kernel = ctx.shape[-1]
+            of_weight, of_bias = weight_gradient(levels, gradients, kernel=kernel, scale=scale)
+        of_levels: Sequence[Tensor | None] = [None] * len(levels)
+        if for_gradients is not None:
+            packed = PackedWeight(for_gradients, for_gradients, *ctx.shape[:2])
+            gates = levels if ctx.form.gated else ()
+            if ctx.shape[2:] == (1, 1):
+                of_levels = [pointwise_input_gradient(gradients[0], packed, passed, *gates)]
+            else:
+                of_levels = tile_kernel.input_gradients(gradients, packed, gates)
+        # The kernel gives the bias's gradient also where there is no bias.
+        of_bias = of_bias if wants_bias else None
+        of_added = gradients if ctx.form.adds else ()
+        return of_weight, of_bias, None, None, *of_levels, *of_added
 
 
 class _Convolution(torch.autograd.Function):
@@ -106,8 +156,6 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(cast, scale, *levels)
         ctx.form, ctx.dtype = form, weight.dtype
         passed = [levels[0].detach()] if form.passes else []
-        if form.own and not form.adds and suits_tile_kernel(levels, cast, form.geometry):
-            return (*tile_kernel.outputs_of(levels, cast, bias, relu=form.relu), *passed)
         outputs = [
             convolution(level, cast, bias, form.geometry, relu=form.relu, added=added, own=form.own)
             for level in levels
@@ -124,15 +172,12 @@ class _Convolution(torch.autograd.Function):
         geometry, own = ctx.form.geometry, ctx.form.own
         passed = gradients[-1] if ctx.form.passes else None
         gradients = gradients[: len(levels)]
-        if wants_weight and own and suits_tiles(levels, weight, geometry):
+        if wants_weight and own and suits_tiles(levels[0], weight, geometry):
             kernel, stride = weight.shape[-1], geometry.stride[0]
-            of_weight, of_bias = weight_gradient(levels, gradients, kernel=kernel, stride=stride)
+            of_weight, of_bias = weight_gradient(
+                levels, gradients, kernel=kernel, stride=stride, scale=scale
+            )
             wants_weight = wants_bias = False
-        by_tiles = own and passed is None and suits_tile_kernel(levels, weight, geometry)
-        if any(wants_levels) and by_tiles:
-            gates = levels if ctx.form.gated else ()
-            of_levels = [*tile_kernel.input_gradients(gradients, weight, gates)]
-            wants_levels = [False] * len(levels)
         for index, (gradient, level) in enumerate(zip(gradients, levels, strict=True)):
             wants = (wants_levels[index], wants_weight, wants_bias)
             of_level, weight_part, bias_part = convolution_gradients(
@@ -143,7 +188,7 @@ class _Convolution(torch.autograd.Function):
             if wants_weight or wants_bias:
                 of_weight = _sum(of_weight, weight_part, ctx.dtype)
                 of_bias = _sum(of_bias, bias_part, ctx.dtype)
-        if of_weight is not None and scale is not None:
+        if wants_weight and of_weight is not None and scale is not None:
             of_weight = of_weight.mul_(scale.view(-1, 1, 1, 1))
         # Our kernels give the bias's gradient also where there is no bias.
         of_bias = of_bias if ctx.needs_input_grad[1] else None
@@ -175,7 +220,7 @@ def convolution(
     """
     stride, padding, groups = geometry
     if own and suits_pointwise(features, weight, geometry):
-        return pointwise_output(features, weight, bias, added, relu=relu)
+        return pointwise_output(features, pack_weight(weight), bias, added, relu=relu)
     if added is not None:
         return add_relu_(convolution(features, weight, bias, geometry, own=own), added)
     own = own and suits_grouped_tiles(features, weight, geometry)
@@ -227,10 +272,6 @@ def convolution_gradients(
     wants_features, wants_weight, wants_bias = wants
     of_features = of_weight = of_bias = None
     dtype, gate = features.dtype, features
-    if wants_features and own and suits_pointwise(features, weight, geometry):
-        of_features = pointwise_input_gradient(gradient, weight, added, gate if gated else None)
-        wants_features = gated = False
-        added = None
     if wants_features and len(weight) % 2 == 1:
         of_features = _features_gradient_of_odd(gradient, features, weight, geometry)
         wants_features = False
@@ -295,36 +336,34 @@ def _onednn_gradients(
     )  # fmt: skip
 
 
-def suits_tiles(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) -> bool:
-    """Whether AMX's own kernel takes the weight gradient of a convolution here."""
+def suits_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether AMX's own kernel computes the weight's gradient of a convolution here."""
     size = weight.shape[2:]
     known = (
         (size == (3, 3) and geometry == SAME_3X3)
         or (size == (1, 1) and geometry == POINTWISE)
         or (size == (1, 1) and geometry == Geometry((2, 2), (0, 0), 1))
     )
-    return known and levels[0].dtype == torch.bfloat16 and has_tiles()
+    return known and features.dtype == torch.bfloat16 and has_tiles()
+
+
+def suits_packing(levels: Sequence[Tensor], weight: Tensor, form: _Form) -> bool:
+    """Whether AMX's own kernels compute a convolution, its input gradients and its weight's."""
+    if weight.shape[2:] == (1, 1):
+        return len(levels) == 1 and suits_pointwise(levels[0], weight, form.geometry)
+    plain = form.geometry == SAME_3X3 and not (form.adds or form.passes)
+    return plain and suits_tiles(levels[0], weight, form.geometry)
 
 
 def suits_pointwise(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether AMX's own kernel computes a 1×1 convolution and its input gradient here."""
-    known = geometry == POINTWISE and weight.shape[2:] == (1, 1)
     whole = all(channels % pointwise_kernel.UNIT == 0 for channels in weight.shape[:2])
-    is_bfloat16 = features.dtype == torch.bfloat16
-    return known and whole and is_bfloat16 and pointwise_kernel.has_pointwise_kernel()
+    return geometry == POINTWISE and whole and suits_tiles(features, weight, geometry)
 
 
 def suits_grouped_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether AMX's own kernels take a grouped convolution here."""
-    return (
-        features.dtype == torch.bfloat16 and is_grouped(weight, *geometry) and has_grouped_tiles()
-    )
-
-
-def suits_tile_kernel(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) -> bool:
-    """Whether AMX's own kernel computes a convolution and its input gradients here."""
-    known = weight.shape[2:] == (3, 3) and geometry == SAME_3X3
-    return known and levels[0].dtype == torch.bfloat16 and tile_kernel.has_tile_kernel()
+    return features.dtype == torch.bfloat16 and is_grouped(weight, *geometry) and has_tiles()
 
 
 def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import channels_last
-from retinanet.native_library import NativeLibraryError, load_library
-from retinanet.processor import cpu_flags
+from retinanet.engine.tile_weights import has_tiles
+from retinanet.native_library import load_library
 
 CONVOLUTION_SOURCE = Path(__file__).parent / "csrc" / "grouped_convolution.cpp"
 WEIGHT_GRADIENT_SOURCE = Path(__file__).parent / "csrc" / "grouped_weight_gradient.cpp"
@@ -57,18 +57,6 @@ class _Work(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("relu", ctypes.c_int32),
     )
-
-
-@functools.cache
-def has_grouped_tiles() -> bool:
-    """Whether this processor has AMX's BF16 tiles, and this process may use them."""
-    if "amx_bf16" not in cpu_flags():
-        return False
-    try:
-        convolution_library()
-        return bool(weight_gradient_library().grouped_tiles_permitted())
-    except NativeLibraryError:
-        return False
 
 
 def is_grouped(
@@ -168,7 +156,7 @@ def grouped_input_gradient(
 def _convolve(
     shape: _Shape, work: _Work, weight: Tensor, *, backward: bool, emulated: bool
 ) -> None:
-    assert emulated or has_grouped_tiles()  # which also asks Linux for them
+    assert emulated or has_tiles()
     weight, threads = channels_last(weight.detach()), torch.get_num_threads()
     record = ctypes.byref(shape)
     size = convolution_library().grouped_convolution_bytes(record, backward, threads)
@@ -209,7 +197,7 @@ def grouped_weight_gradient(
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
-    assert emulated or has_grouped_tiles()  # which also asks Linux for them
+    assert emulated or has_tiles()
     features, gradient = channels_last(features), channels_last(gradient)
     gate = None if gate is None else channels_last(gate)
     channels = features.shape[1]
@@ -265,7 +253,6 @@ def weight_gradient_library() -> ctypes.CDLL:
     """
     loaded = load_library(WEIGHT_GRADIENT_SOURCE)
     pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    loaded.grouped_tiles_permitted.restype = flag
     loaded.grouped_gradient_bytes.restype = size
     loaded.grouped_gradient_bytes.argtypes = [pointer, flag]
     loaded.grouped_weight_gradient.restype = None

@@ -12,7 +12,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
 from retinanet.engine.relu import add_relu, branches, relu_by_readers
-from retinanet.engine.weight_gradient_kernel import has_tiles
+from retinanet.engine.tile_weights import has_tiles
 from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
 from retinanet.model import HeadOutputs, RetinaNet
 from retinanet.model.heads import by_anchor

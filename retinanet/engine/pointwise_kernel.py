@@ -13,8 +13,8 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import aligned_bytes, channels_last
-from retinanet.native_library import NativeLibraryError, load_library
-from retinanet.processor import cpu_flags
+from retinanet.engine.tile_weights import PackedWeight, has_tiles
+from retinanet.native_library import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "pointwise_convolution.cpp"
 UNIT = 32
@@ -34,20 +34,9 @@ class _Target(ctypes.Structure):
     )
 
 
-@functools.cache
-def has_pointwise_kernel() -> bool:
-    """Whether the processor has AMX's BF16 tiles, this process may use them, and it compiles."""
-    if "amx_bf16" not in cpu_flags():
-        return False
-    try:
-        return bool(library().pointwise_permitted())
-    except NativeLibraryError:
-        return False
-
-
 def pointwise_output(
     features: Tensor,
-    weight: Tensor,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     added: Tensor | None = None,
     *,
@@ -58,7 +47,7 @@ def pointwise_output(
 
     Args:
         features: [N, I, H, W].
-        weight: BF16 [O, I, 1, 1].
+        weight: Packed, of [O, I, 1, 1].
         bias: [O], or None for zeros.
         added: [N, O, H, W], or None.
         relu: Whether negative results become zero; NaN stays.
@@ -67,8 +56,7 @@ def pointwise_output(
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
-    packed = _packed(weight, turned=False)
-    outputs = len(weight)
+    packed, outputs = weight.for_outputs, weight.outputs
     return _convolved(
         features, packed, outputs, bias=bias, added=added, relu=relu, emulated=emulated
     )
@@ -76,7 +64,7 @@ def pointwise_output(
 
 def pointwise_input_gradient(
     gradient: Tensor,
-    weight: Tensor,
+    weight: PackedWeight,
     added: Tensor | None = None,
     gate: Tensor | None = None,
     *,
@@ -86,7 +74,7 @@ def pointwise_input_gradient(
 
     Args:
         gradient: Of the output, [N, O, H, W].
-        weight: BF16 [O, I, 1, 1].
+        weight: Packed for gradients too.
         added: [N, I, H, W], or None: what other readers of the input send back.
         gate: None, or the input, which a ReLU returned: the result is the gradient of the ReLU's.
         emulated: Compute what the tile instructions do by plain ones, on any processor.
@@ -94,21 +82,9 @@ def pointwise_input_gradient(
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
-    packed = _packed(weight, turned=True)
-    inputs = weight.shape[1]
+    assert weight.for_gradients is not None
+    packed, inputs = weight.for_gradients, weight.inputs
     return _convolved(gradient, packed, inputs, added=added, gate=gate, emulated=emulated)
-
-
-def _packed(weight: Tensor, *, turned: bool) -> Tensor:
-    """Return the weight in the order in which the kernel reads it."""
-    assert weight.dtype == torch.bfloat16
-    weight = weight.detach().contiguous()  # a 1×1 weight in channels_last memory too
-    packed = aligned_bytes(2 * weight.numel())
-    with own_kernel("pointwise_pack", (weight,), (packed,)):
-        library().pointwise_pack(
-            weight.data_ptr(), *weight.shape[:2], turned, packed.data_ptr(), torch.get_num_threads()
-        )
-    return packed
 
 
 def _convolved(
@@ -122,7 +98,7 @@ def _convolved(
     relu: bool = False,
     emulated: bool,
 ) -> Tensor:
-    assert emulated or has_pointwise_kernel()  # which also asks the system for tiles
+    assert emulated or has_tiles()
     features = channels_last(features)
     images, inputs, height, width = features.shape
     output = torch.empty(
@@ -169,8 +145,6 @@ def library() -> ctypes.CDLL:
     loaded = load_library(SOURCE)
     pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     for name, result, arguments in (
-        ("pointwise_permitted", flag, []),
-        ("pointwise_pack", None, [pointer, size, size, flag, pointer, flag]),
         ("pointwise_scratch_bytes", size, [size, size, size, flag, flag]),
         (
             "pointwise_convolution",

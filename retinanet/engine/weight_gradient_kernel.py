@@ -14,8 +14,8 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import channels_last
-from retinanet.native_library import NativeLibraryError, load_library
-from retinanet.processor import cpu_flags
+from retinanet.engine.tile_weights import has_tiles
+from retinanet.native_library import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "weight_gradient.cpp"
 
@@ -46,17 +46,6 @@ class _Shape(ctypes.Structure):
     )
 
 
-@functools.cache
-def has_tiles() -> bool:
-    """Whether this processor has AMX's BF16 tiles, and this process may use them."""
-    if "amx_bf16" not in cpu_flags():
-        return False
-    try:
-        return bool(library().weight_gradient_permitted())
-    except NativeLibraryError:
-        return False
-
-
 def weight_gradient(
     inputs: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -64,6 +53,7 @@ def weight_gradient(
     *,
     kernel: int,
     stride: int = 1,
+    scale: Tensor | None = None,
     emulated: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of a convolution's weight and bias, summed over the levels.
@@ -74,6 +64,7 @@ def weight_gradient(
         gates: None, or of each level, as large as its output.
         kernel: 3 (padding 1) or 1 (no padding).
         stride: 1, or 2 of a 1×1.
+        scale: The weight's gradient is multiplied by it, for each output [O], unless it is None.
         emulated: Compute what the tile instructions do by plain ones, on any processor.
 
     Returns:
@@ -82,7 +73,7 @@ def weight_gradient(
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
-    assert emulated or has_tiles()  # which also asks the kernel for them
+    assert emulated or has_tiles()
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
     gates = [channels_last(gate) for gate in gates]
@@ -93,6 +84,7 @@ def weight_gradient(
     of_bias = torch.empty(out_channels)
     levels = _level_records(inputs, gradients, gates)
     shape = _Shape(in_channels, out_channels, kernel, stride)
+    scale = None if scale is None else scale.detach().float().contiguous()
     threads = torch.get_num_threads()
     size = library().weight_gradient_bytes(levels, len(levels), ctypes.byref(shape), threads)
     scratch = torch.empty(size, dtype=torch.uint8)
@@ -102,6 +94,7 @@ def weight_gradient(
             levels,
             len(levels),
             ctypes.byref(shape),
+            None if scale is None else scale.data_ptr(),
             of_weight.data_ptr(),
             of_bias.data_ptr(),
             scratch.data_ptr(),
@@ -139,12 +132,11 @@ def library() -> ctypes.CDLL:
     loaded = load_library(SOURCE)
     pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     for name, result, arguments in (
-        ("weight_gradient_permitted", flag, []),
         ("weight_gradient_bytes", size, [pointer, size, pointer, flag]),
         (
             "weight_gradient_sum",
             None,
-            [pointer, size, pointer, pointer, pointer, pointer, flag, flag],
+            [pointer, size, pointer, pointer, pointer, pointer, pointer, flag, flag],
         ),
     ):
         function = getattr(loaded, name)

@@ -387,9 +387,6 @@ static void write_channel(const Plan& plan, const char* scratch, int64_t channel
 
 extern "C" {
 
-// Whether this process may use the processor's tiles, which it has.
-int32_t grouped_tiles_permitted() { return tiles_permitted(); }
-
 int64_t grouped_gradient_bytes(const GroupedShape* shape, int32_t threads) {
     const Plan plan = make_plan(*shape, threads);
     return plan.unit_parts * plan.strip_parts * plan.job_bytes();

@@ -3,16 +3,15 @@
 //
 // They are bound by memory more than by arithmetic, so each map is read and written once. A task is
 // some pixels, whose channels lie one after the other in memory and are tiles as they are. The
-// weights are packed in the order in which they are read: [pairs of output tiles][blocks of 32
-// inputs][2] tiles. A pair's stay in the level-1 cache while the task's pixels, which stay in the
-// level-2 cache, pass by, 32 at a time. What the next task reads is fetched meanwhile.
+// weights are tiles too, see tile_weights.cpp. They stay in the level-2 cache while the pixels pass by,
+// 32 at a time; where they are too large, those of 32 outputs stay in the level-1 cache while the
+// task's pixels, which stay in the level-2 cache, pass by. What the next task reads is fetched meanwhile.
 
 #include <omp.h>
 
 #include <algorithm>
 #include <atomic>
 
-#include "tile_weights.h"
 #include "tile_writer.h"
 
 constexpr int64_t PIXELS = 32;  // two tiles of rows
@@ -103,11 +102,11 @@ static inline __attribute__((always_inline)) void multiply(
     Tiles::template zero<1>();
     Tiles::template zero<2>();
     Tiles::template zero<3>();
-    for (int64_t block = 0; block < plan.blocks; block++, rows += TILE_SUM, weights += 2 * TILE_VALUES) {
+    for (int64_t block = 0; block < plan.blocks; block++, rows += TILE_SUM, weights += TILE_VALUES) {
         Tiles::template load<6>(weights, ROW_BYTES);
         Tiles::template load<4>(rows, pixel_bytes);
         Tiles::template load<5>(rows + TILE_ROWS * plan.inputs, pixel_bytes);
-        Tiles::template load<7>(weights + TILE_VALUES, ROW_BYTES);
+        Tiles::template load<7>(weights + plan.blocks * TILE_VALUES, ROW_BYTES);
         Tiles::template multiply<0, 4, 6>();
         Tiles::template multiply<2, 5, 6>();
         for (int64_t count = 0; count < writes; count++) writer.template step<Tiles>();
@@ -185,30 +184,12 @@ static void convolve(
 
 extern "C" {
 
-// Whether this process may use the processor's tiles.
-int32_t pointwise_permitted() { return tiles_permitted(); }
-
-// Pack `weight`, BF16 [rows][columns] in memory, for outputs from inputs, where rows are outputs and
-// columns are inputs; or, if `turned`, for the inputs' gradients from the outputs'.
-void pointwise_pack(
-    const Bfloat16* weight, int64_t rows, int64_t columns, int32_t turned, Bfloat16* packed, int32_t threads) {
-    const int64_t blocks = (turned ? rows : columns) / TILE_SUM, tiles = (turned ? columns : rows) / TILE_ROWS;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t index = 0; index < tiles * blocks; index++) {
-        // Neighbours in memory one after the other.
-        const int64_t tile = turned ? index % tiles : index / blocks, block = turned ? index / tiles : index % blocks;
-        Bfloat16* to = packed + ((tile / 2 * blocks + block) * 2 + tile % 2) * TILE_VALUES;
-        if (turned) pack_rows(weight + block * TILE_SUM * columns + tile * TILE_ROWS, columns, to);
-        else pack_columns(weight + tile * TILE_ROWS * columns + block * TILE_SUM, columns, to);
-    }
-}
-
 // Bytes of scratch of all threads, whose address is a multiple of 64.
 int64_t pointwise_scratch_bytes(int64_t pixels, int64_t inputs, int64_t outputs, int32_t maps, int32_t threads) {
     return make_plan(pixels, inputs, outputs, maps, threads).thread_bytes() * threads;
 }
 
-// Outputs [pixels][outputs] from inputs [pixels][inputs], both multiples of 32, and packed weights.
+// Outputs [pixels][outputs] from inputs [pixels][inputs], both multiples of 32, and weights as tiles.
 void pointwise_convolution(
     const Bfloat16* input, int64_t pixels, int64_t inputs, const Bfloat16* weights, const Target* target,
     int32_t maps, void* scratch, int32_t threads, int32_t emulated) {

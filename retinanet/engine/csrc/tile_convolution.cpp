@@ -5,8 +5,8 @@
 // A window's nine pixels are then at fixed distances from each other, without a case for borders, and
 // tiles are full on small maps as well. Each task copies a block of the sequence, and what its windows
 // reach beyond it, to scratch [blocks of 32 channels][positions][32]: a tile's rows follow each other
-// there, and padding costs nothing later. The weights are packed in the order in which they
-// are read: [tiles of 16 outputs][blocks of 32 inputs][9] tiles. A sum of many channels is done in
+// there, and padding costs nothing later. The weights are tiles too, see
+// tile_weights.cpp. A sum of many channels is done in
 // chunks, so that a chunk's pixels and the float32 sums stay in the level-2 cache.
 
 #include <omp.h>
@@ -14,7 +14,6 @@
 #include <atomic>
 #include <type_traits>
 
-#include "tile_weights.h"
 #include "tile_writer.h"
 
 constexpr int64_t TAPS = 9;
@@ -325,53 +324,7 @@ static void convolve(
     }
 }
 
-// The tile of a tap from `weight` on, of which `sums` summed channels and `columns` columns are real.
-// `turned`: columns follow one another in memory, else summed channels do; the others are `step` apart.
-static void pack_tile(
-    const Bfloat16* weight, int64_t step, bool turned, int64_t sums, int64_t columns, Bfloat16* tile) {
-    Bfloat16 whole[TILE_VALUES] = {};
-    if (sums < TILE_SUM || columns < TILE_ROWS) {
-        const int64_t lines = std::min(turned ? sums : columns, turned ? TILE_SUM : TILE_ROWS);
-        const int64_t length = turned ? TILE_ROWS : TILE_SUM;
-        const int64_t values = std::min(turned ? columns : sums, length);
-        for (int64_t line = 0; line < lines; line++) {
-            if (values > 0) std::memcpy(whole + line * length, weight + line * step, values * sizeof *whole);
-        }
-        weight = whole;
-        step = length;
-    }
-    if (turned) pack_rows(weight, step, tile);
-    else pack_columns(weight, step, tile);
-}
-
 extern "C" {
-
-// Whether this process may use the processor's tiles.
-int32_t tile_convolution_permitted() { return tiles_permitted(); }
-
-// BF16 values of packed weights.
-int64_t tile_convolution_weight_values(int64_t inputs, int64_t outputs) {
-    return divided_up(inputs, TILE_SUM) * divided_up(outputs, COLUMNS) * TAPS * 2 * TILE_VALUES;
-}
-
-// Pack `weight`, BF16 [rows, 3, 3, columns] in memory, for outputs from inputs, where rows are
-// outputs and columns are inputs; or, if `turned`, for the inputs' gradients from the outputs'.
-void tile_convolution_pack(
-    const Bfloat16* weight, int64_t rows, int64_t columns, int32_t turned, Bfloat16* packed, int32_t threads) {
-    const int64_t inputs = turned ? rows : columns, outputs = turned ? columns : rows;
-    const int64_t sum_blocks = divided_up(inputs, TILE_SUM), pairs = divided_up(outputs, COLUMNS);
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-    for (int64_t column = 0; column < 2 * pairs * TILE_ROWS; column += TILE_ROWS) {
-        for (int64_t block = 0; block < sum_blocks; block++) {
-            Bfloat16* tile = packed + (column / TILE_ROWS * sum_blocks + block) * TAPS * TILE_VALUES;
-            for (int64_t tap = 0; tap < TAPS; tap++, tile += TILE_VALUES) {
-                const int64_t sum = block * TILE_SUM, from = (turned ? TAPS - 1 - tap : tap) * columns;
-                const int64_t place = from + (turned ? sum * TAPS * columns + column : column * TAPS * columns + sum);
-                pack_tile(weight + place, TAPS * columns, turned, inputs - sum, outputs - column, tile);
-            }
-        }
-    }
-}
 
 // Bytes of scratch of all threads, whose address is a multiple of 64.
 int64_t tile_convolution_scratch_bytes(
@@ -379,7 +332,7 @@ int64_t tile_convolution_scratch_bytes(
     return divided_up(make_plan(levels, level_count, inputs, outputs, threads).thread_bytes(), 64) * 64 * threads;
 }
 
-// Outputs of all levels from packed weights; `bias` float32 [outputs] or none.
+// Outputs of all levels from weights as tiles; `bias` float32 [outputs] or none.
 void tile_convolution(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* weights,
     const float* bias, int32_t relu, void* scratch, int32_t threads, int32_t emulated) {

@@ -577,8 +577,8 @@ static int64_t part_begin(const Level* levels, int64_t level_count, const Shape&
     return passed;
 }
 
-// The sums of an output channel, `of_parts` apart, to its weights [kernel, kernel, inputs] in memory.
-static void write_weights(const float* sums, int64_t parts, int64_t of_parts, const Shape& shape, const Plan& plan, int64_t channel, float* weights) {
+// The sums of an output channel, `of_parts` apart, times `scale` to its weights [kernel, kernel, inputs].
+static void write_weights(const float* sums, int64_t parts, int64_t of_parts, const Shape& shape, const Plan& plan, int64_t channel, float scale, float* weights) {
     const int64_t kernel = shape.kernel, blocks = 2 * plan.input_units;
     const float* row = sums + (channel / UNIT * 2 + channel % 2) * blocks * plan.taps * TILE_SUMS + channel % UNIT / 2 * 16;
     for (int64_t y = 0; y < kernel; y++) {
@@ -592,7 +592,7 @@ static void write_weights(const float* sums, int64_t parts, int64_t of_parts, co
                     for (int c = 0; c < 16; c++) even[c] += from[part * of_parts + c];
                     for (int c = 0; c < 16; c++) odd[c] += from[part * of_parts + plan.taps * TILE_SUMS + c];
                 }
-                for (int c = 0; c < 16; c++) both[2 * c] = even[c], both[2 * c + 1] = odd[c];
+                for (int c = 0; c < 16; c++) both[2 * c] = scale * even[c], both[2 * c + 1] = scale * odd[c];
                 std::memcpy(to + unit * UNIT, both, std::min(UNIT, shape.inputs - unit * UNIT) * sizeof(float));
             }
         }
@@ -601,7 +601,8 @@ static void write_weights(const float* sums, int64_t parts, int64_t of_parts, co
 
 template <class Tiles>
 static void weight_gradient(
-    const Level* levels, int64_t level_count, const Shape& shape, float* gradient, float* bias, char* scratch, int32_t threads) {
+    const Level* levels, int64_t level_count, const Shape& shape, const float* scale, float* gradient, float* bias, char* scratch,
+    int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, shape, threads);
     const int64_t tasks = plan.groups * plan.parts;
     char* own_memory = scratch;
@@ -626,7 +627,8 @@ static void weight_gradient(
             const int64_t group = output / group_channels, channel = output % group_channels;
             const int64_t task = group * plan.parts;
             write_weights(
-                sums + task * plan.sums, plan.parts, plan.sums, shape, plan, channel, gradient + output * plan.taps * shape.inputs);
+                sums + task * plan.sums, plan.parts, plan.sums, shape, plan, channel, scale ? scale[output] : 1.0f,
+                gradient + output * plan.taps * shape.inputs);
             if (!bias) continue;
             bias[output] = 0.0f;
             const int64_t place = channel / UNIT * UNIT + channel % 2 * 16 + channel % UNIT / 2;
@@ -637,24 +639,21 @@ static void weight_gradient(
 
 extern "C" {
 
-// Whether this process may use the tile instructions.
-int32_t weight_gradient_permitted() { return tiles_permitted(); }
-
 // Bytes of scratch memory that `weight_gradient` needs, for all threads together.
 int64_t weight_gradient_bytes(const Level* levels, int64_t level_count, const Shape* shape, int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, *shape, threads);
     return threads * plan.thread_bytes + plan.groups * plan.parts * (plan.sums + plan.blocks * TILE_ROWS) * int64_t{sizeof(float)};
 }
 
-// The weight's gradient, float32 [outputs, kernel, kernel, inputs] in memory, summed over the levels, and the
-// bias's [outputs] unless that is null. `emulated`: without the tile instructions.
+// The weight's gradient, float32 [outputs, kernel, kernel, inputs] in memory, summed over the levels and times
+// `scale` [outputs] unless that is null, and the bias's [outputs] unless that is null. `emulated`: without the tile instructions.
 void weight_gradient_sum(
-    const Level* levels, int64_t level_count, const Shape* shape, float* gradient, float* bias, char* scratch, int32_t threads,
-    int32_t emulated) {
+    const Level* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias, char* scratch,
+    int32_t threads, int32_t emulated) {
 #if defined(HAS_TILE_INSTRUCTIONS)
-    if (!emulated) return weight_gradient<HardwareTiles>(levels, level_count, *shape, gradient, bias, scratch, threads);
+    if (!emulated) return weight_gradient<HardwareTiles>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);
 #endif
-    weight_gradient<EmulatedTiles>(levels, level_count, *shape, gradient, bias, scratch, threads);
+    weight_gradient<EmulatedTiles>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);
 }
 
 }  // extern "C"

@@ -17,10 +17,10 @@ from retinanet.engine.grouped_kernel import (
     grouped_convolution,
     grouped_input_gradient,
     grouped_weight_gradient,
-    has_grouped_tiles,
     is_grouped,
     weight_gradient_library,
 )
+from retinanet.engine.tile_weights import has_tiles
 from retinanet.native_library import load_library, usable_instruction_sets
 
 BF16_ROUNDING = 2.0**-8
@@ -74,7 +74,7 @@ def threads_as_before() -> Iterator[None]:
 @pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
 def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether tiles are emulated; the processor's are taken where it has them."""
-    if request.param == "tiles" and not has_grouped_tiles():
+    if request.param == "tiles" and not has_tiles():
         pytest.skip("this processor has no AMX")
     without_vectors = request.param == "emulated without vectors"
     libraries = (weight_gradient_library, convolution_library)
@@ -273,7 +273,7 @@ def test_which_convolutions_are_taken(
     assert is_grouped(torch.zeros(shape), stride, padding, groups) == suits
 
 
-@pytest.mark.skipif(not has_grouped_tiles(), reason="this processor has no AMX")
+@pytest.mark.skipif(not has_tiles(), reason="this processor has no AMX")
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolutions_take_the_kernel(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     """Gradients through `convolve` stay as they are without it, within BF16's rounding."""
@@ -298,7 +298,7 @@ def test_convolutions_take_the_kernel(monkeypatch: pytest.MonkeyPatch, stride: i
     monkeypatch.setattr(convolution_module, "grouped_weight_gradient", counted)
     own = gradients()
     assert len(calls) == len(levels)
-    monkeypatch.setattr(convolution_module, "has_grouped_tiles", lambda: False)
+    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
     for found, wanted in zip(own, gradients(), strict=True):
         assert found.dtype == wanted.dtype
         assert_close(found, wanted, allowed=2 * BF16_ROUNDING)

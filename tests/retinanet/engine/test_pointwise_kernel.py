@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from retinanet.engine import convolution as convolution_module
 from retinanet.engine import pointwise_kernel
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
 from retinanet.engine.pointwise_kernel import (
-    has_pointwise_kernel,
     library,
     pointwise_input_gradient,
     pointwise_output,
 )
+from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
 from retinanet.native_library import load_library, usable_instruction_sets
 
 BF16_ROUNDING = 2.0**-8
@@ -55,7 +54,7 @@ def threads_as_before() -> Iterator[None]:
 @pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
 def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """The kernel's `emulated`, for the best instruction set and for the plainest."""
-    if request.param == "tiles" and not has_pointwise_kernel():
+    if request.param == "tiles" and not has_tiles():
         pytest.skip("no AMX here")
     if request.param == "emulated without vectors":
         plainest = usable_instruction_sets()[-1]
@@ -70,6 +69,10 @@ def map_of(case: Case, channels: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     made = torch.randn(case.images, channels, *case.size, generator=generator).bfloat16()
     return made.contiguous(memory_format=torch.channels_last)
+
+
+def packed(weight: Tensor) -> PackedWeight:
+    return pack_weight(weight, for_gradients=True)
 
 
 def weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
@@ -97,7 +100,7 @@ def test_output_is_the_convolutions(
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     added = map_of(case, case.outputs, seed=1) if with_added else None
-    found = pointwise_output(features, weight, bias, added, relu=relu, emulated=emulated)
+    found = pointwise_output(features, packed(weight), bias, added, relu=relu, emulated=emulated)
     wanted = F.conv2d(features.double(), weight.double(), bias.double())
     if added is not None:
         wanted = wanted + added.double()
@@ -115,7 +118,7 @@ def test_input_gradient_is_the_convolutions(
     gradient = map_of(case, case.outputs, seed=1)
     added = map_of(case, case.inputs, seed=3) if with_added else None
     gate = map_of(case, case.inputs, seed=4).relu() if gated else None
-    found = pointwise_input_gradient(gradient, weight, added, gate, emulated=emulated)
+    found = pointwise_input_gradient(gradient, packed(weight), added, gate, emulated=emulated)
     wanted = F.conv_transpose2d(gradient.double(), weight.double())
     if added is not None:
         wanted = wanted + added.double()
@@ -128,7 +131,7 @@ def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
     case = CASES["one column"]
     weight, bias = weight_and_bias(case)
     features, added = (map_of(case, channels, seed=0) for channels in (case.inputs, case.outputs))
-    plain = pointwise_output(features, weight, bias, added, relu=True, emulated=emulated)
+    plain = pointwise_output(features, packed(weight), bias, added, relu=True, emulated=emulated)
     empty = torch.empty
 
     def all_ones(*arguments: Any, **options: Any) -> Tensor:
@@ -142,7 +145,7 @@ def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
 
     features, added = amid_nan(features), amid_nan(added)
     monkeypatch.setattr(torch, "empty", all_ones)
-    found = pointwise_output(features, weight, bias, added, relu=True, emulated=emulated)
+    found = pointwise_output(features, packed(weight), bias, added, relu=True, emulated=emulated)
     monkeypatch.undo()
     assert torch.equal(found, plain)
 
@@ -152,7 +155,7 @@ def test_nan_reaches_its_pixel_alone_and_passes_relu(emulated: bool) -> None:
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     features[1, 3, 0, 20] = torch.nan
-    found = pointwise_output(features, weight, bias, relu=True, emulated=emulated)
+    found = pointwise_output(features, packed(weight), bias, relu=True, emulated=emulated)
     assert found[1, :, 0, 20].isnan().all()
     assert found.isnan().sum() == case.outputs
 
@@ -163,7 +166,7 @@ def test_a_nan_gate_is_open(emulated: bool) -> None:
     gradient = map_of(case, case.outputs, seed=1)
     gate = torch.zeros_like(map_of(case, case.inputs, seed=3))
     gate[1, 2, 0, 4] = -torch.nan
-    found = pointwise_input_gradient(gradient, weight, None, gate, emulated=emulated)
+    found = pointwise_input_gradient(gradient, packed(weight), None, gate, emulated=emulated)
     assert found[1, 2, 0, 4] != 0
     assert (found != 0).sum() == 1
 
@@ -174,7 +177,7 @@ def test_maps_in_other_layouts_are_taken(emulated: bool) -> None:
     maps = [map_of(case, case.inputs, seed=0), map_of(case, case.outputs, seed=1)]
     plain = [one.contiguous() for one in maps]
     found = [
-        pointwise_output(one, weight, bias, added, relu=True, emulated=emulated)
+        pointwise_output(one, packed(weight), bias, added, relu=True, emulated=emulated)
         for one, added in (maps, plain)
     ]
     assert torch.equal(*found)
@@ -187,7 +190,7 @@ def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
     results = []
     for threads in (1, 2, 2, 7):
         torch.set_num_threads(threads)
-        results.append(pointwise_output(features, weight, bias, emulated=emulated))
+        results.append(pointwise_output(features, packed(weight), bias, emulated=emulated))
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -195,13 +198,8 @@ def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("geometry", [POINTWISE, SAME_3X3, Geometry((1, 1), (1, 1), 4)], ids=str)
 def test_a_residual_block_of_two_trains_as_in_float64(
-    monkeypatch: pytest.MonkeyPatch, geometry: Geometry, dtype: torch.dtype, own: bool
+    emulated_tiles: None, geometry: Geometry, dtype: torch.dtype, own: bool
 ) -> None:
-    if own:
-        monkeypatch.setattr(pointwise_kernel, "has_pointwise_kernel", lambda: True)
-        for function in (pointwise_output, pointwise_input_gradient):
-            emulated = functools.partial(function, emulated=True)
-            monkeypatch.setattr(convolution_module, function.__name__, emulated)
     torch.manual_seed(0)
     size = 1 + 2 * geometry.padding[0]
     features = torch.randn(2, 32, 11, 9).relu()
@@ -230,23 +228,3 @@ def test_a_residual_block_of_two_trains_as_in_float64(
     allowed = 1e-2 if dtype == torch.bfloat16 else 1e-6
     for value, reference in zip([result, *found], [wanted, *masked], strict=True):
         assert (value.double() - reference).norm() <= allowed * reference.norm()
-
-
-@pytest.mark.parametrize(
-    ("geometry", "shape", "dtype"),
-    [
-        (Geometry((2, 2), (0, 0), 1), (32, 32, 1, 1), torch.bfloat16),
-        (Geometry((1, 1), (1, 1), 1), (32, 32, 3, 3), torch.bfloat16),
-        (POINTWISE, (32, 40, 1, 1), torch.bfloat16),
-        (POINTWISE, (32, 32, 1, 1), torch.float32),
-    ],
-)
-def test_other_convolutions_are_left_to_others(
-    monkeypatch: pytest.MonkeyPatch,
-    geometry: Geometry,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> None:
-    monkeypatch.setattr(pointwise_kernel, "has_pointwise_kernel", lambda: True)
-    level = torch.zeros(1, shape[1], 9, 9, dtype=dtype)
-    assert not convolution_module.suits_pointwise(level, torch.zeros(shape), geometry)

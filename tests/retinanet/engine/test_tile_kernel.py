@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from retinanet.engine import convolution as convolution_module
 from retinanet.engine import tile_kernel
-from retinanet.engine.convolution import SAME_3X3, Geometry, convolve
-from retinanet.engine.tile_kernel import has_tile_kernel, input_gradients, library, outputs_of
+from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
+from retinanet.engine.tile_kernel import input_gradients, library, outputs_of
+from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
 from retinanet.native_library import load_library, usable_instruction_sets
 
 BF16_ROUNDING = 2.0**-8
@@ -53,7 +54,7 @@ def threads_as_before() -> Iterator[None]:
 @pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
 def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """The kernel's `emulated`, for the best instruction set and for the plainest."""
-    if request.param == "tiles" and not has_tile_kernel():
+    if request.param == "tiles" and not has_tiles():
         pytest.skip("no AMX here")
     if request.param == "emulated without vectors":
         plainest = usable_instruction_sets()[-1]
@@ -73,6 +74,10 @@ def maps_of(case: Case, channels: int, seed: int) -> list[Tensor]:
         .contiguous(memory_format=torch.channels_last)
         for shape in shapes
     ]
+
+
+def packed(weight: Tensor) -> PackedWeight:
+    return pack_weight(weight, for_gradients=True)
 
 
 def weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
@@ -98,7 +103,7 @@ def test_outputs_are_the_convolutions(emulated: bool, name: str, relu: bool) -> 
     torch.set_num_threads(case.threads)
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
-    found = outputs_of(inputs, weight, bias, relu=relu, emulated=emulated)
+    found = outputs_of(inputs, packed(weight), bias, relu=relu, emulated=emulated)
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, [map_.relu() if relu else map_ for map_ in wanted])
 
@@ -111,7 +116,7 @@ def test_input_gradients_are_the_convolutions(emulated: bool, name: str, gated: 
     weight, _ = weight_and_bias(case)
     gradients = maps_of(case, case.outputs, seed=1)
     gates = [gate.relu() for gate in maps_of(case, case.inputs, seed=3)]
-    found = input_gradients(gradients, weight, gates if gated else (), emulated=emulated)
+    found = input_gradients(gradients, packed(weight), gates if gated else (), emulated=emulated)
     wanted = [F.conv_transpose2d(g.double(), weight.double(), padding=1) for g in gradients]
     if gated:
         wanted = [map_ * (gate > 0) for map_, gate in zip(wanted, gates, strict=True)]
@@ -132,7 +137,7 @@ def test_what_lies_in_scratch_memory_does_not_reach_results(
         return made
 
     monkeypatch.setattr(torch, "empty", all_ones)
-    found = outputs_of(inputs, weight, bias, relu=False, emulated=emulated)
+    found = outputs_of(inputs, packed(weight), bias, relu=False, emulated=emulated)
     monkeypatch.undo()
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, wanted)
@@ -145,8 +150,8 @@ def test_nan_around_the_maps_does_not_reach_results(emulated: bool) -> None:
     memory = torch.full((level.numel() + 4096,), torch.nan, dtype=torch.bfloat16)
     within = memory[2048:][: level.numel()].as_strided(level.shape, level.stride(), 2048)
     within.copy_(level)
-    found = outputs_of([within], weight, bias, relu=True, emulated=emulated)
-    plain = outputs_of([level], weight, bias, relu=True, emulated=emulated)
+    found = outputs_of([within], packed(weight), bias, relu=True, emulated=emulated)
+    plain = outputs_of([level], packed(weight), bias, relu=True, emulated=emulated)
     assert torch.equal(found[0], plain[0])
 
 
@@ -155,7 +160,7 @@ def test_nan_reaches_its_neighbours_alone_and_passes_relu(emulated: bool) -> Non
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     inputs[0][0, 3, 5, 0] = torch.nan
-    found, *others = outputs_of(inputs, weight, bias, relu=True, emulated=emulated)
+    found, *others = outputs_of(inputs, packed(weight), bias, relu=True, emulated=emulated)
     assert found[0, :, 4:7, :2].isnan().all()
     assert found.isnan().sum() == 6 * case.outputs
     assert not any(other.isnan().any() for other in others)
@@ -167,7 +172,7 @@ def test_a_nan_gate_is_open(emulated: bool) -> None:
     gradients = maps_of(case, case.outputs, seed=1)
     gates = [torch.zeros_like(gate) for gate in maps_of(case, case.inputs, seed=3)]
     gates[0][1, 2, 0, 4] = -torch.nan
-    [found] = input_gradients(gradients, weight, gates, emulated=emulated)
+    [found] = input_gradients(gradients, packed(weight), gates, emulated=emulated)
     assert found[1, 2, 0, 4] != 0
     assert (found != 0).sum() == 1
 
@@ -177,8 +182,8 @@ def test_maps_in_other_layouts_are_taken(emulated: bool) -> None:
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     plain = [level.contiguous() for level in inputs]
-    found = outputs_of(plain, weight, bias, relu=False, emulated=emulated)
-    wanted = outputs_of(inputs, weight, bias, relu=False, emulated=emulated)
+    found = outputs_of(plain, packed(weight), bias, relu=False, emulated=emulated)
+    wanted = outputs_of(inputs, packed(weight), bias, relu=False, emulated=emulated)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -189,15 +194,11 @@ def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
     results = []
     for threads in (1, 2, 2, 7):
         torch.set_num_threads(threads)
-        results.append(outputs_of(inputs, weight, bias, relu=True, emulated=emulated)[0])
+        results.append(outputs_of(inputs, packed(weight), bias, relu=True, emulated=emulated)[0])
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_convolve_trains_as_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_kernel, "has_tile_kernel", lambda: True)
-    for function in (outputs_of, input_gradients):
-        emulated = functools.partial(function, emulated=True)
-        monkeypatch.setattr(tile_kernel, function.__name__, emulated)
+def test_convolve_trains_as_in_float32(emulated_tiles: None) -> None:
     torch.manual_seed(0)
     sizes = [(11, 9), (5, 4)]
     maps = [torch.randn(2, 24, *size).relu().bfloat16() for size in sizes]
@@ -216,18 +217,30 @@ def test_convolve_trains_as_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("geometry", "size", "dtype"),
+    ("geometry", "shape", "dtype"),
     [
-        (Geometry((2, 2), (1, 1), 1), 3, torch.bfloat16),
-        (Geometry((1, 1), (0, 0), 1), 3, torch.bfloat16),
-        (Geometry((1, 1), (0, 0), 1), 1, torch.bfloat16),
-        (SAME_3X3, 3, torch.float32),
+        (Geometry((2, 2), (1, 1), 1), (8, 8, 3, 3), torch.bfloat16),
+        (Geometry((1, 1), (0, 0), 1), (8, 8, 3, 3), torch.bfloat16),
+        (POINTWISE, (32, 40, 1, 1), torch.bfloat16),
+        (SAME_3X3, (8, 8, 3, 3), torch.float32),
     ],
 )
 def test_other_convolutions_are_onednns(
-    monkeypatch: pytest.MonkeyPatch, geometry: Geometry, size: int, dtype: torch.dtype
+    emulated_tiles: None,
+    monkeypatch: pytest.MonkeyPatch,
+    geometry: Geometry,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(tile_kernel, "has_tile_kernel", lambda: True)
-    weight = torch.zeros(8, 8, size, size)
-    level = torch.zeros(1, 8, 9, 9, dtype=dtype)
-    assert not convolution_module.suits_tile_kernel([level], weight, geometry)
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError
+
+    for module, name in (
+        (tile_kernel, "outputs_of"),
+        (convolution_module, "pointwise_output"),
+    ):
+        monkeypatch.setattr(module, name, never)
+    level = torch.ones(1, shape[1], 9, 9, dtype=dtype)
+    [output] = convolve([level], torch.ones(shape), None, geometry=geometry)
+    inside = output[0, 0, output.shape[2] // 2, output.shape[3] // 2]
+    assert inside == shape[1] * shape[2] * shape[3]

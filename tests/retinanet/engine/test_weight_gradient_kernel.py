@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine import convolution as convolution_module
 from retinanet.engine import weight_gradient_kernel
 from retinanet.engine.convolution import POINTWISE, Geometry, convolve
-from retinanet.engine.weight_gradient_kernel import has_tiles, library, weight_gradient
+from retinanet.engine.tile_weights import has_tiles
+from retinanet.engine.weight_gradient_kernel import library, weight_gradient
 from retinanet.native_library import load_library, usable_instruction_sets
 
 SAME_3X3 = Geometry((1, 1), (1, 1), 1)
@@ -180,14 +180,9 @@ def test_maps_in_other_layouts_are_taken(kernel: Callable[..., tuple[Tensor, Ten
 @pytest.mark.parametrize(
     ("geometry", "size"), [(SAME_3X3, 3), (POINTWISE, 1), (Geometry((2, 2), (0, 0), 1), 1)]
 )
-def test_convolve_trains_as_in_float32(
-    monkeypatch: pytest.MonkeyPatch, geometry: Geometry, size: int
-) -> None:
-    emulated = functools.partial(weight_gradient, emulated=True)
-    monkeypatch.setattr(convolution_module, "has_tiles", lambda: True)
-    monkeypatch.setattr(convolution_module, "weight_gradient", emulated)
+def test_convolve_trains_as_in_float32(emulated_tiles: None, geometry: Geometry, size: int) -> None:
     torch.manual_seed(0)
-    levels = [torch.randn(2, 24, 11, 9).bfloat16(), torch.randn(2, 24, 5, 4).bfloat16()]
+    levels = [torch.randn(2, 24, *side).bfloat16() for side in ((11, 9), (5, 4))]
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         torch.manual_seed(1)
