@@ -17,7 +17,11 @@ from retinanet.engine.grouped_kernel import (
     is_grouped,
 )
 from retinanet.engine.masked_sum import add_relu_, masked_sum_
-from retinanet.engine.pointwise_kernel import pointwise_input_gradient, pointwise_output
+from retinanet.engine.pointwise_kernel import (
+    pointwise_input_gradient,
+    pointwise_output,
+    strided_input_gradient,
+)
 from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
 from retinanet.engine.weight_gradient_kernel import weight_gradient
 
@@ -279,6 +283,12 @@ def convolution_gradients(
         product = _by_pixel(gradient).t() @ _by_pixel(features)
         of_weight = product.as_strided(weight.shape, weight.stride())  # as DDP expects gradients
         wants_weight = False
+    if wants_features and own and suits_pointwise(features, weight, geometry, stride=2):
+        packed = pack_weight(weight, for_gradients=True)
+        of_features = strided_input_gradient(
+            gradient, packed, (features.shape[2], features.shape[3])
+        )
+        wants_features = False
     own = own and suits_grouped_tiles(features, weight, geometry)
     if wants_features and own and added is None and beats_onednn(weight, geometry.stride):
         of_features = grouped_input_gradient(
@@ -355,10 +365,15 @@ def suits_packing(levels: Sequence[Tensor], weight: Tensor, form: _Form) -> bool
     return plain and suits_tiles(levels[0], weight, form.geometry)
 
 
-def suits_pointwise(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether AMX's own kernel computes a 1×1 convolution and its input gradient here."""
+def suits_pointwise(
+    features: Tensor, weight: Tensor, geometry: Geometry, *, stride: int = 1
+) -> bool:
+    """Whether AMX's own kernel computes a 1×1 convolution and its input gradient here, or of a
+    stride of 2 the latter alone.
+    """
+    known = geometry == Geometry((stride, stride), (0, 0), 1)
     whole = all(channels % pointwise_kernel.UNIT == 0 for channels in weight.shape[:2])
-    return geometry == POINTWISE and whole and suits_tiles(features, weight, geometry)
+    return known and whole and suits_tiles(features, weight, geometry)
 
 
 def suits_grouped_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:

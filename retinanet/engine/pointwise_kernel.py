@@ -1,6 +1,7 @@
 """The C++ of csrc/pointwise_convolution.cpp, called with tensors.
 
-Convolutions are 1×1, of stride 1 and one group, of multiples of 32 channels. Maps are BF16
+Convolutions are 1×1, of one group and multiples of 32 channels; of stride 1, or 2 for input
+gradients. Maps are BF16
 [N, C, H, W]; what is not in channels_last memory is copied.
 """
 
@@ -31,6 +32,18 @@ class _Target(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("relu", ctypes.c_bool),
         ("outputs", ctypes.c_int64),
+    )
+
+
+class _Spread(ctypes.Structure):
+    """`Spread` as the C++ has it."""
+
+    _fields_ = (
+        ("height", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("map_height", ctypes.c_int64),
+        ("map_width", ctypes.c_int64),
+        ("step", ctypes.c_int64),
     )
 
 
@@ -87,6 +100,25 @@ def pointwise_input_gradient(
     return _convolved(gradient, packed, inputs, added=added, gate=gate, emulated=emulated)
 
 
+def strided_input_gradient(
+    gradient: Tensor, weight: PackedWeight, size: tuple[int, int], *, emulated: bool = False
+) -> Tensor:
+    """Return the input's gradient of a convolution of stride 2.
+
+    Args:
+        gradient: Of the output, [N, O, H', W'].
+        weight: Packed for gradients too.
+        size: The input's height and width.
+        emulated: Compute what the tile instructions do by plain ones, on any processor.
+
+    Raises:
+        NativeLibraryError: The kernel cannot be compiled or loaded here.
+    """
+    assert weight.for_gradients is not None
+    packed, inputs = weight.for_gradients, weight.inputs
+    return _convolved(gradient, packed, inputs, spread_over=size, emulated=emulated)
+
+
 def _convolved(
     features: Tensor,
     packed: Tensor,
@@ -96,14 +128,19 @@ def _convolved(
     added: Tensor | None = None,
     gate: Tensor | None = None,
     relu: bool = False,
+    spread_over: tuple[int, int] | None = None,
     emulated: bool,
 ) -> Tensor:
     assert emulated or has_tiles()
     features = channels_last(features)
     images, inputs, height, width = features.shape
+    map_size = spread_over or (height, width)
     output = torch.empty(
-        (images, outputs, height, width), dtype=torch.bfloat16, memory_format=torch.channels_last
+        (images, outputs, *map_size), dtype=torch.bfloat16, memory_format=torch.channels_last
     )
+    if spread_over is not None:
+        output.zero_()
+    spread = _Spread(height, width, *map_size, 1 if spread_over is None else 2)
     kept = [channels_last(one) for one in (added, gate) if one is not None]
     if bias is not None:
         bias = bias.detach().float().contiguous()
@@ -127,6 +164,7 @@ def _convolved(
             inputs,
             packed.data_ptr(),
             ctypes.byref(target),
+            ctypes.byref(spread),
             maps,
             scratch.data_ptr(),
             threads,
@@ -149,7 +187,7 @@ def library() -> ctypes.CDLL:
         (
             "pointwise_convolution",
             None,
-            [pointer, size, size, pointer, pointer, flag, pointer, flag, flag],
+            [pointer, size, size, pointer, pointer, pointer, flag, pointer, flag, flag],
         ),
     ):
         function = getattr(loaded, name)

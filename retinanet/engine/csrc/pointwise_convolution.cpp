@@ -48,6 +48,19 @@ static Plan make_plan(int64_t pixels, int64_t inputs, int64_t outputs, int64_t m
     return plan;
 }
 
+// Where results lie in maps that have more rows and columns: every `step`-th of both is one.
+struct Spread {
+    int64_t height, width;            // of the results
+    int64_t map_height, map_width;
+    int64_t step;
+
+    int64_t place(int64_t pixel) const {
+        if (step == 1) return pixel;
+        const int64_t image = pixel / (height * width), y = pixel / width % height, x = pixel % width;
+        return (image * map_height + step * y) * map_width + step * x;
+    }
+};
+
 struct Task {
     int64_t first, end;  // pixels
     int64_t first_pair, end_pair;
@@ -122,14 +135,14 @@ static inline __attribute__((always_inline)) void multiply(
 
 template <typename Tiles>
 static void convolve_task(
-    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, const Task& task,
-    Fetcher fetcher, char* scratch) {
+    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, const Spread& spread,
+    const Task& task, Fetcher fetcher, char* scratch) {
     Bfloat16* tail = reinterpret_cast<Bfloat16*>(scratch);
     float* sums = reinterpret_cast<float*>(scratch + plan.tail_bytes());
     int64_t* places = reinterpret_cast<int64_t*>(scratch + plan.tail_bytes() + plan.sums_bytes());
     for (int64_t index = 0; index < plan.task_pixels + 2 * PIXELS; index++) {
         const int64_t pixel = task.first + index;
-        places[index] = pixel < task.end ? pixel * plan.outputs : -1;
+        places[index] = pixel < task.end ? spread.place(pixel) * plan.outputs : -1;
     }
     const int64_t left = (task.end - task.first) % PIXELS;
     if (left > 0) {  // the last rows, with zeros behind them
@@ -165,8 +178,8 @@ static void convolve_task(
 
 template <typename Tiles>
 static void convolve(
-    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, char* scratch,
-    int32_t threads) {
+    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, const Spread& spread,
+    char* scratch, int32_t threads) {
     std::atomic<int64_t> taken{0};
 #pragma omp parallel num_threads(threads)
     {
@@ -176,7 +189,7 @@ static void convolve(
             next = taken++;
             Fetcher fetcher;
             if (next < plan.tasks) fetcher = Fetcher(plan, input, target, Task(plan, next));
-            convolve_task<Tiles>(plan, input, weights, target, Task(plan, index), fetcher, own);
+            convolve_task<Tiles>(plan, input, weights, target, spread, Task(plan, index), fetcher, own);
         }
         Tiles::end();
     }
@@ -189,16 +202,17 @@ int64_t pointwise_scratch_bytes(int64_t pixels, int64_t inputs, int64_t outputs,
     return make_plan(pixels, inputs, outputs, maps, threads).thread_bytes() * threads;
 }
 
-// Outputs [pixels][outputs] from inputs [pixels][inputs], both multiples of 32, and weights as tiles.
+// Outputs [pixels][outputs], spread over larger maps or not, from inputs [pixels][inputs], both multiples
+// of 32, and weights as tiles.
 void pointwise_convolution(
     const Bfloat16* input, int64_t pixels, int64_t inputs, const Bfloat16* weights, const Target* target,
-    int32_t maps, void* scratch, int32_t threads, int32_t emulated) {
+    const Spread* spread, int32_t maps, void* scratch, int32_t threads, int32_t emulated) {
     const Plan plan = make_plan(pixels, inputs, target->outputs, maps, threads);
     char* bytes = static_cast<char*>(scratch);
 #if defined(HAS_TILE_INSTRUCTIONS)
-    if (!emulated) return convolve<HardwareTiles>(plan, input, weights, *target, bytes, threads);
+    if (!emulated) return convolve<HardwareTiles>(plan, input, weights, *target, *spread, bytes, threads);
 #endif
-    convolve<EmulatedTiles>(plan, input, weights, *target, bytes, threads);
+    convolve<EmulatedTiles>(plan, input, weights, *target, *spread, bytes, threads);
 }
 
 }  // extern "C"

@@ -18,6 +18,7 @@ def emulated_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 "pointwise_output",
                 "pointwise_input_gradient",
+                "strided_input_gradient",
                 "weight_gradient",
                 "grouped_convolution",
                 "grouped_input_gradient",

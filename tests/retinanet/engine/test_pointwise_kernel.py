@@ -15,6 +15,7 @@ from retinanet.engine.pointwise_kernel import (
     library,
     pointwise_input_gradient,
     pointwise_output,
+    strided_input_gradient,
 )
 from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
 from retinanet.native_library import load_library, usable_instruction_sets
@@ -123,6 +124,19 @@ def test_input_gradient_is_the_convolutions(
     if added is not None:
         wanted = wanted + added.double()
     assert_close(found, wanted if gate is None else wanted * (gate > 0))
+
+
+@pytest.mark.parametrize("size", [(9, 14), (10, 13), (1, 1), (2, 21)])
+def test_input_gradient_of_stride_2_is_the_convolutions(
+    emulated: bool, size: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(3, 64, *size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(32, 64, 1, 1).bfloat16()
+    output = F.conv2d(features, weight.double(), stride=2)
+    gradient = torch.randn(output.shape).bfloat16()
+    [wanted] = torch.autograd.grad(output, [features], gradient.double())
+    assert_close(strided_input_gradient(gradient, packed(weight), size, emulated=emulated), wanted)
 
 
 def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
