@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
+from retinanet.engine.batch_norm import batch_norm
 from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
-from retinanet.engine.relu import add_relu, branches, relu_by_readers
+from retinanet.engine.relu import branches
 from retinanet.engine.tile_weights import has_tiles
 from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
 from retinanet.model import HeadOutputs, RetinaNet
@@ -123,10 +124,8 @@ class FoldedForward:
                     [features], module.weight, None,
                     geometry=geometry, gated=gated, passes=passes, own=self._own,
                 )  # fmt: skip
-                normed: Tensor = norm(maps)
-                if added is not None:
-                    return [add_relu(normed, added)]
-                return [relu_by_readers(normed) if relu else normed, *passed]
+                assert isinstance(norm, nn.BatchNorm2d)
+                return [batch_norm(maps, norm, added, relu=relu), *passed]
             if not module.weight.requires_grad and not features.requires_grad:
                 weight, shift = self._frozen_weight(module, norm, features.dtype)
                 maps = convolution(
