@@ -87,6 +87,7 @@ def test_a_large_mean_leaves_the_variance_exact() -> None:
     norm = make_norm(8)
     batch_norm(maps, norm)
     wanted = 0.9 + 0.1 * maps.double().var((0, 2, 3))
+    assert norm.running_var is not None
     torch.testing.assert_close(norm.running_var.double(), wanted, rtol=1e-5, atol=0)
 
 
