@@ -37,7 +37,7 @@ def own_kernel(
 
     A tensor that is updated in place belongs to both; scratch memory that stays in the caches
     belongs to neither. Names of kernels that compute convolutions begin as in
-    `profiling.bench.operator_seconds.CONVOLVING_KERNELS`.
+    `profiling.bench.results.CONVOLVING_KERNELS`.
     """
     if _listener is None:
         return NOTHING

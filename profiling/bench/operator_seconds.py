@@ -1,4 +1,4 @@
-"""Seconds in each of torch's operators, and in those of our own that convolve."""
+"""Seconds in each of torch's operators, and in our own kernels."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,10 +10,6 @@ from retinanet.bytes_moved import KernelCall, listening
 
 WINOGRAD = ("_WinogradConvolution", "_WinogradConvolutionBackward")
 """Names of the autograd function in retinanet/engine/winograd.py, forward and backward."""
-
-
-CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_", "pointwise_")
-"""Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
 
 
 def operator_seconds(run: Callable[[], object]) -> dict[str, float]:
@@ -29,12 +25,11 @@ def winograd_seconds(run: Callable[[], object]) -> float:
 
 @contextmanager
 def kernel_seconds() -> Iterator[dict[str, float]]:
-    """Add up the seconds in those kernels, by name, while the context lasts."""
+    """Add up the seconds in kernels of csrc, by name, while the context lasts."""
     found: dict[str, float] = {}
 
     def add(call: KernelCall) -> None:
-        if call.kernel.startswith(CONVOLVING_KERNELS):
-            found[call.kernel] = found.get(call.kernel, 0.0) + call.seconds
+        found[call.kernel] = found.get(call.kernel, 0.0) + call.seconds
 
     with listening(add):
         yield found

@@ -14,6 +14,23 @@ PHASES = ("data", "forward", "loss", "backward", "optimizer")
 """Of a training step, in order."""
 
 
+CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_convolution", "pointwise_")
+"""Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
+
+PASS_KERNELS = ("masked_sum", "add_relu", "tile_weights_pack")
+PASS_OPERATORS = (
+    "aten::relu_",
+    "aten::clamp_min_",
+    "aten::threshold_backward",
+    "aten::add",
+    "aten::add_",
+    "aten::mul",
+    "aten::mul_",
+    "aten::copy_",
+)
+"""What computes ReLU, sums, masks and casts of maps and weights, each a pass over memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Primitives:
     """One run as oneDNN's verbose output and torch's profiler saw it."""
@@ -25,13 +42,17 @@ class Primitives:
     winograd_seconds: float = 0.0
     """Seconds in Winograd's convolutions, which are ours."""
     kernel_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds in our other kernels that convolve, by name."""
+    """Seconds in our other kernels, by name."""
 
     @property
     def convolving_share(self) -> float:
         """Share of the run inside convolutions and matrix products, oneDNN's and ours."""
-        own = self.winograd_seconds + sum(self.kernel_seconds.values())
+        own = self.winograd_seconds + self.seconds_of(*CONVOLVING_KERNELS)
         return self.onednn_share + own / self.seconds
+
+    def seconds_of(self, *kernels: str) -> float:
+        """Seconds in our kernels whose names begin with one of these."""
+        return sum(s for name, s in self.kernel_seconds.items() if name.startswith(kernels))
 
     @property
     def onednn_share(self) -> float:
@@ -99,6 +120,19 @@ class Results:
             phase = row.phase or "between"
             found[phase] = found.get(phase, 0.0) + (row.read + row.written) / 1e9
         return {phase: gigabytes for phase, gigabytes in found.items() if gigabytes}
+
+    def passes_share(self, name: str) -> float | None:
+        """Share of a run in ReLU, sums, masks, casts and reorders; None without operators' times.
+
+        What a convolution does of it as it writes its result is not counted.
+        """
+        primitives, operators = self.primitives.get(name), self.operators.get(name)
+        if primitives is None or operators is None:
+            return None
+        own = primitives.seconds_of(*PASS_KERNELS)
+        reorders = primitives.by_kind.get("reorder", 0.0)
+        by_torch = sum(s for key, s in operators.items() if key.rsplit(" x")[0] in PASS_OPERATORS)
+        return (own + reorders) / primitives.seconds + by_torch / sum(operators.values())
 
     def ratio(self, name: str, other: str) -> Ratio:
         """How many times as fast `name` is as `other`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import channels_last
-from retinanet.engine.tile_weights import has_tiles
+from retinanet.engine.tile_weights import Tiles, tiles_for
 from retinanet.native_library import load_library
 
 CONVOLUTION_SOURCE = Path(__file__).parent / "csrc" / "grouped_convolution.cpp"
@@ -90,7 +90,7 @@ def grouped_convolution(
     *,
     stride: int,
     relu: bool = False,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """The output, [N, C, H', W'] in channels_last memory.
 
@@ -100,7 +100,7 @@ def grouped_convolution(
         bias: [C], or None for zeros.
         stride: 1 or 2.
         relu: Whether negative results become zero; NaN stays.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
@@ -113,7 +113,7 @@ def grouped_convolution(
     bias = torch.zeros(channels) if bias is None else bias.detach().float().contiguous()
     work = _Work(features.data_ptr(), output.data_ptr(), None, bias.data_ptr(), relu)
     with own_kernel("grouped_convolution", (features, weight, bias), (output,)):
-        _convolve(shape, work, weight, backward=False, emulated=emulated)
+        _convolve(shape, work, weight, backward=False, tiles=tiles)
     return output
 
 
@@ -124,7 +124,7 @@ def grouped_input_gradient(
     gate: Tensor | None = None,
     *,
     stride: int,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """The input's gradient in channels_last memory.
 
@@ -134,7 +134,7 @@ def grouped_input_gradient(
         size: The input's, (N, C, H, W).
         gate: As large as the input, whose gradient is zero where this is not positive.
         stride: 1 or 2.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
@@ -149,14 +149,13 @@ def grouped_input_gradient(
     work = _Work(gradient.data_ptr(), result.data_ptr(), gate_place, no_bias.data_ptr(), False)
     read = (gradient, weight) if gate is None else (gradient, weight, gate)
     with own_kernel("grouped_input_gradient", read, (result,)):
-        _convolve(shape, work, weight, backward=True, emulated=emulated)
+        _convolve(shape, work, weight, backward=True, tiles=tiles)
     return result
 
 
 def _convolve(
-    shape: _Shape, work: _Work, weight: Tensor, *, backward: bool, emulated: bool
+    shape: _Shape, work: _Work, weight: Tensor, *, backward: bool, tiles: Tiles | None
 ) -> None:
-    assert emulated or has_tiles()
     weight, threads = channels_last(weight.detach()), torch.get_num_threads()
     record = ctypes.byref(shape)
     size = convolution_library().grouped_convolution_bytes(record, backward, threads)
@@ -167,7 +166,7 @@ def _convolve(
         weight.data_ptr(),
         scratch.data_ptr(),
         backward,
-        emulated,
+        tiles_for(tiles),
         threads,
     )
 
@@ -179,7 +178,7 @@ def grouped_weight_gradient(
     *,
     group_width: int,
     stride: int,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of a grouped convolution's weight and bias.
 
@@ -189,7 +188,7 @@ def grouped_weight_gradient(
         gate: As large as the output, whose gradient counts where this is positive.
         group_width: Channels of a group: 4, 8, 16 or 32.
         stride: 1 or 2.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Returns:
         Of the weight float32 [C, group_width, 3, 3] in channels_last memory, of the bias [C].
@@ -197,7 +196,6 @@ def grouped_weight_gradient(
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
-    assert emulated or has_tiles()
     features, gradient = channels_last(features), channels_last(gradient)
     gate = None if gate is None else channels_last(gate)
     channels = features.shape[1]
@@ -217,7 +215,7 @@ def grouped_weight_gradient(
             of_weight.data_ptr(),
             of_bias.data_ptr(),
             scratch.data_ptr(),
-            emulated,
+            tiles_for(tiles),
             threads,
         )
     return of_weight, of_bias

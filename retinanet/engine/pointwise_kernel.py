@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import aligned_bytes, channels_last
-from retinanet.engine.tile_weights import PackedWeight, has_tiles
+from retinanet.engine.tile_weights import PackedWeight, Tiles, tiles_for
 from retinanet.native_library import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "pointwise_convolution.cpp"
@@ -54,7 +54,7 @@ def pointwise_output(
     added: Tensor | None = None,
     *,
     relu: bool = False,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Return the convolution's output plus `added`, with a ReLU if asked for.
 
@@ -64,15 +64,13 @@ def pointwise_output(
         bias: [O], or None for zeros.
         added: [N, O, H, W], or None.
         relu: Whether negative results become zero; NaN stays.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
     packed, outputs = weight.for_outputs, weight.outputs
-    return _convolved(
-        features, packed, outputs, bias=bias, added=added, relu=relu, emulated=emulated
-    )
+    return _convolved(features, packed, outputs, bias=bias, added=added, relu=relu, tiles=tiles)
 
 
 def pointwise_input_gradient(
@@ -81,7 +79,7 @@ def pointwise_input_gradient(
     added: Tensor | None = None,
     gate: Tensor | None = None,
     *,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Return the input's gradient plus `added`, both zero where `gate` is not positive.
 
@@ -90,18 +88,18 @@ def pointwise_input_gradient(
         weight: Packed for gradients too.
         added: [N, I, H, W], or None: what other readers of the input send back.
         gate: None, or the input, which a ReLU returned: the result is the gradient of the ReLU's.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
     assert weight.for_gradients is not None
     packed, inputs = weight.for_gradients, weight.inputs
-    return _convolved(gradient, packed, inputs, added=added, gate=gate, emulated=emulated)
+    return _convolved(gradient, packed, inputs, added=added, gate=gate, tiles=tiles)
 
 
 def strided_input_gradient(
-    gradient: Tensor, weight: PackedWeight, size: tuple[int, int], *, emulated: bool = False
+    gradient: Tensor, weight: PackedWeight, size: tuple[int, int], *, tiles: Tiles | None = None
 ) -> Tensor:
     """Return the input's gradient of a convolution of stride 2.
 
@@ -109,14 +107,14 @@ def strided_input_gradient(
         gradient: Of the output, [N, O, H', W'].
         weight: Packed for gradients too.
         size: The input's height and width.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
     assert weight.for_gradients is not None
     packed, inputs = weight.for_gradients, weight.inputs
-    return _convolved(gradient, packed, inputs, spread_over=size, emulated=emulated)
+    return _convolved(gradient, packed, inputs, spread_over=size, tiles=tiles)
 
 
 def _convolved(
@@ -129,9 +127,8 @@ def _convolved(
     gate: Tensor | None = None,
     relu: bool = False,
     spread_over: tuple[int, int] | None = None,
-    emulated: bool,
+    tiles: Tiles | None,
 ) -> Tensor:
-    assert emulated or has_tiles()
     features = channels_last(features)
     images, inputs, height, width = features.shape
     map_size = spread_over or (height, width)
@@ -168,7 +165,7 @@ def _convolved(
             maps,
             scratch.data_ptr(),
             threads,
-            emulated,
+            tiles_for(tiles),
         )
     return output
 

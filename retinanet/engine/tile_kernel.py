@@ -15,7 +15,7 @@ from torch import Tensor
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import aligned_bytes, channels_last
 from retinanet.engine.levels import level_records
-from retinanet.engine.tile_weights import PackedWeight, has_tiles
+from retinanet.engine.tile_weights import PackedWeight, Tiles, tiles_for
 from retinanet.native_library import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "tile_convolution.cpp"
@@ -27,14 +27,14 @@ def outputs_of(
     bias: Tensor | None,
     *,
     relu: bool,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> list[Tensor]:
     """Return the outputs of each level; `bias` float32 [O] or none.
 
-    `emulated` computes the same without the processor's tiles, slowly.
+    `tiles`: what computes the tile instructions, by default the processor's best.
     """
     packed, outputs = weight.for_outputs, weight.outputs
-    return _convolved(inputs, packed, outputs, bias=bias, relu=relu, emulated=emulated)
+    return _convolved(inputs, packed, outputs, bias=bias, relu=relu, tiles=tiles)
 
 
 def input_gradients(
@@ -42,7 +42,7 @@ def input_gradients(
     weight: PackedWeight,
     gates: Sequence[Tensor] = (),
     *,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> list[Tensor]:
     """Return the inputs' gradients from the outputs'.
 
@@ -51,11 +51,11 @@ def input_gradients(
         weight: Packed for gradients too.
         gates: None, or inputs that a ReLU returned: where they are not positive the gradient is
             zero, which makes it that of the ReLU's input.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
     """
     assert weight.for_gradients is not None
     packed, inputs = weight.for_gradients, weight.inputs
-    return _convolved(gradients, packed, inputs, gates=gates, emulated=emulated)
+    return _convolved(gradients, packed, inputs, gates=gates, tiles=tiles)
 
 
 def _convolved(
@@ -66,9 +66,8 @@ def _convolved(
     bias: Tensor | None = None,
     relu: bool = False,
     gates: Sequence[Tensor] = (),
-    emulated: bool,
+    tiles: Tiles | None,
 ) -> list[Tensor]:
-    assert emulated or has_tiles()
     inputs = [channels_last(level) for level in inputs]
     gates = [channels_last(gate) for gate in gates]
     threads = torch.get_num_threads()
@@ -88,7 +87,7 @@ def _convolved(
             relu,
             scratch.data_ptr(),
             threads,
-            emulated,
+            tiles_for(tiles),
         )
     return outputs
 

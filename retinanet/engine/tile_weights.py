@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import aligned_bytes, channels_last
-from retinanet.native_library import NativeLibraryError, load_library
+from retinanet.native_library import CPU_FLAGS_NEEDED, NativeLibraryError, load_library
 from retinanet.processor import cpu_flags
 
 SOURCE = Path(__file__).parent / "csrc" / "tile_weights.cpp"
@@ -19,18 +20,42 @@ BLOCK = 32
 """Numbers of channels are rounded up to multiples of this, with zeros."""
 
 
-@functools.cache
-def has_tiles() -> bool:
-    """Whether the processor has AMX's BF16 tiles, this process may use them, and C++ compiles.
+class Tiles(IntEnum):
+    """What computes the tile instructions, as csrc/tiles.h has it."""
 
-    It asks Linux for the permission, which every kernel with tiles needs.
+    AMX = 0
+    VECTORS = 1
+    """AVX-512 BF16."""
+    EMULATED = 2
+    """Plain C++, slow, for tests on any processor."""
+
+
+@functools.cache
+def best_tiles() -> Tiles | None:
+    """Return the fastest that this processor has, or None where it has neither or C++ fails.
+
+    It asks Linux for the permission to use AMX's tiles, which all kernels need.
     """
-    if not {"amx_bf16", "avx512_bf16"} <= cpu_flags():
-        return False
+    flags = cpu_flags()
+    if not {"avx512_bf16", *CPU_FLAGS_NEEDED["x86-64-v4"]} <= flags:
+        return None
     try:
-        return bool(library().tile_weights_permitted())
+        permitted = bool(library().tile_weights_permitted())
     except NativeLibraryError:
-        return False
+        return None
+    return Tiles.AMX if permitted and "amx_bf16" in flags else Tiles.VECTORS
+
+
+def tiles_for(asked: Tiles | None) -> Tiles:
+    """Return what is asked for, or else the processor's best."""
+    tiles = best_tiles() if asked is None else asked
+    assert tiles is not None
+    return tiles
+
+
+def has_tiles() -> bool:
+    """Whether the processor has AMX's BF16 tiles and this process may use them."""
+    return best_tiles() is Tiles.AMX
 
 
 class PackedWeight(NamedTuple):

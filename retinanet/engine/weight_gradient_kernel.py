@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retinanet.bytes_moved import own_kernel
 from retinanet.engine.layout import channels_last
-from retinanet.engine.tile_weights import has_tiles
+from retinanet.engine.tile_weights import Tiles, tiles_for
 from retinanet.native_library import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "weight_gradient.cpp"
@@ -54,7 +54,7 @@ def weight_gradient(
     kernel: int,
     stride: int = 1,
     scale: Tensor | None = None,
-    emulated: bool = False,
+    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of a convolution's weight and bias, summed over the levels.
 
@@ -65,7 +65,7 @@ def weight_gradient(
         kernel: 3 (padding 1) or 1 (no padding).
         stride: 1, or 2 of a 1×1.
         scale: The weight's gradient is multiplied by it, for each output [O], unless it is None.
-        emulated: Compute what the tile instructions do by plain ones, on any processor.
+        tiles: What computes the tile instructions, by default the processor's best.
 
     Returns:
         Of the weight float32 [O, I, kernel, kernel] in channels_last memory, of the bias [O].
@@ -73,7 +73,6 @@ def weight_gradient(
     Raises:
         NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
-    assert emulated or has_tiles()
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
     gates = [channels_last(gate) for gate in gates]
@@ -99,7 +98,7 @@ def weight_gradient(
             of_bias.data_ptr(),
             scratch.data_ptr(),
             threads,
-            emulated,
+            tiles_for(tiles),
         )
     return of_weight, of_bias
 

@@ -279,7 +279,7 @@ int64_t grouped_convolution_bytes(const GroupedShape* shape, int32_t backward, i
 // [channels, 3, 3, group_width].
 void grouped_convolve(
     const GroupedShape* shape, const Maps* maps, const Bfloat16* weight, char* scratch, int32_t backward,
-    int32_t emulated, int32_t threads) {
+    int32_t tiles, int32_t threads) {
     const Plan plan = make_plan(*shape, backward, threads);
     Bfloat16* weights = reinterpret_cast<Bfloat16*>(scratch);
     char* own_scratch = scratch + plan.units * UNIT_WEIGHTS * sizeof(Bfloat16);
@@ -293,13 +293,7 @@ void grouped_convolve(
         for (int64_t job = 0; job < plan.strips * plan.unit_parts; job++) {
             char* own = own_scratch + omp_get_thread_num() * plan.thread_bytes();
             const int64_t strip = job / plan.unit_parts, part = job % plan.unit_parts;
-#if defined(HAS_TILE_INSTRUCTIONS)
-            if (!emulated) {
-                convolve_strip<HardwareTiles>(*maps, plan, strip, part, weights, own);
-                continue;
-            }
-#endif
-            convolve_strip<EmulatedTiles>(*maps, plan, strip, part, weights, own);
+            with_tiles(tiles, [&](auto kind) { convolve_strip<decltype(kind)>(*maps, plan, strip, part, weights, own); });
         }
     }
 }

@@ -394,7 +394,7 @@ int64_t grouped_gradient_bytes(const GroupedShape* shape, int32_t threads) {
 
 // `of_weight` float32 [channels, 3, 3, group_width]; `of_bias` float32 [channels], or null.
 void grouped_weight_gradient(
-    const GroupedShape* shape, const Maps* maps, float* of_weight, float* of_bias, char* scratch, int32_t emulated,
+    const GroupedShape* shape, const Maps* maps, float* of_weight, float* of_bias, char* scratch, int32_t tiles,
     int32_t threads) {
     const Plan plan = make_plan(*shape, threads);
     const int64_t jobs = plan.unit_parts * plan.strip_parts;
@@ -403,13 +403,7 @@ void grouped_weight_gradient(
 #pragma omp for schedule(static, 1)
         for (int64_t job = 0; job < jobs; job++) {
             char* own = scratch + job * plan.job_bytes();
-#if defined(HAS_TILE_INSTRUCTIONS)
-            if (!emulated) {
-                sum_job<HardwareTiles>(*maps, plan, job, own);
-                continue;
-            }
-#endif
-            sum_job<EmulatedTiles>(*maps, plan, job, own);
+            with_tiles(tiles, [&](auto kind) { sum_job<decltype(kind)>(*maps, plan, job, own); });
         }
 #pragma omp for schedule(static)
         for (int64_t channel = 0; channel < plan.shape.channels; channel++) {

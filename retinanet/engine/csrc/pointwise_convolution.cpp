@@ -206,13 +206,11 @@ int64_t pointwise_scratch_bytes(int64_t pixels, int64_t inputs, int64_t outputs,
 // of 32, and weights as tiles.
 void pointwise_convolution(
     const Bfloat16* input, int64_t pixels, int64_t inputs, const Bfloat16* weights, const Target* target,
-    const Spread* spread, int32_t maps, void* scratch, int32_t threads, int32_t emulated) {
+    const Spread* spread, int32_t maps, void* scratch, int32_t threads, int32_t tiles) {
     const Plan plan = make_plan(pixels, inputs, target->outputs, maps, threads);
-    char* bytes = static_cast<char*>(scratch);
-#if defined(HAS_TILE_INSTRUCTIONS)
-    if (!emulated) return convolve<HardwareTiles>(plan, input, weights, *target, *spread, bytes, threads);
-#endif
-    convolve<EmulatedTiles>(plan, input, weights, *target, *spread, bytes, threads);
+    with_tiles(tiles, [&](auto kind) {
+        convolve<decltype(kind)>(plan, input, weights, *target, *spread, static_cast<char*>(scratch), threads);
+    });
 }
 
 }  // extern "C"

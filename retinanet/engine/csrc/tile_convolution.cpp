@@ -185,12 +185,14 @@ static inline __attribute__((always_inline)) void multiply_windows(
         for (int64_t tap = 0; tap < TAPS; tap++, weights += TILE_VALUES) {
             const Bfloat16* window = rows + taps[tap];
             Tiles::template load<6>(weights, ROW_BYTES);
-            for (int64_t line = 0; line < TILE_ROWS; line++) __builtin_prefetch(weights + (1 * TILE_ROWS + line) * TILE_SUM, 0, 3);
+            for (int64_t line = 0; line < TILE_ROWS; line++) {  // of the next one
+                __builtin_prefetch(weights + TILE_VALUES + line * TILE_SUM, 0, 3);
+            }
             for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
                 Tiles::template load<7>(window + tile * TILE_VALUES, ROW_BYTES);
                 Tiles::template multiply<tile, 7, 6>();
-                if constexpr (tile == 1) writer.template step<Tiles>();
-                if constexpr (tile == 3) copier.step();
+                if constexpr (tile == (tiles - 1) / 3) writer.template step<Tiles>();
+                if constexpr (tile == tiles / 2) copier.step();
             });
         }
     }
@@ -335,13 +337,12 @@ int64_t tile_convolution_scratch_bytes(
 // Outputs of all levels from weights as tiles; `bias` float32 [outputs] or none.
 void tile_convolution(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* weights,
-    const float* bias, int32_t relu, void* scratch, int32_t threads, int32_t emulated) {
+    const float* bias, int32_t relu, void* scratch, int32_t threads, int32_t tiles) {
     const Plan plan = make_plan(levels, level_count, inputs, outputs, threads);
-    char* bytes = static_cast<char*>(scratch);
-#if defined(HAS_TILE_INSTRUCTIONS)
-    if (!emulated) return convolve<HardwareTiles>(plan, levels, level_count, weights, bias, relu, bytes, threads);
-#endif
-    convolve<EmulatedTiles>(plan, levels, level_count, weights, bias, relu, bytes, threads);
+    with_tiles(tiles, [&](auto kind) {
+        convolve<decltype(kind)>(
+            plan, levels, level_count, weights, bias, relu, static_cast<char*>(scratch), threads);
+    });
 }
 
 }  // extern "C"

@@ -1,10 +1,6 @@
 // Writes the float32 sums of a convolution's tiles as BF16 pixels, between the tile instructions.
 #pragma once
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <type_traits>
 
@@ -56,13 +52,13 @@ struct Writer {
         if (gate) __builtin_prefetch(gate + later, 0, 2);
         if (added) __builtin_prefetch(added + later, 0, 2);
         if (place < 0) return;
-#if defined(HAS_TILE_INSTRUCTIONS) && defined(__AVX512BW__)
-        if (count == COLUMNS && std::is_same_v<Tiles, HardwareTiles>) return write_line(values, place);
+#if defined(HAS_VECTOR_TILES)
+        if (count == COLUMNS && !std::is_same_v<Tiles, EmulatedTiles>) return write_line(values, place);
 #endif
         write(values, place);
     }
 
-#if defined(HAS_TILE_INSTRUCTIONS) && defined(__AVX512BW__)
+#if defined(HAS_VECTOR_TILES)
     // The same for 32 outputs, with the rounding of AVX-512 BF16, which every processor with tiles has.
     inline __attribute__((always_inline)) void write_line(const float* values, int64_t place) const {
         __m512 low = _mm512_add_ps(_mm512_loadu_ps(values), _mm512_loadu_ps(bias));

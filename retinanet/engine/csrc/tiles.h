@@ -1,11 +1,15 @@
-// The tile instructions of AMX, and the same in plain C++ for processors without them.
+// The tile instructions of AMX, and the same by AVX-512 BF16 and in plain C++ for processors without them.
 //
 // A tile register holds 16 rows of 64 bytes. `multiply` is TDPBF16PS: for rows m and columns n,
 //   c[m][n] += sum over k < 16 of a[m][2k] * b[k][2n] + a[m][2k + 1] * b[k][2n + 1]
 // where a [16 × 32] and b [16 × 16 pairs] are BF16 and c [16 × 16] is float32. A kernel is a template
-// over `Tiles` and is compiled for both; Intel 64 and IA-32 Architectures Software Developer's
+// over `Tiles` and is compiled for all; Intel 64 and IA-32 Architectures Software Developer's
 // Manual, volume 1, chapter 18, and volume 2, TDPBF16PS.
 #pragma once
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
 
 #include "bfloat16.h"
 
@@ -69,6 +73,77 @@ static inline bool tiles_permitted() {
 static inline bool tiles_permitted() { return false; }
 #endif
 
+#if defined(__AVX512BW__)
+#define HAS_VECTOR_TILES 1
+
+// The same by VDPBF16PS, for processors that have it but no tiles: a row of c is a register. a and b
+// are read where they were loaded from, which nobody changes before they are multiplied.
+struct VectorTiles {
+    struct Tile {
+        alignas(64) float sums[16][16];
+        const char* from;  // none: the sums count
+        int64_t stride;
+    };
+
+    static Tile* tiles() {
+        static thread_local Tile held[8];
+        return held;
+    }
+
+    static void begin() {}
+    static void end() {}
+
+    template <int tile>
+    static inline void zero() {
+        std::memset(tiles()[tile].sums, 0, sizeof(Tile::sums));
+        tiles()[tile].from = nullptr;
+    }
+
+    template <int tile>
+    static inline void load(const void* from, int64_t stride) {
+        tiles()[tile].from = static_cast<const char*>(from);
+        tiles()[tile].stride = stride;
+    }
+
+    static inline void fill(Tile& tile) {
+        if (!tile.from) return;
+        for (int64_t row = 0; row < TILE_ROWS; row++) std::memcpy(tile.sums[row], tile.from + row * tile.stride, 64);
+        tile.from = nullptr;
+    }
+
+    template <int tile>
+    static inline void store(void* to, int64_t stride) {
+        fill(tiles()[tile]);
+        for (int64_t row = 0; row < TILE_ROWS; row++) {
+            std::memcpy(static_cast<char*>(to) + row * stride, tiles()[tile].sums[row], 64);
+        }
+    }
+
+    template <int c, int a, int b>
+    static inline void multiply() {
+        Tile& result = tiles()[c];
+        const Tile &left = tiles()[a], &right = tiles()[b];
+        fill(result);
+        __m512 sums[TILE_ROWS];
+#pragma GCC unroll 16
+        for (int row = 0; row < TILE_ROWS; row++) sums[row] = _mm512_load_ps(result.sums[row]);
+        const char* values = left.from;
+        const char* pairs = right.from;
+        for (int64_t pair = 0; pair < TILE_PAIRS; pair++, values += 4, pairs += right.stride) {
+            const __m512i factors = _mm512_loadu_si512(pairs);
+#pragma GCC unroll 16
+            for (int row = 0; row < TILE_ROWS; row++) {
+                asm("vdpbf16ps %2%{1to16%}, %1, %0"
+                    : "+v"(sums[row])
+                    : "v"(factors), "m"(*reinterpret_cast<const int32_t*>(values + row * left.stride)));
+            }
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < TILE_ROWS; row++) _mm512_store_ps(result.sums[row], sums[row]);
+    }
+};
+#endif
+
 // The same in memory, for tests on any processor.
 struct EmulatedTiles {
     static unsigned char (&registers())[8][1024] {
@@ -116,3 +191,18 @@ struct EmulatedTiles {
         std::memcpy(registers()[c], sums, sizeof sums);
     }
 };
+
+// Who computes the instructions, as `Tiles` in tile_weights.py counts them.
+enum : int32_t { TILES_OF_AMX, TILES_OF_VECTORS, TILES_EMULATED };
+
+// Calls `compute` with a value of the type that stands for `kind`.
+template <typename Compute>
+static inline void with_tiles(int32_t kind, const Compute& compute) {
+#if defined(HAS_TILE_INSTRUCTIONS)
+    if (kind == TILES_OF_AMX) return compute(HardwareTiles{});
+#endif
+#if defined(HAS_VECTOR_TILES)
+    if (kind == TILES_OF_VECTORS) return compute(VectorTiles{});
+#endif
+    compute(EmulatedTiles{});
+}

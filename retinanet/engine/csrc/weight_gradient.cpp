@@ -646,14 +646,13 @@ int64_t weight_gradient_bytes(const Level* levels, int64_t level_count, const Sh
 }
 
 // The weight's gradient, float32 [outputs, kernel, kernel, inputs] in memory, summed over the levels and times
-// `scale` [outputs] unless that is null, and the bias's [outputs] unless that is null. `emulated`: without the tile instructions.
+// `scale` [outputs] unless that is null, and the bias's [outputs] unless that is null. `tiles`: see tiles.h.
 void weight_gradient_sum(
     const Level* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias, char* scratch,
-    int32_t threads, int32_t emulated) {
-#if defined(HAS_TILE_INSTRUCTIONS)
-    if (!emulated) return weight_gradient<HardwareTiles>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);
-#endif
-    weight_gradient<EmulatedTiles>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);
+    int32_t threads, int32_t tiles) {
+    with_tiles(tiles, [&](auto kind) {
+        weight_gradient<decltype(kind)>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);
+    });
 }
 
 }  // extern "C"

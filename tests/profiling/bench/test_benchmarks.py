@@ -55,7 +55,7 @@ def results_of(**runs: list[Run]) -> Results:
                 seconds=2.0,
                 by_kind={"convolution forward": 0.5, "matmul": 0.5, "reorder": 0.3},
                 winograd_seconds=0.3,
-                kernel_seconds={"weight_gradient_sum": 0.2},
+                kernel_seconds={"weight_gradient_sum": 0.2, "masked_sum": 0.1, "adam_step": 0.1},
             ),
             "torch-onednn": Primitives(seconds=4.0, by_kind={"convolution forward": 3.0}),
         },
@@ -158,6 +158,22 @@ def test_findings_of_a_step_by_hand() -> None:
     }
 
 
+def test_passes_over_memory_are_added_up_where_operators_were_timed() -> None:
+    results = results_of(torch=[run_of(2.0)])
+    assert results.passes_share("torch") is None
+    operators = {
+        "aten::add_ x7": 0.2,
+        "aten::add_relu x1": 0.5,
+        "aten::mul x2": 0.3,
+        "Adam x1": 3.0,
+    }
+    results = replace(results, operators={"torch": operators})
+    # Reorders 0.3 and masked sums 0.1 of 2 s; a sum and a product, 0.5 of 4 s.
+    assert results.passes_share("torch") == pytest.approx(0.2 + 0.125)
+    [finding] = [one for one in step_findings(results) if "ReLU" in one.what]
+    assert finding.value == results.passes_share("torch") and not finding.is_met
+
+
 def test_the_loss_is_held_against_a_copy() -> None:
     results = results_of(
         kernel=[run_of(2.0)], bandwidth=[run_of(9.0, copy=40.0, **{"scale in place": 80.0})]
@@ -251,10 +267,10 @@ def test_counting_leaves_the_step_as_it_is() -> None:
     assert counted.run()["loss"] == pytest.approx(plain.run()["loss"], rel=1e-5)
 
 
-def test_seconds_of_own_kernels_are_added_up_if_they_convolve() -> None:
+def test_seconds_of_own_kernels_are_added_up() -> None:
     with kernel_seconds() as found:
         for name in ("weight_gradient_sum", "weight_gradient_sum", "adam_step", "grouped_forward"):
             with own_kernel(name, (), ()):
                 time.sleep(0.01)
-    assert found.keys() == {"weight_gradient_sum", "grouped_forward"}
+    assert found.keys() == {"weight_gradient_sum", "adam_step", "grouped_forward"}
     assert found["weight_gradient_sum"] > found["grouped_forward"] >= 0.01

@@ -1,15 +1,60 @@
 """What the engine's tests share."""
 
 import functools
+from collections.abc import Iterator
 
 import pytest
+import torch
 
-from retinanet.engine import convolution, tile_kernel
+from retinanet.engine import (
+    convolution,
+    grouped_kernel,
+    pointwise_kernel,
+    tile_kernel,
+    weight_gradient_kernel,
+)
+from retinanet.engine.tile_weights import Tiles, best_tiles
+from retinanet.native_library import load_library, usable_instruction_sets
+
+KERNELS = (grouped_kernel, pointwise_kernel, tile_kernel, weight_gradient_kernel)
+LIBRARIES = (
+    grouped_kernel.convolution_library,
+    grouped_kernel.weight_gradient_library,
+    pointwise_kernel.library,
+    tile_kernel.library,
+    weight_gradient_kernel.library,
+)
+
+
+def forget_libraries() -> None:
+    for library in LIBRARIES:
+        library.cache_clear()
+
+
+@pytest.fixture(params=["amx", "vectors", "emulated", "emulated without vectors"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiles]:
+    """What computes the tile instructions; the last also for the plainest instruction set."""
+    kind = Tiles[request.param.split()[0].upper()]
+    best = best_tiles()
+    if kind is not Tiles.EMULATED and (best is None or kind < best):
+        pytest.skip("the processor has no such instructions")
+    if request.param == "emulated without vectors":
+        plainest = functools.partial(load_library, instruction_set=usable_instruction_sets()[-1])
+        for module in KERNELS:
+            monkeypatch.setattr(module, "load_library", plainest)
+        forget_libraries()
+    threads = torch.get_num_threads()
+    yield kind
+    torch.set_num_threads(threads)
+    if request.param == "emulated without vectors":
+        forget_libraries()
 
 
 @pytest.fixture
-def emulated_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `convolve` take AMX's kernels on any processor, with tile instructions in plain C++."""
+def own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `convolve` take AMX's kernels on any processor, by the best that computes tiles here."""
+    best = best_tiles()
+    kind = Tiles.EMULATED if best is None else best
     monkeypatch.setattr(convolution, "has_tiles", lambda: True)
     for module, names in (
         (tile_kernel, ["outputs_of", "input_gradients"]),
@@ -27,5 +72,5 @@ def emulated_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ):
         for name in names:
-            emulated = functools.partial(getattr(module, name), emulated=True)
-            monkeypatch.setattr(module, name, emulated)
+            own = functools.partial(getattr(module, name), tiles=kind)
+            monkeypatch.setattr(module, name, own)

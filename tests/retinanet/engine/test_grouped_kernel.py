@@ -1,7 +1,7 @@
-"""Kernels of grouped convolutions, against torch in float64; emulated where there is no AMX."""
+"""Kernels of grouped convolutions, against torch in float64."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,18 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retinanet.engine import convolution as convolution_module
-from retinanet.engine import grouped_kernel
 from retinanet.engine.convolution import Geometry, convolve
 from retinanet.engine.grouped_kernel import (
-    convolution_library,
     grouped_convolution,
     grouped_input_gradient,
     grouped_weight_gradient,
     is_grouped,
-    weight_gradient_library,
 )
-from retinanet.engine.tile_weights import has_tiles
-from retinanet.native_library import load_library, usable_instruction_sets
+from retinanet.engine.tile_weights import Tiles
 
 BF16_ROUNDING = 2.0**-8
 
@@ -64,34 +60,9 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
-def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether tiles are emulated; the processor's are taken where it has them."""
-    if request.param == "tiles" and not has_tiles():
-        pytest.skip("this processor has no AMX")
-    without_vectors = request.param == "emulated without vectors"
-    libraries = (weight_gradient_library, convolution_library)
-    if without_vectors:
-        oldest = functools.partial(load_library, instruction_set=usable_instruction_sets()[-1])
-        monkeypatch.setattr(grouped_kernel, "load_library", oldest)
-        for library in libraries:
-            library.cache_clear()
-    yield request.param != "tiles"
-    if without_vectors:
-        for library in libraries:
-            library.cache_clear()
-
-
 @pytest.fixture
-def weight_gradient(emulated: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    return functools.partial(grouped_weight_gradient, emulated=emulated)
+def weight_gradient(tiles: Tiles) -> Callable[..., tuple[Tensor, Tensor]]:
+    return functools.partial(grouped_weight_gradient, tiles=tiles)
 
 
 def maps_amid_nan(images: int, channels: int, height: int, width: int) -> Tensor:
@@ -192,14 +163,12 @@ def weight_of(case: Case) -> Tensor:
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_are_those_of_float64(emulated: bool, name: str, relu: bool) -> None:
+def test_outputs_are_those_of_float64(tiles: Tiles, name: str, relu: bool) -> None:
     case = CASES[name]
     torch.set_num_threads(case.threads)
     features, _, _ = maps_of(case)
     weight, bias = weight_of(case), torch.randn(case.channels)
-    output = grouped_convolution(
-        features, weight, bias, stride=case.stride, relu=relu, emulated=emulated
-    )
+    output = grouped_convolution(features, weight, bias, stride=case.stride, relu=relu, tiles=tiles)
     wanted = F.conv2d(
         features.double(), weight.double(), bias.double(), case.stride, 1, 1,
         case.channels // case.group_width,
@@ -211,14 +180,14 @@ def test_outputs_are_those_of_float64(emulated: bool, name: str, relu: bool) -> 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_input_gradients_are_those_of_float64(emulated: bool, name: str, gated: bool) -> None:
+def test_input_gradients_are_those_of_float64(tiles: Tiles, name: str, gated: bool) -> None:
     case = CASES[name]
     torch.set_num_threads(case.threads)
     features, gradient, _ = maps_of(case)
     weight = weight_of(case)
     gate = features if gated else None
     found = grouped_input_gradient(
-        gradient, weight, features.shape, gate, stride=case.stride, emulated=emulated
+        gradient, weight, features.shape, gate, stride=case.stride, tiles=tiles
     )
     wanted: Tensor = torch.ops.aten.convolution_backward(
         gradient.double(), features.double(), weight.double(), None, (case.stride, case.stride),
@@ -235,12 +204,12 @@ def assert_rounded(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_nan_reaches_what_is_computed_from_it(emulated: bool, stride: int) -> None:
+def test_nan_reaches_what_is_computed_from_it(tiles: Tiles, stride: int) -> None:
     features = torch.randn(1, 32, 9, 9).bfloat16()
     features[0, 5, 4, 4] = torch.nan
     weight = torch.randn(32, 4, 3, 3).bfloat16()
     output = grouped_convolution(
-        features, weight, torch.zeros(32), stride=stride, relu=True, emulated=emulated
+        features, weight, torch.zeros(32), stride=stride, relu=True, tiles=tiles
     )
     # A unit of 32 channels is summed together, with weights of zero between groups.
     reached = output.isnan().any(dim=1)[0]
@@ -273,9 +242,10 @@ def test_which_convolutions_are_taken(
     assert is_grouped(torch.zeros(shape), stride, padding, groups) == suits
 
 
-@pytest.mark.skipif(not has_tiles(), reason="this processor has no AMX")
 @pytest.mark.parametrize("stride", [1, 2])
-def test_convolutions_take_the_kernel(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+def test_convolutions_take_the_kernel(
+    own_tiles: None, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
     """Gradients through `convolve` stay as they are without it, within BF16's rounding."""
     torch.manual_seed(1)
     levels = [torch.randn(2, 64, 12, size).bfloat16() for size in (10, 7)]
@@ -293,7 +263,7 @@ def test_convolutions_take_the_kernel(monkeypatch: pytest.MonkeyPatch, stride: i
 
     def counted(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
         calls.append(options)
-        return grouped_weight_gradient(*arguments, **options)
+        return grouped_weight_gradient(*arguments, **options, tiles=Tiles.EMULATED)
 
     monkeypatch.setattr(convolution_module, "grouped_weight_gradient", counted)
     own = gradients()

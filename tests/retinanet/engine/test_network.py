@@ -101,9 +101,17 @@ def test_winograds_bf16_is_about_as_close_to_float32_as_autocast() -> None:
     assert gradient_errors_over_autocasts("winograd") <= 1.25
 
 
-def gradient_errors_over_autocasts(convolutions: str) -> float:
+def test_tiles_bf16_is_about_as_close_to_float32_as_autocast(own_tiles: None) -> None:
+    assert gradient_errors_over_autocasts("auto") <= 1.25
+
+
+def test_bf16_norms_that_train_are_as_close_to_float32_as_autocasts() -> None:
+    assert gradient_errors_over_autocasts("onednn", norm="batch") <= 1.1
+
+
+def gradient_errors_over_autocasts(convolutions: str, *, norm: str = "frozen") -> float:
     """Median over the parameters of the gradient's error, over that of the model in autocast."""
-    model = make_model(norm="frozen", trainable_layers=3).train()
+    model = make_model(norm=norm, trainable_layers=3).train()
     reference = gradients(model, model(images()))
     with autocast("bf16"):
         outputs = model(images())

@@ -1,7 +1,6 @@
-"""AMX's kernel for 1×1 convolutions, against torch's in float64; emulated where there is no AMX."""
+"""AMX's kernel for 1×1 convolutions, against torch's in float64."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,16 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from retinanet.engine import pointwise_kernel
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
 from retinanet.engine.pointwise_kernel import (
-    library,
     pointwise_input_gradient,
     pointwise_output,
     strided_input_gradient,
 )
-from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
-from retinanet.native_library import load_library, usable_instruction_sets
+from retinanet.engine.tile_weights import PackedWeight, Tiles, pack_weight
 
 BF16_ROUNDING = 2.0**-8
 
@@ -43,27 +39,6 @@ CASES = {
     "eight threads": Case(2, 128, 64, (5, 7), threads=8),
     "weights larger than their part of the cache": Case(1, 1024, 352, (9, 5)),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
-def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """The kernel's `emulated`, for the best instruction set and for the plainest."""
-    if request.param == "tiles" and not has_tiles():
-        pytest.skip("no AMX here")
-    if request.param == "emulated without vectors":
-        plainest = usable_instruction_sets()[-1]
-        plain = functools.partial(load_library, instruction_set=plainest)
-        monkeypatch.setattr(pointwise_kernel, "load_library", plain)
-        library.cache_clear()
-    yield request.param != "tiles"
-    library.cache_clear()
 
 
 def map_of(case: Case, channels: int, seed: int) -> Tensor:
@@ -93,15 +68,13 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize(("with_added", "relu"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("name", CASES)
-def test_output_is_the_convolutions(
-    emulated: bool, name: str, with_added: bool, relu: bool
-) -> None:
+def test_output_is_the_convolutions(tiles: Tiles, name: str, with_added: bool, relu: bool) -> None:
     case = CASES[name]
     torch.set_num_threads(case.threads)
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     added = map_of(case, case.outputs, seed=1) if with_added else None
-    found = pointwise_output(features, packed(weight), bias, added, relu=relu, emulated=emulated)
+    found = pointwise_output(features, packed(weight), bias, added, relu=relu, tiles=tiles)
     wanted = F.conv2d(features.double(), weight.double(), bias.double())
     if added is not None:
         wanted = wanted + added.double()
@@ -111,7 +84,7 @@ def test_output_is_the_convolutions(
 @pytest.mark.parametrize(("with_added", "gated"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("name", CASES)
 def test_input_gradient_is_the_convolutions(
-    emulated: bool, name: str, with_added: bool, gated: bool
+    tiles: Tiles, name: str, with_added: bool, gated: bool
 ) -> None:
     case = CASES[name]
     torch.set_num_threads(case.threads)
@@ -119,7 +92,7 @@ def test_input_gradient_is_the_convolutions(
     gradient = map_of(case, case.outputs, seed=1)
     added = map_of(case, case.inputs, seed=3) if with_added else None
     gate = map_of(case, case.inputs, seed=4).relu() if gated else None
-    found = pointwise_input_gradient(gradient, packed(weight), added, gate, emulated=emulated)
+    found = pointwise_input_gradient(gradient, packed(weight), added, gate, tiles=tiles)
     wanted = F.conv_transpose2d(gradient.double(), weight.double())
     if added is not None:
         wanted = wanted + added.double()
@@ -128,7 +101,7 @@ def test_input_gradient_is_the_convolutions(
 
 @pytest.mark.parametrize("size", [(9, 14), (10, 13), (1, 1), (2, 21)])
 def test_input_gradient_of_stride_2_is_the_convolutions(
-    emulated: bool, size: tuple[int, int]
+    tiles: Tiles, size: tuple[int, int]
 ) -> None:
     torch.manual_seed(0)
     features = torch.randn(3, 64, *size, dtype=torch.float64, requires_grad=True)
@@ -136,16 +109,16 @@ def test_input_gradient_of_stride_2_is_the_convolutions(
     output = F.conv2d(features, weight.double(), stride=2)
     gradient = torch.randn(output.shape).bfloat16()
     [wanted] = torch.autograd.grad(output, [features], gradient.double())
-    assert_close(strided_input_gradient(gradient, packed(weight), size, emulated=emulated), wanted)
+    assert_close(strided_input_gradient(gradient, packed(weight), size, tiles=tiles), wanted)
 
 
 def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
-    emulated: bool, monkeypatch: pytest.MonkeyPatch
+    tiles: Tiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES["one column"]
     weight, bias = weight_and_bias(case)
     features, added = (map_of(case, channels, seed=0) for channels in (case.inputs, case.outputs))
-    plain = pointwise_output(features, packed(weight), bias, added, relu=True, emulated=emulated)
+    plain = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
     empty = torch.empty
 
     def all_ones(*arguments: Any, **options: Any) -> Tensor:
@@ -159,52 +132,52 @@ def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
 
     features, added = amid_nan(features), amid_nan(added)
     monkeypatch.setattr(torch, "empty", all_ones)
-    found = pointwise_output(features, packed(weight), bias, added, relu=True, emulated=emulated)
+    found = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
     monkeypatch.undo()
     assert torch.equal(found, plain)
 
 
-def test_nan_reaches_its_pixel_alone_and_passes_relu(emulated: bool) -> None:
+def test_nan_reaches_its_pixel_alone_and_passes_relu(tiles: Tiles) -> None:
     case = CASES["one row"]
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     features[1, 3, 0, 20] = torch.nan
-    found = pointwise_output(features, packed(weight), bias, relu=True, emulated=emulated)
+    found = pointwise_output(features, packed(weight), bias, relu=True, tiles=tiles)
     assert found[1, :, 0, 20].isnan().all()
     assert found.isnan().sum() == case.outputs
 
 
-def test_a_nan_gate_is_open(emulated: bool) -> None:
+def test_a_nan_gate_is_open(tiles: Tiles) -> None:
     case = CASES["one row"]
     weight, _ = weight_and_bias(case)
     gradient = map_of(case, case.outputs, seed=1)
     gate = torch.zeros_like(map_of(case, case.inputs, seed=3))
     gate[1, 2, 0, 4] = -torch.nan
-    found = pointwise_input_gradient(gradient, packed(weight), None, gate, emulated=emulated)
+    found = pointwise_input_gradient(gradient, packed(weight), None, gate, tiles=tiles)
     assert found[1, 2, 0, 4] != 0
     assert (found != 0).sum() == 1
 
 
-def test_maps_in_other_layouts_are_taken(emulated: bool) -> None:
+def test_maps_in_other_layouts_are_taken(tiles: Tiles) -> None:
     case = CASES["tasks of several sizes"]
     weight, bias = weight_and_bias(case)
     maps = [map_of(case, case.inputs, seed=0), map_of(case, case.outputs, seed=1)]
     plain = [one.contiguous() for one in maps]
     found = [
-        pointwise_output(one, packed(weight), bias, added, relu=True, emulated=emulated)
+        pointwise_output(one, packed(weight), bias, added, relu=True, tiles=tiles)
         for one, added in (maps, plain)
     ]
     assert torch.equal(*found)
 
 
-def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
+def test_threads_and_repetition_change_nothing(tiles: Tiles) -> None:
     case = CASES["weights larger than their part of the cache"]
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     results = []
     for threads in (1, 2, 2, 7):
         torch.set_num_threads(threads)
-        results.append(pointwise_output(features, packed(weight), bias, emulated=emulated))
+        results.append(pointwise_output(features, packed(weight), bias, tiles=tiles))
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -212,7 +185,7 @@ def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("geometry", [POINTWISE, SAME_3X3, Geometry((1, 1), (1, 1), 4)], ids=str)
 def test_a_residual_block_of_two_trains_as_in_float64(
-    emulated_tiles: None, geometry: Geometry, dtype: torch.dtype, own: bool
+    own_tiles: None, geometry: Geometry, dtype: torch.dtype, own: bool
 ) -> None:
     torch.manual_seed(0)
     size = 1 + 2 * geometry.padding[0]

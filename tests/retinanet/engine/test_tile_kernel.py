@@ -1,7 +1,5 @@
-"""AMX's kernel for 3×3 convolutions, against torch's in float64; emulated where there is no AMX."""
+"""AMX's kernel for 3×3 convolutions, against torch's in float64."""
 
-import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,9 +10,8 @@ from torch.nn import functional as F
 from retinanet.engine import convolution as convolution_module
 from retinanet.engine import tile_kernel
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
-from retinanet.engine.tile_kernel import input_gradients, library, outputs_of
-from retinanet.engine.tile_weights import PackedWeight, has_tiles, pack_weight
-from retinanet.native_library import load_library, usable_instruction_sets
+from retinanet.engine.tile_kernel import input_gradients, outputs_of
+from retinanet.engine.tile_weights import PackedWeight, Tiles, pack_weight
 
 BF16_ROUNDING = 2.0**-8
 
@@ -42,27 +39,6 @@ CASES = {
     "more blocks of pixels than one": Case(1, 32, 32, [(40, 43)], threads=1),
     "a sum in chunks": Case(1, 331, 40, [(9, 7)]),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
-def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """The kernel's `emulated`, for the best instruction set and for the plainest."""
-    if request.param == "tiles" and not has_tiles():
-        pytest.skip("no AMX here")
-    if request.param == "emulated without vectors":
-        plainest = usable_instruction_sets()[-1]
-        plain = functools.partial(load_library, instruction_set=plainest)
-        monkeypatch.setattr(tile_kernel, "load_library", plain)
-        library.cache_clear()
-    yield request.param != "tiles"
-    library.cache_clear()
 
 
 def maps_of(case: Case, channels: int, seed: int) -> list[Tensor]:
@@ -98,25 +74,25 @@ def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_are_the_convolutions(emulated: bool, name: str, relu: bool) -> None:
+def test_outputs_are_the_convolutions(tiles: Tiles, name: str, relu: bool) -> None:
     case = CASES[name]
     torch.set_num_threads(case.threads)
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
-    found = outputs_of(inputs, packed(weight), bias, relu=relu, emulated=emulated)
+    found = outputs_of(inputs, packed(weight), bias, relu=relu, tiles=tiles)
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, [map_.relu() if relu else map_ for map_ in wanted])
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_input_gradients_are_the_convolutions(emulated: bool, name: str, gated: bool) -> None:
+def test_input_gradients_are_the_convolutions(tiles: Tiles, name: str, gated: bool) -> None:
     case = CASES[name]
     torch.set_num_threads(case.threads)
     weight, _ = weight_and_bias(case)
     gradients = maps_of(case, case.outputs, seed=1)
     gates = [gate.relu() for gate in maps_of(case, case.inputs, seed=3)]
-    found = input_gradients(gradients, packed(weight), gates if gated else (), emulated=emulated)
+    found = input_gradients(gradients, packed(weight), gates if gated else (), tiles=tiles)
     wanted = [F.conv_transpose2d(g.double(), weight.double(), padding=1) for g in gradients]
     if gated:
         wanted = [map_ * (gate > 0) for map_, gate in zip(wanted, gates, strict=True)]
@@ -124,7 +100,7 @@ def test_input_gradients_are_the_convolutions(emulated: bool, name: str, gated: 
 
 
 def test_what_lies_in_scratch_memory_does_not_reach_results(
-    emulated: bool, monkeypatch: pytest.MonkeyPatch
+    tiles: Tiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES["odd channels"]
     weight, bias = weight_and_bias(case)
@@ -137,68 +113,68 @@ def test_what_lies_in_scratch_memory_does_not_reach_results(
         return made
 
     monkeypatch.setattr(torch, "empty", all_ones)
-    found = outputs_of(inputs, packed(weight), bias, relu=False, emulated=emulated)
+    found = outputs_of(inputs, packed(weight), bias, relu=False, tiles=tiles)
     monkeypatch.undo()
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, wanted)
 
 
-def test_nan_around_the_maps_does_not_reach_results(emulated: bool) -> None:
+def test_nan_around_the_maps_does_not_reach_results(tiles: Tiles) -> None:
     case = CASES["odd channels"]
     weight, bias = weight_and_bias(case)
     [level] = maps_of(case, case.inputs, seed=0)
     memory = torch.full((level.numel() + 4096,), torch.nan, dtype=torch.bfloat16)
     within = memory[2048:][: level.numel()].as_strided(level.shape, level.stride(), 2048)
     within.copy_(level)
-    found = outputs_of([within], packed(weight), bias, relu=True, emulated=emulated)
-    plain = outputs_of([level], packed(weight), bias, relu=True, emulated=emulated)
+    found = outputs_of([within], packed(weight), bias, relu=True, tiles=tiles)
+    plain = outputs_of([level], packed(weight), bias, relu=True, tiles=tiles)
     assert torch.equal(found[0], plain[0])
 
 
-def test_nan_reaches_its_neighbours_alone_and_passes_relu(emulated: bool) -> None:
+def test_nan_reaches_its_neighbours_alone_and_passes_relu(tiles: Tiles) -> None:
     case = CASES["several levels"]
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     inputs[0][0, 3, 5, 0] = torch.nan
-    found, *others = outputs_of(inputs, packed(weight), bias, relu=True, emulated=emulated)
+    found, *others = outputs_of(inputs, packed(weight), bias, relu=True, tiles=tiles)
     assert found[0, :, 4:7, :2].isnan().all()
     assert found.isnan().sum() == 6 * case.outputs
     assert not any(other.isnan().any() for other in others)
 
 
-def test_a_nan_gate_is_open(emulated: bool) -> None:
+def test_a_nan_gate_is_open(tiles: Tiles) -> None:
     case = CASES["one row"]
     weight, _ = weight_and_bias(case)
     gradients = maps_of(case, case.outputs, seed=1)
     gates = [torch.zeros_like(gate) for gate in maps_of(case, case.inputs, seed=3)]
     gates[0][1, 2, 0, 4] = -torch.nan
-    [found] = input_gradients(gradients, packed(weight), gates, emulated=emulated)
+    [found] = input_gradients(gradients, packed(weight), gates, tiles=tiles)
     assert found[1, 2, 0, 4] != 0
     assert (found != 0).sum() == 1
 
 
-def test_maps_in_other_layouts_are_taken(emulated: bool) -> None:
+def test_maps_in_other_layouts_are_taken(tiles: Tiles) -> None:
     case = CASES["several levels"]
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     plain = [level.contiguous() for level in inputs]
-    found = outputs_of(plain, packed(weight), bias, relu=False, emulated=emulated)
-    wanted = outputs_of(inputs, packed(weight), bias, relu=False, emulated=emulated)
+    found = outputs_of(plain, packed(weight), bias, relu=False, tiles=tiles)
+    wanted = outputs_of(inputs, packed(weight), bias, relu=False, tiles=tiles)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_threads_and_repetition_change_nothing(emulated: bool) -> None:
+def test_threads_and_repetition_change_nothing(tiles: Tiles) -> None:
     case = CASES["a sum in chunks"]
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     results = []
     for threads in (1, 2, 2, 7):
         torch.set_num_threads(threads)
-        results.append(outputs_of(inputs, packed(weight), bias, relu=True, emulated=emulated)[0])
+        results.append(outputs_of(inputs, packed(weight), bias, relu=True, tiles=tiles)[0])
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_convolve_trains_as_in_float32(emulated_tiles: None) -> None:
+def test_convolve_trains_as_in_float32(own_tiles: None) -> None:
     torch.manual_seed(0)
     sizes = [(11, 9), (5, 4)]
     maps = [torch.randn(2, 24, *size).relu().bfloat16() for size in sizes]
@@ -226,7 +202,7 @@ def test_convolve_trains_as_in_float32(emulated_tiles: None) -> None:
     ],
 )
 def test_other_convolutions_are_onednns(
-    emulated_tiles: None,
+    own_tiles: None,
     monkeypatch: pytest.MonkeyPatch,
     geometry: Geometry,
     shape: tuple[int, ...],

@@ -1,18 +1,16 @@
-"""AMX's kernel for weight gradients, against torch's in float64; emulated where there is no AMX."""
+"""AMX's kernel for weight gradients, against torch's in float64."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine import weight_gradient_kernel
 from retinanet.engine.convolution import POINTWISE, Geometry, convolve
-from retinanet.engine.tile_weights import has_tiles
-from retinanet.engine.weight_gradient_kernel import library, weight_gradient
-from retinanet.native_library import load_library, usable_instruction_sets
+from retinanet.engine.tile_weights import Tiles
+from retinanet.engine.weight_gradient_kernel import weight_gradient
 
 SAME_3X3 = Geometry((1, 1), (1, 1), 1)
 BF16_ROUNDING = 2.0**-8
@@ -48,27 +46,9 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=["emulated", "emulated without vectors", "tiles"])
-def kernel(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., tuple[Tensor, Tensor]]]:
-    """The kernel with emulated tiles, and with the processor's where it has them."""
-    if request.param == "tiles" and not has_tiles():
-        pytest.skip("this processor has no AMX")
-    if request.param == "emulated without vectors":
-        oldest = functools.partial(load_library, instruction_set=usable_instruction_sets()[-1])
-        monkeypatch.setattr(weight_gradient_kernel, "load_library", oldest)
-        library.cache_clear()
-    yield functools.partial(weight_gradient, emulated=request.param != "tiles")
-    if request.param == "emulated without vectors":
-        library.cache_clear()
+@pytest.fixture
+def kernel(tiles: Tiles) -> Callable[..., tuple[Tensor, Tensor]]:
+    return functools.partial(weight_gradient, tiles=tiles)
 
 
 def maps_amid_nan(images: int, channels: int, height: int, width: int) -> Tensor:
@@ -180,7 +160,7 @@ def test_maps_in_other_layouts_are_taken(kernel: Callable[..., tuple[Tensor, Ten
 @pytest.mark.parametrize(
     ("geometry", "size"), [(SAME_3X3, 3), (POINTWISE, 1), (Geometry((2, 2), (0, 0), 1), 1)]
 )
-def test_convolve_trains_as_in_float32(emulated_tiles: None, geometry: Geometry, size: int) -> None:
+def test_convolve_trains_as_in_float32(own_tiles: None, geometry: Geometry, size: int) -> None:
     torch.manual_seed(0)
     levels = [torch.randn(2, 24, *side).bfloat16() for side in ((11, 9), (5, 4))]
     found = []
