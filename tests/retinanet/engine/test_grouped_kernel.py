@@ -273,3 +273,16 @@ def test_convolutions_take_the_kernel(
         assert found.dtype == wanted.dtype
         assert_close(found, wanted, allowed=2 * BF16_ROUNDING)
     assert len(calls) == len(levels)
+
+
+@pytest.mark.parametrize(("group_width", "takes_ours"), [(8, True), (16, False)])
+def test_without_amx_narrow_groups_alone_take_the_weight_gradients_kernel(
+    monkeypatch: pytest.MonkeyPatch, group_width: int, takes_ours: bool
+) -> None:
+    monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
+    monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
+    features, weight = torch.zeros(1, 64, 5, 5).bfloat16(), torch.zeros(64, group_width, 3, 3)
+    geometry = Geometry((1, 1), (1, 1), 64 // group_width)
+    suits = convolution_module.suits_grouped_weight_gradient(features, weight, geometry)
+    assert suits == takes_ours
+    assert not convolution_module.suits_grouped_tiles(features, weight, geometry)
