@@ -107,8 +107,9 @@ def grouped_convolution(
     """
     features = channels_last(features)
     images, channels, height, width = features.shape
-    size = (images, (height - 1) // stride + 1, (width - 1) // stride + 1, channels)
-    output = features.new_empty(size).permute(0, 3, 1, 2)
+    size = (images, channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
+    # No view: what an autograd function returns may be changed in place.
+    output = torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
     shape = _shape(features, output, weight.shape[1], stride)
     bias = torch.zeros(channels) if bias is None else bias.detach().float().contiguous()
     work = _Work(features.data_ptr(), output.data_ptr(), None, bias.data_ptr(), relu)
@@ -141,11 +142,10 @@ def grouped_input_gradient(
     """
     gradient = channels_last(gradient)
     gate = None if gate is None else channels_last(gate)
-    images, channels, height, width = size
-    result = gradient.new_empty(images, height, width, channels).permute(0, 3, 1, 2)
+    result = torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
     shape = _shape(result, gradient, weight.shape[1], stride)
     gate_place = None if gate is None else gate.data_ptr()
-    no_bias = torch.zeros(channels)
+    no_bias = torch.zeros(size[1])
     work = _Work(gradient.data_ptr(), result.data_ptr(), gate_place, no_bias.data_ptr(), False)
     read = (gradient, weight) if gate is None else (gradient, weight, gate)
     with own_kernel("grouped_input_gradient", read, (result,)):

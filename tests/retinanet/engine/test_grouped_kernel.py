@@ -286,3 +286,11 @@ def test_without_amx_narrow_groups_alone_take_the_weight_gradients_kernel(
     suits = convolution_module.suits_grouped_weight_gradient(features, weight, geometry)
     assert suits == takes_ours
     assert not convolution_module.suits_grouped_tiles(features, weight, geometry)
+
+
+def test_what_convolve_returns_may_be_changed_in_place(own_tiles: None) -> None:
+    features, weight = torch.randn(1, 64, 5, 5).bfloat16(), torch.randn(64, 8, 3, 3)
+    geometry = Geometry((1, 1), (1, 1), 8)
+    [output] = convolve([features], weight.requires_grad_(), None, geometry=geometry)
+    output.relu_().sum().backward()
+    assert weight.grad is not None and weight.grad.isfinite().all()
