@@ -24,7 +24,9 @@ PRODUCTS = re.compile(
     re.VERBOSE,
 )
 OURS = re.compile(
-    r"""_WinogradConvolution(Backward)?$ |                # retinanet/engine/winograd.py
+    r"""_(Winograd|Tile)?Convolution(Backward)?$ |        # of retinanet/engine: convolutions,
+    _BatchNorm(Backward)?$ |                              # norms that train,
+    _AddRelu$ | _BranchesBackward$ |                      # sums and masks
     (OnePassAdam|Lamb)\.step$ |                           # retinanet/engine/adam.py, lamb.py
     retinanet:: | GeneratedBackwardFor_retinanet_         # retinanet/loss/focal_kernel.py
     """,
