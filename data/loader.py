@@ -1,6 +1,7 @@
 """DataLoaders over a DetectionDataset."""
 
 import os
+import time
 from collections.abc import Collection, Iterator
 from functools import partial
 
@@ -11,6 +12,8 @@ from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 from data.sampler import EvaluationBatches, TrainingBatches
 from data.worker_signals import obey_parent, signals_blocked
 from retinanet.errors import InputError
+
+ENDED_IS_TOLD_WITHIN_S = 10.0
 
 
 class DetectionLoader(DataLoader[Sample]):
@@ -49,6 +52,11 @@ class DetectionLoader(DataLoader[Sample]):
         except InputError as error:
             last_line = str(error).rstrip().rsplit("\n", maxsplit=1)[-1]
             raise InputError(last_line.split("InputError: ", maxsplit=1)[-1]) from error
+        except (ConnectionError, EOFError):
+            # A loading process ended while this one read from its socket. torch's handler of
+            # SIGCHLD raises the error that says so, here as soon as the system has told of it.
+            time.sleep(ENDED_IS_TOLD_WITHIN_S)
+            raise
 
 
 class HeldBackBatches(Sampler[list[SampleKey]]):

@@ -1,8 +1,14 @@
 """What is said of a loading process that a signal has ended, from torch's own words."""
 
+import os
+import signal
+from collections.abc import Callable
+from typing import Never
+
 import pytest
 
 from data.killed_workers import killed_worker
+from data.loader import DetectionLoader
 from retinanet.exit_codes import OUR_BUG, described, exit_code_of
 
 KILLED = "DataLoader worker (pid 123) is killed by signal: Killed. "
@@ -37,3 +43,27 @@ def test_the_signal_is_found_behind_the_error_that_torch_raises_from_it() -> Non
 def test_any_other_error_keeps_its_traceback() -> None:
     for error in (RuntimeError("CUDA"), ValueError(KILLED)):
         assert killed_worker(error) is None and described(error) is None
+
+
+def killed_while_read(process: int) -> Never:
+    os.kill(process, signal.SIGKILL)
+    raise ConnectionResetError
+
+
+class SampleOfProcess:
+    """What its loading process does not survive the reading of."""
+
+    def __reduce__(self) -> tuple[Callable[[int], Never], tuple[int]]:
+        return killed_while_read, (os.getpid(),)
+
+
+class Samples:
+    def __getitem__(self, key: int) -> SampleOfProcess:
+        return SampleOfProcess()
+
+
+def test_a_process_killed_while_its_batch_is_read_is_told_as_one_that_was_killed() -> None:
+    loader = DetectionLoader(Samples(), batch_sampler=[[0]], collate_fn=list, num_workers=1)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError) as raised:
+        next(iter(loader))
+    assert "SIGKILL" in (killed_worker(raised.value) or "")
