@@ -57,7 +57,7 @@ FUZZ_TARGETS = annotations checkpoint config environment hosts image index log o
 fuzz:
 	@./setup.sh fuzz
 	@failed=; for target in $(FUZZ_TARGETS); do \
-	    .venv/bin/python -m fuzz $$target --seconds $(FUZZ_SECONDS) || failed="$$failed $$target"; \
+	    .venv/bin/python -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || failed="$$failed $$target"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "fuzz: findings in$$failed, see runs/fuzz/found" >&2; exit 1; fi
 

@@ -11,27 +11,26 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from launch.group.one_voice import one_voice
-from launch.place import Place
-from launch.plan.command import print_plan_here
+from common.cli import run_command
+from common.errors import FINISHED, STOPPED_BY_SIGNAL
+from launch.rank_context import RankContext
 from launch.ranks import read_ranks
-from retinanet.command_line import parse_run_arguments, print_config, run_command
+from launch.startup import rank0_only_errors
 from retinanet.config import Config
-from retinanet.config_file import load_config
-from retinanet.configured_place import place_on_host
-from retinanet.exit_codes import FINISHED, STOPPED_BY_SIGNAL
+from retinanet.config_file import load_config, parse_run_arguments, print_config
+from retinanet.placement import place_on_host, print_plan_here
 
 if TYPE_CHECKING:
-    from launch.group.process_group import ProcessGroup
+    from launch.process_group import ProcessGroup
     from retinanet.mlperf.log import MlperfLog
-    from retinanet.training.run import Run
     from retinanet.training.signals import StopRequest
+    from retinanet.training.trainer import Trainer
 
 
 def main() -> int:
     """Run the command line; return the exit code."""
     ranks = read_ranks(os.environ)
-    with one_voice(ranks):
+    with rank0_only_errors(ranks):
         arguments = parse_run_arguments(__doc__ or "")
         config = load_config(arguments.config, arguments.overrides)
         if arguments.dry_run:
@@ -40,8 +39,8 @@ def main() -> int:
             return FINISHED
         place = place_on_host(config, ranks, binding=not arguments.check)
     # torch is loaded only now: cores, memory policy and environment must be settled before.
-    from launch.group.process_group import joined
-    from retinanet.mlperf.start import running_log
+    from launch.process_group import joined
+    from retinanet.mlperf.training_log import running_log
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         if arguments.check:
@@ -57,7 +56,7 @@ def train(
     arguments: argparse.Namespace,
     *,
     group: "ProcessGroup",
-    place: Place,
+    place: RankContext,
     log: "MlperfLog",
 ) -> int:
     """One run, from its inputs to its last words.
@@ -65,18 +64,22 @@ def train(
     Raises:
         InputError: Something the user gave does not fit; nothing was written.
     """
+    from common.console import make_console
     from profiling.capture.hooks import capturing
     from retinanet.engine.engines import chosen_engine
-    from retinanet.preflight.start import checked
-    from retinanet.terminal import make_console
-    from retinanet.training.pretrained import notes_on_backbone
-    from retinanet.training.random_states import seed_everything
+    from retinanet.preflight.check import checked
+    from retinanet.training.build import (
+        build_model,
+        build_optimizer,
+        notes_on_backbone,
+        starting_weights,
+    )
+    from retinanet.training.data import open_run_data
+    from retinanet.training.distributed import seed_everything
     from retinanet.training.resume import checkpoint_to_resume, take_up, take_up_the_rest
-    from retinanet.training.run import Run
-    from retinanet.training.run_data import open_run_data
     from retinanet.training.run_folder import claim_run_folder
     from retinanet.training.signals import StopRequest
-    from retinanet.training.start import build_model, build_optimizer, starting_weights
+    from retinanet.training.trainer import Trainer
 
     engine = chosen_engine(config.engine.name)
     group = checked(config, arguments, group=group, place=place, engine=engine)
@@ -100,7 +103,7 @@ def train(
         del weights  # they would keep their file mapped for the whole run
         groups = config.distributed.groups
         optimizer = build_optimizer(config.training, model, engine=engine, groups=groups)
-        run = Run(
+        run = Trainer(
             config,
             folder,
             data=data,
@@ -123,7 +126,7 @@ def train(
         return steps_and_evaluations(run, stop)
 
 
-def steps_and_evaluations(run: "Run", stop: "StopRequest") -> int:
+def steps_and_evaluations(run: "Trainer", stop: "StopRequest") -> int:
     """Train epoch by epoch, evaluate in between; end at the target, the last step, or a signal.
 
     Raises:

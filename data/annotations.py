@@ -2,13 +2,25 @@
 
 A dict per box costs about a kilobyte: tens of gigabytes for OpenImages' boxes. Columns cost 70
 bytes a box, and those of an index (`data.index`) are files that all processes of a host share.
+
+TODO-DOC The model's class indices and the JSON's category ids: which is which.
+
+TODO-DOC Texts as two arrays, so that a million file names are neither objects nor a copy a process.
+
+TODO-DOC Columns that are read a part at a time, without holding them twice at the end.
+
+TODO-DOC Ids to rows, by columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from common.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,3 +80,258 @@ class Annotations:
         inside = np.minimum(starts, len(self.box_is_crowd) - 1)
         only_crowds = np.logical_and.reduceat(self.box_is_crowd, inside)
         return np.flatnonzero(~only_crowds & (ends > starts)).astype(np.int32)
+
+
+UNNAMED = "N/A"
+"""The name of a class that no category uses, as in torchvision's list of COCO's names."""
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """For every label (the model's class index, from 0): its category id and its name.
+
+    Stored in the checkpoint, so that predictions carry the ids of the training JSON.
+    """
+
+    category_ids: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def contiguous(cls, ids: NDArray[np.int64], names: Sequence[str]) -> "ClassMap":
+        """Labels 0, 1, 2, … in the order of the JSON's categories (MLPerf's OpenImages)."""
+        return cls(tuple(ids.tolist()), tuple(names))
+
+    @classmethod
+    def by_category_id(
+        cls,
+        ids: NDArray[np.int64],
+        names: Sequence[str],
+        num_classes: int,
+        *,
+        source: str = "annotations",
+    ) -> "ClassMap":
+        """Labels equal category ids, as torchvision's COCO checkpoints have them (91 outputs).
+
+        Raises InputError, opening with `source`, for an id below 0 or not below `num_classes`.
+        """
+        table = [UNNAMED] * num_classes
+        for index, (category_id, name) in enumerate(zip(ids.tolist(), names, strict=True)):
+            if not 0 <= category_id < num_classes:
+                raise InputError(
+                    f"{source}: categories[{index}].id: {category_id} ({name}) is not from 0 to "
+                    f"{num_classes - 1}; allow more classes or use contiguous labels"
+                )
+            table[category_id] = name
+        return cls(tuple(range(num_classes)), tuple(table))
+
+    @property
+    def num_classes(self) -> int:
+        """The number of the model's outputs per anchor."""
+        return len(self.category_ids)
+
+    def labels_of(self, category_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Labels [N] of category ids [N]. Raises InputError for an id that has no label."""
+        known = np.array(self.category_ids, dtype=np.int64)
+        order = np.argsort(known)
+        found = np.searchsorted(known[order], category_ids)
+        labels = order[np.minimum(found, len(known) - 1)]
+        unknown = np.flatnonzero(known[labels] != category_ids)
+        if len(unknown):
+            raise InputError(
+                f"category id {category_ids[unknown[0]]} is none of the model's "
+                f"{self.num_classes} classes; use annotations with the training set's categories"
+            )
+        return labels
+
+    def category_id_of(self, label: int) -> int:
+        """The JSON's category id of one label."""
+        return self.category_ids[label]
+
+    def category_ids_of(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The JSON's category ids [N] of labels [N]."""
+        return np.array(self.category_ids, dtype=np.int64)[labels]
+
+    def name_of(self, label: int) -> str:
+        """The category's name, or "N/A" for a label that no category uses."""
+        return self.names[label]
+
+    def check_categories(
+        self, category_ids: NDArray[np.int64], category_names: Sequence[str], *, file: Path
+    ) -> None:
+        """Raise InputError, naming the first that differs, unless `file` has these categories.
+
+        Their order is free: boxes find their label by id.
+        """
+        expected = dict(zip(self.category_ids, self.names, strict=True))
+        for index, (category_id, name) in enumerate(
+            zip(category_ids.tolist(), category_names, strict=True)
+        ):
+            if expected.get(category_id, UNNAMED) != name:
+                known = expected.get(category_id, UNNAMED)
+                trained = "unknown" if known == UNNAMED else f"{known!r}"
+                raise InputError(
+                    f"{file}: categories[{index}]: id {category_id} is {name!r} here and {trained} "
+                    "in the training set; use annotations with the same categories"
+                )
+        missing = set(expected) - set(category_ids.tolist())
+        for category_id in sorted(missing):
+            if expected[category_id] != UNNAMED:
+                raise InputError(
+                    f"{file}: categories: id {category_id} ({expected[category_id]!r}) of the "
+                    "training set is missing; use annotations with the same categories"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for the checkpoint; `from_json` reads it."""
+        return {"category_ids": list(self.category_ids), "names": list(self.names)}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "ClassMap":
+        """The inverse of `to_json`. Raises InputError where the dict is not one of its making."""
+        ids, names = content.get("category_ids"), content.get("names")
+        if not (
+            isinstance(ids, list)
+            and isinstance(names, list)
+            and set(map(type, ids)) <= {int}
+            and len(ids) == len(names) == len(set(ids))
+            and set(map(type, names)) <= {str}
+        ):
+            raise InputError(
+                "classes: expected lists category_ids and names of one length, distinct integers "
+                "and strings; the checkpoint is damaged or not of this program's making"
+            )
+        return cls(tuple(ids), tuple(names))
+
+
+class TextColumn(Sequence[str]):
+    """Texts one after the other: a sequence of str that holds two arrays.
+
+    Args:
+        content: uint8, all texts joined, in UTF-8.
+        starts: int64 [N + 1], where each begins in `content`; the last one is its length.
+    """
+
+    def __init__(self, content: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
+        self.content = content
+        self.starts = starts
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "TextColumn":
+        """The texts of any iterable, in its order."""
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        starts = np.zeros(len(encoded) + 1, dtype=np.int64)
+        np.cumsum([len(text) for text in encoded], out=starts[1:])
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """One text, or a list of those of a slice. Raises IndexError as a list does."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        place = range(len(self))[index]
+        text = self.content[self.starts[place] : self.starts[place + 1]].tobytes()
+        try:
+            return text.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:  # an index that is not of our making
+            return text.decode("utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[place] for place in range(len(self)))
+
+
+GROWTH = 1.25
+"""How much longer an array becomes when it is full; its pages are moved, nothing is copied."""
+
+
+class GrowingArray:
+    """An array that parts are put behind."""
+
+    def __init__(self) -> None:
+        self.array: NDArray[Any] = np.empty(0)
+        self.length = 0
+
+    def extend(self, part: NDArray[Any]) -> None:
+        """Put `part` `[N, …]` behind what is there; the first one settles type and shape."""
+        if self.length == 0:
+            self.array = np.empty((0, *part.shape[1:]), dtype=part.dtype)
+        length = self.length + len(part)
+        if length > len(self.array):
+            self.set_room(max(length, int(len(self.array) * GROWTH)))
+        self.array[self.length : length] = part
+        self.length = length
+
+    def set_room(self, length: int) -> None:
+        """Make the array so long, with what it holds."""
+        self.array.resize((length, *self.array.shape[1:]), refcheck=False)
+
+    def finish(self) -> NDArray[Any]:
+        """All parts as one array."""
+        self.set_room(self.length)
+        return self.array
+
+
+class GrowingTexts:
+    """The same for a column of texts."""
+
+    def __init__(self) -> None:
+        self.content = GrowingArray()
+        self.lengths = GrowingArray()
+
+    def extend(self, part: TextColumn) -> None:
+        """Put texts behind those that are there."""
+        self.content.extend(part.content)
+        self.lengths.extend(np.diff(part.starts))
+
+    def finish(self) -> TextColumn:
+        """All texts as one column."""
+        lengths = self.lengths.finish()
+        starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        return TextColumn(self.content.finish(), starts)
+
+
+class GrowingColumns:
+    """Several columns that grow together, by name."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, GrowingArray | GrowingTexts] = {}
+
+    def extend(self, parts: dict[str, Any]) -> None:
+        """Put a part behind each column; the first parts settle which columns there are."""
+        for name, part in parts.items():
+            is_text = isinstance(part, TextColumn)
+            column = self.columns.setdefault(name, GrowingTexts() if is_text else GrowingArray())
+            column.extend(part)
+
+    def finish(self) -> dict[str, Any]:
+        """All columns, which are let go of here."""
+        columns, self.columns = self.columns, {}
+        return {name: column.finish() for name, column in columns.items()}
+
+
+def positions_in(known: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The first row in `known` [K] of every id [N], int32; -1 for an id that is not there."""
+    if not len(known):
+        return np.full(len(ids), -1, dtype=np.int32)
+    order = np.argsort(known, kind="stable").astype(np.int32)
+    in_order = known[order]
+    rows = np.minimum(np.searchsorted(in_order, ids), len(known) - 1).astype(np.int32)
+    is_known = in_order[rows] == ids
+    rows = order[rows]
+    rows[~is_known] = -1
+    return rows
+
+
+def repeated(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows, in order, whose id [N] an earlier row has."""
+    if bool((ids[1:] > ids[:-1]).all()):  # counted upwards, as most data sets' ids are
+        return np.zeros(0, dtype=np.int64)
+    order = np.argsort(ids, kind="stable")
+    in_order = ids[order]
+    return np.sort(order[1:][in_order[1:] == in_order[:-1]])

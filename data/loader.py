@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from common.errors import InputError
+from common.processes import obey_parent, signals_blocked
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 from data.sampler import EvaluationBatches, TrainingBatches
-from data.worker_signals import obey_parent, signals_blocked
-from retinanet.errors import InputError
 
 ENDED_IS_TOLD_WITHIN_S = 10.0
 

@@ -1,9 +1,15 @@
-"""Where a split's annotations and images lie: paths that are given, or a known tree."""
+"""Where a split's annotations and images lie: paths that are given, or a known tree.
 
-from pathlib import Path
+TODO-DOC Where an image of annotations lies: always below the folder of images.
+
+TODO-DOC Which sizes of images and boxes can be trained on; here nothing loads torch.
+"""
+
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.json_columns import shown
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
@@ -69,3 +75,51 @@ def _detect(root: Path | None, split: SplitName, *, need_json: bool, need_images
         f"data.root: {root} holds no {split} split; looked for {looked_for}; "
         f"give one of them, or set {' and '.join(missing)}"
     )
+
+
+def leaves_folder(name: str) -> bool:
+    """Whether a file name, put behind a folder, may name a file outside of it."""
+    upwards = ".." in name and ".." in PurePosixPath(name).parts
+    return upwards or name.startswith("/") or "\0" in name
+
+
+def image_path(folder: Path, name: str) -> Path:
+    """The file of an image. An index may be anybody's: its names are looked at where they are used.
+
+    Raises:
+        InputError: The name leads out of the folder. Links in it are followed: those are the
+            user's own.
+    """
+    if leaves_folder(name):
+        raise InputError(f"annotations: file_name {shown(name)}: leads out of {folder}")
+    return folder / name
+
+
+MINIMUM_SIDE = 1e-3
+"""Pixels; a box with a shorter side has no area that float32 holds, and no IoU with any anchor."""
+
+
+def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Whether two sizes (height, width) are of one shape, but for a pixel by which one was rounded.
+
+    Boxes can be scaled from one to the other. With another shape (a turned photo, another picture)
+    they would be nonsense.
+    """
+    excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
+    return excess <= max(annotated)
+
+
+def is_quarter_turn(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether annotations fit an image only once it is turned by 90°, by (height, width)."""
+    turned = stored[::-1]
+    if annotated in (stored, turned):
+        return annotated != stored
+    return not is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)
+
+
+def fits_both_ways(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether annotations fit an image as well turned by 90° as not turned."""
+    turned = stored[::-1]
+    if annotated in (stored, turned):
+        return stored == turned
+    return is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)

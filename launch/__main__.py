@@ -1,29 +1,33 @@
 """Ranks: plan where they run, start them, see how they scale."""
 
-import argparse
 import sys
-from collections.abc import Callable
 
-from launch.groups.options import add_groups
-from launch.plan.options import add_plan
-from launch.scale.options import add_scale
-from launch.start.command import add_run_command
-from launch.tune.options import add_tune
-from retinanet.command_line import run_command
+from common.cli import run_command, run_command_group
 
-COMMANDS = (add_plan, add_run_command, add_scale, add_tune, add_groups)
-"""Each adds one command, with `run` among its defaults."""
+COMMANDS = {
+    "plan": (
+        "retinanet.placement:add_plan",
+        "show the cores, memory and environment of each rank",
+    ),
+    "run": ("launch.run:add_run_command", "start ranks by mpirun, on one host or several"),
+    "scale": (
+        "profiling.studies.scale.command:add_scale",
+        "the scaling study: throughput by ranks and threads",
+    ),
+    "tune": (
+        "profiling.studies.tune.command:add_tune",
+        "the planner: how many hosts, ranks, threads and images reach the target soonest",
+    ),
+    "groups": (
+        "profiling.studies.async_groups.command:add_groups",
+        "probe how many compute groups, and how much momentum, train soonest",
+    ),
+}
 
 
 def main() -> int:
     """Read the command line and run the command that it names; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launch", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in COMMANDS:
-        add_command(commands)
-    arguments = vars(parser.parse_args())
-    run: Callable[..., int] = arguments.pop("run")
-    return run(**arguments)
+    return run_command_group(prog="python -m launch", description=__doc__ or "", commands=COMMANDS)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from retinanet.errors import InputError
+from common.errors import InputError
 
 OPEN_MPI = "OMPI_COMM_WORLD_"
 LONGEST_COUNT = 9

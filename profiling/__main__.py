@@ -4,47 +4,41 @@ python train.py profile.onednn.steps=20-22         # a run writes oneDNN's log o
 python -m profiling stats runs/demo/onednn/rank0.log --out stats
 """
 
-import argparse
 import sys
-from collections.abc import Callable
 
-from profiling.ablate.command import add_ablate
-from profiling.bench.command import add_bench
-from profiling.compare.command import add_compare
-from profiling.efficiency.command import add_efficiency
-from profiling.layers.options import add_layers
-from profiling.peaks.command import add_peaks
-from profiling.replay.benchdnn_command import add_benchdnn
-from profiling.report.command import add_report
-from profiling.stats.command import add_stats
-from profiling.trace.command import add_trace
-from retinanet.command_line import run_command
+from common.cli import run_command, run_command_group
+
+COMMANDS = {
+    "stats": ("profiling.stats.command:add_stats", "oneDNN's logs as tables and pictures"),
+    "report": ("profiling.report.command:add_report", "everything on one page for a browser"),
+    "compare": ("profiling.compare.command:add_compare", "two oneDNN logs side by side"),
+    "efficiency": (
+        "profiling.efficiency.command:add_efficiency",
+        "a run's primitives against the same ones alone",
+    ),
+    "benchdnn": (
+        "profiling.replay.command:add_benchdnn",
+        "run a log's problems again, each alone",
+    ),
+    "peaks": ("profiling.peaks.command:add_peaks", "measure what this machine can do at most"),
+    "trace": (
+        "profiling.trace.command:add_trace",
+        "torch.profiler's traces as tables and pictures",
+    ),
+    "layers": (
+        "profiling.layers.command:add_layers",
+        "time each layer of a network, forward and backward",
+    ),
+    "bench": ("profiling.bench.command:add_bench", "time contestants against each other"),
+    "ablate": ("profiling.ablate.command:add_ablate", "the paper's ablations, measured here"),
+}
 
 
 def main() -> int:
     """Read the command line and run the command that it names; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m profiling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    return run_command_group(
+        prog="python -m profiling", description=__doc__ or "", commands=COMMANDS
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (
-        add_stats,
-        add_report,
-        add_compare,
-        add_efficiency,
-        add_benchdnn,
-        add_peaks,
-        add_trace,
-        add_layers,
-        add_bench,
-        add_ablate,
-    ):
-        add(commands)
-    arguments = vars(parser.parse_args())
-    run: Callable[..., int] = arguments.pop("run")
-    return run(**arguments)
 
 
 if __name__ == "__main__":

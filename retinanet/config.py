@@ -22,16 +22,21 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from retinanet.batch_split import MOST_IMAGES, BatchSplit, require_split
-from retinanet.checkpoint_interval import is_interval
-from retinanet.metric_library import DEFAULT_LIBRARY, MetricLibrary
-from retinanet.mlperf.closed_division import broken_rules
-from retinanet.mlperf.rules import NEWEST, Rules
-from retinanet.processor import fastest_precision
-from retinanet.step_window import MOST_STEPS, is_window, window_of
+from common.machine import fastest_precision
+from retinanet.config_types import (
+    DEFAULT_LIBRARY,
+    MOST_IMAGES,
+    MOST_STEPS,
+    BatchSplit,
+    MetricLibrary,
+    is_interval,
+    is_window,
+    require_split,
+    window_of,
+)
+from retinanet.mlperf.rules import NEWEST, Rules, broken_rules
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
 
 MOST_STEPS_OF_RUN = 10**12
 MOST_EPOCHS = 10**9
@@ -56,7 +61,7 @@ def require_beta1(value: object) -> object:
 
 
 Steps = Annotated[str | None, BeforeValidator(require_steps)]
-"""A window of a run's steps; see `retinanet.step_window`."""
+"""A window of a run's steps; see `retinanet.config_types`."""
 
 
 def require_interval(value: object) -> object:

@@ -1,8 +1,13 @@
-"""From a YAML file and `section.field=value` pairs to a checked configuration."""
+"""From a YAML file and `section.field=value` pairs to a checked configuration.
 
+TODO-DOC Where the splits lie that a configuration names.
+"""
+
+import argparse
 import difflib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,19 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from retinanet.config import SCHEMA, SECTIONS, Config, field_names
-from retinanet.errors import InputError
-from retinanet.regular_files import read_text
+from common.cli import number_of_ranks
+from common.errors import InputError
+from common.files import read_text
+from data.sources import Split, SplitName, find_split
+from retinanet.config import (
+    SCHEMA,
+    SECTIONS,
+    Config,
+    DataConfig,
+    config_to_tree,
+    field_help,
+    field_names,
+)
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs"
 """Where `--config openimages.yaml` is found from any working directory."""
@@ -264,3 +279,79 @@ def described(value: object) -> str:
     """A value as an error message shows it: short, on one line."""
     shown = re.sub(r"\s+", " ", repr(value))
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def configured_split(settings: DataConfig, split: SplitName, *, root: Path | None) -> Split:
+    """A split's annotations and images, by `root` where `settings` gives no paths of its own.
+
+    `root` is `settings.root`, or the folder of drawn scenes. Raises InputError as `find_split`.
+    """
+    given = {
+        "train": (settings.train_annotations, settings.train_images),
+        "validation": (settings.validation_annotations, settings.validation_images),
+    }
+    annotations, images = given[split]
+    return find_split(root, split, annotations=annotations, images=images)
+
+
+def parse_run_arguments(description: str) -> argparse.Namespace:
+    """`train.py`'s command line: `dry_run`, `check`, and what an earlier run means.
+
+    That is `resume`, `auto_resume` or `overwrite`.
+    """
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=f"fields, by section:\n\n{field_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config",
+        default="demo.yaml",
+        metavar="NAME",
+        help="a YAML file, or a name in configs/ (default: demo.yaml, drawn scenes)",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.field=value",
+        help="put on top of the file, such as training.batch_size=4",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration and where the ranks would run, and stop",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="look in seconds whether the run can work, train nothing, leave nothing: data, disk "
+        "space, /dev/shm, memory, placement, packages, permissions; 0: it can, 2: it cannot; with "
+        "mpirun every host is looked at",
+    )
+    parser.add_argument(
+        "--check-ranks",
+        type=number_of_ranks,
+        metavar="N",
+        help="with --check and without mpirun: ranks that this host will have (default: 1)",
+    )
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume", action="store_true", help="go on from the run's last checkpoint"
+    )
+    existing.add_argument(
+        "--auto-resume",
+        action="store_true",
+        help="the same, or begin where there is no run yet: for jobs that a batch system requeues",
+    )
+    existing.add_argument(
+        "--overwrite", action="store_true", help="remove the run's earlier work and start anew"
+    )
+    arguments = parser.parse_intermixed_args()
+    if arguments.check_ranks and not arguments.check:
+        parser.error("--check-ranks is for --check")
+    return arguments
+
+
+def print_config(config: Config) -> None:
+    """The whole configuration as YAML, defaults included."""
+    YAML().dump(config_to_tree(config), sys.stdout)

@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retinanet.command_line import run_command
+from common.cli import run_command
 from tests.commands import RunHere
 
 LONG_FILES = (

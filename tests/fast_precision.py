@@ -2,7 +2,7 @@
 
 import pytest
 
-from retinanet.processor import fastest_precision
+from common.machine import fastest_precision
 
 FAST_PRECISION = fastest_precision()
 """The precision in which a test trains whose subject is another."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Adam
 
-from launch.group.process_group import ProcessGroup
+from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
-from retinanet.mlperf.start import begin_log, running_log
+from retinanet.mlperf.training_log import begin_log, running_log
 from retinanet.training.run_folder import environment_of
 
 CLOSED = (

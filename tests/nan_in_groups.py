@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 import train
-from retinanet.command_line import run_command
+from common.cli import run_command
 
 rank, number = sys.argv.pop(1), int(sys.argv.pop(1))
 train_to_the_end = train.steps_and_evaluations
 
 
-def train_with_nan(run: "train.Run", stop: "train.StopRequest") -> int:
+def train_with_nan(run: "train.Trainer", stop: "train.StopRequest") -> int:
     from retinanet.training import loop
 
     losses_of = loop.batch_losses

@@ -7,11 +7,15 @@ import torch
 from data.transforms import normalize
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
-from retinanet.model import RetinaNet
-from retinanet.training.checkpoint.reading import MODEL_FILE
-from retinanet.training.checkpoint.state import ModelDescription, State, TrainingPosition
-from retinanet.training.checkpoint.writing import Contents, copies, write_checkpoint
-from retinanet.training.random_states import random_states
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.checkpoint import Contents, copies, write_checkpoint
+from retinanet.training.checkpoint_state import (
+    MODEL_FILE,
+    ModelDescription,
+    State,
+    TrainingPosition,
+)
+from retinanet.training.distributed import random_states
 
 NAMES = ("one", "two", "three")
 

@@ -17,8 +17,8 @@ import profiling.__main__
 import retinanet.__main__
 import train
 from retinanet.config_file import load_config
-from retinanet.engine import network
-from retinanet.model import RetinaNet
+from retinanet.engine import folded_forward
+from retinanet.model.retinanet import RetinaNet
 from tests.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ maps.float().sum().backward()
 
 
 def patched_file(folder: Path) -> Path:
-    """`retinanet/engine/network.py` with the patch of the worked example."""
+    """`retinanet/engine/folded_forward.py` with the patch of the worked example."""
     place = Path("retinanet") / "engine" / "network.py"
     (folder / place).parent.mkdir(parents=True)
     shutil.copy(REPOSITORY / place, folder / place)
@@ -136,7 +136,7 @@ def test_the_planted_patch_fits_and_has_the_last_layer_of_the_heads_in_float32(
     head = model.head.classification_head
     levels = [torch.randn(1, 256, 2, 2, dtype=torch.bfloat16)]
     found = {}
-    for name, module in (("ours", network), ("patched", patched_network(tmp_path))):
+    for name, module in (("ours", folded_forward), ("patched", patched_network(tmp_path))):
         forward = module.FoldedForward(model, precision="bf16", convolutions="onednn")
         [found[name]] = forward._tower(levels, head.conv, head.cls_logits)
     assert found["ours"].dtype == torch.bfloat16 and found["patched"].dtype == torch.float32

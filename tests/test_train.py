@@ -23,14 +23,15 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from common.cli import run_command
 from data.dataset import Batch
-from data.index_cache import open_annotations
-from retinanet.command_line import run_command
+from data.index import open_annotations
+from retinanet import model_card
 from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
-from retinanet.mlperf.log_lines import lines_of
+from retinanet.mlperf.log import lines_of
 from retinanet.mlperf.official import check_compliance
-from retinanet.training import card, loading, loop
+from retinanet.training import data, loop
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
 from tests.without_locks import built_library, without_locks
@@ -337,7 +338,7 @@ def test_a_card_that_cannot_be_made_ends_no_training(
     def fail(facts: object) -> str:
         raise ValueError("no such fact")
 
-    monkeypatch.setattr(card, "model_card", fail)
+    monkeypatch.setattr(model_card, "model_card", fail)
     words = settings_in(tmp_path, "cardless", "training.max_steps=1", "evaluation.pictures=0")
     outcome = train(*words)
     assert outcome.code == 0 and outcome.errors == ""
@@ -443,9 +444,9 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(
 def test_loading_moves_out_in_the_middle_of_an_epoch_without_a_trace_in_the_numbers(
     root: Path, train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "LARGEST_SHARE", 0.0)
-    monkeypatch.setattr(loading, "FIRST_STEPS", 1)
-    monkeypatch.setattr(loading, "STEPS_MEASURED", 2)
+    monkeypatch.setattr(data, "LARGEST_SHARE", 0.0)
+    monkeypatch.setattr(data, "FIRST_STEPS", 1)
+    monkeypatch.setattr(data, "STEPS_MEASURED", 2)
     losses = {}
     for workers in ("auto", "0"):
         name = f"workers-{workers}"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from profiling.bench.batch_split_benchmark import cpus_of_last_rank
-from profiling.bench.busy_cores import busy_cores
+from profiling.bench.jobs import cpus_of_last_rank
+from profiling.bench.worker_pool import busy_cores
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import read_checkpoint
 from tests.launch.ranks import Ended, run_ranks

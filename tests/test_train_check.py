@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from retinanet.command_line import run_command
+from common.cli import run_command
 from tests.launch.ranks import run_ranks
 from tests.mounts import needs_root, tmpfs
 from train import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.command_line import run_command
+from common.cli import run_command
 from retinanet.training.checkpoint import newest_whole
 from train import main
 

@@ -10,8 +10,8 @@ from statistics import median
 import pytest
 
 from retinanet.config_file import load_config
-from retinanet.preflight.known_data import known_data
-from retinanet.preflight.memory_need import LOADED
+from retinanet.preflight.data import known_data
+from retinanet.preflight.memory import LOADED
 from retinanet.preflight.quick import need_of_rank, sizes_of_model
 from tests.fast_precision import FAST_PRECISION
 

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
-from data.scenes.drawing import make_scenes
+from data.synthetic import make_scenes
 from retinanet.__main__ import main
-from retinanet.mlperf.log_lines import LogLine, lines_of
+from retinanet.mlperf.log import LogLine, lines_of
 from retinanet.mlperf.official import check_compliance
-from tests.conftest import RunHere
+from tests.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

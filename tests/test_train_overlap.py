@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from retinanet.mlperf.log_lines import lines_of
+from retinanet.mlperf.log import lines_of
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
 from tests.launch.processes_left import children_of, wait_until_ended

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.command_line import run_command
+from common.cli import run_command
 from tests.fast_precision import FAST_PRECISION
 from train import main
 

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retinanet.processor import fastest_precision
+from common.machine import fastest_precision
 from tests.launch.processes_left import (
     children_of,
     processes_with,

@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 
 import train
-from retinanet.command_line import run_command
+from common.cli import run_command
 
 folder = Path(sys.argv.pop(1))
 train_to_the_end = train.steps_and_evaluations
 
 
-def train_and_save(run: "train.Run", stop: "train.StopRequest") -> int:
+def train_and_save(run: "train.Trainer", stop: "train.StopRequest") -> int:
     import torch
 
     code = train_to_the_end(run, stop)

@@ -19,28 +19,31 @@ A mirror is a server that holds, below its URL,
   coco        annotations/annotations_trainval2017.zip, train2017/NAME.jpg, val2017/NAME.jpg
   openimages  class-descriptions-boxable.csv, oidv6-train-annotations-bbox.csv,
               validation-annotations-bbox.csv, train/ID.jpg, validation/ID.jpg
+
+TODO-DOC The options of `python -m data download`.
+
+TODO-DOC SIGTERM, as batch systems send it, ends a download as Ctrl-C does.
 """
 
+import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
 
-from data.download.coco import download_coco
-from data.download.failures import FetchError, MissingFileError
-from data.download.fetching import Patience
-from data.download.folder import MISSING_LIST, one_download, write_missing_list
-from data.download.images import Manners
-from data.download.openimages import download_openimages
-from data.download.options import add_arguments
-from data.download.request import Request
-from data.download.stopping import sigterm_interrupts
+from common.cli import installed, positive
+from common.console import make_console
+from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
+from data.download.datasets import download_coco, download_openimages
+from data.download.fetching import RetryPolicy
+from data.download.folder import MISSING_LIST, Request, one_download, write_missing_list
+from data.download.http import FetchError, MissingFileError
+from data.download.images import HttpOptions
 from data.sources import SplitName
-from retinanet.command_line import installed
-from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL
-from retinanet.printable import printable
-from retinanet.terminal import make_console
 
 INCOMPLETE = 1
 """The exit status when files could not be had."""
@@ -48,8 +51,6 @@ INCOMPLETE = 1
 DATASETS = {"coco": download_coco, "openimages": download_openimages}
 DEFAULT_CLASSES = {"coco": "all", "openimages": "mlperf"}
 CONFIGS = {"coco": "coco.yaml", "openimages": "openimages.yaml"}
-
-__all__ = ["add_arguments", "run"]
 
 
 def run(
@@ -66,14 +67,14 @@ def run(
     timeout: float,
 ) -> int:
     """Run the command; returns the exit code."""
-    patience = Patience(attempts=attempts, first_pause=pause)
+    patience = RetryPolicy(attempts=attempts, first_pause=pause)
     request = Request(
         out=out,
         splits=tuple(dict.fromkeys(splits)),
         limit=limit,
         classes=tuple(classes or [DEFAULT_CLASSES[dataset]]),
         mirror=mirror,
-        manners=Manners(workers=workers, timeout=timeout, patience=patience),
+        manners=HttpOptions(workers=workers, timeout=timeout, patience=patience),
     )
     try:
         with sigterm_interrupts(), one_download(out):
@@ -126,3 +127,116 @@ def next_commands(dataset: str, request: Request) -> list[str]:
 def this_command() -> str:
     """The command that this process runs, to be typed again."""
     return shlex.join([installed("python"), "-m", "data", *sys.argv[1:]])
+
+
+def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `download`."""
+    parser = commands.add_parser(
+        "download",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("dataset", choices=["coco", "openimages"], help="which data set")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the folder for it; made if need be"
+    )
+    parser.add_argument(
+        "--splits",
+        nargs="+",
+        choices=["train", "validation"],
+        default=["train", "validation"],
+        metavar="SPLIT",
+        help="train, validation (default: both)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        metavar="N",
+        help="the first N images of each split, by name; a larger N later adds to them",
+    )
+    parser.add_argument(
+        "--classes",
+        nargs="+",
+        metavar="NAME",
+        help="images with a box of these classes: names, a .txt file with one on each line, `all`, "
+        "or for openimages `mlperf` (default: coco all, openimages mlperf)",
+    )
+    add_server_arguments(parser)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which server, and how it is asked."""
+    parser.add_argument(
+        "--mirror",
+        type=mirror_url,
+        metavar="URL",
+        help="a server to use instead, laid out as above",
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="images asked for at a time (default: 16)",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="how often a file is asked for before it is given up (default: 8)",
+    )
+    parser.add_argument(
+        "--pause",
+        type=seconds,
+        default=0.5,
+        metavar="SECONDS",
+        help="after the first failure, doubled after each further one, at most 30 seconds; longer "
+        "where the server asks for it (default: 0.5)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a server may be silent (default: 30)",
+    )
+
+
+def mirror_url(text: str) -> str:
+    """An address of a server, without a slash at its end."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
+        raise argparse.ArgumentTypeError(
+            f"expected an address such as https://host, found {text!r}"
+        )
+    return text.rstrip("/")
+
+
+def seconds(text: str) -> float:
+    """A number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """While the context lasts SIGTERM raises `KeyboardInterrupt(signal.SIGTERM)`.
+
+    For the main thread, which alone can set what signals do.
+    """
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.SIGTERM)

@@ -1,20 +1,45 @@
-"""Getting one file: attempts with pauses between them, and a name only for what was checked."""
+"""Getting one file: attempts with pauses between them, and a name only for what was checked.
 
+TODO-DOC Is what has arrived the file that was asked for? Each check raises AttemptError if not.
+
+TODO-DOC Is there anybody? Asked once, before thousands of files are asked for in vain.
+"""
+
+import csv
+import io
 import random
 import threading
-from collections.abc import Callable
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
 
-from data.download.checks import Check
-from data.download.failures import AttemptError, FetchError, StoppedError
-from data.download.receiving import Connection, Part, Received, receive
+import requests
+from PIL import Image
+
+from common.errors import InputError
+from data.decoding import DAMAGE, has_end_of_image
+from data.download.http import (
+    AttemptError,
+    Connection,
+    FetchError,
+    Part,
+    Received,
+    StoppedError,
+    is_unreachable,
+    reason_of,
+    receive,
+)
 
 LONGEST_PAUSE = 30.0
 """Between two attempts, unless the server asks for more. [s]"""
 
 
-class Patience(NamedTuple):
+class RetryPolicy(NamedTuple):
     """How often a file is asked for, and how long the pauses are."""
 
     attempts: int = 8
@@ -34,6 +59,13 @@ Retried = Callable[[str, float], None]
 """Called as `retried(reason, pause)` before each pause. [s]"""
 
 
+class Check(Protocol):
+    """Looks at a file that has arrived."""
+
+    def __call__(self, path: Path, /) -> None:
+        """Raises AttemptError if it will not do."""
+
+
 def fetch(
     url: str,
     path: Path,
@@ -41,7 +73,7 @@ def fetch(
     check: Check,
     limit: int,
     connection: Connection,
-    patience: Patience,
+    patience: RetryPolicy,
     resume: bool = False,
     received: Received = lambda size, total: None,
     retried: Retried = lambda reason, pause: None,
@@ -104,3 +136,126 @@ def _finish(part: Part, path: Path, check: Check) -> int:
 def _wait(pause: float, *, stop: threading.Event) -> None:
     if stop.wait(pause):
         raise StoppedError
+
+
+PNG_END = b"IEND\xaeB`\x82"
+
+LONGEST_LINE = 4096
+
+
+def check_image(path: Path) -> None:
+    """A JPEG or PNG that decodes to its very end, whatever the server calls it."""
+    content = path.read_bytes()
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            # An eighth of the size reads every byte of a JPEG and costs half of the time.
+            image.draft(image.mode, (1, 1))
+            image.load()
+    except Image.UnidentifiedImageError as error:
+        raise AttemptError(f"what came is no image: {shown(content)}") from error
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise AttemptError(f"damaged image: {' '.join(str(error).split())}") from error
+    # Pillow makes do without the end marker if all pixels are there; other decoders do not.
+    if not has_end(content):
+        raise AttemptError("damaged image: its end is missing")
+
+
+def has_end(content: bytes) -> bool:
+    """Whether the image's end marker follows its pixels; some files have padding after it."""
+    if content.startswith(b"\x89PNG"):
+        return PNG_END in content
+    return has_end_of_image(content)
+
+
+def zip_with(members: Iterable[str], *, limit: int) -> Check:
+    """A check for a zip that has these members, with the checksums that it gives for them.
+
+    `limit` is the most bytes that a member can have, inflated.
+    """
+    return partial(_check_zip, members=tuple(members), limit=limit)
+
+
+def _check_zip(path: Path, *, members: tuple[str, ...], limit: int) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in members:
+                # What is read ends at this size, whatever the compressed bytes would give.
+                size = archive.getinfo(name).file_size
+                if size > limit:
+                    raise AttemptError(
+                        f"not the zip asked for: {name} has {size:,} bytes inflated, more than "
+                        f"the {limit:,} expected"
+                    )
+                with archive.open(name) as member:
+                    while member.read(1 << 20):
+                        pass
+    except KeyError as error:
+        raise AttemptError(f"not the zip asked for: {error.args[0]}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+        raise AttemptError(f"damaged zip: {error}") from error
+
+
+def csv_with(columns: Iterable[str]) -> Check:
+    """A check for a CSV file whose header has these columns and whose last line is whole."""
+    return partial(_check_csv, columns=tuple(columns))
+
+
+def _check_csv(path: Path, *, columns: tuple[str, ...]) -> None:
+    first, last = end_lines(path)
+    missing = [name for name in columns if name not in first]
+    if missing:
+        raise AttemptError(f"not the CSV asked for: no column {missing[0]} in {first[:4]}")
+    if len(last) != len(first):
+        raise AttemptError("the CSV ends in the middle of a line")
+
+
+def check_class_descriptions(path: Path) -> None:
+    """OpenImages' labels and names of classes: `/m/011k07,Tortoise`, with or without a header."""
+    first, last = end_lines(path)
+    if len(first) != 2 or not (first[0].startswith("/") or first[0] == "LabelName"):
+        raise AttemptError(f"not the CSV asked for: it begins with {first[:4]}")
+    if len(last) != 2:
+        raise AttemptError("the CSV ends in the middle of a line")
+
+
+def end_lines(path: Path) -> tuple[list[str], list[str]]:
+    """The fields of a CSV file's first and last line; the file may be of gigabytes."""
+    with path.open("rb") as file:
+        first = file.readline(LONGEST_LINE)
+        file.seek(-min(LONGEST_LINE, path.stat().st_size), io.SEEK_END)
+        last = file.read().splitlines()[-1:]
+    lines = [line.decode("utf-8-sig", "replace") for line in (first, *last)]
+    fields = list(csv.reader(lines)) or [[]]
+    return fields[0], fields[-1]
+
+
+def shown(content: bytes) -> str:
+    """The beginning of some bytes, for a message."""
+    return repr(content[:40].decode("ascii", "replace").strip())
+
+
+PAUSES = (1.0, 2.0, 0.0)
+"""After each attempt. [s]"""
+
+
+def check_reachable(url: str, *, timeout: float) -> None:
+    """Let any answer pass, a refusal too: there is somebody.
+
+    Raises InputError naming the server if there was no connection in three attempts.
+    """
+    reason = ""
+    for pause in PAUSES:
+        try:
+            requests.head(url, timeout=timeout).close()
+        except requests.RequestException as error:
+            if not is_unreachable(error):
+                return  # fetching will see, and say, what it is
+            reason = reason_of(error)
+            time.sleep(pause)
+        else:
+            return
+    parts = urlsplit(url)
+    raise InputError(
+        f"{parts.scheme}://{parts.netloc} cannot be reached: {reason}; check the network and the "
+        "proxy (HTTPS_PROXY), or name another server with --mirror"
+    )

@@ -1,17 +1,22 @@
-"""The folder that a data set is downloaded to: whose it is, what is in it, whether it fits."""
+"""The folder that a data set is downloaded to: whose it is, what is in it, whether it fits.
+
+TODO-DOC What a user asks to download.
+"""
 
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
-from data.download.receiving import PART_SUFFIX
-from retinanet.errors import InputError
-from retinanet.file_lock import FileLock, LockHeldError
-from retinanet.printable import printable
+from common.errors import InputError, printable
+from common.locks import FileLock, LockHeldError
+from data.download.http import PART_SUFFIX
+from data.download.images import HttpOptions
+from data.sources import SplitName
 
 LOCK_FILE = ".download.lock"
 MISSING_LIST = "missing.txt"
@@ -97,3 +102,17 @@ def check_space(folder: Path, *, images: int, bytes_each: int, console: Console)
     if free < needed / 2:
         raise InputError(f"--out: {text}")
     console.print(f"warning: {text}", soft_wrap=True)
+
+
+class Request(NamedTuple):
+    """Which part of a data set, from where, and where to."""
+
+    out: Path
+    splits: tuple[SplitName, ...]
+    limit: int | None
+    """Images of each split; None for all."""
+    classes: tuple[str, ...]
+    """Names of classes, or the one word `all` (or `mlperf`, for OpenImages)."""
+    mirror: str | None
+    """Address of a server that holds copies, without a slash at its end; None for the owners'."""
+    manners: HttpOptions

@@ -1,22 +1,24 @@
-"""Getting very many small files at once, by threads that share one list of names."""
+"""Getting very many small files at once, by threads that share one list of names.
+
+TODO-DOC What threads have done so far, counted together.
+
+TODO-DOC Getting one large file, with a bar that counts megabytes.
+"""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import requests
 from rich.console import Console
 
-from data.download.checks import check_image
-from data.download.failures import FetchError, StoppedError
-from data.download.fetching import Patience, fetch
-from data.download.rate import Rate
-from data.download.receiving import Connection
-from data.download.tally import Tally
-from retinanet.progress import progress
+from common.console import Advance, progress
+from data.download.fetching import Check, RetryPolicy, check_image, check_reachable, fetch
+from data.download.http import Connection, FetchError, Rate, StoppedError
 
 LARGEST_IMAGE = 100_000_000
 """The servers' copies have less than 3 MB; cameras' originals on a mirror less than 30. [B]"""
@@ -26,14 +28,14 @@ SECONDS_TO_STOP = 2.0
 """Threads that hang in a connection for longer are left to end with the process."""
 
 
-class Manners(NamedTuple):
+class HttpOptions(NamedTuple):
     """How servers are asked."""
 
     workers: int = 16
     """Images that are asked for at a time."""
     timeout: float = 30.0
     """How long to wait for a connection, and for each next piece of an answer. [s]"""
-    patience: Patience = Patience()
+    patience: RetryPolicy = RetryPolicy()
 
 
 class Images(NamedTuple):
@@ -48,7 +50,7 @@ class Images(NamedTuple):
 
 
 def fetch_images(
-    images: Images, *, present: set[str], manners: Manners, console: Console
+    images: Images, *, present: set[str], manners: HttpOptions, console: Console
 ) -> dict[str, str]:
     """Get the images that are not there yet, with a bar.
 
@@ -69,7 +71,7 @@ def fetch_images(
     if not wanted:
         console.print(f"{images.title}: all {len(images.names)} are there")
         return {}
-    tally, stop = Tally(start=len(images.names) - len(wanted)), threading.Event()
+    tally, stop = ProgressCounter(start=len(images.names) - len(wanted)), threading.Event()
     threads = [
         threading.Thread(
             target=_work, args=(wanted, images, manners, tally, stop), daemon=True, name=f"get {n}"
@@ -88,8 +90,54 @@ def fetch_images(
     return {name: tally.failed[name] for name in images.names if name in tally.failed}
 
 
+class ProgressCounter:
+    """Counts of images, bytes and failures that several threads add to."""
+
+    def __init__(self, *, start: int) -> None:
+        """Begin with `start` images that were there before."""
+        self.start = start
+        self.done = start
+        """Images dealt with, in vain or not, and those that were there before."""
+        self.bytes = 0
+        self.retries = 0
+        self.last_reason = ""
+        self.failed: dict[str, str] = {}
+        """Why an image could not be had, by its name."""
+        self.failures_in_a_row = 0
+        self.broken: BaseException | None = None
+        """What ended a thread that should not have ended."""
+        self._lock = threading.Lock()
+
+    def add_image(self, size: int) -> None:
+        """An image of `size` bytes is there."""
+        with self._lock:
+            self.done += 1
+            self.bytes += size
+            self.failures_in_a_row = 0
+
+    def add_failure(self, name: str, reason: str) -> None:
+        """An image could not be had."""
+        with self._lock:
+            self.done += 1
+            self.failed[name] = reason
+            self.failures_in_a_row += 1
+
+    def add_retry(self, reason: str, pause: float) -> None:
+        """An attempt failed; there will be another after `pause` seconds."""
+        with self._lock:
+            self.retries += 1
+            self.last_reason = reason
+
+    def note(self) -> str:
+        """What is worth saying beside the progress; empty if all is well."""
+        with self._lock:
+            failed = f", {len(self.failed)} missing" if self.failed else ""
+            retries = f", {self.retries} retries ({self.last_reason})" if self.retries else ""
+            return failed + retries
+
+
 def _watch(
-    threads: Iterable[threading.Thread], tally: Tally, *, images: Images, console: Console
+    threads: Iterable[threading.Thread], tally: ProgressCounter, *, images: Images, console: Console
 ) -> None:
     """Show how far the threads are until they have ended, or should."""
     rate, total = Rate(), len(images.names)
@@ -110,7 +158,11 @@ def _watch(
 
 
 def _work(
-    wanted: deque[str], images: Images, manners: Manners, tally: Tally, stop: threading.Event
+    wanted: deque[str],
+    images: Images,
+    manners: HttpOptions,
+    tally: ProgressCounter,
+    stop: threading.Event,
 ) -> None:
     """What a thread does: images, one after the other, over a connection of its own."""
     with requests.Session() as session:
@@ -145,3 +197,70 @@ def _join(threads: Iterable[threading.Thread]) -> None:
     deadline = time.monotonic() + SECONDS_TO_STOP
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def fetch_file(
+    url: str, path: Path, *, check: Check, limit: int, manners: HttpOptions, console: Console
+) -> None:
+    """Get a file unless it is there; goes on from what an earlier call left of it.
+
+    `limit` is the most bytes that it can have.
+
+    Raises FetchError if it cannot be had, and InputError if its server cannot be reached.
+    """
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_reachable(url, timeout=manners.timeout)
+    with requests.Session() as session, ExitStack() as stack:
+        bar = MegabyteBar(path.name, console=console, stack=stack)
+        fetch(
+            url,
+            path,
+            check=check,
+            limit=limit,
+            connection=Connection(session, manners.timeout, threading.Event()),
+            patience=manners.patience,
+            resume=True,
+            received=bar.received,
+            retried=bar.retried,
+        )
+
+
+class MegabyteBar:
+    """A bar that begins when the server has said how long the file is."""
+
+    def __init__(self, name: str, *, console: Console, stack: ExitStack) -> None:
+        """Show the file as `name`; the bar ends with `stack`."""
+        self._name, self._console, self._stack = name, console, stack
+        self._rate = Rate()
+        self._advance: Advance | None = None
+
+    def received(self, size: int, total: int) -> None:
+        """Show how much is there: `size` of `total` bytes, 0 for an unknown total."""
+        if not total:
+            return
+        megabytes, rest = size // 1_000_000, total - size
+        if self._advance is None:
+            self._advance = self._stack.enter_context(
+                progress(
+                    self._console,
+                    f"{self._name}, MB",
+                    total=megabytes_of(total),
+                    start=megabytes,
+                )
+            )
+            return
+        done = megabytes if rest else megabytes_of(total)
+        self._advance(done, self._rate.note(size))
+
+    def retried(self, reason: str, pause: float) -> None:
+        """Say why nothing happens."""
+        self._console.print(
+            f"{self._name}: {reason}; again in {pause:.1f} s", soft_wrap=True, markup=False
+        )
+
+
+def megabytes_of(size: int) -> int:
+    """Bytes in whole megabytes, rounded up, so that a small file is not 0 of 0."""
+    return -(-size // 1_000_000)

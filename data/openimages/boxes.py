@@ -1,15 +1,32 @@
-"""OpenImages' CSV file of boxes as columns: 14.6 million boxes of the training split in 630 MB."""
+"""OpenImages' CSV file of boxes as columns: 14.6 million boxes of the training split in 630 MB.
 
+TODO-DOC Lines of the boxes CSV to checked numbers, many at once; a culprit is searched for on failure.
+
+`numpy.loadtxt` reads a million lines in 1.2 s, the `csv` module with `float` in 8 s.
+
+TODO-DOC OpenImages' image ids: 16 hexadecimal digits, held as 64-bit numbers; files that list them.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.openimages.box_rows import CORNERS, FLAGS, parse_names, parse_numbers, read_lines
-from data.openimages.class_lists import NOT_CHOSEN, ClassList
-from retinanet.progress import Advance
+from common.console import Advance
+from data.openimages.class_lists import (
+    NOT_CHOSEN,
+    ClassList,
+    open_csv,
+    positions_of,
+    refuse,
+    refuse_empty,
+)
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -80,3 +97,194 @@ def _joined(parts: list[NDArray[Number]]) -> NDArray[Number]:
     joined = np.concatenate(parts)
     parts.clear()
     return joined
+
+
+CORNERS = ("XMin", "YMin", "XMax", "YMax")
+FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
+
+SLACK = 0.01
+"""How far outside the image a corner may lie: rounding stays below, pixels are far above."""
+
+CHARACTERS_AT_ONCE = 4_000_000
+"""Larger chunks are no faster, and take more memory."""
+
+NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
+
+
+class Lines(NamedTuple):
+    """Some consecutive lines of a CSV file."""
+
+    file: Path
+    header: list[str]
+    first: int
+    """The number of the first of them, from 1"""
+    texts: list[str]
+
+
+def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Iterator[Lines]:
+    """A CSV file without quoted fields, a few megabytes at a time; `advance` gets the bytes read.
+
+    Raises InputError if it cannot be read, has no rows or lacks one of the columns.
+    """
+    with open_csv(path) as file:
+        header = file.readline().rstrip("\r\n").split(",")
+        positions_of(columns, header=header, file=path)
+        first, is_empty = 2, True
+        while texts := file.readlines(CHARACTERS_AT_ONCE):
+            read = len(texts)
+            while texts and not texts[-1].strip():
+                texts.pop()  # blank lines at the end
+            if texts:
+                is_empty = False
+                yield Lines(path, header, first, texts)
+            first += read
+            advance(file.buffer.tell(), "")
+        if is_empty:
+            refuse_empty(path)
+
+
+class Check(NamedTuple):
+    """What one column's fields must be, given all fields of a line by column."""
+
+    column: str
+    expected: str
+    is_valid: Callable[[dict[str, str]], bool]
+
+
+def parse_names(
+    lines: Lines, index_of_label: dict[str, int]
+) -> tuple[NDArray[np.uint64], NDArray[np.int16]]:
+    """ImageID and class index of each of N lines: [N], [N].
+
+    Raises InputError naming the first field that is no ImageID, or no LabelName that is known.
+    """
+    width = max(map(len, index_of_label)) + 1  # room for one more, to tell a longer label
+    try:
+        table = _table(lines, {"ImageID": "S17", "LabelName": f"U{width}"})
+        indices = [index_of_label[label] for label in table["LabelName"].tolist()]
+        return image_id_numbers(table["ImageID"]), np.array(indices, dtype=np.int16)
+    except (ValueError, KeyError):
+        known = "a label of the class descriptions"
+        _refuse_first(
+            lines,
+            Check("ImageID", AN_IMAGE_ID, lambda row: bool(IMAGE_ID.fullmatch(row["ImageID"]))),
+            Check("LabelName", known, lambda row: row["LabelName"] in index_of_label),
+        )
+
+
+def parse_numbers(lines: Lines) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Corners (xyxy, fractions of the sides) and flags of each of N lines: [N, 4], [N].
+
+    Bit k of the flags is `FLAGS[k]`. Raises InputError naming the first field that is no number,
+    lies outside the image or is less than the opposite side, or is no flag.
+    """
+    try:
+        table = _table(lines, dict.fromkeys(CORNERS, "f8") | dict.fromkeys(FLAGS, "i1"))
+        corners = np.stack([table[name] for name in CORNERS], axis=1)
+        flags = np.stack([table[name] for name in FLAGS], axis=1)
+        _require_in_range(corners, flags)
+    except ValueError:
+        _refuse_first(lines, *map(_fraction, CORNERS), *ORDERED, *map(_flag, FLAGS))
+    # -1, unknown, is true: FiftyOne, whose export MLPerf's JSON is, takes bool(int(field)).
+    return corners, np.packbits(flags != 0, axis=1, bitorder="little")[:, 0]
+
+
+def _require_in_range(corners: NDArray[np.float64], flags: NDArray[np.int8]) -> None:
+    inside = ((corners >= -SLACK) & (corners <= 1 + SLACK)).all()
+    ordered = (corners[:, :2] <= corners[:, 2:]).all()
+    if not (inside and ordered and ((flags >= -1) & (flags <= 1)).all()):
+        raise ValueError("a number out of its range")
+
+
+def _fraction(column: str) -> Check:
+    def is_valid(row: dict[str, str]) -> bool:
+        field = row[column]
+        return bool(NUMBER.fullmatch(field)) and -SLACK <= float(field) <= 1 + SLACK
+
+    return Check(column, "a fraction from 0 to 1", is_valid)
+
+
+def _flag(column: str) -> Check:
+    return Check(column, "0, 1 or -1", lambda row: row[column] in ("0", "1", "-1"))
+
+
+ORDERED = (
+    Check("XMax", "at least XMin", lambda row: float(row["XMin"]) <= float(row["XMax"])),
+    Check("YMax", "at least YMin", lambda row: float(row["YMin"]) <= float(row["YMax"])),
+)
+
+
+def _table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
+    """The named columns as a structured array [N]; ValueError where a field is no such thing."""
+    separators = len(lines.header) - 1
+    if set(map(methodcaller("count", ","), lines.texts)) != {separators}:
+        raise ValueError("a line with another number of fields")
+    return np.loadtxt(
+        lines.texts,
+        delimiter=",",
+        comments=None,
+        usecols=positions_of(list(dtypes), header=lines.header, file=lines.file),
+        dtype=list(dtypes.items()),
+        ndmin=1,
+    )
+
+
+def _refuse_first(lines: Lines, *checks: Check) -> NoReturn:
+    """Name the first line that fails a check; the checks are made in their order."""
+    width = len(lines.header)
+    for number, text in enumerate(lines.texts, start=lines.first):
+        fields = text.rstrip("\r\n").split(",")
+        if len(fields) != width:
+            expected = f"{width} fields, as in line 1"
+            refuse(lines.file, number, "line", expected=expected, found=",".join(fields))
+        row = dict(zip(lines.header, fields, strict=True))
+        for column, expected, is_valid in checks:
+            if not is_valid(row):
+                refuse(lines.file, number, column, expected=expected, found=row[column])
+    raise AssertionError(f"no culprit from line {lines.first} of {lines.file}")
+
+
+IMAGE_ID = re.compile("[0-9a-f]{16}")
+AN_IMAGE_ID = "16 digits of 0-9 and a-f"
+
+NO_DIGIT = 255
+DIGIT_OF_BYTE = np.full(256, NO_DIGIT, dtype=np.uint8)
+DIGIT_OF_BYTE[list(b"0123456789abcdef")] = range(16)
+
+
+def image_id_numbers(texts: NDArray[np.bytes_]) -> NDArray[np.uint64]:
+    """Ids [N] as numbers. Raises ValueError if one is no id.
+
+    `texts` has room for 17 bytes each, so that an id can be told from a longer word.
+    """
+    characters = np.ascontiguousarray(texts).view(np.uint8).reshape(-1, 17)
+    digits = DIGIT_OF_BYTE[characters[:, :16]]
+    if (digits == NO_DIGIT).any() or characters[:, 16].any():
+        raise ValueError(f"expected {AN_IMAGE_ID}")
+    octets = digits[:, 0::2] << 4 | digits[:, 1::2]
+    return octets.view(">u8").reshape(-1).astype(np.uint64)
+
+
+def image_id_texts(numbers: NDArray[np.uint64]) -> list[str]:
+    """The ids as OpenImages writes them: 16 digits each, in lower case."""
+    return [f"{number:016x}" for number in numbers.tolist()]
+
+
+def read_image_ids(path: Path) -> NDArray[np.uint64]:
+    """The ids that a CSV file with a column `ImageID` lists, sorted, each once.
+
+    OpenImages publishes such files for each split (`validation-images-with-rotation.csv`, …).
+    Raises InputError for a file that is not one, naming line and column.
+    """
+    numbers: list[int] = []
+    with open_csv(path) as file:
+        rows = csv.reader(file)
+        (position,) = positions_of(["ImageID"], header=next(rows, []), file=path)
+        for row in rows:
+            found = row[position] if len(row) > position else ",".join(row)
+            if not IMAGE_ID.fullmatch(found):
+                refuse(path, rows.line_num, "ImageID", expected=AN_IMAGE_ID, found=found)
+            numbers.append(int(found, 16))
+    if not numbers:
+        refuse_empty(path)
+    return np.unique(np.array(numbers, dtype=np.uint64))

@@ -1,14 +1,19 @@
-"""Which of OpenImages' classes are wanted: MLPerf's, all, or those that are named."""
+"""Which of OpenImages' classes are wanted: MLPerf's, all, or those that are named.
+
+TODO-DOC Opening OpenImages' CSV files, and naming a mistake in one by file, line and column.
+"""
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from io import TextIOWrapper
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, TextIO
 
-from data.openimages.csv_files import open_csv, refuse, refuse_empty
-from retinanet.errors import InputError
+from common.errors import InputError
+from common.files import open_regular
 
 HEADER = ["LabelName", "DisplayName"]
 """The first line of v7's class descriptions; v5's and v6's have none."""
@@ -118,3 +123,43 @@ def _nearest(name: str, known: list[str]) -> str:
     by_lower_case = {other.lower(): other for other in known}
     found = get_close_matches(name.lower(), by_lower_case, n=1)
     return f"; did you mean {by_lower_case[found[0]]!r}?" if found else ""
+
+
+@contextmanager
+def open_csv(path: Path) -> Iterator[TextIO]:
+    """A CSV file as text, without a byte order mark; line ends are left as they are.
+
+    Raises InputError where the file cannot be read or, while the context lasts, is no UTF-8 or
+    nothing that `csv.reader` can read.
+    """
+    try:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 text: {error.reason}; expected a CSV file, unpacked"
+        ) from error
+    except csv.Error as error:
+        raise InputError(f"{path}: not a CSV file: {error}; download it again") from error
+
+
+def positions_of(columns: Sequence[str], *, header: Sequence[str], file: Path) -> list[int]:
+    """Where the named columns stand in the header. Raises InputError for one that is missing."""
+    for column in columns:
+        if column not in header:
+            found = ",".join(header)
+            refuse(file, 1, column, expected="a column of this name", found=found)
+    return [header.index(column) for column in columns]
+
+
+def refuse(file: Path, line: int, column: str, *, expected: str, found: str) -> NoReturn:
+    """Raise InputError about one field; `line` counts from 1."""
+    text = found if len(found) <= 60 else found[:57] + "..."
+    raise InputError(f"{file}: line {line}: {column}: expected {expected}, found {text!r}")
+
+
+def refuse_empty(file: Path) -> NoReturn:
+    """Raise InputError about a file without rows."""
+    raise InputError(f"{file}: empty: it has no rows; download it again")

@@ -1,13 +1,15 @@
-"""A split's findings: how many of each kind, and where the first of them are."""
+"""A split's findings: how many of each kind, and where the first of them are.
+
+TODO-DOC What can be found in a data set, and what it does to training.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from data.verify.kinds import KINDS, Severity
 
 PLACES_KEPT = 1000
 """Of each kind; a data set in which everything is wrong would fill the memory."""
@@ -22,6 +24,14 @@ class Place(NamedTuple):
     """What is there, in one line"""
     file: str | None = None
     """The image, where the entry is not the image's own"""
+
+
+class Severity(StrEnum):
+    """What training does about it; the worst first."""
+
+    STOPS = "stops training"
+    MENDED = "left out or mended"
+    NOTE = "note"
 
 
 @dataclass
@@ -83,3 +93,62 @@ class Findings:
     def _finding(self, name: str, severity: Severity | None) -> Finding:
         key = (severity or KINDS[name].severity, name)
         return self.by_kind.setdefault(key, Finding(name, key[0]))
+
+
+class Kind(NamedTuple):
+    """One kind of finding."""
+
+    severity: Severity
+    """Unless the configuration says otherwise"""
+    meaning: str
+
+
+STOPS, MENDED, NOTE = Severity
+
+KINDS = {
+    "annotations_unreadable": Kind(STOPS, "no JSON, not COCO's lists, or a damaged index"),
+    "no_categories": Kind(STOPS, "the list of categories is empty"),
+    "no_images": Kind(STOPS, "the list of images is empty"),
+    "nothing_to_train_on": Kind(STOPS, "no image has a box of a single object"),
+    "entry_not_object": Kind(STOPS, "an entry of a list is no JSON object"),
+    "field_missing": Kind(STOPS, "an entry lacks a field that COCO's format requires"),
+    "id_invalid": Kind(STOPS, "an id is no integer of 64 bits"),
+    "annotation_id_missing": Kind(STOPS, "a box without an id where others have one"),
+    "category_id_duplicate": Kind(STOPS, "a category's id is an earlier one's"),
+    "image_id_duplicate": Kind(STOPS, "an image's id is an earlier one's"),
+    "annotation_id_duplicate": Kind(STOPS, "a box's id is an earlier one's"),
+    "category_name_invalid": Kind(STOPS, "a category's name is no text, or empty"),
+    "file_name_invalid": Kind(STOPS, "a file name is no text, or empty"),
+    "file_name_leaves_folder": Kind(STOPS, "a file name leads out of the folder of images"),
+    "image_size_invalid": Kind(STOPS, "width or height is no integer of at least 1"),
+    "image_id_unknown": Kind(STOPS, "a box of an image that is not listed"),
+    "category_id_unknown": Kind(STOPS, "a box of a category that is not listed"),
+    "box_not_four_numbers": Kind(STOPS, "bbox is not [x, y, width, height]"),
+    "box_not_finite": Kind(STOPS, "bbox holds NaN, infinity or a number beyond float64"),
+    "box_negative_side": Kind(STOPS, "a box's width or height is below 0"),
+    "area_invalid": Kind(STOPS, "area is no finite number of at least 0"),
+    "crowd_flag_invalid": Kind(STOPS, "iscrowd or IsGroupOf is none of 0, 1, true and false"),
+    "categories_do_not_fit": Kind(STOPS, "categories do not fit model.num_classes"),
+    "categories_differ": Kind(STOPS, "a category is not the training split's"),
+    "image_missing": Kind(STOPS, "there is no such image file"),
+    "image_damaged": Kind(STOPS, "an image file is cut off, broken, or cannot be read"),
+    "image_other_format": Kind(STOPS, "a file is none of JPEG, PNG, WebP, BMP, TIFF and GIF"),
+    "image_too_large": Kind(STOPS, "an image has more pixels than are read"),
+    "image_other_shape": Kind(STOPS, "the image's aspect ratio is not its annotations'"),
+    "box_zero_size": Kind(MENDED, "a box's width or height is 0: left out"),
+    "box_outside": Kind(MENDED, "a box lies wholly outside of its image: left out"),
+    "box_vanishes": Kind(MENDED, "a box without area at data.image_size: left out"),
+    "box_partly_outside": Kind(MENDED, "a box reaches beyond its image: clipped"),
+    "image_doubtful": Kind(MENDED, "a JPEG with damage inside that can be read: parts may be grey"),
+    "image_without_boxes": Kind(NOTE, "an image without any box"),
+    "image_with_crowds_only": Kind(NOTE, "an image with boxes of crowds or groups alone"),
+    "image_resized": Kind(NOTE, "a copy in another size: boxes are scaled"),
+    "image_turned": Kind(NOTE, "a photo turned as its EXIF says, to fit its annotations"),
+    "image_orientation_unclear": Kind(
+        NOTE, "EXIF says turned, width and height cannot: read as stored"
+    ),
+    "file_name_duplicate": Kind(NOTE, "two images have one file: it is read as two"),
+    "file_unused": Kind(NOTE, "an image file that no annotation names"),
+    "class_without_boxes": Kind(NOTE, "a class without any box"),
+}
+"""By the name that `--json` gives; in the order in which findings of one severity are shown."""

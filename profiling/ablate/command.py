@@ -1,11 +1,65 @@
-"""`python -m profiling ablate`: its command line."""
+"""`python -m profiling ablate`: its command line.
+
+TODO-DOC `python -m profiling ablate list`.
+
+TODO-DOC `python -m profiling ablate run`.
+
+TODO-DOC An ablation's numbers as tables on a terminal.
+"""
 
 import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from profiling.ablate.list_command import list_ablations
-from profiling.ablate.run_command import run
-from retinanet.command_line import positive
+from rich.console import Console
+from rich.table import Table
+
+from common.cli import positive
+from common.console import make_console, significant
+from common.errors import FINISHED
+from profiling.ablate.analysis import (
+    NAMED,
+    Outcome,
+    by_reason,
+    drawn_quantity,
+    numbers_of,
+    outcomes_of,
+    shown,
+    shown_interval,
+    spread,
+)
+from profiling.ablate.definition import (
+    Ablation,
+    ChartChoice,
+    SizeName,
+    chosen,
+    measured_by,
+    read_all,
+)
+from profiling.ablate.measure import (
+    Photos,
+    alone_on_this_machine,
+    begun_result,
+    measure,
+    measured_on,
+    with_photos_told,
+)
+from profiling.ablate.plan import Plan, plan_of
+from profiling.ablate.result import (
+    Result,
+    command_of,
+    default_folder,
+    read_result,
+    result_file,
+    where,
+)
+from profiling.bench.job import JobFailedError
+from profiling.bench.results import disturbance
+from profiling.bench.worker_pool import WorkerDiedError
+from profiling.report.page import listed
 
 ABOUT = """\
 The paper's ablations (Fu et al., 2023; Awan et al., 2017), each as a measurement that anyone can
@@ -98,7 +152,7 @@ def report(
 ) -> int:
     """Make the report; returns the exit code."""
     # Here, because matplotlib is slow to load, and --help needs none.
-    from profiling.ablate.report_command import report as make_report  # noqa: PLC0415
+    from profiling.ablate.report import make_report  # noqa: PLC0415
 
     return make_report(quick=quick, out=out, again=again, to=to, overwrite=overwrite)
 
@@ -128,3 +182,180 @@ def add_parser(
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def list_ablations(*, quick: bool, out: Path | None) -> int:
+    """Print them all; returns the exit code.
+
+    Raises:
+        InputError: A file is not what it should be.
+    """
+    size: SizeName = "quick" if quick else "full"
+    folder = out or default_folder(size)
+    console = make_console(pipe_width=140)
+    table = Table(show_lines=True)
+    for heading in ("ablation", "question", "the paper"):
+        table.add_column(heading, overflow="fold")
+    table.add_column(f"measured ({size})", no_wrap=True)
+    lacking: dict[str, str] = {}
+    for name, ablation in read_all().items():
+        plan = plan_of(name, ablation, size=size)
+        lacking |= {f"{name}: {variant}": reason for variant, reason in plan.left_out.items()}
+        done = progress_of(result_file(folder, ablation.runs_of or name))
+        table.add_row(name, ablation.question, figures_of(ablation), done)
+    console.print(table)
+    for reason, left_out in by_reason(lacking).items():
+        names = listed(left_out, NAMED)
+        console.print(f"cannot be measured here: {names}: {reason}", soft_wrap=True)
+    return FINISHED
+
+
+def figures_of(ablation: Ablation) -> str:
+    """The paper's numbers, else what it says."""
+    figures = [shown(one.paper, one.ratio) for one in ablation.comparisons if one.paper]
+    return ", ".join(dict.fromkeys(figures)) or ablation.says
+
+
+def progress_of(file: Path) -> str:
+    """How much of a result is there."""
+    if not file.exists():
+        return "no"
+    result = read_result(file)
+    if result.is_complete:
+        return "yes" if result.rounds else "nothing can be"
+    return f"{len(result.rounds)} of {result.rounds_wanted} rounds"
+
+
+WORKER_DIED = 1
+
+
+def run(
+    names: Sequence[str],
+    *,
+    quick: bool,
+    out: Path | None,
+    photos: Path | None,
+    rounds: int | None,
+    overwrite: bool,
+) -> int:
+    """Measure ablations one after another; returns the exit code.
+
+    Raises:
+        InputError: A name is not known, a file is of another machine, there are no photos.
+    """
+    size: SizeName = "quick" if quick else "full"
+    folder = out or default_folder(size)
+    console = make_console(pipe_width=140)
+    known = read_all()
+    plans = [
+        plan_of(name, ablation, size=size, rounds=rounds)
+        for name, ablation in measured_by(chosen(names, known), known).items()
+    ]
+    with alone_on_this_machine(), tempfile.TemporaryDirectory(prefix="ablations-") as scratch:
+        read = Photos(photos, Path(scratch), console)
+        if photos is not None:
+            read.listed()
+        plans = [with_photos_told(plan, read) for plan in plans]
+        # Before minutes of work: that all of it can go on where it stopped.
+        on = measured_on()
+        begun = [
+            begun_result(
+                plan,
+                result_file(folder, plan.name),
+                command=command_of(plan.name, size, out=out, photos=photos),
+                on=on,
+                overwrite=overwrite,
+            )
+            for plan in plans
+        ]
+        code = measure_all(plans, begun, folder, photos=read, console=console)
+    words = ["python", "-m", "profiling", "ablate", "report", *where(size, out=out)]
+    console.print(f"\nresults: {folder}; as a page: {shlex.join(words)}", soft_wrap=True)
+    return code
+
+
+def measure_all(
+    plans: Sequence[Plan],
+    begun: Sequence[Result],
+    folder: Path,
+    *,
+    photos: Photos,
+    console: Console,
+) -> int:
+    """Measure what is missing of each; one that cannot go on does not stop the next."""
+    code = FINISHED
+    for number, (plan, result) in enumerate(zip(plans, begun, strict=True), start=1):
+        console.print(f"\n{number} of {len(plans)}: {plan.name}: {plan.ablation.question}")
+        file = result_file(folder, plan.name)
+        try:
+            done = measure(plan, result, file, photos=photos, console=console)
+            say_result(plan, done, console=console)
+        except (WorkerDiedError, JobFailedError) as error:
+            print(f"error: {plan.name}: {error}", file=sys.stderr)
+            code = WORKER_DIED
+        except KeyboardInterrupt:
+            say_kept(file, console=console)
+            raise
+    return code
+
+
+def say_result(plan: Plan, result: Result, *, console: Console) -> None:
+    """Print what was measured, and what could not be."""
+    if result.rounds:
+        console.print(variants_table(result, plan.ablation.chart))
+        console.print(outcomes_table(outcomes_of(plan.ablation, result)))
+    for reason, left_out in by_reason(result.left_out).items():
+        console.print(f"not measured: {listed(left_out, NAMED)}: {reason}", soft_wrap=True)
+    disturbed = disturbance(max(result.busy_cores, default=0.0))
+    if disturbed:
+        console.print(disturbed, soft_wrap=True)
+
+
+def say_kept(file: Path, *, console: Console) -> None:
+    """Print how far an interrupted measurement had come."""
+    count = len(read_result(file).rounds) if file.exists() else 0
+    console.print(
+        f"stopped in {file.parent.name}: {count} rounds of it are kept; the same command goes on"
+    )
+
+
+def variants_table(result: Result, choice: ChartChoice) -> Table:
+    """A row for each variant that ran: what the chart draws, its spread, memory."""
+    quantity, unit = drawn_quantity(result, choice)
+    table = Table()
+    table.add_column("variant")
+    table.add_column("allocator")
+    for heading in (f"median {unit}", "lowest–highest", "page faults", "peak MB"):
+        table.add_column(heading, justify="right")
+    for name in result.definition["variants"]:
+        numbers = numbers_of(result, name, quantity=quantity)
+        middle, lowest, highest = spread(numbers.values)
+        table.add_row(
+            name,
+            numbers.allocator,
+            significant(middle),
+            f"{significant(lowest)}–{significant(highest)}",
+            "" if numbers.page_faults is None else f"{numbers.page_faults:,.0f}",
+            "" if numbers.peak_mb is None else f"{numbers.peak_mb:,.0f}",
+        )
+    return table
+
+
+def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
+    """A row for each comparison: ours with its interval, the paper's, what to say of it."""
+    table = Table()
+    table.add_column("what", ratio=3)
+    for heading in ("ours", "interval", "paper"):
+        table.add_column(heading, justify="right")
+    table.add_column("is", no_wrap=True)
+    for one in outcomes:
+        kind = one.comparison.ratio
+        paper = one.comparison.paper
+        table.add_row(
+            one.what,
+            shown(one.ratio.median, kind) if one.ratio else "–",
+            shown_interval(one.ratio, kind) if one.ratio else "",
+            shown(paper, kind) if paper else "",
+            kind if one.ratio else "not measured",
+        )
+    return table

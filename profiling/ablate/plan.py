@@ -1,16 +1,25 @@
-"""What is going to be measured for an ablation, on this machine."""
+"""What is going to be measured for an ablation, on this machine.
 
+TODO-DOC What a variant takes and this machine has not, in words with what to do.
+
+TODO-DOC Pillow-SIMD beside Pillow, for a process that is to have it in Pillow's place.
+"""
+
+import os
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from profiling.ablate.ablation import Ablation, Option, SizeName, Variant
-from profiling.ablate.lacks import lacking
-from profiling.ablate.pillow_simd import pillow_simd_folder
+from common.errors import InputError
+from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
+from data.decoding import DECODERS, fault_of
+from launch.environment import ALLOCATORS, find
+from launch.limits import read_allowance
+from profiling.ablate.definition import Ablation, AblationVariant, Option, SizeName
 from profiling.ablate.result import Definition, MeasuredVariant
-from profiling.bench.contestant import Contestant
-from profiling.bench.workload import Workload
-from profiling.huge_pages import huge_pages_environment
-from retinanet.processor import fastest_precision
+from profiling.bench.memory_policy import huge_pages_environment, huge_pages_remark
+from profiling.bench.variant import Variant, Workload
 
 USUAL = {
     "quick": {"image_size": 320, "images": 1, "classes": 264, "rounds": 8, "warm_up": 2},
@@ -35,7 +44,7 @@ class Plan:
     workload: Workload
     rounds: int
     warm_up: int
-    contestants: Mapping[str, Contestant]
+    contestants: Mapping[str, Variant]
     """Those that can run."""
     left_out: Mapping[str, str]
     """Why the others cannot, by name."""
@@ -108,8 +117,8 @@ def resolved(options: Mapping[str, Option]) -> dict[str, Option]:
 
 
 def contestant_of(
-    name: str, ablation: Ablation, variant: Variant, *, options: Mapping[str, Option]
-) -> Contestant:
+    name: str, ablation: Ablation, variant: AblationVariant, *, options: Mapping[str, Option]
+) -> Variant:
     """A variant as benchmarks have them."""
     recipe = variant.recipe or ablation.recipe
     environment = dict(PINNED) if is_pinned(recipe) else {}
@@ -117,7 +126,7 @@ def contestant_of(
         environment |= huge_pages_environment()
     if variant.pillow_simd:
         environment["PYTHONPATH"] = str(pillow_simd_folder())
-    return Contestant(
+    return Variant(
         name=name,
         about=variant.about,
         recipe=recipe,
@@ -133,7 +142,7 @@ def is_pinned(recipe: str) -> bool:
     return recipe != JOBS and not recipe.startswith(READS_PHOTOS)
 
 
-def described(contestant: Contestant, variant: Variant) -> MeasuredVariant:
+def described(contestant: Variant, variant: AblationVariant) -> MeasuredVariant:
     """A contestant in plain values."""
     return {
         "recipe": contestant.recipe,
@@ -144,3 +153,77 @@ def described(contestant: Contestant, variant: Variant) -> MeasuredVariant:
         "memory": variant.memory,
         "pillow_simd": variant.pillow_simd,
     }
+
+
+def lacking(
+    variant: AblationVariant, options: Mapping[str, Option], *, allocator: str
+) -> str | None:
+    """The first thing that is missing here for a variant; None where all is there.
+
+    Args:
+        variant: What it says of its needs.
+        options: All that its recipe is given.
+        allocator: Its memory policy.
+    """
+    return (
+        lacking_processor(variant)
+        or lacking_packages(variant, options)
+        or lacking_memory(variant, allocator)
+        or lacking_cores(options)
+    )
+
+
+def lacking_processor(variant: AblationVariant) -> str | None:
+    """Instructions."""
+    if "bf16" in variant.needs and bf16_flag(cpu_flags()) is None:
+        return f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
+    return None
+
+
+def lacking_packages(variant: AblationVariant, options: Mapping[str, Option]) -> str | None:
+    """Python packages."""
+    if "ipex" in variant.needs:
+        from retinanet.engine.engines import require_ipex  # noqa: PLC0415
+
+        try:
+            require_ipex()
+        except InputError as error:
+            return str(error).removeprefix("engine.name: ").split(", or set")[0]
+    decoder = options.get("decoder")
+    if decoder in DECODERS:
+        fault = fault_of(str(decoder))
+        if fault is not None:
+            return f"{decoder} {fault}"
+    if variant.pillow_simd and pillow_simd_folder() is None:
+        return "Pillow-SIMD is not built; run `./setup.sh simd-beside`"
+    return None
+
+
+def lacking_memory(variant: AblationVariant, allocator: str) -> str | None:
+    """Allocators, huge pages, memory nodes."""
+    library = ALLOCATORS.get(allocator)
+    if library is not None and find(library) is None:
+        return f"{allocator} is not installed (apt-get install {library.package})"
+    if variant.huge_pages:
+        remark = huge_pages_remark()
+        if remark:
+            return remark.removeprefix("--huge-pages: no effect, ")
+    nodes = len(read_allowance().memory_nodes)
+    if variant.memory is not None and nodes < 2:
+        return f"takes two memory nodes (a second socket), and here is {max(nodes, 1)}"
+    return None
+
+
+def lacking_cores(options: Mapping[str, Option]) -> str | None:
+    """CPUs for the ranks and threads of a job."""
+    wanted = int(options.get("ranks", 1)) * int(options.get("threads", 1))
+    cores = len(os.sched_getaffinity(0))
+    if wanted > cores:
+        return f"takes more cores than the {cores} that this process may use"
+    return None
+
+
+def pillow_simd_folder() -> Path | None:
+    """Where `./setup.sh simd-beside` has put it; None where it has not."""
+    folder = Path(sys.prefix) / "simd-beside"
+    return folder if (folder / "PIL").is_dir() else None

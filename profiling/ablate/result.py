@@ -4,19 +4,19 @@ It is written anew after every round, so that an interrupted measurement goes on
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
+from typing_extensions import TypedDict
 
-from profiling.ablate.ablation import SizeName
-from profiling.bench.run import Run
-from retinanet.errors import InputError
-from retinanet.kept_results import read_kept
-from retinanet.output_files import write_whole
+from common.errors import InputError
+from common.files import read_kept, write_whole
+from profiling.ablate.definition import SizeName
+from profiling.bench.variant import Run
 
 RoundOfRuns = Mapping[str, Run]
 """A run of every variant, by name."""
@@ -71,7 +71,7 @@ class KindOfCalls(TypedDict):
 
 
 class ComparedCalls(TypedDict):
-    """What comparing two variants' oneDNN logs has shown, see `profiling.ablate.calls`."""
+    """What comparing two variants' oneDNN logs has shown, see `profiling.ablate.measure`."""
 
     first: str
     second: str
@@ -160,3 +160,26 @@ def read_result(file: Path) -> Result:
 
 
 SCHEMA = TypeAdapter(Result)
+
+
+def default_folder(size: SizeName) -> Path:
+    """Where results go unless told otherwise."""
+    return Path("runs", "ablations", size)
+
+
+def result_file(folder: Path, name: str) -> Path:
+    """Of an ablation."""
+    return folder / name / "result.json"
+
+
+def where(size: SizeName, *, out: Path | None) -> list[str]:
+    """The options that name a folder of results."""
+    quick = ["--quick"] if size == "quick" else []
+    return [*quick, *(["--out", str(out)] if out else [])]
+
+
+def command_of(name: str, size: SizeName, *, out: Path | None, photos: Path | None) -> str:
+    """What measures one ablation."""
+    pictures = ["--photos", str(photos)] if photos else []
+    words = ["python", "-m", "profiling", "ablate", "run", name, *where(size, out=out), *pictures]
+    return shlex.join(words)

@@ -1,7 +1,7 @@
 """A rank that times all-reduces: `python -m profiling.bench.all_reduce_rank`, under mpirun.
 
 They go the way that gradients between hosts take, by the process group's own backend. Rank 0 prints
-a line of JSON with the median of each size; see `profiling.bench.all_reduce_job`.
+a line of JSON with the median of each size; see `profiling.bench.job`.
 """
 
 import argparse
@@ -11,15 +11,15 @@ import sys
 import time
 from statistics import median
 
-from launch.group.one_voice import one_voice
-from launch.place import Place
+from common.cli import positive, run_command
+from common.errors import FINISHED
+from launch.rank_context import RankContext
 from launch.ranks import read_ranks
-from profiling.bench.measured_job import MARK
-from retinanet.command_line import positive, run_command
+from launch.startup import rank0_only_errors
+from profiling.bench.job import MARK
 from retinanet.config import Config
 from retinanet.config_file import load_config
-from retinanet.configured_place import place_on_host
-from retinanet.exit_codes import FINISHED
+from retinanet.placement import place_on_host
 
 WARM_UP = 2
 
@@ -27,7 +27,7 @@ WARM_UP = 2
 def main() -> int:
     """Take a place among the ranks, measure; returns the exit code."""
     ranks = read_ranks(os.environ)
-    with one_voice(ranks):
+    with rank0_only_errors(ranks):
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--size", type=positive, action="append", required=True, metavar="N")
         parser.add_argument("--rounds", type=positive, default=5, metavar="N")
@@ -37,7 +37,7 @@ def main() -> int:
     return measure_here(config, place=place, sizes=arguments.size, rounds=arguments.rounds)
 
 
-def measure_here(config: Config, *, place: Place, sizes: list[int], rounds: int) -> int:
+def measure_here(config: Config, *, place: RankContext, sizes: list[int], rounds: int) -> int:
     """Join the other ranks, measure with them; rank 0 tells.
 
     Args:
@@ -50,7 +50,7 @@ def measure_here(config: Config, *, place: Place, sizes: list[int], rounds: int)
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    from launch.group.process_group import joined  # noqa: PLC0415
+    from launch.process_group import joined  # noqa: PLC0415
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         found = {}

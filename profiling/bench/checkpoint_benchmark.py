@@ -1,22 +1,35 @@
-"""What saving costs a training: copying stops it, writing goes on beside it."""
+"""What saving costs a training: copying stops it, writing goes on beside it.
+
+TODO-DOC A training that writes checkpoints, in a process of its own, and how long what took.
+"""
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
-from profiling.bench.finding import Finding
-from profiling.bench.findings_output import put_out
-from profiling.bench.workload import STANDARD, Workload
-from retinanet.command_line import add_json_option, positive
-from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json
-from retinanet.progress import MEGABYTE
+from common.cli import add_json_option, positive
+from common.console import MEGABYTE
+from common.errors import FINISHED, InputError
+from common.files import require_free_json
+from common.machine import fastest_precision
+from launch.environment import set_allocator
+from profiling.bench.report import put_out
+from profiling.bench.results import Finding
+from profiling.bench.variant import STANDARD, Workload
+
+if TYPE_CHECKING:
+    from retinanet.engine.engines import PreparedTraining
+    from retinanet.training.checkpoint_state import State
+    from retinanet.training.checkpointer import CheckpointWriter
+    from retinanet.training.loop import StepResult
 
 EVERY_SECONDS = 600.0
 """`checkpoint.every: 10min`, for which the target is given."""
@@ -64,7 +77,7 @@ def checkpoint_command(
         "rounds": rounds,
         "folder": None if folder is None else str(folder),
     }
-    command = [sys.executable, "-m", "profiling.bench.checkpoint_worker", json.dumps(asked)]
+    command = [sys.executable, "-m", "profiling.bench.checkpoint_benchmark", json.dumps(asked)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     put_out(
         describe(json.loads(output.splitlines()[-1])),
@@ -103,3 +116,91 @@ def describe(rounds: Sequence[dict[str, float]]) -> list[Finding]:
 def seconds(what: str, value: float) -> Finding:
     """A time."""
     return Finding(what=what, value=value, shown=f"{value:.2f} s")
+
+
+WARM_UP = 3
+QUIET_STEPS = 4
+"""In each round, before the checkpoint, for comparison."""
+
+
+def main() -> None:
+    """Measure as the first argument says, in JSON; print the rounds as JSON."""
+    asked = json.loads(sys.argv[1])
+    set_allocator("tuned")  # before torch is loaded
+    from profiling.bench.recipes.step import steps_of, training
+    from retinanet.training.checkpointer import CheckpointWriter
+
+    workload = Workload(**asked["workload"])
+    prepared = training(workload, precision=fastest_precision())
+    steps = steps_of(prepared, workload)
+    for _ in range(WARM_UP):
+        next(steps)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=asked["folder"]) as folder:
+        keeper = CheckpointWriter(Path(folder), keep=1, warn=sys.exit)
+        rounds = [
+            one_round(prepared, steps, keeper, workload, number=number)
+            for number in range(asked["rounds"] + 1)
+        ]
+    print(json.dumps(rounds[1:]))  # the first copy takes new memory from the system
+
+
+def one_round(
+    prepared: "PreparedTraining",
+    steps: "Iterator[StepResult]",
+    keeper: "CheckpointWriter",
+    workload: Workload,
+    *,
+    number: int,
+) -> dict[str, float]:
+    """Some steps alone, then a checkpoint and the steps while it is written. [seconds, bytes]"""
+    from launch.process_group import ProcessGroup
+    from retinanet.training.checkpointer import gathered
+
+    quiet = median(next(steps).seconds for _ in range(QUIET_STEPS))
+    state = made_up_state(workload, step=number)
+    start = time.perf_counter()
+    contents = gathered(ProcessGroup(), prepared.model, prepared.optimizer, state)
+    assert contents is not None
+    copying = time.perf_counter() - start
+    size = sum(one.nbytes for part in contents.parts.values() for one in part.values())
+    keeper.write(contents)
+    del contents
+    beside = []
+    while keeper.is_writing:
+        beside.append(next(steps).seconds)
+    return {
+        "quiet_step": quiet,
+        "copying": copying,
+        "writing": keeper.seconds,
+        "steps_meanwhile": len(beside),
+        "slower": sum(beside) - quiet * len(beside),
+        "bytes": size,
+    }
+
+
+def made_up_state(workload: Workload, *, step: int) -> "State":
+    """What goes into `state.json`, which is small beside the tensors."""
+    from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
+
+    ids = range(workload.classes)
+    return State(
+        model=ModelDescription(
+            num_classes=workload.classes,
+            norm="frozen",
+            trainable_layers=3,
+            image_size=workload.image_size,
+            precision="bf16",
+            classes={"category_ids": list(ids), "names": list(map(str, ids))},
+        ),
+        position=TrainingPosition(
+            step=step, epoch=0, images=0, images_per_epoch=1, map_here=None, best_map=None
+        ),
+        setup={"ranks": 1},
+        config={},
+        random_states=[],
+        parts={},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,30 +1,33 @@
-"""`python -m profiling bench`: its command line, and a benchmark from start to end."""
+"""`python -m profiling bench`: its command line, and a benchmark from start to end.
+
+TODO-DOC All benchmarks.
+
+TODO-DOC Whether this machine has what a contestant needs.
+"""
 
 import argparse
 import functools
 import json
 import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from profiling.bench.availability import leave_out_missing
-from profiling.bench.batch_split_benchmark import add_batch_split_benchmark
-from profiling.bench.benchmark import Benchmark
-from profiling.bench.benchmarks import BENCHMARKS
+from common.cli import add_json_option, positive
+from common.console import make_console
+from common.errors import FINISHED
+from common.files import require_free_json, write_whole
+from launch.environment import ALLOCATORS, find, installed_openmp
 from profiling.bench.checkpoint_benchmark import add_checkpoint_benchmark
-from profiling.bench.contestant import choose
-from profiling.bench.index_benchmark import add_index_benchmark
-from profiling.bench.json_file import as_json
-from profiling.bench.log_benchmark import add_log_benchmark
-from profiling.bench.measure import measure
+from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.metric_benchmark import add_metric_benchmark
-from profiling.bench.report import print_results
-from profiling.bench.waiting_benchmark import add_waiting_benchmark
-from profiling.bench.worker_process import WorkerDiedError
-from profiling.bench.workload import STANDARD, Workload
-from retinanet.command_line import add_json_option, positive
-from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json, write_whole
-from retinanet.terminal import make_console
+from profiling.bench.parts import EVALUATE, LOSS, OPTIMIZER
+from profiling.bench.readers import add_index_benchmark, add_log_benchmark
+from profiling.bench.report import as_json, print_results
+from profiling.bench.results import Benchmark, measure
+from profiling.bench.training import STEP
+from profiling.bench.variant import STANDARD, Variant, Workload, choose
+from profiling.bench.worker_pool import WorkerDiedError
 
 WORKER_DIED = 1
 
@@ -56,7 +59,6 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Add `bench` and its benchmarks to the commands of a command line."""
     bench = commands.add_parser(
         "bench",
-        help="time contestants against each other",
         description=f"Time ways to do one thing against each other.\n\n{ABOUT}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -159,3 +161,30 @@ def image_side(text: str) -> int:
     if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
         raise argparse.ArgumentTypeError(f"expected a multiple of 32 from 64 on, found {text!r}")
     return int(text)
+
+
+BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
+
+
+def missing(contestant: Variant) -> str | None:
+    """What a contestant needs and is not installed, with what to do; None where all is there."""
+    if contestant.package is not None and find_spec(contestant.package) is None:
+        return f"{contestant.package} is not installed"
+    allocator = ALLOCATORS.get(contestant.allocator)
+    if allocator is not None and find(allocator) is None:
+        return f"{contestant.allocator} is not installed (apt-get install {allocator.package})"
+    if contestant.needs_intel_openmp and installed_openmp() != "intel":
+        return "Intel's OpenMP is not installed (pip install intel-openmp)"
+    return None
+
+
+def leave_out_missing(contestants: Sequence[Variant], say: Callable[[str], None]) -> list[Variant]:
+    """Those that can run; `say` is told of each other, in a line."""
+    there = []
+    for contestant in contestants:
+        problem = missing(contestant)
+        if problem is None:
+            there.append(contestant)
+        else:
+            say(f"{contestant.name} is left out: {problem}")
+    return there

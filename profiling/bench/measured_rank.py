@@ -3,7 +3,7 @@
 It takes its place as a rank of train.py does, on the same cores, and trains MLPerf's model, or with
 `--own-model` the configuration's, with weights from random numbers on the configuration's data.
 Rank 0 prints a line of JSON after every step, and one with what all ranks measured at the end; see
-`profiling.bench.measured_job`.
+`profiling.bench.job`.
 """
 
 import argparse
@@ -13,21 +13,21 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from launch.group.one_voice import one_voice
-from launch.place import Place
+from common.cli import add_overrides, positive, run_command
+from common.errors import FINISHED
+from launch.rank_context import RankContext
 from launch.ranks import read_ranks
-from profiling.bench.measured_job import MARK
-from retinanet.command_line import add_overrides, positive, run_command
+from launch.startup import rank0_only_errors
+from profiling.bench.job import MARK
 from retinanet.config import Config, ModelConfig
 from retinanet.config_file import load_config
-from retinanet.configured_place import place_on_host
-from retinanet.exit_codes import FINISHED
+from retinanet.placement import place_on_host
 
 
 def main() -> int:
     """Take a place among the ranks, measure; returns the exit code."""
     ranks = read_ranks(os.environ)
-    with one_voice(ranks):
+    with rank0_only_errors(ranks):
         arguments = parse_arguments()
         config = load_config(arguments.config, arguments.overrides)
         place = place_on_host(config, ranks)
@@ -55,21 +55,17 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_here(config: Config, arguments: argparse.Namespace, *, place: Place) -> int:
+def measure_here(config: Config, arguments: argparse.Namespace, *, place: RankContext) -> int:
     """Join the other ranks, measure with them; rank 0 tells.
 
     Raises:
         InputError: The data is not there, or not what the configuration says.
     """
     # torch is loaded only now: cores, memory policy and environment must be settled before.
-    from launch.group.process_group import joined
-    from profiling.bench.measured_steps import (
-        measure,
-        open_training,
-        steps_without_end,
-    )
-    from retinanet.training.exchange import make_exchange
-    from retinanet.training.rank_batches import settle_batches
+    from launch.process_group import joined
+    from profiling.bench.measured_steps import measure, open_training, steps_without_end
+    from retinanet.training.batch_split import settle_batches
+    from retinanet.training.distributed import make_exchange
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         settings = config.model if arguments.own_model else ModelConfig()

@@ -5,21 +5,20 @@ from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
+from common.console import make_console
 from data.dataset import Batch
-from launch.group.process_group import ProcessGroup
-from launch.place import Place
-from profiling.bench.rank_steps import RankSteps
-from profiling.bench.recipes.synthetic import make_weights
-from profiling.bench.workload import Workload
+from launch.process_group import ProcessGroup
+from launch.rank_context import RankContext
+from profiling.bench.job import RankSteps
+from profiling.bench.recipes.step import make_weights
+from profiling.bench.variant import Workload
 from retinanet.config import Config, ModelConfig
 from retinanet.engine.engines import PreparedTraining, chosen_engine, prepare_training
-from retinanet.engine.gradient_exchange import GradientExchange
-from retinanet.terminal import make_console
-from retinanet.training.agreement import agreed_batches
-from retinanet.training.loading import Loading
+from retinanet.engine.gradient_sync import GradientExchange
+from retinanet.training.build import build_model, build_optimizer
+from retinanet.training.data import Loading, open_run_data
+from retinanet.training.distributed import agreed_batches
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
-from retinanet.training.run_data import open_run_data
-from retinanet.training.start import build_model, build_optimizer
 
 RATE = 1e-6
 """A learning rate at which random weights stay what they are."""
@@ -31,7 +30,7 @@ def open_training(
     *,
     model_settings: ModelConfig,
     group: ProcessGroup,
-    place: Place,
+    place: RankContext,
 ) -> tuple[Loading, PreparedTraining]:
     """The data, then the model with weights from random numbers.
 

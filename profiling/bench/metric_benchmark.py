@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.resources import peak_resident_mb
-from profiling.bench.finding import Finding
-from profiling.bench.findings_output import put_out
-from retinanet.command_line import add_json_option, positive
-from retinanet.exit_codes import FINISHED
+from common.cli import add_json_option, positive
+from common.console import make_console
+from common.errors import FINISHED
+from common.files import require_free_json
+from common.machine import peak_resident_mb
+from profiling.bench.report import put_out
+from profiling.bench.results import Finding
 from retinanet.mlperf.rules import VALIDATION_IMAGES
-from retinanet.output_files import require_free_json
-from retinanet.terminal import make_console
 
 FOUND = 300
 """The most boxes that the model's postprocessing keeps."""
@@ -60,7 +60,7 @@ def metric_command(*, images: int, found: int, json_file: Path | None) -> int:
         ("pycocotools", tenth),
     ):
         console.print(f"{library}, {of:,} images, {of * found:,} boxes …")
-        runs[library, of] = measured(library, images=of, found=found)
+        runs[library, of] = measured_metric(library, images=of, found=found)
     standard = (images, found) == (VALIDATION_IMAGES, FOUND)
     put_out(
         findings_of(runs, images=images, tenth=tenth, with_targets=standard),
@@ -72,7 +72,7 @@ def metric_command(*, images: int, found: int, json_file: Path | None) -> int:
     return FINISHED
 
 
-def measured(library: str, *, images: int, found: int) -> dict[str, Any]:
+def measured_metric(library: str, *, images: int, found: int) -> dict[str, Any]:
     """`seconds`, `peak_mb` and `numbers` of one library, in a new process on one core."""
     command = [sys.executable, "-m", "profiling.bench.metric_benchmark", library]
     done = subprocess.run(
@@ -87,7 +87,7 @@ def measure(library: str, images: int, found: int) -> dict[str, Any]:
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
     import numpy as np
 
-    from profiling.bench.generated_detections import generated_detections, generated_truth
+    from profiling.bench.generated import generated_detections, generated_truth
     from retinanet.evaluation.metric import TABLES, coco_metric
 
     [chosen] = (name for name in TABLES if name == library)

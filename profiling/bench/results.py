@@ -1,18 +1,39 @@
-"""Everything that one benchmark measured, and the numbers that are made of it."""
+"""Everything that one benchmark measured, and the numbers that are made of it.
 
-from collections.abc import Mapping, Sequence
+TODO-DOC A number that a benchmark is made for, beside what is wanted of it.
+
+TODO-DOC What can be benchmarked: by whom, and what for.
+
+TODO-DOC A benchmark's measurements, from the first warm-up to the last profiled run.
+
+TODO-DOC How busy the rest of the machine was while a benchmark ran.
+"""
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from profiling.bench.contestant import Contestant
-from profiling.bench.run import Ratio, Run, times_as_fast
-from profiling.bench.workload import Workload
+from rich.console import Console
+
+from common.console import progress
+from launch.pinning import choose_cores
+from profiling.bench.variant import Ratio, Run, Variant, Workload, times_as_fast
+from profiling.bench.worker_pool import (
+    Racer,
+    WorkerPool,
+    run_interleaved,
+    run_interleaved_under_load,
+)
 from profiling.onednn_log.problem import COMPUTING
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
 """Of a training step, in order."""
-
 
 CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_convolution", "pointwise_")
 """Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
@@ -78,7 +99,7 @@ class Results:
     """By contestant's name; the runs of a round stand at the same place of every list."""
 
     workload: Workload
-    contestants: Sequence[Contestant]
+    contestants: Sequence[Variant]
     runs: Mapping[str, Sequence[Run]]
     loaded_runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
     """Runs of the same rounds while another process kept a core busy, where that was asked for."""
@@ -86,7 +107,7 @@ class Results:
     primitives: Mapping[str, Primitives] = field(default_factory=dict)
     operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_moved: Mapping[str, Sequence[BytesMoved]] = field(default_factory=dict)
-    """What the operators of one run read and write, the largest first; see profiling.byte_counter.
+    """What the operators of one run read and write, the largest first; see profiling.capture.byte_counter.
     """
     other_cores: float = 0.0
     """Cores that other work kept busy meanwhile."""
@@ -146,3 +167,206 @@ class Results:
         """Medians of what a contestant's recipe kept of its runs."""
         runs = self.runs[name]
         return {key: median(run.details[key] for run in runs) for key in runs[0].details}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line under a benchmark's table."""
+
+    what: str
+    value: float
+    shown: str
+    """The value with its unit, as a person reads it."""
+    at_least: float | None = None
+    at_most: float | None = None
+    """What is wanted, if anything."""
+
+    @property
+    def target(self) -> str:
+        """What is wanted, in words; empty where nothing is."""
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}"
+        if self.at_most is not None:
+            return f"at most {self.at_most:g}"
+        return ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the value is as wanted; true where nothing is wanted."""
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return self.at_most is None or self.value <= self.at_most
+
+
+def speed_up(
+    results: Results, name: str, other: str, *, at_least: float | None = None
+) -> list[Finding]:
+    """How many times as fast one contestant is as another; nothing where one did not run."""
+    if name not in results.names or other not in results.names:
+        return []
+    ratio = results.ratio(name, other)
+    return [
+        Finding(
+            what=f"{name} against {other}",
+            value=ratio.median,
+            shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+            at_least=at_least,
+        )
+    ]
+
+
+RECIPES = "profiling.bench.recipes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One of the subjects of `python -m profiling bench`."""
+
+    name: str
+    about: str
+    contestants: Sequence[Variant]
+    findings: Callable[[Results], list[Finding]]
+    rounds: int
+    """Counted runs of each contestant, unless told otherwise."""
+    warm_up: int
+    """Runs of each before them."""
+    settling: int = 0
+    """Runs at the start of every turn that are not counted: what another contestant gave back to
+    the kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
+    uses_onednn: bool = False
+    """Whether time inside oneDNN's primitives says something."""
+    counts_bytes: bool = False
+    """Whether the bytes that its operators move are counted, in a run of its own."""
+    beside_load: bool = False
+    """Whether it can also be measured beside a process that keeps one core busy."""
+
+
+CEILING = "ceiling"
+"""The contestant that runs single convolutions and a matrix product."""
+
+PROFILED_RUNS = 3
+PROFILED_SECONDS = 10.0
+"""No further run is profiled after so long: a slow contestant is not the one of interest."""
+
+
+def measure(
+    benchmark: Benchmark,
+    contestants: Sequence[Variant],
+    workload: Workload,
+    *,
+    rounds: int,
+    warm_up: int,
+    where: bool,
+    beside_load: bool = False,
+    console: Console,
+) -> Results:
+    """Everything that a benchmark measures.
+
+    Args:
+        benchmark: What is compared.
+        contestants: Who takes part.
+        workload: What each is given.
+        rounds: Counted runs of each.
+        warm_up: Runs of each that are not counted.
+        where: Whether to time torch's operators too.
+        beside_load: Whether each also runs while another process keeps one of the cores busy.
+        console: Where progress is shown.
+
+    Raises:
+        WorkerDiedError: A worker ended by itself.
+    """
+    total = len(contestants) * (warm_up + rounds)
+    with (
+        background_load() as others,
+        WorkerPool(workload, warm_up=warm_up, say=console.print) as crew,
+        progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
+    ):
+        loaded_runs: dict[str, list[Run]] = {}
+        if beside_load:
+            cpus = choose_cores(threads=None).cpus
+            runs, loaded_runs = run_interleaved_under_load(
+                crew, contestants, rounds=rounds, advance=advance, cpus=cpus
+            )
+        else:
+            runs = run_interleaved(
+                crew, contestants, rounds=rounds, advance=advance, settling=benchmark.settling
+            )
+        # Last of all: what watches a run also slows it down.
+        convolving = [one for one in contestants if benchmark.uses_onednn and one.name != CEILING]
+        primitives = {one.name: profiled(crew.worker(one)) for one in convolving}
+        counted = convolving if benchmark.counts_bytes else []
+        moved = {one.name: crew.worker(one).ask("bytes")["bytes"] for one in counted}
+        watched = contestants if where else []
+        operators = {one.name: crew.worker(one).ask("operators")["operators"] for one in watched}
+    return Results(
+        workload=workload,
+        contestants=contestants,
+        runs=runs,
+        loaded_runs=loaded_runs,
+        facts=crew.facts,
+        primitives=primitives,
+        operators=operators,
+        bytes_moved={name: [BytesMoved(*row) for row in rows] for name, rows in moved.items()},
+        other_cores=others.cores,
+    )
+
+
+def profiled(worker: Racer) -> Primitives:
+    """Of runs with oneDNN's verbose output, the middle one by its share in primitives."""
+    runs: list[Primitives] = []
+    while sum(run.seconds for run in runs) < PROFILED_SECONDS and len(runs) < PROFILED_RUNS:
+        answer = worker.ask("primitives")
+        runs.append(
+            Primitives(
+                seconds=answer["seconds"],
+                by_kind=answer["primitives"],
+                winograd_seconds=answer["winograd"],
+                kernel_seconds=answer["kernels"],
+            )
+        )
+    return sorted(runs, key=lambda run: run.convolving_share)[len(runs) // 2]
+
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+DISTURBING_CORES = 0.1
+"""More than this is told."""
+
+
+class OtherLoad:
+    """Filled in when the measured stretch has ended."""
+
+    cores: float = 0.0
+    """Cores that others kept busy, on average; on a virtual machine also what its host took."""
+
+
+@contextmanager
+def background_load() -> Iterator[OtherLoad]:
+    """Measure while the context lasts; child processes count as ours once they were waited for."""
+    load = OtherLoad()
+    start, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
+    yield load
+    busy, own = _busy_seconds() - busy, _own_seconds() - own
+    load.cores = max(0.0, busy - own) / (time.monotonic() - start)
+
+
+def disturbance(cores: float) -> str:
+    """What to say of so many cores that others kept busy; empty where it does not matter."""
+    if cores <= DISTURBING_CORES:
+        return ""
+    return (
+        f"disturbed: other work kept {cores:.2f} cores busy meanwhile; "
+        "times and rates mean little, ratios less than they could"
+    )
+
+
+def _busy_seconds() -> float:
+    """Processor time of everybody since the machine's start, and what its host stole."""
+    first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
+    return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)

@@ -2,16 +2,50 @@
 
 import importlib
 import time
+from collections.abc import Callable
 from typing import Any
 
-from launch.host.allowance import read_allowance
-from launch.pinning.allocator import set_allocator
-from launch.resources import page_faults, peak_resident_mb, resident_mb
-from profiling.bench.recipe import Prepared
-from profiling.bench.serve import Answering, serve
-from profiling.bench.workload import Workload
-from profiling.memory_choice import apply_memory
-from profiling.peaks.cores import check_cores, choose_cores, take_cores
+from common.machine import page_faults, peak_resident_mb, resident_mb
+from launch.environment import set_allocator
+from launch.limits import read_allowance
+from launch.pinning import check_cores, choose_cores, take_cores
+from profiling.bench.memory_policy import apply_memory
+from profiling.bench.variant import Prepared, Workload
+from profiling.bench.worker_pool import Answering, serve
+
+RECIPE_MODULES = {
+    f"{names}.{name}": module
+    for names, module, recipes in (
+        (
+            "data.bench.recipes",
+            "profiling.bench.recipes.images",
+            "decode loader mlperf pipeline resize",
+        ),
+        ("profiling.bench.recipes", "profiling.bench.recipes.step", "step_torch step_submission"),
+        (
+            "profiling.bench.recipes",
+            "profiling.bench.recipes.torchvision",
+            "step_torchvision ceiling bandwidth",
+        ),
+        (
+            "profiling.bench.recipes",
+            "profiling.bench.recipes.parts",
+            "focal_loss gradient_norm optimizer_step postprocessing evaluation",
+        ),
+        (
+            "profiling.ablate.recipes",
+            "profiling.ablate.recipes.networks",
+            "networks conv_norm_relu",
+        ),
+        (
+            "profiling.ablate.recipes",
+            "profiling.ablate.recipes.training",
+            "training_step short_training ipex_lamb loss_precision convergence_points",
+        ),
+    )
+    for name in recipes.split()
+}
+"""Where the recipes are that benchmarks, ablations and their result files name."""
 
 
 def main() -> None:
@@ -36,13 +70,29 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]
         share = choose_cores(threads=None)
         check_cores(share)
         options["main_cpus"] = share.main_cpus
-    recipe = importlib.import_module(specification["recipe"])  # loads torch
-    prepared = recipe.prepare(Workload(**specification["workload"]), **options)
+    prepare_recipe = load_recipe(specification["recipe"])
+    prepared = prepare_recipe(Workload(**specification["workload"]), **options)
     return dict(prepared.facts), lambda question: QUESTIONS[question](prepared)
 
 
+def load_recipe(name: str) -> Callable[..., Prepared]:
+    """Return the function that prepares a recipe; its module loads torch.
+
+    Result files name recipes, so the names stay what they are wherever the functions live.
+
+    Args:
+        name: A key of `RECIPE_MODULES`, whose module has a function `prepare_NAME`; or a module
+            with a function `prepare`.
+    """
+    if name not in RECIPE_MODULES:
+        return importlib.import_module(name).prepare
+    return getattr(
+        importlib.import_module(RECIPE_MODULES[name]), f"prepare_{name.rpartition('.')[2]}"
+    )
+
+
 def run(prepared: Prepared) -> dict[str, Any]:
-    """Time one run; the fields of `profiling.bench.run.Run`."""
+    """Time one run; the fields of `profiling.bench.variant.Run`."""
     faults = page_faults()
     start = time.perf_counter()
     details = prepared.run()
@@ -58,8 +108,7 @@ def run(prepared: Prepared) -> dict[str, Any]:
 
 def primitives(prepared: Prepared) -> dict[str, Any]:
     """Seconds of one run inside each kind of oneDNN primitive, in our convolutions, and in all."""
-    from profiling.bench.onednn_seconds import onednn_seconds
-    from profiling.bench.operator_seconds import kernel_seconds, winograd_seconds
+    from profiling.bench.profilers import kernel_seconds, onednn_seconds, winograd_seconds
 
     by_kind: dict[str, float] = {}
     seconds = 0.0
@@ -82,21 +131,21 @@ def primitives(prepared: Prepared) -> dict[str, Any]:
 
 def operators(prepared: Prepared) -> dict[str, Any]:
     """Seconds of one run in each of torch's operators, without what they call."""
-    from profiling.bench.operator_seconds import operator_seconds
+    from profiling.bench.profilers import operator_seconds
 
     return {"operators": operator_seconds(prepared.run)}
 
 
 def onednn_log(prepared: Prepared) -> dict[str, Any]:
     """What oneDNN says of one run."""
-    from profiling.bench.onednn_seconds import onednn_lines
+    from profiling.bench.profilers import onednn_lines
 
     return {"log": onednn_lines(prepared.run)}
 
 
 def bytes_moved(prepared: Prepared) -> dict[str, Any]:
     """Bytes that the operators of one run move: phase, operator, calls, bytes read and written."""
-    from profiling.bench.bytes_of_run import bytes_of_run
+    from profiling.bench.profilers import bytes_of_run
 
     return {"bytes": bytes_of_run(prepared)}
 
@@ -108,6 +157,7 @@ QUESTIONS = {
     "bytes": bytes_moved,
     "log": onednn_log,
 }
+
 
 if __name__ == "__main__":
     main()

@@ -1,34 +1,49 @@
-"""From a configuration's section `profile` to the hooks of a run, and the last words on them."""
+"""From a configuration's section `profile` to the hooks of a run, and the last words on them.
 
+TODO-DOC The hooks of a training run: each watches some steps, and what goes wrong in it ends it alone.
+
+TODO-DOC A hook, and the steps that it is for.
+
+TODO-DOC What a oneDNN log says of its run, so that its problems can be run again alike.
+
+TODO-DOC What a person is told of a run's profile: what does not come, what was written, what next.
+"""
+
+import shlex
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 from rich.console import Console
 
-from launch.group.process_group import ProcessGroup
-from launch.place import Place
-from profiling.capture.capture import Capture
-from profiling.capture.count_hook import CountHook
-from profiling.capture.descriptors import python_output_apart
-from profiling.capture.facts import facts_of_run
-from profiling.capture.onednn_hook import OneDnnHook
-from profiling.capture.perf_hook import PerfHook
-from profiling.capture.trace_hook import TraceHook
-from profiling.capture.watch import Watch
-from profiling.capture.words import last_notes, print_files
+from common.cli import installed
+from common.errors import InputError
+from common.machine import installed_versions
+from common.processes import python_output_apart
+from launch.process_group import ProcessGroup
+from launch.rank_context import RankContext
+from launch.topology import format_cpu_list
+from profiling.capture.backends import CountHook, OneDnnHook, PerfFailedError, PerfHook, TraceHook
 from retinanet.config import Config
-from retinanet.training.phases import UNWATCHED, Phases
+from retinanet.config_types import split_at_start
+from retinanet.engine.engines import PreparedTraining, chosen_engine
+from retinanet.engine.folded_forward import FoldedForward
+from retinanet.training.loop import NO_PROFILER, StepProfiler
+from retinanet.training.recorder import print_summary
+from retinanet.training.run_folder import command_line
 
 NO_PERF = "there is no perf on this host (Debian's linux-perf, Ubuntu's linux-tools-generic)"
 
 
 @contextmanager
 def capturing(
-    config: Config, folder: Path, *, place: Place, group: ProcessGroup, console: Console
-) -> Iterator[Phases]:
+    config: Config, folder: Path, *, place: RankContext, group: ProcessGroup, console: Console
+) -> Iterator[StepProfiler]:
     """What a run tells of its phases while the context lasts; all ranks enter it.
 
     At the end rank 0 says what was written, and what was not and why. No training fails for it.
@@ -42,7 +57,7 @@ def capturing(
     """
     watches = asked_for(config, folder, place=place, group=group)
     if not watches:
-        yield UNWATCHED
+        yield NO_PROFILER
         return
     capture = Capture(watches)
     with python_output_apart() if config.profile.onednn_steps else nullcontext():
@@ -60,8 +75,50 @@ def capturing(
                 console.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
+class ProfilerHook(Protocol):
+    """Watches steps. What the training does happens between these calls, never within one."""
+
+    file: Path
+    """What it writes; another name may be chosen before `open`."""
+
+    def open(self, prepared: PreparedTraining) -> None:
+        """Its first step comes next: do what takes time."""
+
+    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
+        """A step begins."""
+
+    def begin_phase(self, name: str) -> None:
+        """A phase of it begins."""
+
+    def end_phase(self, name: str) -> None:
+        """That phase has ended."""
+
+    def end_step(self, *, whole: bool) -> None:
+        """The step has ended, or an error has broken it off."""
+
+    def close(self) -> None:
+        """No step comes any more: write what there is. May be called twice."""
+
+
+@dataclass
+class Watch:
+    """A hook, and the steps that it is for."""
+
+    name: str
+    """The section that asked for it: `profile.onednn`."""
+    hook: ProfilerHook
+    steps: Collection[int]
+    is_open: bool = False
+    done: list[int] = field(default_factory=list)
+    """Steps that it has seen whole."""
+    is_shown: bool = True
+    """Whether a person is told of it; else it serves another hook."""
+    problem: str = ""
+    """Why it does not watch, or no longer does."""
+
+
 def asked_for(
-    config: Config, folder: Path, *, place: Place, group: ProcessGroup
+    config: Config, folder: Path, *, place: RankContext, group: ProcessGroup
 ) -> Sequence[Watch]:
     """The hooks of this rank, in the order in which they begin."""
     profile, rank = config.profile, group.rank
@@ -82,3 +139,207 @@ def asked_for(
         steps = frozenset(onednn) | frozenset(trace)
         watches.append(Watch("profile.perf", counting, steps, problem=problem))
     return watches
+
+
+PROBLEMS = (OSError, InputError, PerfFailedError)
+"""Of a hook's own: its folder cannot be written, the disk is full, perf does not count."""
+
+
+class Capture:
+    """The `Phases` of a run that is profiled."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self.watches = watches
+        self._active: list[Watch] = []
+
+    def notes(self, steps: range) -> list[str]:
+        """What is known not to come, before the run takes these steps."""
+        return first_notes(self.watches, steps)
+
+    @contextmanager
+    def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
+        """Around a step."""
+        self._active = [one for one in self.watches if number in one.steps and not one.problem]
+        if not self._active:
+            yield
+            return
+        # All are open before any begins, so that none measures what another needs for that.
+        self._each(lambda one: open_once(one, number, prepared))
+        self._each(lambda one: one.hook.begin_step(number, prepared))
+        try:
+            yield
+        except BaseException:
+            self._each(lambda one: one.hook.end_step(whole=False), backwards=True)
+            raise
+        self._each(lambda one: one.hook.end_step(whole=True), backwards=True)
+        for one in self._active:
+            one.done.append(number)
+        self._active = [one for one in self._active if number == max(one.steps)]
+        self._each(lambda one: one.hook.close())
+        self._active = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Around a phase of the step."""
+        self._each(lambda one: one.hook.begin_phase(name))
+        yield
+        self._each(lambda one: one.hook.end_phase(name), backwards=True)
+
+    def close(self) -> None:
+        """Write what there is of windows that have not come to their end."""
+        self._active = [one for one in self.watches if not one.problem]
+        self._each(lambda one: one.hook.close())
+
+    def _each(self, action: Callable[[Watch], None], *, backwards: bool = False) -> None:
+        """Have all that are active do something; one that cannot is active no longer."""
+        for one in self._active[:: -1 if backwards else 1]:
+            try:
+                action(one)
+            except PROBLEMS as error:
+                one.problem = described(error, one.hook.file)
+                self._active.remove(one)
+                with suppress(*PROBLEMS):
+                    one.hook.close()
+
+
+def described(error: Exception, file: Path) -> str:
+    """A hook's problem in one line."""
+    if isinstance(error, OSError):
+        return f"{error.filename or file}: cannot be written: {error.strerror}"
+    return str(error)
+
+
+def open_once(watch: Watch, number: int, prepared: PreparedTraining) -> None:
+    """Open a hook before its first step; what the run wrote before it was resumed is left alone."""
+    hook = watch.hook
+    if watch.is_open:
+        return
+    watch.is_open = True
+    hook.file.parent.mkdir(parents=True, exist_ok=True)
+    if hook.file.exists():
+        name, _, kind = hook.file.name.partition(".")
+        hook.file = hook.file.with_name(f"{name}-from-step-{number}.{kind}")
+    hook.open(prepared)
+
+
+IPEX = "intel_extension_for_pytorch"
+
+
+def facts_of_run(
+    prepared: PreparedTraining, *, config: Config, place: RankContext, group: ProcessGroup
+) -> dict[str, Any]:
+    """This rank's conditions; JSON holds them all. `profiling.onednn_log.parse` says where."""
+    share, engine = place.pinned.share, config.engine
+    forward = prepared.forward
+    own_kernels = forward.own_kernels if isinstance(forward, FoldedForward) else None
+    name = chosen_engine(engine.name)
+    return {
+        "run": config.run.name,
+        "rank": group.rank,
+        "ranks": group.size,
+        "local_rank": place.ranks.local_rank,
+        "local_ranks": place.ranks.local_size,
+        "host": group.hosts[group.rank],
+        "threads": torch.get_num_threads(),
+        "cpus": format_cpu_list(share.cpus),
+        "memory_nodes": format_cpu_list(share.nodes),
+        "pinned": place.pinned.enabled,
+        "images_a_step": images_a_step(config, group),
+        "image_size": config.data.image_size,
+        "precision": engine.precision,
+        "engine": name,
+        "convolutions": engine.convolutions,
+        "own_kernels": own_kernels,
+        "allocator": engine.allocator,
+        "torch": torch.__version__,
+        "ipex": installed_versions([IPEX]).get(IPEX) if name == "ipex" else None,
+        "command": command_line(),
+    }
+
+
+def images_a_step(config: Config, group: ProcessGroup) -> int | None:
+    """Of this rank; None where only the run has measured how many."""
+    split, training = config.distributed.batch_split, config.training
+    if split == "speed" and group.size > 1:
+        return None
+    batches = split_at_start(split, batch_size=training.batch_size, ranks=group.size)
+    return batches[group.rank] * training.gradient_accumulation
+
+
+FILES = {"profile.onednn": "oneDNN's log", "profile.trace": "trace", "profile.perf": "counters"}
+
+
+def first_notes(watches: Sequence[Watch], steps: range) -> list[str]:
+    """What is known not to come, before a run takes these steps."""
+    notes = []
+    for one in filter(is_shown, watches):
+        if one.problem:
+            notes.append(f"{one.name}: {one.problem}; training goes on without it")
+        elif not any(step in steps for step in one.steps):
+            takes = f"takes {shown(steps)}" if steps else "takes no step"
+            notes.append(f"{one.name}: this run {takes}, nothing of {shown(one.steps)}")
+    return notes
+
+
+def last_notes(watches: Sequence[Watch]) -> list[str]:
+    """What has not come, after the run."""
+    notes = []
+    for one in filter(is_shown, watches):
+        if one.problem:
+            notes.append(f"{one.name}: {one.problem}; training went on without it")
+        elif not one.done:
+            asked = shown(one.steps)
+            notes.append(f"{one.name}: nothing is written: this run trained nothing of {asked}")
+        elif len(one.done) < len(one.steps):
+            asked, found = shown(one.steps), shown(one.done)
+            notes.append(f"{one.name}: of {asked} this run trained only {found}")
+        if isinstance(one.hook, PerfHook) and one.hook.not_counted:
+            events = ", ".join(one.hook.not_counted)
+            notes.append(f"{one.name}: perf has no counters here for {events}")
+    return notes
+
+
+def is_shown(watch: Watch) -> bool:
+    """Return whether a person asked for it by itself."""
+    return watch.is_shown
+
+
+def print_files(console: Console, watches: Sequence[Watch], *, ranks: int) -> None:
+    """Where rank 0's files lie, and the commands that read them."""
+    shown_watches = filter(is_shown, watches)
+    written = [one for one in shown_watches if one.done and one.hook.file.exists()]
+    if not written:
+        return
+    others = f", one for each of {ranks} ranks" if ranks > 1 else ""
+    print_summary(
+        console,
+        headline="profiled",
+        facts={FILES[one.name]: f"{one.hook.file}, {shown(one.done)}{others}" for one in written},
+        paths={},
+        next_commands=reading_commands({one.name: one for one in written}),
+    )
+
+
+def reading_commands(written: Mapping[str, Watch]) -> list[str]:
+    """Such as `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`."""
+    log, trace = written.get("profile.onednn"), written.get("profile.trace")
+    commands = []
+    if log:
+        file = log.hook.file
+        commands.append(["stats", str(file), "--out", str(file.with_name("stats"))])
+    if trace:
+        file = trace.hook.file
+        same = ["--onednn-log", str(log.hook.file)] if log and log.done == trace.done else []
+        commands.append(["trace", str(file), *same, "--out", str(file.with_name("tables"))])
+    return [shlex.join([installed("python"), "-m", "profiling", *words]) for words in commands]
+
+
+def shown(steps: Collection[int]) -> str:
+    """`steps 20-22`, `step 20`, or `steps 20, 30` where they do not follow each other."""
+    ordered = sorted(steps)
+    first, last = ordered[0], ordered[-1]
+    if first == last:
+        return f"step {first}"
+    if last - first >= len(ordered):
+        return f"steps {', '.join(map(str, ordered))}"
+    return f"steps {first}-{last}"

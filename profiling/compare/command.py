@@ -1,22 +1,33 @@
-"""`python -m profiling compare`: its command line, and a comparison from start to end."""
+"""`python -m profiling compare`: its command line, and a comparison from start to end.
+
+TODO-DOC `--fail-if`: conditions on a comparison, for scripts.
+"""
 
 import argparse
 import json
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiling.compare.comparison import Comparison, Pair, compare, kinds_of
-from profiling.compare.condition import is_met, parse_condition, ratio_of
-from profiling.compare.report import print_comparison
-from profiling.compare.side import files_of, marked_steps, side_of
-from profiling.log_option import read_with_progress
-from profiling.terminal import say
-from retinanet.command_line import add_json_option, positive
-from retinanet.csv_text import as_csv
-from retinanet.errors import InputError
-from retinanet.exit_codes import CONDITION_MET, FINISHED
-from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.terminal import make_console
+from common.cli import add_json_option, positive
+from common.console import make_console, say
+from common.errors import CONDITION_MET, FINISHED, InputError
+from common.files import as_csv, require_free_json, require_free_outputs, write_whole
+from profiling.compare.comparison import (
+    Comparison,
+    KindPair,
+    Pair,
+    compare,
+    files_of,
+    kinds_of,
+    marked_steps,
+    print_comparison,
+    side_of,
+)
+from profiling.onednn_log.log import read_with_progress
 
 ABOUT = """\
 Put two oneDNN logs side by side: kinds, problems, calls and times. On top is what only one side
@@ -41,7 +52,6 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     """Add `compare` to the commands of a command line."""
     parser = commands.add_parser(
         "compare",
-        help="two oneDNN logs side by side",
         description=ABOUT,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -139,8 +149,8 @@ def write_files(comparison: Comparison, folder: Path) -> None:
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from profiling.compare.chart import draw_comparison  # noqa: PLC0415
-    from profiling.pictures import write_picture  # noqa: PLC0415
+    from common.charts import write_picture  # noqa: PLC0415
+    from profiling.compare.charts import draw_comparison  # noqa: PLC0415
 
     table = [pair_json(pair) for pair in (*comparison.only_one, *comparison.both)]
     rows = (pair.values() for pair in table)
@@ -187,3 +197,80 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         ],
         "problems": [pair_json(pair) for pair in (*comparison.only_one, *comparison.both)],
     }
+
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+FORM = re.compile(r"\s*([a-z_ .]+?)\s*(>=|<=|>|<)\s*(\d+(?:\.\d*)?)\s*")
+ADVICE = "expected such as 'total > 1.1', 'convolution backward data > 1.2', 'reorder calls > 1'"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The first log's number over the second's, against a bound."""
+
+    text: str
+    name: str
+    """`total`, or a kind with or without its direction."""
+    is_of_calls: bool
+    """Numbers of calls; else times."""
+    operator: str
+    bound: float
+
+
+def parse_condition(text: str) -> Condition:
+    """Read `total > 1.1`, `reorder calls > 1`, `convolution backward_data >= 2`.
+
+    Raises:
+        InputError: It is no condition.
+    """
+    found = FORM.fullmatch(text)
+    if not found:
+        raise InputError(f"--fail-if {text!r}: {ADVICE}")
+    words = re.split(r"[ .]+", found[1])
+    is_of_calls = words[-1] == "calls"
+    name = " ".join(words[:-1] if is_of_calls else words) or "total"
+    return Condition(text.strip(), name, is_of_calls, found[2], float(found[3]))
+
+
+def ratio_of(condition: Condition, comparison: Comparison) -> float:
+    """The number that a condition is about; infinite where only the first log has such calls.
+
+    Raises:
+        InputError: Neither log has such a kind.
+    """
+    kinds = kinds_of(comparison.pairs)
+    chosen = kinds if condition.name == "total" else [k for k in kinds if is_meant(condition, k)]
+    if not chosen:
+        known = ", ".join(["total", *dict.fromkeys(kind.name for kind in kinds)])
+        raise InputError(
+            f"--fail-if {condition.text!r}: neither log has {condition.name!r}; they have {known}"
+        )
+    if condition.is_of_calls:
+        first = sum(kind.first_calls for kind in chosen)
+        second = sum(kind.second_calls for kind in chosen)
+    else:
+        first = sum(kind.first_ms for kind in chosen)
+        second = sum(kind.second_ms for kind in chosen)
+    if not second:
+        return float("inf") if first else 1.0
+    return first / second
+
+
+def is_meant(condition: Condition, kind: KindPair) -> bool:
+    """Whether a condition is about a kind: `convolution`, or `convolution backward data`."""
+    name = condition.name.replace("_", " ")
+    return name in (kind.name.replace("_", " "), kind.kind.replace("_", " "))
+
+
+def is_met(condition: Condition, comparison: Comparison) -> bool:
+    """Whether to fail.
+
+    Raises:
+        InputError: Neither log has such a kind.
+    """
+    return OPERATORS[condition.operator](ratio_of(condition, comparison), condition.bound)

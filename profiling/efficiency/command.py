@@ -5,23 +5,32 @@ import json
 from dataclasses import astuple
 from pathlib import Path
 
-from profiling.efficiency.efficiency import Efficiency, efficiency_of
-from profiling.efficiency.projection import Projection, project
-from profiling.efficiency.replaying import RUNNERS, chosen_benchdnn, replay_now
-from profiling.efficiency.report import print_efficiency, print_projection
-from profiling.efficiency.steps import require_fitting, steps_of
-from profiling.efficiency.tables import COLUMNS, as_json, rows_of
-from profiling.log_option import add_logs, read_with_progress
-from profiling.peaks.option import add_peaks_option, peaks_as_asked
-from profiling.replay.replay_file import load_replay, save_replay
-from profiling.stats.report import describe_log
-from profiling.terminal import print_cautions, say
-from retinanet.command_line import add_json_option, positive
-from retinanet.csv_text import as_csv
-from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.terminal import make_console
+from common.cli import add_json_option, positive
+from common.console import make_console, print_cautions, say
+from common.errors import FINISHED, InputError
+from common.files import as_csv, require_free_json, require_free_outputs, write_whole
+from profiling.efficiency.analysis import (
+    RUNNERS,
+    Efficiency,
+    Projection,
+    chosen_benchdnn,
+    efficiency_of,
+    project,
+    replay_now,
+    require_fitting,
+    steps_of,
+)
+from profiling.efficiency.report import (
+    COLUMNS,
+    as_json,
+    print_efficiency,
+    print_projection,
+    rows_of,
+)
+from profiling.onednn_log.log import add_logs, read_with_progress
+from profiling.peaks.command import add_peaks_option, peaks_as_asked
+from profiling.replay.replay import load_replay, save_replay
+from profiling.stats.command import describe_log
 
 ABOUT = """\
 Were a run's oneDNN primitives as fast as they are alone?
@@ -54,7 +63,6 @@ def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     """Add `efficiency` to the commands of a command line."""
     parser = commands.add_parser(
         "efficiency",
-        help="a run's primitives against the same ones alone",
         description=ABOUT,
         epilog=f"{FILES}\n\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -182,8 +190,8 @@ def write_out(
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from profiling.efficiency.chart import draw_efficiency  # noqa: PLC0415
-    from profiling.pictures import write_picture  # noqa: PLC0415
+    from common.charts import write_picture  # noqa: PLC0415
+    from profiling.efficiency.charts import draw_efficiency  # noqa: PLC0415
 
     write_whole(folder / "efficiency.csv", as_csv(COLUMNS, map(astuple, rows_of(found))))
     name = ", ".join(Path(file).name for file in files[:3])

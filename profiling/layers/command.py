@@ -1,33 +1,37 @@
-"""`python -m profiling layers`: time the layers of a network, print, write."""
+"""`python -m profiling layers`: time the layers of a network, print, write.
 
+TODO-DOC The command line of `python -m profiling layers`.
+"""
+
+import argparse
 import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from launch.host.allowance import read_allowance
-from profiling.bench.environment import environment
-from profiling.bench.other_load import other_load
-from profiling.bench.worker_process import WorkerDiedError
-from profiling.huge_pages import huge_pages_remark
-from profiling.layers.gpu import require_gpu
-from profiling.layers.measured import Measured
-from profiling.layers.output import as_json, layers_csv, output_files
-from profiling.layers.report import print_study
-from profiling.layers.study import run_study
-from profiling.layers.subject import (
+from common.cli import add_json_option, positive
+from common.console import make_console
+from common.errors import FINISHED, OUR_BUG, InputError
+from common.files import require_free_json, require_free_outputs, write_whole
+from common.machine import environment
+from launch.limits import read_allowance
+from launch.pinning import choose_cores
+from profiling.bench.command import image_side
+from profiling.bench.memory_policy import CHOICES, huge_pages_remark, memory_remark, parse_memory
+from profiling.bench.results import background_load
+from profiling.bench.worker_pool import WorkerDiedError
+from profiling.layers.report import as_json, layers_csv, output_files, print_study
+from profiling.layers.study import (
     CLASSIFIER_SIZE,
     DEFAULT_BATCH,
     DEFAULT_SIZE,
     Configuration,
+    Measured,
     Subject,
+    require_gpu,
+    run_study,
 )
-from profiling.memory_choice import memory_remark, parse_memory
-from profiling.peaks.cores import choose_cores
-from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED, OUR_BUG
-from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.terminal import make_console
+from profiling.studies.scale.command import numbers
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
 SLOW_BF16 = (
@@ -64,7 +68,7 @@ def layers_command(
         onednn=onednn, threads=threads, memory=memory, huge_pages=huge_pages, device=device
     )
     remarks = remarks_on(subject, configurations)
-    with other_load() as others:
+    with background_load() as others:
         try:
             measured = study(subject, configurations, remarks, counts=(iterations, warm_up))
         except WorkerDiedError as error:
@@ -178,11 +182,120 @@ def write_files(subject: Subject, measured: Sequence[Measured], folder: Path) ->
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from profiling.layers.chart import draw_layers  # noqa: PLC0415
-    from profiling.pictures import write_picture  # noqa: PLC0415
+    from common.charts import write_picture  # noqa: PLC0415
+    from profiling.layers.charts import draw_layers  # noqa: PLC0415
 
     write_whole(folder / "layers.csv", layers_csv(measured))
     device = measured[0].facts["device"]
     name = environment()["cpu"] if device == "cpu" else device
     write_picture(draw_layers(measured, title=f"{subject}; {name}"), folder / "layers")
     make_console().print(f"table and chart: {folder}", soft_wrap=True)
+
+
+ABOUT = """\
+Time each layer of a network, forward and backward, as `caffe time` does: iterations on one batch
+of random images, without an optimizer, averaged. Then the layer-wise study of Awan et al., "An
+In-depth Performance Characterization of CPU- and GPU-based DNN Training on Modern Architectures"
+(2017): the default engine against the optimized one, threads, memory, forward against backward.
+
+MODEL is retinanet (ours, as train.py runs it, 264 classes), alexnet, resnet50 or resnext50
+(torchvision's), with weights from random numbers. A layer is a module that has no modules inside;
+one that runs several times in an iteration shows the sum. What no layer does, such as residual
+sums, is the row `between layers`, so that all rows add up to the iteration.
+
+Configurations that are compared run in turn, each in a process of its own. Use a machine on which
+nothing else runs."""
+
+EXAMPLES = """\
+examples:
+  python -m profiling layers alexnet                                   # about a minute
+  python -m profiling layers alexnet --onednn both --precision float32 --out alexnet
+  python -m profiling layers retinanet --iterations 10 --out layers    # table and chart
+  python -m profiling layers resnet50 --threads 1,2 --json resnet50.json
+  python -m profiling layers resnet50 --memory local --memory interleave --huge-pages both"""
+
+
+def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `layers` to the commands of a command line."""
+    parser = commands.add_parser(
+        "layers",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_subject_options(parser)
+    add_configuration_options(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write layers.csv, layers.png and layers.svg here",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files of an earlier call in DIR"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=layers_command)
+
+
+def add_subject_options(parser: argparse.ArgumentParser) -> None:
+    """What is timed, and how often."""
+    parser.add_argument("model", metavar="MODEL", help=", ".join(DEFAULT_BATCH))
+    batches = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
+    parser.add_argument(
+        "--batch", type=positive, metavar="N", help=f"images in the batch (default: {batches})"
+    )
+    parser.add_argument(
+        "--image-size",
+        type=image_side,
+        metavar="N",
+        help="their height and width (default: 800 for retinanet, else 224)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("bf16", "float32"),
+        default="bf16",
+        help="of convolutions and matrix products (default: bf16, by autocast)",
+    )
+    for name, default, what in (
+        ("--iterations", 50, "iterations that count"),
+        ("--warm-up", 3, "iterations before them"),
+    ):
+        help_text = f"{what} (default: {default})"
+        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+
+
+def add_configuration_options(parser: argparse.ArgumentParser) -> None:
+    """What is compared."""
+    parser.add_argument(
+        "--onednn",
+        choices=tuple(SWITCH),
+        help="off: the default engine, torch's operators without oneDNN and without ours; "
+        "on: the optimized one; both: one against the other (default: on)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=numbers,
+        metavar="A,B",
+        help="numbers of compute threads, one a core (default: all cores)",
+    )
+    parser.add_argument(
+        "--memory",
+        action="append",
+        metavar="POLICY",
+        help=f"memory policy, as numactl's: {CHOICES}; give it again to compare",
+    )
+    parser.add_argument(
+        "--huge-pages",
+        nargs="?",
+        choices=tuple(SWITCH),
+        const="on",
+        default="off",
+        help="have the C library ask for transparent huge pages; both: with and without",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: the first GPU (default: cpu)",
+    )

@@ -1,18 +1,26 @@
-"""Configurations in turn, each in a process of its own."""
+"""Configurations in turn, each in a process of its own.
 
-from collections.abc import Callable, Sequence
+TODO-DOC What one configuration has shown: its iterations, and the numbers that are made of them.
+
+TODO-DOC What is timed, and how it is run. Loads no torch.
+
+TODO-DOC Whether there is an NVIDIA GPU, asked of its driver: torch takes seconds to load.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median, pstdev
+from typing import Any
 
 from rich.console import Console
 
-from profiling.bench.available_memory import available_mb
-from profiling.bench.crew import SPARE_MB
-from profiling.bench.worker_process import Worker
-from profiling.huge_pages import huge_pages_environment
-from profiling.layers.measured import Measured
-from profiling.layers.subject import Configuration, Subject, labels
-from retinanet.progress import progress
+from common.console import progress
+from common.errors import InputError
+from common.machine import available_mb
+from profiling.bench.memory_policy import huge_pages_environment
+from profiling.bench.worker_pool import SPARE_MB, Worker
 
 MODULE = "profiling.layers.worker"
 TURN_MS = 10_000.0
@@ -25,12 +33,179 @@ Told = Callable[[int, str], None]
 """Called as `told(iterations done since the last call, what to say of them)`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One of the ways to run it that are compared."""
+
+    onednn: bool
+    """The optimized engine; else torch's operators do without oneDNN, and without ours."""
+    threads: int
+    """Compute threads, one a core."""
+    memory: str | None = None
+    """The memory policy, as numactl names it; None leaves it."""
+    huge_pages: bool = False
+    """Whether the C library asks the kernel for huge pages."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Of a time over all iterations. [milliseconds]"""
+
+    mean: float
+    median: float
+    deviation: float
+    """Standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer, or the loss, or what lies between them."""
+
+    name: str
+    type: str
+    """The module's class; `loss`, or empty between layers."""
+    calls: int
+    """In one iteration."""
+    trains: bool
+    """Whether it has weights that get gradients."""
+    forward: Statistic
+    backward: Statistic | None
+    """None: it has no backward pass, as nothing before it trains."""
+    share: float
+    """Of the whole iteration."""
+    gflop: float
+    """Multiplications and additions of an iteration, both passes. [10⁹]"""
+    gflop_per_s: float | None
+    """None where no arithmetic is counted."""
+
+    @property
+    def total_ms(self) -> float:
+        """Average of both passes together."""
+        return self.forward.mean + (self.backward.mean if self.backward else 0.0)
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """The iterations of one configuration, as its worker told them; milliseconds."""
+
+    configuration: Configuration
+    label: str
+    """What tells it from the others."""
+    facts: Mapping[str, Any]
+    """See `profiling.layers.timing`."""
+    watched: list[dict[str, Any]] = field(default_factory=list)
+    """See `profiling.layers.timing`."""
+    plain: list[dict[str, float]] = field(default_factory=list)
+    warm_ms: float = 0.0
+    """The last iteration of the warm-up."""
+    peak_mb: float = 0.0
+    huge_pages_mb: float = 0.0
+    primitives: Mapping[str, float] = field(default_factory=dict)
+    """Seconds inside each kind of oneDNN primitive in one iteration."""
+
+    def whole(self, work: str) -> Statistic:
+        """All of `forward` or `backward`."""
+        return statistic([one[work] for one in self.watched])
+
+    @property
+    def total_ms(self) -> float:
+        """An iteration on average."""
+        return self.whole("forward").mean + self.whole("backward").mean
+
+    @property
+    def plain_ms(self) -> float:
+        """The median of iterations that nobody watched."""
+        return median(map(passes_ms, self.plain))
+
+    @property
+    def middle_ms(self) -> float:
+        """The median of watched iterations; before there are any, the last of the warm-up."""
+        return median(map(passes_ms, self.watched)) if self.watched else self.warm_ms
+
+    @property
+    def watching_cost(self) -> float:
+        """What watching adds to an iteration, each against the unwatched one right after it."""
+        pairs = zip(self.watched[::PLAIN_EVERY], self.plain, strict=True)
+        return median(passes_ms(watched) / passes_ms(plain) for watched, plain in pairs) - 1
+
+    @property
+    def convolving_share(self) -> float:
+        """Of an iteration, in convolutions."""
+        return sum(layer.share for layer in self.layers() if layer.type in CONVOLUTIONS)
+
+    def layers(self) -> list[Layer]:
+        """In the order of their first call, then what lies between them; together, it is all."""
+        found = [self._layer(fact) for fact in self.facts["layers"]]
+        forward = [rest(one, one["forward"], place=0) for one in self.watched]
+        backward = [rest(one, one["backward"], place=1) for one in self.watched]
+        between = statistic(forward), statistic(backward)
+        return [
+            *found,
+            Layer(
+                name=BETWEEN,
+                type="",
+                calls=1,
+                trains=False,
+                forward=between[0],
+                backward=between[1],
+                share=(between[0].mean + between[1].mean) / self.total_ms,
+                gflop=0.0,
+                gflop_per_s=None,
+            ),
+        ]
+
+    def _layer(self, fact: Mapping[str, Any]) -> Layer:
+        times = [one["layers"][fact["name"]] for one in self.watched]
+        forward = statistic([pair[0] for pair in times])
+        has_backward = any(pair[1] is not None for pair in times)
+        backward = statistic([pair[1] or 0.0 for pair in times]) if has_backward else None
+        total = forward.mean + (backward.mean if backward else 0.0)
+        gflop = fact["gflop_forward"] + (fact["gflop_backward"] if backward else 0.0)
+        return Layer(
+            name=fact["name"],
+            type=fact["type"],
+            calls=fact["calls"],
+            trains=fact["trains"],
+            forward=forward,
+            backward=backward,
+            share=total / self.total_ms,
+            gflop=gflop,
+            gflop_per_s=gflop / total * 1000 if gflop else None,
+        )
+
+    def nodes(self) -> dict[str, float]:
+        """Average milliseconds of backward work between layers, by node of autograd's graph."""
+        names = {name for one in self.watched for name in one["nodes"]}
+        found = {name: fmean(one["nodes"].get(name, 0.0) for one in self.watched) for name in names}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 @dataclass(frozen=True)
 class Contestant:
     """A configuration's worker, and what it has measured."""
 
     worker: Worker
     measured: Measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A network and its batch."""
+
+    model: str
+    """One of `DEFAULT_BATCH`."""
+    batch: int
+    image_size: int
+    """Height and width. [pixels]"""
+    precision: str
+    """`bf16` or `float32`."""
+    device: str
+    """`cpu` or `cuda`."""
+    seed: int = 0
+
+    def __str__(self) -> str:
+        images = f"{self.batch} image{'s' if self.batch > 1 else ''}"
+        return f"{self.model}, {images} of {self.image_size}×{self.image_size}, {self.precision}"
 
 
 def run_study(
@@ -146,3 +321,71 @@ def ask(contestant: Contestant, question: str) -> None:
     measured.warm_ms = answer.get("last_ms", measured.warm_ms)
     measured.peak_mb = answer["peak_mb"]
     measured.huge_pages_mb = answer.get("huge_pages_mb", 0.0)
+
+
+BETWEEN = "between layers"
+"""The rest of an iteration: sums, activations and reshaping that no module does, and autograd."""
+CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
+
+
+def rest(iteration: Mapping[str, Any], whole: float, *, place: int) -> float:
+    """Of a pass, what no layer has taken."""
+    return whole - sum(pair[place] or 0.0 for pair in iteration["layers"].values())
+
+
+def passes_ms(iteration: Mapping[str, Any]) -> float:
+    """Both passes."""
+    both: float = iteration["forward"] + iteration["backward"]
+    return both
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """Of at least one value."""
+    return Statistic(fmean(values), median(values), pstdev(values))
+
+
+DEFAULT_BATCH = {"retinanet": 2, "alexnet": 64, "resnet50": 16, "resnext50": 16}
+"""The networks that can be timed, and images in a batch."""
+DEFAULT_SIZE = {"retinanet": 800}
+CLASSIFIER_SIZE = 224
+PLAIN_EVERY = 5
+"""After the first of so many watched iterations comes one that nobody watches, to see what
+watching costs."""
+
+
+def labels(configurations: Sequence[Configuration]) -> list[str]:
+    """Names that tell configurations apart: what is the same for all is left out."""
+    parts = {
+        "onednn": lambda one: "optimized" if one.onednn else "default",
+        "threads": lambda one: f"{one.threads} thread{'s' if one.threads > 1 else ''}",
+        "memory": lambda one: f"memory {one.memory or 'as it is'}",
+        "huge_pages": lambda one: "huge pages" if one.huge_pages else "small pages",
+    }
+    differing = [
+        name for name in parts if len({getattr(one, name) for one in configurations}) > 1
+    ] or ["onednn"]
+    return [", ".join(parts[name](one) for name in differing) for one in configurations]
+
+
+SUCCESS = 0
+"""CUDA_SUCCESS of the driver's interface.
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html"""
+
+
+def require_gpu() -> None:
+    """Look for one.
+
+    Raises:
+        InputError: There is no driver, or it knows no GPU.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise InputError(
+            "--device: cuda: this machine has no NVIDIA driver (libcuda.so.1); leave it out"
+        ) from None
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != SUCCESS:
+        raise InputError("--device: cuda: the NVIDIA driver finds no GPU here; leave it out")
+    if count.value == 0:
+        raise InputError("--device: cuda: the NVIDIA driver shows no GPU here; leave it out")

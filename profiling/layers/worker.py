@@ -1,15 +1,15 @@
 """A configuration's own process: `python -m profiling.layers.worker SPECIFICATION`.
 
-See `profiling.bench.serve`, and `profiling.layers.answers` for the questions.
+See `profiling.bench.worker_pool`, and `profiling.layers.timing` for the questions.
 """
 
 from typing import Any
 
-from launch.host.allowance import read_allowance
-from profiling.bench.serve import Answering, serve
-from profiling.layers.subject import Configuration, Subject
-from profiling.memory_choice import apply_memory
-from profiling.peaks.cores import check_cores, choose_cores, take_cores
+from launch.limits import read_allowance
+from launch.pinning import check_cores, choose_cores, take_cores
+from profiling.bench.memory_policy import apply_memory
+from profiling.bench.worker_pool import Answering, serve
+from profiling.layers.study import Configuration, Subject
 
 
 def main() -> None:
@@ -33,12 +33,14 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     # torch had to wait for the cores.
     from torch.backends import mkldnn  # noqa: PLC0415
 
-    from profiling.layers.answers import answers_on  # noqa: PLC0415
-    from profiling.layers.clock import clock_of  # noqa: PLC0415
-    from profiling.layers.facts import facts_of  # noqa: PLC0415
-    from profiling.layers.iteration import watched_iteration  # noqa: PLC0415
-    from profiling.layers.models import timed_model  # noqa: PLC0415
-    from profiling.layers.recorder import Recorder  # noqa: PLC0415
+    from profiling.layers.timing import (  # noqa: PLC0415
+        Recorder,
+        answers_on,
+        clock_of,
+        facts_of,
+        timed_model,
+        watched_iteration,
+    )
 
     clock = clock_of(subject.device)
     if not configuration.onednn:

@@ -1,10 +1,45 @@
-"""What a log holds once it is read: calls and their times by problem, and what went with them."""
+"""What a log holds once it is read: calls and their times by problem, and what went with them.
 
+TODO-DOC What a log's first lines tell of the library and the machine.
+
+TODO-DOC Reading logs, in a stream, without torch.
+
+TODO-DOC The lines of a file: plain or gzip, of any length, never more than a block in memory.
+
+TODO-DOC The logs that a command reads: its argument, and reading them with progress.
+"""
+
+import argparse
+import gzip
+import io
+import re
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+from rich.console import Console
+
+from common.console import progress_in_bytes
+from common.errors import InputError
+from common.files import regular_descriptor
+from profiling.onednn_log.parse import (
+    FACTS,
+    MARK,
+    MARKER,
+    Head,
+    Mark,
+    Meaning,
+    head_of,
+    meaning_of,
+    milliseconds,
+    parse_facts,
+    parse_mark,
+)
 from profiling.onednn_log.problem import Problem
 
 
@@ -14,7 +49,7 @@ class Where(NamedTuple):
     rank: int | None = None
     step: int | None = None
     phase: str | None = None
-    """One of `profiling.onednn_log.marks.PHASES`, as `profile.onednn` marks them."""
+    """One of `profiling.onednn_log.parse.PHASES`, as `profile.onednn` marks them."""
 
 
 @dataclass(slots=True)
@@ -66,7 +101,7 @@ class OneDnnLog:
     threads: list[int] = field(default_factory=list)
     """`nthr` of each header that differs."""
     facts: list[dict[str, object]] = field(default_factory=list)
-    """What a run of ours writes about itself, once a rank; see `profiling.onednn_log.marks`."""
+    """What a run of ours writes about itself, once a rank; see `profiling.onednn_log.parse`."""
     executions: dict[Where, dict[Problem, Calls]] = field(default_factory=dict)
     creations: dict[Problem, Calls] = field(default_factory=dict)
     """Making a primitive, with the state of its cache in `creation_states`."""
@@ -123,3 +158,303 @@ class OneDnnLog:
     def steps(self) -> list[int]:
         """Training steps that the log tells apart."""
         return sorted({where.step for where in self.executions if where.step is not None})
+
+
+VERSION = re.compile(r"(?:oneDNN|DNNL|Intel MKL-DNN|Intel\(R\) MKL-DNN) v(\d+\.\d+(?:\.\d+)?)")
+RUNTIME = re.compile(r"cpu,runtime:([^,]+)(?:,nthr:(\d+))?")
+Value = TypeVar("Value", str, int)
+INSTRUCTION_SET = re.compile(r"(?:cpu,isa:|Detected ISA is )(.+)")
+
+
+def note_header(log: OneDnnLog, text: str) -> None:
+    """Note version, runtime, threads and instruction set, as far as an info line has them."""
+    if found := VERSION.match(text):
+        _note(log.versions, found[1])
+        # 1.0 and 1.1 tell the instruction set on the same line.
+        after = text.partition(")")[2].lstrip(",")
+        if after:
+            _note(log.instruction_sets, after)
+    elif found := RUNTIME.match(text):
+        _note(log.runtimes, found[1])
+        if found[2]:
+            _note(log.threads, int(found[2]))
+    elif found := INSTRUCTION_SET.match(text):
+        _note(log.instruction_sets, found[1])
+
+
+def _note(values: list[Value], value: Value) -> None:
+    """Add what is not there yet."""
+    if value not in values:
+        values.append(value)
+
+
+SHOWN = 20
+"""Lines that were not understood and are kept to be shown."""
+
+MOST_BEFORE_ONEDNN = 1 << 30
+"""Bytes, unpacked, after which a file without a line of oneDNN's is not read on."""
+
+REMEMBERED = 4096
+"""Lines whose meaning is kept; trainings have hundreds of different ones."""
+
+RANK = re.compile(r"\s*\[(?:\d+,)?(\d+)\](?:<std(?:out|err)>)?:?\s*$|\s*(\d+):\s*$")
+"""What mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`, put before a line."""
+
+
+def read_logs(
+    files: Sequence[Path], *, advance: Callable[[int], None] = lambda _: None
+) -> OneDnnLog:
+    """Read logs, plain or gzip, as one; `-` is standard input.
+
+    Args:
+        files: One or more, as of the ranks of a run.
+        advance: Told the bytes of each block that was read; packed bytes where packed.
+
+    Raises:
+        InputError: A file cannot be read, or has no execution of a primitive in it.
+    """
+    log = OneDnnLog()
+    for file in files:
+        _Reader(log, str(file)).read(file, advance)
+    return log
+
+
+class _Reader:
+    """One file on its way into a log."""
+
+    def __init__(self, log: OneDnnLog, name: str) -> None:
+        self.log = log
+        self.name = name
+        self.number = 0
+        self.bytes = 0
+        self.executed = 0
+        self.first_onednn_line = log.onednn_lines
+        self.first_not_understood = log.not_understood_count
+        self.rank: int | None = None
+        """From the facts at the file's beginning; a line's own prefix goes before it."""
+        self.where: dict[int | None, Where] = {}
+        self.begun: dict[Where, float] = {}
+        self.meanings: dict[str, Meaning] = {}
+        self.sink: dict[tuple[Where, str], Calls] = {}
+
+    def read(self, file: Path, advance: Callable[[int], None]) -> None:
+        self.log.files.append(self.name)
+        is_text = True
+        try:
+            with opened(file) as stream:
+                for line in lines_of(stream, lambda size: self.advance(size, advance)):
+                    self.number += 1
+                    is_text = is_text and "\0" not in line
+                    self.line(line)
+        except OSError as error:
+            raise InputError(f"{self.name}: cannot be read: {error.strerror or error}") from error
+        except (EOFError, zlib.error) as error:  # a packed log whose writer was killed
+            if not self.number:
+                raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error
+            self.not_understood("", f"the packed file is damaged from here on: {error}")
+        self.log.lines += self.number
+        self.require_executions(is_text=is_text)
+
+    def advance(self, size: int, advance: Callable[[int], None]) -> None:
+        """Count what was read, and end where it holds nothing of oneDNN's.
+
+        Raises:
+            InputError: That is the case.
+        """
+        self.bytes += size
+        if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
+            raise InputError(
+                f"{self.name}: no line of oneDNN's in its first {self.bytes >> 30} GiB; "
+                "ONEDNN_VERBOSE=1 makes a program write them to its output"
+            )
+        advance(size)
+
+    def line(self, line: str) -> None:
+        if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
+            self.onednn_line(line, prefix="")  # as almost all are
+        elif "_verbose," in line:
+            starts = [found.start() for found in MARKER.finditer(line)]
+            for start, end in pairwise([*starts, len(line)]):  # none, if another program's
+                self.onednn_line(line[start:end], prefix=line[: starts[0]])
+        elif line.startswith("profilednn_"):
+            self.own_line(line.rstrip())
+
+    def onednn_line(self, line: str, *, prefix: str) -> None:
+        self.log.onednn_lines += 1
+        if len(line) >= LONGEST_LINE:
+            self.not_understood(line, f"longer than {LONGEST_LINE} characters")
+            return
+        head = head_of(line.rstrip().partition(",")[2])
+        try:
+            meaning = self.meanings.get(head.text)
+            if meaning is None:
+                meaning = meaning_of(head)
+                if meaning.kind in ("execution", "creation"):
+                    make_room(self.meanings)
+                    self.meanings[head.text] = meaning
+            self.note(meaning, head, rank=rank_of(prefix, self.rank) if prefix else self.rank)
+        except ValueError as error:
+            self.not_understood(line, str(error))
+
+    def note(self, meaning: Meaning, head: Head, *, rank: int | None) -> None:
+        if meaning.kind == "execution":
+            self.add(meaning, head.text, milliseconds(head.time), rank)
+        elif meaning.kind == "creation":
+            assert meaning.problem is not None
+            calls = self.log.creations.setdefault(meaning.problem, Calls())
+            calls.add_one(milliseconds(head.time))
+            self.log.creation_states[meaning.text] += 1
+        elif meaning.kind == "dispatch":
+            self.log.dispatches[meaning.text] += 1
+        elif meaning.kind == "message":
+            self.log.messages[meaning.text] += 1
+        else:
+            note_header(self.log, meaning.text)
+
+    def add(self, meaning: Meaning, head: str, time: float, rank: int | None) -> None:
+        where = self.where.get(rank) or Where(rank)
+        calls = self.sink.get((where, head))
+        if calls is None:
+            assert meaning.problem is not None
+            problems = self.log.executions.setdefault(where, {})
+            make_room(self.sink)
+            calls = self.sink[(where, head)] = problems.setdefault(meaning.problem, Calls())
+        calls.add_one(time)
+        self.executed += 1
+
+    def own_line(self, line: str) -> None:
+        try:
+            if line.startswith(FACTS):
+                facts = parse_facts(line[len(FACTS) :])
+                rank = facts.get("rank")
+                self.rank = rank if isinstance(rank, int) else None
+                self.log.facts.append(facts)
+            elif line.startswith(MARK):
+                self.mark(parse_mark(line[len(MARK) :]))
+        except ValueError as error:
+            self.not_understood(line, f"no mark or facts of ProfileDNN: {error}")
+
+    def mark(self, mark: Mark) -> None:
+        place = Where(self.rank, mark.step, mark.phase)
+        if mark.is_begin:
+            self.begun[place] = mark.milliseconds
+            self.where[self.rank] = place
+            return
+        begun = self.begun.pop(place, None)
+        if begun is not None:
+            spent = self.log.phase_ms.get(place, 0.0)
+            self.log.phase_ms[place] = spent + mark.milliseconds - begun
+        self.where[self.rank] = Where(self.rank, mark.step) if mark.phase else Where(self.rank)
+
+    def not_understood(self, line: str, why: str) -> None:
+        self.log.not_understood_count += 1
+        if len(self.log.not_understood) < SHOWN:
+            self.log.not_understood.append(
+                NotUnderstood(self.name, self.number, line.strip()[:200], why)
+            )
+
+    def require_executions(self, *, is_text: bool) -> None:
+        if self.executed:
+            return
+        if not self.number:
+            raise InputError(f"{self.name}: is empty; ONEDNN_VERBOSE=1 makes a program write a log")
+        missed = self.log.not_understood_count - self.first_not_understood
+        if missed:
+            first = next(one for one in self.log.not_understood if one.file == self.name)
+            raise InputError(
+                f"{self.name}: no line of oneDNN's is understood, of {missed}; the first is "
+                f"line {first.line}: {first.why}"
+            )
+        if self.log.onednn_lines > self.first_onednn_line:
+            raise InputError(
+                f"{self.name}: oneDNN's lines here tell of no execution; "
+                "ONEDNN_VERBOSE=1 (or profile_exec) writes those"
+            )
+        what = "no line of oneDNN's" if is_text else "no text"
+        raise InputError(
+            f"{self.name}: holds {what}; ONEDNN_VERBOSE=1 makes a program write them to its output"
+        )
+
+
+def make_room(remembered: dict[Any, Any]) -> None:
+    """Forget all lines where there are too many, so that distinct ones do not fill the memory."""
+    if len(remembered) >= REMEMBERED:
+        remembered.clear()
+
+
+def rank_of(prefix: str, otherwise: int | None) -> int | None:
+    """The rank that a line's prefix names."""
+    found = RANK.match(prefix)
+    return int(found[1] or found[2]) if found else otherwise
+
+
+STANDARD_INPUT = Path("-")
+LONGEST_LINE = 65_536
+"""Characters. oneDNN's own are below a thousand; of longer ones the beginning is kept."""
+BLOCK = 1 << 20
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[io.BufferedIOBase]:
+    """A file's bytes, unpacked where they are packed; `-` is standard input.
+
+    Beside regular files the pipes of a shell's `<(command)` are read, but no FIFO and no device.
+
+    Raises OSError.
+    """
+    is_standard_input = file == STANDARD_INPUT
+    descriptor = 0 if is_standard_input else regular_descriptor(file, pipes=True)
+    with io.FileIO(descriptor, closefd=not is_standard_input) as raw:
+        stream = io.BufferedReader(raw, BLOCK)
+        if stream.peek(2)[:2] == b"\x1f\x8b":
+            yield gzip.GzipFile(fileobj=stream)
+        else:
+            yield stream
+
+
+def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
+    """Lines without their newlines; bytes that are no UTF-8 are replaced.
+
+    `advance` is told the bytes of each block.
+    """
+    rest = ""
+    while block := stream.read1(BLOCK):
+        advance(len(block))
+        whole, newline, tail = block.decode("utf-8", "replace").rpartition("\n")
+        if not newline:
+            rest = (rest + tail)[:LONGEST_LINE]
+            continue
+        for line in (rest + whole).split("\n"):
+            yield line[:LONGEST_LINE]
+        rest = tail[:LONGEST_LINE]
+    if rest:
+        yield rest
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """One or more logs, as `logs`."""
+    parser.add_argument(
+        "logs",
+        nargs="+",
+        type=Path,
+        metavar="LOG",
+        help="what a program wrote under ONEDNN_VERBOSE=1, plain or .gz; - reads a pipe",
+    )
+
+
+def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
+    """`read_logs`, with a bar for what is long.
+
+    Raises:
+        InputError: A log cannot be read, or has no execution of a primitive in it.
+    """
+    total = sum(log.stat().st_size for log in logs if log.is_file())
+    done = 0
+    with progress_in_bytes(console, "reading", total=total) as show:
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            show(min(done, total), "")
+
+        return read_logs(logs, advance=advance)

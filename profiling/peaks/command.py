@@ -1,18 +1,27 @@
-"""`python -m profiling peaks`: what this machine can do at most."""
+"""`python -m profiling peaks`: what this machine can do at most.
+
+TODO-DOC Peaks measured now, in a process of its own, so that the caller needs no torch.
+
+TODO-DOC The option `--peaks`: measured now, from a file, or none.
+"""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
-from profiling.peaks.cautions import are_disturbed
-from profiling.peaks.file import save
-from profiling.peaks.measured import measured_peaks
-from profiling.peaks.report import print_peaks
-from retinanet.command_line import add_json_option, positive
-from retinanet.errors import InputError
-from retinanet.exit_codes import FINISHED
-from retinanet.output_files import require_free_json
-from retinanet.progress import progress
-from retinanet.terminal import make_console
+from rich.console import Console
+
+from common.cli import add_json_option, positive
+from common.console import Advance, make_console, progress
+from common.errors import FINISHED, InputError
+from common.files import require_free_json
+from common.processes import JsonWorker
+from launch.pinning import choose_cores
+from launch.shares import Share
+from profiling.onednn_log.log import OneDnnLog
+from profiling.peaks.peaks import Peaks, are_disturbed, load_peaks, peaks_of, print_peaks, save
 
 ABOUT = """\
 Measure what this machine can do at most: GFLOP/s for each type of number, and the memory's
@@ -34,7 +43,6 @@ def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Add `peaks` to the commands of a command line."""
     parser = commands.add_parser(
         "peaks",
-        help="measure what this machine can do at most",
         description=ABOUT,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -74,3 +82,97 @@ def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed
             )
         save(peaks, json_file)
     return FINISHED
+
+
+def measured_peaks(
+    *,
+    threads: int | None,
+    cpus: Sequence[int] = (),
+    advance: Advance = lambda done, note: None,
+) -> Peaks:
+    """Measure on so many cores, one thread on each; takes about ten seconds.
+
+    Args:
+        threads: How many; None: one for each core.
+        cpus: The CPUs to choose from; none: all that this process may use.
+        advance: Told the percentage that is done, and what is being measured.
+
+    Raises:
+        InputError: torch is not installed, or there are fewer cores than threads.
+    """
+    share = choose_cores(threads=threads, cpus=cpus)
+    if find_spec("torch") is None:
+        raise InputError(
+            "peaks cannot be measured: torch is not installed in this environment; "
+            "measure where it is, and bring the file of python -m profiling peaks --json FILE"
+        )
+    return peaks_of(ask_worker(share, advance))
+
+
+def ask_worker(share: Share, advance: Advance) -> dict[str, object]:
+    """Let a worker measure; what it has found, as JSON has it.
+
+    Raises:
+        InputError: It ended before.
+    """
+    process = JsonWorker("profiling.peaks.worker", asdict(share))
+    try:
+        while answer := process.answer():
+            if "found" in answer:
+                found: dict[str, object] = answer["found"]
+                return found
+            advance(answer["percent"], answer["next"])
+        raise InputError(f"peaks cannot be measured: {process.last_words()}")
+    finally:
+        process.close()
+
+
+MEASURE = "measure"
+NONE = "none"
+
+
+def add_peaks_option(parser: argparse.ArgumentParser) -> None:
+    """`--peaks`, as `peaks`."""
+    parser.add_argument(
+        "--peaks",
+        default=MEASURE,
+        metavar="FILE",
+        help="the machine's peaks from `python -m profiling peaks --json FILE`; `none`: do "
+        "without (default: measure this machine now, with as many threads as the log had)",
+    )
+
+
+def peaks_as_asked(
+    asked: str, log: OneDnnLog, *, console: Console, folder: Path | None
+) -> Peaks | None:
+    """The peaks that `--peaks` asks for; None where there are to be none, or torch is not here.
+
+    Args:
+        asked: `measure`, `none`, or a file.
+        log: For its number of threads.
+        console: What is done is said here.
+        folder: Measured peaks are written to `peaks.json` below it, unless other work disturbed
+            them.
+
+    Raises:
+        InputError: The file is not there or holds no peaks.
+    """
+    if asked == NONE:
+        return None
+    if asked != MEASURE:
+        return load_peaks(Path(asked))
+    usable = choose_cores(threads=None).threads
+    threads = min(max(log.run_threads, default=usable), usable)
+    title = f"measuring this machine's peaks with {threads} threads, percent"
+    try:
+        with progress(console, title, total=100) as advance:
+            peaks = measured_peaks(threads=threads, advance=advance)
+    except InputError as error:
+        console.print(f"note: no peaks: {error}", markup=False, soft_wrap=True)
+        return None
+    if folder is not None and are_disturbed(peaks):
+        (folder / "peaks.json").unlink(missing_ok=True)  # an earlier call's, which is replaced
+        console.print("note: these peaks were disturbed and are not kept", soft_wrap=True)
+    elif folder is not None:
+        save(peaks, folder / "peaks.json")
+    return peaks

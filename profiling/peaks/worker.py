@@ -9,11 +9,11 @@ import os
 import sys
 from typing import Any
 
-from launch.placement.share import Share
-from profiling.bench.environment import environment
-from profiling.bench.other_load import other_load
-from profiling.peaks.caches import memory_buffer_bytes
-from profiling.peaks.cores import check_cores, take_cores
+from common.machine import environment
+from launch.pinning import check_cores, take_cores
+from launch.shares import Share
+from profiling.bench.results import background_load
+from profiling.peaks.peaks import memory_buffer_bytes
 
 
 def main() -> None:
@@ -28,14 +28,9 @@ def main() -> None:
 
     notes += check_cores(share)
     # torch had to wait for the cores.
-    from profiling.peaks.measure import (  # noqa: PLC0415
-        measure_bandwidths,
-        measure_rates,
-        prepare_works,
-        versions,
-    )
+    from profiling.peaks.measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
 
-    with other_load() as others:
+    with background_load() as others:
         advance(0, "which types there are")
         works, left_out = prepare_works()
         rates = measure_rates(works, advance)

@@ -1,16 +1,24 @@
-"""What the log's problems say of how they are made: reorders, fallbacks, large types."""
+"""What the log's problems say of how they are made: reorders, fallbacks, large types.
+
+TODO-DOC What is slower than the machine's peaks allow.
+
+TODO-DOC What the bytes that a step's operators move say, at the bandwidth that was measured.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from profiling.efficiency.readable import kind_and_direction, readable
+from profiling.efficiency.analysis import kind_and_direction, readable
 from profiling.onednn_log.problem import Problem
-from profiling.peaks.peaks import Peaks
-from profiling.peaks.roofline import roofline_ms
+from profiling.onednn_log.work import named_sizes
+from profiling.peaks.peaks import Peaks, roofline_ms
 from profiling.report.advice import Advice
-from profiling.report.measured import Measured, MeasuredProblem
-from profiling.report.words import three, times
+from profiling.report.material import Measured, MeasuredProblem, parts_of
+from profiling.report.page import three, times
+from profiling.trace.operators import Category, category_of
+from profiling.trace.trace import BytesMoved, MovedRow
 
 MOST = 5
 """Findings of one sort."""
@@ -126,3 +134,140 @@ def saved_in_bf16(some: Sequence[MeasuredProblem], peaks: Peaks) -> float | None
         return None
     pairs = zip(some, ideal, strict=True)
     return sum(max(0.0, one.ms - one.calls * (bound or 0.0)) for one, bound in pairs)
+
+
+LOST_SHARE = 0.02
+HALF = 0.5
+FEW_CHANNELS = 16
+MUCH_FASTER = 0.7
+NOTHING: Mapping[Problem, float] = MappingProxyType({})
+
+
+def lost_to_the_roofline(measured: Measured) -> list[Advice]:
+    """Kinds and directions that lose most against the machine's peaks."""
+    parts = [part for part in parts_of(measured.problems) if part.kind != "reorder"]
+    worst = sorted(parts, key=lambda part: -part.lost_ms)[:MOST]
+    found = []
+    for part in worst:
+        if part.lost_ms <= LOST_SHARE * measured.ms:
+            continue
+        ideal = part.bounded_ms - part.lost_ms
+        first = max(part.problems, key=lambda one: one.lost_ms or 0.0)
+        name = kind_and_direction(part.kind, part.direction)
+        found.append(
+            Advice(
+                title=f"{name}: {part.bounded_ms / ideal:.2f} times as long as the roofline allows",
+                evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
+                f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
+                f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
+                todo="Sort the table of all problems by what is lost.",
+                section="problems",
+                saves_ms=part.lost_ms,
+            )
+        )
+    return found
+
+
+def slow_convolutions(
+    measured: Measured, *, alone_ms: Mapping[Problem, float] = NOTHING
+) -> list[Advice]:
+    """Convolutions below half of the peak rate that cost enough to matter.
+
+    `alone_ms`: of one call of each problem that was run again alone, with warm caches.
+    """
+    some = [
+        one
+        for one in measured.problems
+        if one.problem.kind in CONVOLUTIONS
+        and one.peak_share is not None
+        and one.peak_share < HALF
+        and one.share > LOST_SHARE
+        and one.lost_ms
+        and not is_fallback(one.problem)
+    ]
+    return [
+        Advice(
+            title=f"{readable(one.problem)}: {one.peak_share:.0%} of the peak rate",
+            evidence=f"{three(one.ms)} ms {measured.unit} in {times(one.calls)} of "
+            f"{one.problem.implementation}, {one.share:.1%} of oneDNN's time, at "
+            f"{one.gflop_per_s:,.0f} GFLOP/s.{compared(one, alone_ms)}",
+            todo=why_slow(one, alone_ms),
+            section="problems",
+            saves_ms=one.lost_ms,
+        )
+        for one in some[:MOST]
+    ]
+
+
+def compared(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
+    """What it takes alone, where that is known."""
+    alone = alone_ms.get(one.problem)
+    return "" if alone is None else f" Alone it takes {three(alone * one.calls)} ms."
+
+
+def why_slow(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
+    """What its sizes and its time alone say of it."""
+    alone = alone_ms.get(one.problem)
+    if alone is not None and alone * one.calls < MUCH_FASTER * one.ms:
+        return "The implementation can do better: it is what ran beside it, or before."
+    sizes = named_sizes(one.problem.shape)
+    groups = sizes.get("g", 1)
+    each = min(sizes.get("ic", 0), sizes.get("oc", 0)) // groups
+    if each < FEW_CHANNELS:
+        of = "of a group meet" if groups > 1 else "meet"
+        return f"Only {each} channels {of} here, fewer than a vector holds; wider is faster."
+    if alone is not None:
+        return "It is the implementation: another one, or another shape, may be faster."
+    return (
+        "`python -m profiling efficiency` runs it alone: if it is as slow there, it is the "
+        "implementation, else what ran beside it."
+    )
+
+
+WORTHWHILE = 0.05
+"""Share of a step from which on it is a finding."""
+
+CONVOLUTION_OPERATORS = ("aten::convolution", "torch_ipex::convolution")
+
+
+def memory_traffic(
+    moved: BytesMoved | None, *, bandwidth_gb_per_s: float | None, step_ms: float
+) -> list[Advice]:
+    """Return how long a step's bytes take at the memory's bandwidth, as a share of the step.
+
+    What could be saved is the traffic of operators that neither multiply matrices nor are our own
+    kernels: fused with what makes their arguments, they need not read them.
+    """
+    if moved is None or not bandwidth_gb_per_s or not step_ms:
+        return []
+    milliseconds = moved.total / bandwidth_gb_per_s / 1e6
+    fusible = [row for row in moved.rows if is_fusible(row)]
+    saves = sum(row.total for row in fusible) / bandwidth_gb_per_s / 1e6
+    if saves <= WORTHWHILE * step_ms:
+        return []
+    first = ", ".join(
+        f"{row.operator} ({row.phase}) {three(row.total / 1e9)} GB" for row in fusible[:3]
+    )
+    advice = Advice(
+        title="Memory traffic of small operators",
+        evidence=f"A step's operators read and write {three(moved.total / 1e9)} GB. At the "
+        f"measured {three(bandwidth_gb_per_s)} GB/s that takes {three(milliseconds)} ms, "
+        f"{milliseconds / step_ms:.0%} of the step, as far as it is not in caches; "
+        f"{three(saves)} ms of them outside convolutions, matrix products and our kernels: "
+        f"{first}.",
+        todo="Fuse them with the operators that make their arguments, let them work in place, or "
+        "keep values in BF16.",
+        section="trace",
+        saves_ms=saves,
+    )
+    return [advice]
+
+
+def is_fusible(row: MovedRow) -> bool:
+    """Return whether an operator does little with each byte."""
+    own = "::" not in row.operator  # as `retinanet.engine.kernel_calls` has them
+    return (
+        not own
+        and not row.operator.startswith(CONVOLUTION_OPERATORS)
+        and category_of(row.operator) == Category.OTHER
+    )

@@ -1,30 +1,49 @@
-"""An analysis of a trace as a person reads it on a terminal."""
+"""An analysis of a trace as a person reads it on a terminal.
 
+TODO-DOC oneDNN's log beside a trace as a person reads them.
+
+TODO-DOC The operators of an analysis as rows of tables.
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiling.significant import significant
-from profiling.terminal import say
-from profiling.trace.analysis import Analysis
-from profiling.trace.beside_log import BesideLog
-from profiling.trace.pieces import Piece
-from profiling.trace.rows import Costly
-from profiling.trace.verdict import (
+from common.console import say, significant
+from common.errors import printable
+from profiling.trace.analysis import (
+    Analysis,
+    BesideLog,
     fragmentation_verdict,
     gap_share,
     onednn_verdict,
     short_share,
 )
-from retinanet.printable import printable
+from profiling.trace.operators import Category, Piece
 
 MEANING = """\
 self time: of an operator, without the operators that it calls. gaps: no operator runs
 working span: a call that spends at least half of its time itself, with all that it calls; others
   only call. pieces: working spans, and the times between the calls of the others
 context switch: the next working span is of another operator"""
+
+
+@dataclass(frozen=True)
+class Costly:
+    """An operator in a phase, over all modules that call it."""
+
+    operator: str
+    phase: str
+    category: str
+    calls: float
+    self_ms: float
+    share: float
+    modules: tuple[tuple[str, float], ...]
+    """Names and their shares of the time, the costliest first; an empty name: not known."""
 
 
 def print_analysis(
@@ -165,3 +184,98 @@ def remarks(analysis: Analysis) -> list[str]:
     if analysis.gpu_events:
         found.append(f"{analysis.gpu_events:,} events of a GPU are left out")
     return found
+
+
+KINDS = 8
+"""Kinds of primitives that are shown of a log."""
+
+
+def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) -> None:
+    """oneDNN's own time beside that of the operators that call it."""
+    table = Table("phase", title="oneDNN's log beside the trace (ms)", title_justify="left")
+    for heading in ("wall time", "oneDNN itself\n(log)", "share", "operators that\ncall oneDNN",
+                    "matrix\nproducts"):  # fmt: skip
+        table.add_column(heading, justify="right", vertical="bottom")
+    for phase in (*beside.log_ms, None):
+        if phase is None:
+            table.add_section()
+        log = beside.total_ms if phase is None else beside.log_ms[phase]
+        wall = times_of(analysis, phase)[0]
+        parts = [analysis.category_ns(one, phase) / 1e6 / analysis.count
+                 for one in (Category.ONEDNN, Category.PRODUCTS)]  # fmt: skip
+        table.add_row(Text(printable(phase or "all")), milliseconds(wall), milliseconds(log),
+                      f"{log / wall:.1%}", *map(milliseconds, parts))  # fmt: skip
+    console.print(table)
+    kinds = list(beside.kinds_ms.items())
+    said = ", ".join(f"{kind} {milliseconds(time)}" for kind, time in kinds[:KINDS])
+    more = f", {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
+    say(console, f"oneDNN itself: {printable(said)}{more}")
+    if beside.other_ms:
+        say(
+            console,
+            f"note: {milliseconds(beside.other_ms)} ms of the log are in no phase of the trace",
+        )
+    if not beside.has_steps:
+        say(console, "note: the log marks no steps; it was taken as a whole")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of operators.csv: means over the steps."""
+
+    operator: str
+    phase: str
+    module: str
+    calls: float
+    self_ms: float
+    share: float
+    """Of the wall time of a step; 0 to 1."""
+    category: str
+
+
+def rows_of(analysis: Analysis) -> list[Row]:
+    """All operators, the costliest first."""
+    rows = [
+        Row(
+            operator=one.name,
+            phase=one.phase,
+            module=one.module,
+            calls=cost.calls / analysis.count,
+            self_ms=cost.own_ns / 1e6 / analysis.count,
+            share=cost.own_ns / analysis.wall_ns,
+            category=one.category.value,
+        )
+        for one, cost in analysis.operators.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))
+
+
+def costliest_outside_onednn(rows: list[Row]) -> list[Costly]:
+    """By operator and phase, the costliest first."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.category != Category.ONEDNN.value:
+            groups.setdefault((row.operator, row.phase, row.category), []).append(row)
+    found = [
+        Costly(
+            operator=operator,
+            phase=phase,
+            category=category,
+            calls=sum(row.calls for row in group),
+            self_ms=sum(row.self_ms for row in group),
+            share=sum(row.share for row in group),
+            modules=modules_of(group),
+        )
+        for (operator, phase, category), group in groups.items()
+    ]
+    return sorted(found, key=lambda one: (-one.self_ms, one.operator))
+
+
+def modules_of(group: list[Row]) -> tuple[tuple[str, float], ...]:
+    """The modules of an operator by their share of its time."""
+    times: defaultdict[str, float] = defaultdict(float)
+    for row in group:
+        times[row.module] += row.self_ms
+    total = sum(times.values())
+    ordered = sorted(times.items(), key=lambda item: -item[1])
+    return tuple((name, time / total if total else 0.0) for name, time in ordered)

@@ -1,14 +1,19 @@
-"""What was marked in a trace: steps, and the phases of each."""
+"""What was marked in a trace: steps, and the phases of each.
+
+TODO-DOC Phases of a training in which none are marked.
+
+TODO-DOC Steps cut into phases.
+"""
 
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from profiling.trace.cells import Cell, cut
-from profiling.trace.phases import EVALUATE, unmarked_phases
-from profiling.trace.trace import Annotation, Trace
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.trace.trace import Annotation, Spans, Trace, parents, stretches
 
 STEP_MARKS = (re.compile(r"step (\d+)"), re.compile(r"ProfilerStep#(\d+)"))
 """Ours, and those of `torch.profiler.schedule`. The first that a trace has are taken."""
@@ -16,6 +21,15 @@ PHASE_MARK = "phase: "
 UNMARKED = "between phases"
 WHOLE = None
 """The number of the one window of a trace in which no steps are marked."""
+
+
+class Cell(NamedTuple):
+    """A piece of a step that lies in one phase. [ns]"""
+
+    start: int
+    end: int
+    step: int | None
+    phase: str
 
 
 @dataclass(frozen=True)
@@ -152,3 +166,79 @@ def whole_steps(trace: Trace, marked: dict[int, tuple[int, int]]) -> list[int]:
         return list(marked)
     last = max(trace.operators.start)
     return [number for number, (_, end) in marked.items() if end <= last] or [min(marked)]
+
+
+EVALUATE = "autograd::engine::evaluate_function: "
+"""How the wrapper of each node begins that the backward pass runs."""
+OF_OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
+OF_DATA = "enumerate(DataLoader)#"
+
+
+def unmarked_phases(
+    trace: Trace, main: int, training: Sequence[int]
+) -> Iterator[tuple[int, int, str]]:
+    """Backward, optimizer and data, as torch itself lets one see them."""
+    for one in trace.annotations:
+        if one.thread == main and one.text.startswith(OF_OPTIMIZER):
+            yield one.start, one.end, "optimizer"
+        elif one.thread == main and one.text.startswith(OF_DATA):
+            yield one.start, one.end, "data"
+    operators = trace.operators
+    outermost = sorted(
+        (operators.start[span], span)
+        for thread in training
+        for span, parent in parents(operators, trace.by_thread.get(thread, ()))
+        if parent < 0
+    )
+    run: tuple[int, int] | None = None
+    for start, span in outermost:
+        if operators.name_of(span).startswith(EVALUATE):
+            first, last = run or (start, start)
+            run = first, max(last, operators.end[span])
+        elif run:
+            yield *run, "backward"
+            run = None
+    if run:
+        yield *run, "backward"
+
+
+def cut(
+    windows: dict[int | None, tuple[int, int]],
+    phases: Sequence[tuple[int, int, str]],
+    rest: str,
+) -> Iterator[Cell]:
+    """Cut the steps into phases; where several overlap, the one that began last counts.
+
+    `phases`: begin, end and name.
+    """
+    spans = Spans()
+    for begin, end, name in phases:
+        spans.add(name, thread=0, start=begin, end=end)
+    pieces = list(stretches(spans, spans.by_thread().get(0, ())))
+    for number, (begin, end) in sorted(windows.items(), key=lambda item: item[1]):
+        now, cells = begin, list[Cell]()
+        for place in range(bisect_right(pieces, begin, key=lambda one: one.end), len(pieces)):
+            left, right, span = pieces[place]
+            if left >= end:
+                break
+            if left > now:
+                cells.append(Cell(now, left, number, rest))
+            now = min(right, end)
+            cells.append(Cell(max(left, begin), now, number, spans.name_of(span)))
+        if now < end:
+            cells.append(Cell(now, end, number, rest))
+        yield from joined(cells)
+
+
+def joined(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """Neighbours of one phase as one."""
+    last: Cell | None = None
+    for cell in cells:
+        if last and last.phase == cell.phase:
+            last = last._replace(end=cell.end)
+            continue
+        if last:
+            yield last
+        last = cell
+    if last:
+        yield last

@@ -1,15 +1,23 @@
-"""A trace once it is read: operators, annotations, and where backward operators come from."""
+"""A trace once it is read: operators, annotations, and where backward operators come from.
 
-from collections.abc import Callable
+TODO-DOC Spans of a trace as columns: 60 bytes each, where a dict takes a thousand.
+
+TODO-DOC The bytes that a training counted for its trace: what the operators of a step read and write.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from profiling.trace.bytes_moved import KEY, BytesMoved, bytes_moved_of
-from profiling.trace.spans import NO_SEQUENCE, ByThread, Spans
-from profiling.trace.trace_events import TraceEvents
-from retinanet.errors import InputError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from common.errors import InputError, printable
+from profiling.trace.events import TraceEvents
 
 OPERATOR = ("cpu_op", "Operator")
 """Categories of operators; the second is that of torch 1."""
@@ -27,6 +35,109 @@ class Annotation(NamedTuple):
     end: int
     thread: int
     text: str
+
+
+NO_SEQUENCE = -1
+ByThread = dict[int, "array[int]"]
+"""Spans by thread."""
+
+
+class Spans:
+    """Calls of operators, in the trace's order. Times in ns."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.names: list[str] = []
+        """Each once; `name` holds places in it."""
+        self.name = array("i")
+        self.thread = array("i")
+        self.start = array("q")
+        self.end = array("q")
+        self.sequence = array("q")
+        """Autograd's number of the graph node that a forward operator makes, or that a backward
+        operator runs; `NO_SEQUENCE` where there is none."""
+        self.is_backward = array("b")
+        """Whether the sequence number is that of a node being run."""
+        self._place_of_name: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """How many calls."""
+        return len(self.start)
+
+    def add(
+        self,
+        name: str,
+        *,
+        thread: int,
+        start: int,
+        end: int,
+        sequence: int = NO_SEQUENCE,
+        is_backward: bool = False,
+    ) -> None:
+        """Append a call."""
+        place = self._place_of_name.setdefault(name, len(self.names))
+        if place == len(self.names):
+            self.names.append(name)
+        self.name.append(place)
+        self.thread.append(thread)
+        self.start.append(start)
+        self.end.append(end)
+        self.sequence.append(sequence)
+        self.is_backward.append(is_backward)
+
+    def name_of(self, span: int) -> str:
+        """The operator."""
+        return self.names[self.name[span]]
+
+    def by_thread(self) -> ByThread:
+        """The spans of each thread by begin; of two that begin together the longer first."""
+        found: dict[int, array[int]] = {}
+        for span, thread in enumerate(self.thread):
+            found.setdefault(thread, array("q")).append(span)
+        start, end = self.start, self.end
+        return {
+            thread: array("q", sorted(spans, key=lambda span: (start[span], -end[span])))
+            for thread, spans in found.items()
+        }
+
+
+class MovedRow(NamedTuple):
+    """All calls of an operator in one phase of the step."""
+
+    phase: str
+    operator: str
+    calls: int
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        """Return bytes read and written."""
+        return self.read + self.written
+
+
+class BytesMoved(NamedTuple):
+    """One step's traffic, see `profiling.capture.byte_counter` for what counts."""
+
+    step: int
+    """The step that was counted: the one before the first that was traced."""
+    rows: Sequence[MovedRow]
+    """The largest first."""
+
+    @property
+    def total(self) -> int:
+        """Return bytes read and written in the step."""
+        return sum(row.total for row in self.rows)
+
+    def by_phase(self) -> dict[str, tuple[int, int]]:
+        """Return bytes read and written by phase, in the order of the step."""
+        found: dict[str, tuple[int, int]] = {}
+        for phase in ("data", "forward", "loss", "backward", "optimizer"):
+            found[phase] = (0, 0)
+        for row in self.rows:
+            read, written = found.get(row.phase or BETWEEN, (0, 0))
+            found[row.phase or BETWEEN] = (read + row.read, written + row.written)
+        return {phase: sums for phase, sums in found.items() if sum(sums)}
 
 
 @dataclass
@@ -161,3 +272,138 @@ def nanoseconds(microseconds: str | int) -> int:
     if not whole.isdigit() or len(fraction) > 3 or not (fraction or "0").isdigit():
         return round(float(microseconds) * 1000)
     return int(whole) * 1000 + int(fraction.ljust(3, "0"))
+
+
+class Stretch(NamedTuple):
+    """A piece of time in which a span is the innermost on its thread."""
+
+    start: int
+    end: int
+    span: int
+    """Its place in the columns."""
+
+
+def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each span of a thread, and the span around it, or -1.
+
+    `ordered`: as `Spans.by_thread` gives them.
+    """
+    end = spans.end
+    around: list[int] = []
+    for span in ordered:
+        while around and end[around[-1]] <= spans.start[span]:
+            around.pop()
+        yield span, around[-1] if around else -1
+        around.append(span)
+
+
+def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
+    """Cut a thread's time up by the innermost span: the one that began last of those not over.
+
+    Over a span's stretches the time adds up to its duration minus its children's.
+    `ordered`: as `Spans.by_thread` gives them. Times in which no span runs are left out.
+    """
+    start, end = spans.start, spans.end
+    around: list[int] = []
+    now = 0
+    for span in ordered:
+        begin = start[span]
+        while around and end[around[-1]] <= begin:
+            over = around.pop()
+            if end[over] > now:
+                yield Stretch(now, end[over], over)
+                now = end[over]
+        if around and begin > now:
+            yield Stretch(now, begin, around[-1])
+        now = begin
+        around.append(span)
+    while around:
+        over = around.pop()
+        if end[over] > now:
+            yield Stretch(now, end[over], over)
+            now = end[over]
+
+
+def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stretch]:
+    """All of `over`, and of `under` what lies where `over` has nothing; by time, as both are."""
+    rest = next(under, None)
+    free_from = 0
+    for stretch in over:
+        while rest is not None and rest.start < stretch.start:
+            begin, end = max(rest.start, free_from), min(rest.end, stretch.start)
+            if begin < end:
+                yield Stretch(begin, end, rest.span)
+            if rest.end > stretch.start:
+                break
+            rest = next(under, None)
+        yield stretch
+        free_from = stretch.end
+    while rest is not None:
+        if rest.end > free_from:
+            yield Stretch(max(rest.start, free_from), rest.end, rest.span)
+        rest = next(under, None)
+
+
+KEY = "bytes_moved"
+"""Of the trace's file, beside its events."""
+
+BETWEEN = "between phases"
+
+
+def bytes_moved_of(content: Any, file: Path) -> BytesMoved | None:
+    """Return what a trace's file holds under `KEY`; None where it holds nothing.
+
+    Raises:
+        InputError: It is not what a training writes there.
+    """
+    if content is None:
+        return None
+    try:
+        rows = [
+            MovedRow(str(phase), str(operator), int(calls), int(read), int(written))
+            for phase, operator, calls, read, written in content["operators"]
+        ]
+        return BytesMoved(int(content["step"]), sorted(rows, key=lambda row: -row.total))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{file}: {KEY} is not what profile.trace writes") from error
+
+
+def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
+    """Print the traffic of the step by phase, and the operators that move most."""
+    title = f"GB that the operators of step {moved.step} read and write"
+    table = Table("phase", title=title, title_justify="left")
+    for heading in ("read", "written", "both"):
+        table.add_column(heading, justify="right")
+    for phase, (read, written) in moved.by_phase().items():
+        table.add_row(Text(printable(phase)), *map(gigabytes, (read, written, read + written)))
+    table.add_section()
+    sums = (sum(row.read for row in moved.rows), sum(row.written for row in moved.rows))
+    table.add_row("all", *map(gigabytes, (*sums, sum(sums))))
+    console.print(table)
+    shown = moved.rows[:top]
+    title = f"the {len(shown)} operators of {len(moved.rows)} that move most"
+    table = Table(title=title, title_justify="left")
+    table.add_column("operator", overflow="fold")
+    table.add_column("phase")
+    for heading in ("calls", "GB read", "GB written", "share"):
+        table.add_column(heading, justify="right")
+    for row in shown:
+        share = f"{row.total / (moved.total or 1):.1%}"
+        cells = (f"{row.calls:,}", gigabytes(row.read), gigabytes(row.written), share)
+        table.add_row(Text(printable(row.operator)), Text(printable(row.phase)), *cells)
+    console.print(table)
+
+
+def gigabytes(value: float) -> str:
+    """Return bytes as 10⁹ of them."""
+    return f"{value / 1e9:.3f}"
+
+
+def bytes_json(moved: BytesMoved) -> dict[str, Any]:
+    """Return everything for programs."""
+    return {
+        "step": moved.step,
+        "bytes": moved.total,
+        "phases": {phase: sum(sums) for phase, sums in moved.by_phase().items()},
+        "operators": [row._asdict() for row in moved.rows],
+    }

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from retinanet.bytes_moved import own_kernel
-from retinanet.engine.layout import channels_last
-from retinanet.engine.relu import add_relu, relu_by_readers
-from retinanet.native_library import NativeLibraryError, load_library
+from common.native import NativeLibraryError, load_library
+from retinanet.engine.kernel_calls import own_kernel
+from retinanet.engine.masked_sum import add_relu, relu_by_readers
+from retinanet.engine.optimizers import channels_last
 
 SOURCE = Path(__file__).parent / "csrc" / "batch_norm.cpp"
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from retinanet.engine import pointwise_kernel, tile_kernel
-from retinanet.engine.grouped_kernel import (
+from retinanet.engine import pointwise_convolution, tile_convolution
+from retinanet.engine.grouped_convolution import (
     beats_onednn,
     grouped_convolution,
     grouped_input_gradient,
@@ -17,13 +17,19 @@ from retinanet.engine.grouped_kernel import (
     is_grouped,
 )
 from retinanet.engine.masked_sum import add_relu_, masked_sum_
-from retinanet.engine.pointwise_kernel import (
+from retinanet.engine.pointwise_convolution import (
     pointwise_input_gradient,
     pointwise_output,
     strided_input_gradient,
 )
-from retinanet.engine.tile_weights import PackedWeight, Tiles, best_tiles, has_tiles, pack_weight
-from retinanet.engine.weight_gradient_kernel import weight_gradient
+from retinanet.engine.tile_convolution import (
+    PackedWeight,
+    Tiles,
+    best_tiles,
+    has_tiles,
+    pack_weight,
+)
+from retinanet.engine.weight_gradient import weight_gradient
 
 
 class Geometry(NamedTuple):
@@ -117,7 +123,7 @@ class _TileConvolution(torch.autograd.Function):
         if weight.shape[2:] == (1, 1):
             outputs = [pointwise_output(levels[0], packed, bias, added, relu=form.relu)]
         else:
-            outputs = tile_kernel.outputs_of(levels, packed, bias, relu=form.relu)
+            outputs = tile_convolution.outputs_of(levels, packed, bias, relu=form.relu)
         return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
 
     @staticmethod
@@ -138,7 +144,7 @@ class _TileConvolution(torch.autograd.Function):
             if ctx.shape[2:] == (1, 1):
                 of_levels = [pointwise_input_gradient(gradients[0], packed, passed, *gates)]
             else:
-                of_levels = tile_kernel.input_gradients(gradients, packed, gates)
+                of_levels = tile_convolution.input_gradients(gradients, packed, gates)
         # The kernel gives the bias's gradient also where there is no bias.
         of_bias = of_bias if wants_bias else None
         of_added = gradients if ctx.form.adds else ()
@@ -375,7 +381,7 @@ def suits_pointwise(
     stride of 2 the latter alone.
     """
     known = geometry == Geometry((stride, stride), (0, 0), 1)
-    whole = all(channels % pointwise_kernel.UNIT == 0 for channels in weight.shape[:2])
+    whole = all(channels % pointwise_convolution.UNIT == 0 for channels in weight.shape[:2])
     return known and whole and suits_tiles(features, weight, geometry)
 
 

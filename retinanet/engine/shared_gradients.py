@@ -3,10 +3,14 @@
 Between processes of one host a network's way costs several copies by the kernel, on the cores that
 compute. Here each rank writes its gradients once, rounded if that is wanted, to memory that its
 neighbours have mapped too, and sums theirs from there.
+
+TODO-DOC Memory without a file that several processes of one host have mapped.
 """
 
 import ctypes
 import mmap
+import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +21,14 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from retinanet.engine.shared_memory import LINE, MappedMemory, MemoryPlace, SharedMemory, map_memory
-from retinanet.native_library import NativeLibraryError, load_library
+from common.native import NativeLibraryError, load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "shared_gradients.cpp"
 
 LARGEST_BUCKETS = 1023
+
+LINE = 64
+"""A processor's cache line. [bytes]"""
 FLAGS_AT = LINE
 """Behind the name; each flag has a line of its own. [bytes]"""
 HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
@@ -39,6 +45,15 @@ class _Pending:
     index: int
     start: int
     future: "Future[Tensor]"
+
+
+@dataclass(frozen=True, eq=False)
+class MappedMemory:
+    """Some process's memory as this process sees it."""
+
+    address: int
+    mapped: mmap.mmap
+    """Kept as long as the address is used."""
 
 
 class SharedGradients:
@@ -176,6 +191,10 @@ def share_gradients(
     return SharedGradients(memory, size=size, rank=rank, compress=compress, timeout_s=timeout_s)
 
 
+MemoryPlace = tuple[str, bytes]
+"""The path at which processes of the same user can open it while it is open, and its name."""
+
+
 def map_all(places: Sequence[MemoryPlace | None], size: int) -> list[MappedMemory] | None:
     """Map everybody's memory; None where somebody has none, or it cannot be seen from here."""
     if None in places:
@@ -184,3 +203,52 @@ def map_all(places: Sequence[MemoryPlace | None], size: int) -> list[MappedMemor
         return [map_memory(place, size) for place in places if place is not None]
     except OSError:
         return None
+
+
+NAME_BYTES = 16
+
+
+class SharedMemory:
+    """A piece of memory for others to map, by its `place`.
+
+    It has no file, so that nothing is left when the processes end, however they do; and it is not
+    on /dev/shm, which containers keep small. Its first `LINE` bytes are taken by its name.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Make it, all zeros.
+
+        Args:
+            size: The name included. [bytes]
+
+        Raises:
+            OSError: There is not so much memory.
+        """
+        self._file = os.memfd_create("ranks")
+        os.posix_fallocate(self._file, 0, size)
+        self._name = secrets.token_bytes(NAME_BYTES)
+        os.pwrite(self._file, self._name, 0)
+
+    @property
+    def place(self) -> MemoryPlace:
+        """Where others find it, until it is closed."""
+        return f"/proc/{os.getpid()}/fd/{self._file}", self._name
+
+    def close(self) -> None:
+        """Let nobody map it any more; maps stay."""
+        os.close(self._file)
+
+
+def map_memory(place: MemoryPlace, size: int) -> MappedMemory:
+    """Map a piece of memory that some process of this host has made.
+
+    Raises:
+        OSError: It cannot be seen from here, or its number is another process's: containers may
+            number processes each for itself.
+    """
+    path, name = place
+    with Path(path).open("r+b", buffering=0) as file:
+        if os.pread(file.fileno(), NAME_BYTES, 0) != name:
+            raise FileNotFoundError(f"{path}: not the memory of a rank")
+        mapped = mmap.mmap(file.fileno(), size)
+    return MappedMemory(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), mapped)

@@ -4,27 +4,25 @@ import json
 import math
 from pathlib import Path
 
-from data.classes import ClassMap
+from common.console import make_console
+from common.errors import FINISHED, InputError
+from common.files import require_free_json, require_free_outputs, write_whole
+from data.annotations import ClassMap
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
-from data.index_cache import open_annotations
+from data.index import open_annotations
 from data.loader import evaluation_loader
 from data.sources import find_split
 from retinanet.config_file import config_from_tree
+from retinanet.config_types import MetricLibrary
 from retinanet.engine.engines import torch_forward
-from retinanet.errors import InputError
-from retinanet.evaluation.files import evaluation_files, write_evaluation
+from retinanet.evaluation.detect import evaluate_split
 from retinanet.evaluation.metric import Evaluation
-from retinanet.evaluation.pictures import save_picture
-from retinanet.evaluation.refusals import refuse_what_is_no_checkpoint
-from retinanet.evaluation.sheet import evaluation_sheet
-from retinanet.evaluation.split import evaluate_split
-from retinanet.exit_codes import FINISHED
-from retinanet.metric_library import MetricLibrary
-from retinanet.output_files import require_free_json, require_free_outputs, write_whole
-from retinanet.terminal import make_console
+from retinanet.evaluation.output import evaluation_files, write_evaluation
+from retinanet.evaluation.pictures import evaluation_sheet, save_picture
+from retinanet.training.build import refuse_what_is_no_checkpoint
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
-from retinanet.training.report import print_evaluation
+from retinanet.training.recorder import print_evaluation
 
 
 def evaluate(

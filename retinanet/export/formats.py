@@ -1,7 +1,16 @@
-"""Writing the program as a file, and running such a file as its users do."""
+"""Writing the program as a file, and running such a file as its users do.
 
+TODO-DOC Exporters tell of their own deprecations and guesses, which are no news to a user.
+
+TODO-DOC What an exported file says of itself.
+"""
+
+import contextlib
+import io
 import json
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,13 +19,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from retinanet.errors import InputError
-from retinanet.export.description import as_texts
-from retinanet.export.onnx_suppression import suppress_in_onnx, translations
-from retinanet.export.packages import require_packages
-from retinanet.export.program import DetectorProgram
-from retinanet.export.quiet import quiet
-from retinanet.model import RetinaNet
+from common.errors import InputError
+from common.machine import require_packages
+from retinanet.export.program import (
+    DETECTIONS_PER_IMAGE,
+    NMS_IOU,
+    NO_LABEL,
+    DetectorProgram,
+    suppress_in_onnx,
+    translations,
+)
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.checkpoint_state import MODEL_FILE
 
 OPSET = 18
 """Of ONNX: the exporter's own, which runtimes since 2023 know."""
@@ -166,3 +181,51 @@ FORMATS = {
     ".onnx": Format("onnxruntime", ("onnx", "onnxscript", "onnxruntime"), write_onnx, load_onnx),
     ".pt2": Format("torch", (), write_torch, load_torch),
 }
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep warnings, log lines and prints of libraries from the user; errors are raised as ever."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+RESIZE = (
+    "to a square of image_size, whatever the picture's proportions: bilinear, half-pixel centres, "
+    "no antialiasing (torch's interpolate with mode='bilinear', align_corners=False on uint8; "
+    "OpenCV's INTER_LINEAR), rounded to whole levels"
+)
+
+
+def description_of(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
+    """All that somebody needs who has the file alone; plain values for JSON."""
+    size = checkpoint.model.image_size
+    return {
+        "model": "RetinaNet-ResNeXt50",
+        "input": f"images: uint8 [N, 3, {size}, {size}], RGB, 0 to 255; normalized inside",
+        "image_size": size,
+        "resize": RESIZE,
+        "outputs": "boxes: float32 [N, D, 4] xyxy in pixels of the input; scores: float32 [N, D], "
+        f"best first; labels: int64 [N, D], places in classes; D is at most {DETECTIONS_PER_IMAGE}"
+        f"; rows without a detection have score 0 and label {NO_LABEL}",
+        "classes": checkpoint.model.classes["names"],
+        "category_ids": checkpoint.model.classes["category_ids"],
+        "score_threshold": score_threshold,
+        "nms_iou": NMS_IOU,
+        "checkpoint_sha256": checkpoint.state.parts[MODEL_FILE].sha256,
+        "step": checkpoint.position.step,
+        "map": checkpoint.position.map_here,
+    }
+
+
+def as_texts(description: dict[str, Any]) -> dict[str, str]:
+    """The same for ONNX's metadata, whose values are text: JSON where it is none."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in description.items()
+    }

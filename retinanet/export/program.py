@@ -1,16 +1,26 @@
-"""The detector as one program of fixed shapes: bytes of images in, boxes out, nothing beside it."""
+"""The detector as one program of fixed shapes: bytes of images in, boxes out, nothing beside it.
 
+TODO-DOC Constant batch norms as a part of the convolutions before them: the same numbers, less work.
+
+TODO-DOC Non-maximum suppression as ONNX has it: an operator that knows images and classes.
+
+It compares boxes of one class only, so that none need to be moved apart as for torchvision's, and
+float32, which is all that it takes, is enough.
+"""
+
+import copy
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.resnet import Bottleneck
 from torchvision.ops import nms
 
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD
-from retinanet.export.folding import fold_norms
-from retinanet.model import RetinaNet, clip_boxes, decode_boxes
-from retinanet.model.anchors import anchors_for
+from retinanet.engine.folded_forward import constant_line
+from retinanet.model.anchors import anchors_for, clip_boxes, decode_boxes
+from retinanet.model.retinanet import RetinaNet
 
 CANDIDATES_PER_LEVEL = 1000
 DETECTIONS_PER_IMAGE = 300
@@ -139,3 +149,70 @@ def suppress_by_class(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
     stays = torch.zeros(number * candidates + len(OUTSIDE), dtype=torch.bool, device=scores.device)
     stays = stays.index_fill(0, places[kept], value=True)
     return stays[: number * candidates].view(number, candidates)
+
+
+@torch.no_grad()
+def fold_norms(model: RetinaNet) -> RetinaNet:
+    """A copy of a model without norms, frozen or trained: its convolutions do what they did."""
+    folded = copy.deepcopy(model).eval()
+    body = folded.backbone.body
+    fold(body, "conv1", "bn1")
+    for block in body.modules():
+        if isinstance(block, Bottleneck):
+            for number in (1, 2, 3):
+                fold(block, f"conv{number}", f"bn{number}")
+            if block.downsample is not None:
+                fold(block.downsample, "0", "1")
+    return folded
+
+
+def fold(parent: nn.Module, convolution: str, norm: str) -> None:
+    """Put a norm of constant statistics into the convolution before it, and nothing in its place.
+
+    `convolution` and `norm` are the names of two modules of `parent`.
+    """
+    module = parent.get_submodule(convolution)
+    assert isinstance(module, nn.Conv2d) and module.bias is None
+    scale, shift = constant_line(parent.get_submodule(norm))
+    module.weight.mul_(scale.view(-1, 1, 1, 1))
+    module.bias = nn.Parameter(shift.clone())
+    setattr(parent, norm, nn.Identity())
+
+
+OPERATOR = "retinanet::onnx_non_max_suppression"
+torch.library.define(OPERATOR, "(Tensor boxes, Tensor scores) -> Tensor")
+
+
+def shape_of_chosen(boxes: Tensor, scores: Tensor) -> Tensor:
+    """Int64 [M, 3], the image, class and box of each that is chosen: all that exporting needs."""
+    number = torch.library.get_ctx().new_dynamic_size()
+    return torch.empty(number, 3, dtype=torch.int64)
+
+
+torch.library.register_fake(OPERATOR, shape_of_chosen)
+
+
+def suppress_in_onnx(classes: int) -> Suppress:
+    """`Suppress` for a program that becomes ONNX, and cannot run before; `classes`: K."""
+
+    def suppress(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
+        number, candidates = scores.shape
+        of_class = labels[:, None, :] == torch.arange(classes)[None, :, None]
+        chosen = torch.ops.retinanet.onnx_non_max_suppression(boxes, scores[:, None, :] * of_class)
+        places = chosen[:, 0] * candidates + chosen[:, 2]
+        stays = torch.zeros(number * candidates, dtype=torch.bool)
+        return stays.index_fill(0, places, value=True).view(number, candidates)
+
+    return suppress
+
+
+def translations() -> dict[Callable[..., Any], Any]:
+    """What torch.onnx.export puts in the operator's place; needs onnxscript."""
+    import onnxscript  # noqa: PLC0415
+
+    opset: Any = onnxscript.opset18
+
+    def non_max_suppression(boxes: Any, scores: Any) -> Any:
+        return opset.NonMaxSuppression(boxes, scores, DETECTIONS_PER_IMAGE, NMS_IOU, 0.0)
+
+    return {torch.ops.retinanet.onnx_non_max_suppression.default: non_max_suppression}

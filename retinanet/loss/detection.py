@@ -1,14 +1,17 @@
-"""The loss of a batch: classification and boxes, over all levels."""
+"""The loss of a batch: classification and boxes, over all levels.
+
+TODO-DOC The box loss: L1 on encoded deltas, at foreground anchors only.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from retinanet.loss.box import l1_box_loss_sum
 from retinanet.loss.focal import focal_loss
-from retinanet.model.heads import HeadOutputs
+from retinanet.model.anchors import encode_boxes
 from retinanet.model.matching import assign_targets
+from retinanet.model.retinanet import HeadOutputs
 
 
 def detection_loss(
@@ -47,3 +50,19 @@ def detection_loss(
             "classification": classification,
             "bbox_regression": (torch.stack(bbox_regression).sum(dim=0) / scale).mean(),
         }
+
+
+def l1_box_loss_sum(deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: Tensor) -> Tensor:
+    """Absolute differences between predicted and wanted deltas, summed for each image: float32 [N].
+
+    `deltas` [N, A, 4] of any floating type (dx, dy, dw, dh); `classes` int64 [N, A], negative
+    where an anchor is not foreground; `boxes` [F, 4] xyxy pixels, the boxes of the F foreground
+    anchors in the order of `(classes >= 0).nonzero()`; `anchors` [A, 4] xyxy pixels. As
+    torchvision's RetinaNetRegressionHead with its default "l1".
+    """
+    image, anchor = (classes >= 0).nonzero(as_tuple=True)
+    assert len(boxes) == len(image), f"{len(boxes)} boxes for {len(image)} foreground anchors"
+    wanted = encode_boxes(boxes.float(), anchors[anchor])
+    difference = (deltas[image, anchor].float() - wanted).abs().sum(dim=1)
+    zeros = torch.zeros(len(deltas), dtype=torch.float32, device=deltas.device)
+    return zeros.index_add(0, image, difference)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retinanet.native_library import load_library
+from common.native import load_library
 
 SOURCE = Path(__file__).parent / "csrc" / "focal_loss.cpp"
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from retinanet.command_line import add_json_option, positive
+from common.cli import add_json_option, positive
 from retinanet.mlperf.rules import NEWEST, RULES
 
 POINTS = """\
@@ -18,7 +18,6 @@ EXAMPLES = """\
 examples:
   python -m retinanet mlperf points
   python -m retinanet mlperf points --batch-size 128 448 1536 --chart points.png"""
-
 
 CHECK = """\
 Run MLCommons' compliance checker on a run's log, and say what falls short: 0 where it passes, 4
@@ -111,17 +110,17 @@ def run_mlperf(arguments: dict[str, Any]) -> int:
     name = arguments.pop("mlperf_command")
     # The official checkers need scipy and pandas, a second to load.
     if name == "points":
-        from retinanet.mlperf.points_command import points
+        from retinanet.mlperf.convergence import points
 
         return points(**arguments)
     if name == "check":
-        from retinanet.mlperf.check_command import check
+        from retinanet.mlperf.official import check
 
         return check(**arguments)
     if name == "rcp":
-        from retinanet.mlperf.rcp_command import rcp
+        from retinanet.mlperf.convergence import rcp
 
         return rcp(**arguments)
-    from retinanet.mlperf.submission_command import submission
+    from retinanet.mlperf.submission import submission
 
     return submission(**arguments)

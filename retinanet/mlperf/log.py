@@ -2,12 +2,18 @@
 
 Events and their order are those of MLPerf Training's logging rules, for `retinanet` under rules 5.x
 and `ssd` under 2.0 to 4.1; each line is written by MLCommons' own `mllog`.
+
+TODO-DOC Lines of a `mlperf.log`, and what a run that goes on keeps of them.
+
+TODO-DOC A finished run's `mlperf.log`: where it is, and what it says.
 """
 
+import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,9 +22,9 @@ from typing import Any
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
-from retinanet.errors import InputError
-from retinanet.line_file import LineFile
-from retinanet.mlperf.log_lines import continued, not_yet_said
+from common.errors import InputError
+from common.files import LineFile, read_text, write_whole
+from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -131,3 +137,225 @@ class MlperfLog:
 def whole(epoch: float) -> float:
     """Epochs as MLPerf counts them, such as 3, or 0.125 where a run ends within one."""
     return int(epoch) if epoch == int(epoch) else round(epoch, 3)
+
+
+BEGIN = ":::MLLOG "
+MOST_BYTES = 256_000_000
+"""Of a log: some have the output of all ranks in them."""
+LATEST_MS = 2**53
+"""A time beyond is none."""
+LARGEST = 1e15
+"""A number beyond counts nothing in a log."""
+OF_EVALUATIONS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One event."""
+
+    text: str
+    """The whole line, without its end."""
+    key: str
+    value: Any
+    time_ms: int
+    """Milliseconds since 1970."""
+    metadata: dict[str, Any]
+
+    @property
+    def said(self) -> str:
+        """Key and value, which tell whether two lines say the same."""
+        return json.dumps([self.key, self.value])
+
+
+def log_lines(texts: Iterable[str]) -> list[LogLine]:
+    """The events among lines of text; what is none, such as a line cut short, is left out."""
+    return [line for text in texts if (line := event_of(text)) is not None]
+
+
+def event_of(text: str) -> LogLine | None:
+    """What a line says; None where it is no event.
+
+    Launchers put a rank before each line (`0: :::MLLOG …`), which is left out.
+    """
+    text = text[max(text.rfind(BEGIN), 0) :]
+    try:
+        fields = json.loads(text.removeprefix(BEGIN))
+        key, value, time_ms = fields["key"], fields["value"], fields["time_ms"]
+        metadata = fields["metadata"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    known = isinstance(key, str) and isinstance(metadata, dict)
+    if not known or type(time_ms) is not int or not 0 <= time_ms < LATEST_MS:
+        return None
+    return LogLine(text=text, key=key, value=value, time_ms=time_ms, metadata=metadata)
+
+
+def damaged_lines(texts: Iterable[str]) -> list[int]:
+    """Return the numbers, from 1, of lines that begin as events and are none: most were cut."""
+    return [
+        number
+        for number, text in enumerate(texts, start=1)
+        if BEGIN in text and event_of(text) is None
+    ]
+
+
+def number_of(value: object) -> float | None:
+    """A number that is finite; None for anything else."""
+    if type(value) not in (int, float):
+        return None
+    return value if abs(value) <= LARGEST else None  # type: ignore[arg-type,return-value]
+
+
+def lines_of(file: Path) -> list[LogLine]:
+    """The events in a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return log_lines(texts_of(file))
+
+
+def texts_of(file: Path) -> list[str]:
+    """Return the lines of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return read_text(file, most_bytes=MOST_BYTES, errors="replace").splitlines()
+
+
+def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
+    """Take out of a file what a run that goes on after `step` says once more; give what is left.
+
+    That is its end, all that came after `step`, the epoch that begins there, and an evaluation that
+    has to be repeated.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    if not file.exists():
+        return []
+    last = dict.fromkeys(OF_EVALUATIONS, step if is_evaluated else step - 1)
+    last[constants.EPOCH_START] = step - 1
+    lines = lines_of(file)
+    kept = [
+        line
+        for line in lines
+        if line.key != constants.RUN_STOP
+        and (number_of(line.metadata.get("step_num")) or 0) <= last.get(line.key, step)
+    ]
+    write_whole(file, "".join(f"{line.text}\n" for line in kept))
+    return kept
+
+
+def not_yet_said(texts: Sequence[str], *, before: Sequence[LogLine]) -> list[str]:
+    """Of lines at a run's start those that say something new: after an earlier start, nothing but
+    settings that are no longer what they were.
+    """
+    said = {line.said for line in before}
+    return [line.text for line in log_lines(texts) if line.said not in said]
+
+
+NAME = "mlperf.log"
+RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
+"""Names of logs in a submission's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLog:
+    """What the log of one run says."""
+
+    file: Path
+    lines: tuple[LogLine, ...]
+    damaged: tuple[int, ...] = ()
+    """Numbers of lines that were left out, such as one cut short."""
+
+    def value(self, key: str) -> Any:
+        """The first value of a key; None where it was never said."""
+        return next((line.value for line in self.lines if line.key == key), None)
+
+    def last(self, key: str) -> LogLine | None:
+        """The last line of a key."""
+        return next((line for line in reversed(self.lines) if line.key == key), None)
+
+    @property
+    def status(self) -> str:
+        """`success`, `aborted`, or `running` of a run that has not said its end."""
+        stop = self.last(constants.RUN_STOP)
+        return "running" if stop is None else str(stop.metadata.get(constants.STATUS))
+
+    @property
+    def epochs(self) -> float | None:
+        """Until the last evaluation."""
+        evaluation = self.last(constants.EVAL_ACCURACY)
+        return None if evaluation is None else number_of(evaluation.metadata.get("epoch_num"))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last evaluation: mAP."""
+        evaluation = self.last(constants.EVAL_ACCURACY)
+        return None if evaluation is None else number_of(evaluation.value)
+
+    @property
+    def minutes(self) -> float | None:
+        """By which MLPerf scores: from `run_start` to `run_stop`."""
+        start, stop = self.last(constants.RUN_START), self.last(constants.RUN_STOP)
+        return None if start is None or stop is None else (stop.time_ms - start.time_ms) / 60_000
+
+    def rules(self, given: Rules | None) -> Rules:
+        """Those asked for, or the newest under which the benchmark has the name in the log.
+
+        Raises:
+            InputError: The benchmark has another name under the rules that were asked for.
+        """
+        name = self.value(constants.SUBMISSION_BENCHMARK)
+        fitting = [rules for rules in RULES if benchmark_name(rules) == name]
+        if not fitting:
+            raise InputError(f"{self.file}: submission_benchmark is {name}: no run of RetinaNet")
+        if given is not None and given not in fitting:
+            raise InputError(
+                f"{self.file}: submission_benchmark is {name}, which rules {given} do not have; "
+                f"give --rules {fitting[0]}, or train with mlperf.rules={given}"
+            )
+        return given or fitting[0]
+
+
+def read_run_log(path: Path) -> RunLog:
+    """The log of a run's folder, or a log.
+
+    Raises:
+        InputError: There is none, or it holds no line of MLPerf's.
+    """
+    file = path / NAME if path.is_dir() else path
+    try:
+        texts = texts_of(file)
+    except OSError as error:
+        raise InputError(
+            f"{file}: cannot be read: {error.strerror}; expected the folder of a run, such as "
+            f"runs/demo, or its {NAME}"
+        ) from error
+    lines = log_lines(texts)
+    if not lines:
+        raise InputError(f"{file}: no line of an MLPerf log (:::MLLOG …); expected a run's {NAME}")
+    return RunLog(file=file, lines=tuple(lines), damaged=tuple(damaged_lines(texts)))
+
+
+def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:
+    """Return the logs of runs' folders, of folders of `result_N.txt`, and of files.
+
+    Raises:
+        InputError: A path has none, or a file holds no line of MLPerf's.
+    """
+    return [read_run_log(file) for path in paths for file in log_files(path)]
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return the logs that a path means: itself, a run's, or a submission's results in order."""
+    if not path.is_dir() or (path / NAME).exists():
+        return [path]
+    try:
+        numbers = {file: RESULT.fullmatch(file.name) for file in path.iterdir()}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    results = {file: int(match[1]) for file, match in numbers.items() if match}
+    return sorted(results, key=lambda file: results[file]) or [path]

@@ -8,8 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from retinanet.mlperf.reference_points import Expectation, ReferencePoint
-from retinanet.mlperf.rules import Rules
+from retinanet.mlperf.rules import Expectation, ReferencePoint, Rules
 
 BLUE = "#3c8ddc"
 

@@ -4,24 +4,36 @@ systems/SYSTEM.json                                      what the runs ran on
 results/SYSTEM/retinanet/result_0.txt …                  their logs
 benchmarks/retinanet/implementations/SYSTEM/README.md    how to run the code again
 benchmarks/retinanet/implementations/SYSTEM/result_0/    configuration and environment of each
+
+TODO-DOC `python -m retinanet mlperf submission`: runs as a submission, checked by MLCommons' own.
+
+TODO-DOC A submission's description of the system, filled from this machine as far as it tells.
 """
 
 import json
+import platform
 import re
-from collections.abc import Sequence
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlperf_logging.mllog import constants
+from rich.console import Console
 
-from retinanet.errors import InputError
-from retinanet.json_objects import read_json_object
-from retinanet.mlperf.rules import RUNS_OF_SUBMISSION
-from retinanet.mlperf.run_log import RunLog, read_run_log
-from retinanet.mlperf.system_description import system_description
-from retinanet.output_files import write_whole
-from retinanet.regular_files import read_text
+from common.cli import installed
+from common.console import make_console
+from common.errors import CONDITION_MET, FINISHED, InputError
+from common.files import read_json_object, read_text, write_whole
+from common.machine import cpu_field, processor_name
+from common.process_facts import read_proc_text, read_status
+from launch.topology import Topology, count_cores, read_topology, sockets_of
+from retinanet.mlperf.log import RunLog, read_run_log
+from retinanet.mlperf.official import check_package, official_version
+from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
 
 SAME = (
     constants.SUBMISSION_ORG,
@@ -178,3 +190,194 @@ Each run's configuration and environment, with the command as it was typed, are 
     .venv/bin/python -m data download openimages --out /data/open-images-v6-mlperf
     .venv/bin/python train.py --config result_0/config.yaml data.root=/data/open-images-v6-mlperf
 """
+
+
+def submission(*, runs: Sequence[Path], out: Path, rules: Rules | None) -> int:
+    """Add runs to a submission's folder and check the folder.
+
+    Args:
+        runs: Their folders.
+        out: The submission's.
+        rules: Rule set; None: the newest that has a benchmark of the logs' name.
+
+    Returns:
+        0 where the official checker passes, 4 where it does not.
+
+    Raises:
+        InputError: A run cannot be added, see `add_run`; those before it were.
+    """
+    for run in runs:
+        rules = read_run_log(run).rules(rules)
+    for run in runs:
+        added = add_run(out, run)
+    assert rules is not None, "there is at least one run"
+    return FINISHED if tell(added, rules=rules, console=make_console()) else CONDITION_MET
+
+
+def submit(run: Path, out: Path, *, console: Console) -> None:
+    """Add a run that has just finished to its submission; where it has not converged, say so.
+
+    Raises:
+        InputError: It cannot be added; says how to add it later.
+    """
+    log = read_run_log(run)
+    again = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
+    if log.status != constants.SUCCESS:
+        command = shlex.join([*again, "--out", str(out)])
+        console.print(
+            f"{out}: this run is not added, since it missed its target; one of five may: {command}",
+            soft_wrap=True,
+        )
+        return
+    try:
+        added = add_run(out, run)
+    except InputError as error:
+        command = shlex.join([*again, "--out", "DIR"])
+        raise InputError(f"{error}; the run itself is whole; add it by {command}") from error
+    tell(added, rules=log.rules(None), console=console)
+
+
+def tell(submission: Submission, *, rules: Rules, console: Console) -> bool:
+    """Say what is in a submission's folder and what the official checker says of it; whether it
+    passes.
+    """
+    say = partial(console.print, soft_wrap=True)
+
+    say(f"{submission.results}: {len(submission.logs())} of {RUNS_OF_SUBMISSION} runs")
+    empty = empty_fields(submission)
+    if empty:
+        say(f"{submission.description}: fill in {', '.join(empty)}")
+    verdict = check_package(submission.folder, rules=rules)
+    words = verdict.summary if verdict.passed else "not passed"
+    say(f"official package checker ({official_version()}): {words}")
+    for fault in verdict.faults:
+        say(f"  ✗ {fault}")
+    for warning in verdict.warnings:
+        say(f"  – {warning}")
+    return verdict.passed
+
+
+CPU_0 = Path("/sys/devices/system/cpu/cpu0")
+MEMORY = Path("/proc/meminfo")
+
+AVAILABILITY = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "research": "Research, Development, or Internal (RDI)",
+    "preview": "Preview",
+}
+"""`mlperf.status` in the words of the description."""
+
+TOLD_BY_NOBODY = (
+    "host_processor_interconnect",
+    "host_storage_type",
+    "host_networking",
+    "host_networking_topology",
+    "host_memory_configuration",
+    "cooling",
+    "hw_notes",
+    "sw_notes",
+)
+"""Fields that are left empty, for somebody to fill in."""
+
+OF_ACCELERATORS = (
+    "accelerator_model_name",
+    "accelerator_host_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_memory_configuration",
+    "accelerator_memory_capacity",
+    "accelerator_interconnect",
+    "accelerator_interconnect_topology",
+)
+
+
+def system_description(
+    *,
+    submitter: str,
+    system_name: str,
+    division: str,
+    status: str,
+    environment: Mapping[str, Any],
+    storage: Path,
+) -> dict[str, str]:
+    """All fields that MLCommons' system description checker asks for; what is not known is empty.
+
+    Args:
+        submitter: Who submits.
+        system_name: What the system is called.
+        division: `open` or `closed`.
+        status: See `AVAILABILITY`.
+        environment: A run's `environment.json`.
+        storage: A folder on the disk that it used.
+    """
+    hosts = environment.get("ranks", {}).get("hosts", [])
+    packages = environment.get("packages", {})
+    return {
+        "submitter": submitter,
+        "division": division,
+        "status": AVAILABILITY[status],
+        "system_name": system_name,
+        "number_of_nodes": str(max(1, len(set(hosts)))),
+        **host_facts(read_topology()),
+        "host_storage_capacity": f"{shutil.disk_usage(storage).total / 1e9:.0f} GB",
+        "accelerators_per_node": "0",
+        **dict.fromkeys(OF_ACCELERATORS, "none"),
+        "framework": f"PyTorch {packages.get('torch', '')}",
+        "other_software_stack": ", ".join(
+            [f"Python {environment.get('python', '')}"]
+            + [f"{name} {version}" for name, version in packages.items() if name != "torch"]
+        ),
+        "operating_system": operating_system(),
+        **dict.fromkeys(TOLD_BY_NOBODY, ""),
+    }
+
+
+def host_facts(topology: Topology) -> dict[str, str]:
+    """Processors and memory of a host."""
+    sockets = sockets_of(topology)
+    threads = len(topology.cpus) // len(sockets)
+    return {
+        "host_processors_per_node": str(len(sockets)),
+        "host_processor_model_name": processor_name(),
+        "host_processor_core_count": str(count_cores(sockets) // len(sockets)),
+        "host_processor_vcpu_count": str(threads),
+        "host_processor_frequency": frequency(),
+        "host_processor_caches": caches(),
+        "host_memory_capacity": memory(),
+    }
+
+
+def frequency() -> str:
+    """The highest, or where a virtual machine hides it, the one that Linux measured."""
+    highest = read_proc_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
+    if highest:
+        return f"{int(highest) / 1e6:.2f} GHz"
+    measured = cpu_field(("cpu MHz",))
+    return f"{float(measured) / 1000:.2f} GHz" if measured else ""
+
+
+def caches() -> str:
+    """Of one core, as sysfs has them: `L1 Data 32K, L1 Instruction 32K, L2 Unified 1024K`."""
+    found = []
+    for folder in sorted((CPU_0 / "cache").glob("index*")):
+        level, kind, size = (
+            read_proc_text(folder / name).strip() for name in ("level", "type", "size")
+        )
+        found.append(f"L{level} {kind} {size}")
+    return ", ".join(found)
+
+
+def memory() -> str:
+    """All of the host's."""
+    kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
+    return f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else ""
+
+
+def operating_system() -> str:
+    """Distribution and kernel."""
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        name = ""
+    return ", ".join(part for part in (name, f"Linux {platform.release()}") if part)

@@ -1,18 +1,16 @@
 """The detector: what it is made of, what its anchors are taught, and how its answers are read."""
 
-from retinanet.model.anchors import anchors_for
-from retinanet.model.backbone import ResNeXtBody, load_pretrained_backbone
-from retinanet.model.boxes import clip_boxes, decode_boxes, encode_boxes, resize_boxes
-from retinanet.model.detector import RetinaNet
-from retinanet.model.heads import HeadOutputs
-from retinanet.model.matching import (
-    BACKGROUND,
-    IGNORED,
-    Assignment,
-    assign_targets,
-    match_anchors,
+from retinanet.model.anchors import (
+    anchors_for,
+    clip_boxes,
+    decode_boxes,
+    encode_boxes,
+    resize_boxes,
 )
+from retinanet.model.backbone import ResNeXtBody, load_pretrained_backbone
+from retinanet.model.matching import BACKGROUND, IGNORED, Assignment, assign_targets, match_anchors
 from retinanet.model.postprocess import Detections, postprocess
+from retinanet.model.retinanet import HeadOutputs, RetinaNet
 
 __all__ = [
     "BACKGROUND",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import resnext50_32x4d
 from torchvision.ops import FrozenBatchNorm2d
 
-from retinanet.errors import InputError
+from common.errors import InputError
 
 NORMS: dict[str, type[nn.Module]] = {"frozen": FrozenBatchNorm2d, "batch": nn.BatchNorm2d}
 LAYERS = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from retinanet.model.boxes import clip_boxes, decode_boxes
-from retinanet.model.heads import HeadOutputs
+from retinanet.model.anchors import clip_boxes, decode_boxes
+from retinanet.model.retinanet import HeadOutputs
 
 ROWS_PER_CANDIDATE = 4
 """Anchors looked at for each candidate wanted, before looking for a higher threshold pays."""

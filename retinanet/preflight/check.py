@@ -1,4 +1,7 @@
-"""`train.py --check`: all checks, on every host of the job, and what they come to."""
+"""`train.py --check`: all checks, on every host of the job, and what they come to.
+
+TODO-DOC What every start checks before anything is written.
+"""
 
 import argparse
 import socket
@@ -6,30 +9,28 @@ import sys
 import time
 from dataclasses import replace
 
-from launch.group.process_group import ProcessGroup
-from launch.place import Place, chosen_backend
+from common.errors import BAD_INPUT, FINISHED, InputError, one_line
+from launch.process_group import ProcessGroup
+from launch.rank_context import RankContext, chosen_backend
 from launch.ranks import Ranks
 from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
-from retinanet.errors import InputError
-from retinanet.exit_codes import BAD_INPUT, FINISHED
-from retinanet.preflight.allocator import check_allocator
-from retinanet.preflight.batches import check_groups, check_split
-from retinanet.preflight.data import check_data
-from retinanet.preflight.finding import Finding, failure
-from retinanet.preflight.known_data import KnownData, known_data
-from retinanet.preflight.model_bytes import ModelBytes
-from retinanet.preflight.placement import check_placement
+from retinanet.preflight.data import KnownData, check_data, known_data
+from retinanet.preflight.findings import Finding, failure, merged, print_findings
+from retinanet.preflight.host import check_allocator, check_placement, check_versions
+from retinanet.preflight.memory import ModelBytes
 from retinanet.preflight.quick import checks_of_host, checks_of_run, sizes_of_model
-from retinanet.preflight.report import merged, print_findings
-from retinanet.preflight.run_state import check_run_folder, resumes
-from retinanet.preflight.versions import check_versions
-from retinanet.preflight.weights import check_weights
-from retinanet.printable import one_line
+from retinanet.preflight.run import (
+    check_groups,
+    check_run_folder,
+    check_split,
+    check_weights,
+    resumes,
+)
 
 
 def check(
-    config: Config, arguments: argparse.Namespace, *, group: ProcessGroup, place: Place
+    config: Config, arguments: argparse.Namespace, *, group: ProcessGroup, place: RankContext
 ) -> int:
     """Look at all that a run needs, print it, and return the exit code; nothing is left behind.
 
@@ -115,3 +116,58 @@ def run_findings(
         ),
         *([] if resume else [check_weights(config.model)]),
     ]
+
+
+def checked(
+    config: Config,
+    arguments: argparse.Namespace,
+    *,
+    group: ProcessGroup,
+    place: RankContext,
+    engine: str,
+) -> ProcessGroup:
+    """Make the cheap checks, on one rank of each host; it says what may go wrong as its notes.
+
+    Args:
+        config: The run's.
+        arguments: Its command line: `resume`, `auto_resume`, `overwrite`.
+        group: All ranks; each calls this.
+        place: This one's.
+        engine: `torch` or `ipex`.
+
+    Returns:
+        The group, with what there is to say.
+
+    Raises:
+        InputError: The run cannot work; nothing was written.
+    """
+    ranks = place.ranks
+    if ranks.local_rank:
+        return group
+    known = known_data(config)
+    sizes = sizes_of_model(config, known)
+    findings = checks_of_host(
+        config,
+        sizes,
+        known=known,
+        ranks=ranks,
+        planned=ranks.local_size,
+        engine=engine,
+        backend=place.backend,
+    )
+    if group.is_first:
+        path = config.run.root / config.run.name
+        findings = findings + checks_of_run(
+            config,
+            sizes,
+            path=path,
+            known=known,
+            ranks=group.size,
+            resume=resumes(path, resume=arguments.resume, auto_resume=arguments.auto_resume),
+            overwrite=arguments.overwrite,
+        )
+    for finding in findings:
+        if finding.level == "failure":
+            raise InputError(finding.line)
+    notes = tuple(finding.line for finding in findings if finding.level == "warning")
+    return replace(group, notes=(*group.notes, *notes))

@@ -1,24 +1,28 @@
-"""Whether a run's data can be read: annotations, classes, and a sample of images of each split."""
+"""Whether a run's data can be read: annotations, classes, and a sample of images of each split.
+
+TODO-DOC What can be told of a run's data at once: how many images and classes there are.
+"""
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.annotations import Annotations
-from data.classes import ClassMap
-from data.dataset import DetectionDataset, SampleKey
+from common.errors import InputError
+from data.annotations import Annotations, ClassMap
+from data.coco_json import read_annotations
+from data.dataset import DetectionDataset, SampleKey, class_map_of
 from data.decoding import resolve_decoder
-from data.opening import class_map_of
+from data.index import current_index, index_homes, index_of_folder, stamp_of
 from data.sampler import steps_per_epoch
 from data.sources import SPLITS, Split, SplitName
+from data.synthetic import KINDS
 from retinanet.config import Config, DataConfig
-from retinanet.configured_splits import configured_split
-from retinanet.errors import InputError
-from retinanet.preflight.finding import Finding, failure, ok, warning
-from retinanet.preflight.known_data import indexed_or_small
-from retinanet.training.run_data import require_no_files
+from retinanet.config_file import configured_split
+from retinanet.preflight.findings import Finding, failure, ok, warning
+from retinanet.training.data import require_no_files
 
 SUBJECT = "data"
 SAMPLED = 24
@@ -161,3 +165,66 @@ def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
 def failed(error: InputError) -> Finding:
     """What the run would say, and end."""
     return failure(SUBJECT, str(error), fix="")
+
+
+READ_UP_TO = 30_000_000
+"""A JSON file of so many bytes is read in a second. Above that it waits for its index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownData:
+    """Sizes; None where only the run itself will tell."""
+
+    num_classes: int | None
+    train_images: int | None
+    validation_images: int | None
+
+
+def known_data(config: Config) -> KnownData:
+    """From the configuration and from indexes that are there; nothing is made, nothing is read."""
+    scenes, wanted = config.data.scenes, config.model.num_classes
+    if scenes is not None:
+        classes = len(KINDS) if wanted is None else wanted
+        return KnownData(
+            num_classes=classes, train_images=scenes.train, validation_images=scenes.validation
+        )
+    try:
+        train = indexed(configured_split(config.data, "train", root=config.data.root).annotations)
+        split = configured_split(config.data, "validation", root=config.data.root)
+        validation = indexed(split.annotations)
+        if wanted is None and train is not None:
+            wanted = class_map_of(
+                train, source="", class_indices=config.data.class_indices, num_classes=None
+            ).num_classes
+    except InputError:  # whoever opens the data says it
+        train = validation = None
+    return KnownData(
+        num_classes=wanted,
+        train_images=None if train is None else len(train),
+        validation_images=None if validation is None else len(validation),
+    )
+
+
+def indexed(path: Path) -> Annotations | None:
+    """Annotations whose index is there.
+
+    Raises:
+        InputError: They cannot be read, or a folder is no index.
+    """
+    if path.is_dir():
+        return index_of_folder(path).annotations
+    stamp = stamp_of(path)
+    found = (current_index(home, stamp) for home in index_homes(path))
+    return next((one.annotations for one in found if one), None)
+
+
+def indexed_or_small(path: Path) -> Annotations | None:
+    """`indexed`, or read from the file where that takes a second; no index is made.
+
+    Raises:
+        InputError: They cannot be read, or are not COCO's.
+    """
+    annotations = indexed(path)
+    if annotations is None and stamp_of(path).size <= READ_UP_TO:
+        annotations = read_annotations(path)
+    return annotations

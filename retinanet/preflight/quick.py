@@ -1,26 +1,47 @@
-"""The checks that every start makes: some tens of milliseconds once torch is loaded."""
+"""The checks that every start makes: some tens of milliseconds once torch is loaded.
+
+TODO-DOC How many images a rank's memory holds, once it has taken a batch through the model.
+"""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from launch.host.memory_limit import memory_left
+from common.machine import anonymous_bytes
+from launch.limits import MemoryLeft, memory_left
 from launch.ranks import Ranks
-from launch.resources import anonymous_bytes
-from retinanet.batch_split import largest_batch
 from retinanet.config import Config
-from retinanet.preflight.conflicts import check_conflicts
-from retinanet.preflight.disk import DiskNeed, check_disk, free_space, size_of
-from retinanet.preflight.finding import Finding
-from retinanet.preflight.known_data import KnownData
-from retinanet.preflight.launcher import check_launcher
-from retinanet.preflight.memory import check_counts, check_memory
-from retinanet.preflight.memory_need import MemoryNeed, StepShape, memory_need
-from retinanet.preflight.model_bytes import ModelBytes, model_bytes
-from retinanet.preflight.open_files import check_open_files
-from retinanet.preflight.processor import check_compiler, check_precision
-from retinanet.preflight.shared_memory import LoadedBatches, check_shared_memory
-from retinanet.preflight.writing import check_writing, existing
-from retinanet.training.loading import loading_processes
+from retinanet.config_types import largest_batch
+from retinanet.preflight.data import KnownData
+from retinanet.preflight.findings import Finding
+from retinanet.preflight.host import (
+    LoadedBatches,
+    check_compiler,
+    check_conflicts,
+    check_launcher,
+    check_open_files,
+    check_precision,
+    check_shared_memory,
+)
+from retinanet.preflight.memory import (
+    MemoryNeed,
+    ModelBytes,
+    StepShape,
+    check_counts,
+    check_memory,
+    memory_need,
+    model_bytes,
+    training_bytes,
+)
+from retinanet.preflight.run import (
+    DiskNeed,
+    check_disk,
+    check_writing,
+    existing,
+    free_space,
+    size_of,
+)
+from retinanet.training.data import loading_processes
 
 LEAST_CLASSES = 1
 """Where only the run itself will tell how many there are."""
@@ -193,3 +214,31 @@ def results_bytes(config: Config, known: KnownData) -> int:
     detections = DETECTIONS * BYTES_A_DETECTION * (known.validation_images or 0)
     drawn = (scenes.train + scenes.validation) * BYTES_A_SCENE if scenes else 0
     return drawn + steps * BYTES_A_STEP + evaluations * (detections + BYTES_AN_EVALUATION)
+
+
+def images_that_fit(
+    config: Config, *, num_classes: int, engine: str, local_ranks: int, left: MemoryLeft | None
+) -> int | None:
+    """The largest batch of a rank: the even one, which it has just taken, and what else fits.
+
+    Set aside is all that the preflight counts beside a batch, though part of it is taken already.
+
+    Args:
+        config: The run's.
+        num_classes: Of the model.
+        engine: `torch` or `ipex`.
+        local_ranks: Of this host; each may have as much of what is left.
+        left: What its processes may still take.
+
+    Returns:
+        None where nobody says what is left.
+    """
+    if left is None:
+        return None
+    known = KnownData(num_classes=num_classes, train_images=None, validation_images=None)
+    sizes = sizes_of_model(config, known)
+    need = need_of_rank(config, sizes, known, planned=local_ranks, engine=engine)
+    aside = need.model + need.other + need.loading
+    free = (left.size - sizes.checkpoint) // local_ranks - aside
+    shape = replace(shape_of_steps(config, known, engine=engine), batch_size=1)
+    return config.training.batch_size + max(0, free // training_bytes(shape))

@@ -1,28 +1,31 @@
-"""The training step and the steps of an epoch."""
+"""The training step and the steps of an epoch.
+
+TODO-DOC Who is told where each training step is: nobody, unless a profile was asked for.
+"""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Protocol
 
 import torch
 from torch.optim import Optimizer
 
+from common.errors import NonFiniteLossError
+from common.machine import page_faults, peak_resident_mb, resident_mb
 from data.dataset import Batch
 from data.transforms import normalize
-from launch.pinning.compute_threads import calling_thread_on
-from launch.resources import page_faults, peak_resident_mb, resident_mb
+from launch.compute_threads import calling_thread_on
 from retinanet.engine.engines import PreparedTraining
-from retinanet.engine.gradient_exchange import GradientExchange
-from retinanet.engine.gradient_norm import clip_gradients, gradient_norm
-from retinanet.engine.running_statistics import RunningStatistics
-from retinanet.errors import NonFiniteLossError
-from retinanet.loss import detection_loss
+from retinanet.engine.folded_forward import RunningStatistics
+from retinanet.engine.gradient_sync import GradientExchange
+from retinanet.engine.optimizers import clip_gradients, gradient_norm
+from retinanet.loss.detection import detection_loss
 from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
-from retinanet.training.phases import UNWATCHED, Phases
 
 Update = Callable[[float], int]
 """Takes a step at a learning rate with the gradients, lets go of them; returns its staleness."""
@@ -78,12 +81,53 @@ class StepResult:
         return self.images * self.groups_at_work / self.seconds
 
 
+NOTHING = nullcontext()
+
+
+class Unwatched:
+    """`Phases` that does nothing."""
+
+    def notes(self, steps: range) -> list[str]:
+        """None."""
+        return []
+
+    def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
+        """Nothing."""
+        return NOTHING
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Nothing."""
+        return NOTHING
+
+
+NO_PROFILER = Unwatched()
+
+
+class StepProfiler(Protocol):
+    """Is told where each step begins and ends, and each phase in it.
+
+    A step is one of the optimizer: from waiting for its images until its weights are there. Its
+    phases are `data` (the wait, also for other ranks' images), `forward`, `loss`, `backward` (the
+    exchange of gradients included) and `optimizer`; where a step has several batches, the middle
+    three come once for each. What the run does between two steps belongs to neither.
+    """
+
+    def notes(self, steps: range) -> list[str]:
+        """What there is to say before a run takes these steps."""
+
+    def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
+        """Around a step, counted from 1 over the whole run, of this model."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Around a phase of the step."""
+
+
 def batch_losses(
     prepared: PreparedTraining,
     batch: Batch,
     *,
     focal_form: str = "auto",
-    phases: Phases = UNWATCHED,
+    phases: StepProfiler = NO_PROFILER,
 ) -> dict[str, torch.Tensor]:
     """Forward pass and losses of one batch: the model as its engine runs it, losses in float32."""
     with phases.phase("forward"):
@@ -106,7 +150,7 @@ def train_one_epoch(
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
     update: Update | None = None,
-    phases: Phases = UNWATCHED,
+    phases: StepProfiler = NO_PROFILER,
     main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
     """Train on the batches, yielding after every optimizer step.
@@ -127,7 +171,7 @@ def train_one_epoch(
         exchange: Averages the gradients over the ranks, where there are several.
         update: Takes the optimizer's step instead of the prepared optimizer.
         phases: Is told where each step is; an exchange was made with the same.
-        main_cpus: Where the calling thread computes, see `launch.placement.share.Share.main_cpus`.
+        main_cpus: Where the calling thread computes, see `launch.shares.Share.main_cpus`.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
@@ -188,7 +232,7 @@ def accumulate_gradients(
     *,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
-    phases: Phases = UNWATCHED,
+    phases: StepProfiler = NO_PROFILER,
 ) -> list[BatchTerms]:
     """Add the average gradient of the batches to the parameters; return each batch's losses.
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from retinanet.errors import InputError
+from common.errors import InputError
 
 NAMES_TOLD = 5
 NORMS_TOLD = 10

@@ -1,20 +1,27 @@
-"""Going on where a run stopped: on the same ranks bit for bit, on others from the same image."""
+"""Going on where a run stopped: on the same ranks bit for bit, on others from the same image.
 
+TODO-DOC What a run's next bits depend on, beside its checkpoint; what differs where it is resumed.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 
+from common.errors import InputError
+from common.machine import processor_name
 from retinanet.config import Config, config_to_tree
-from retinanet.errors import InputError
+from retinanet.config_types import DEFAULT_BETA1, beta1_of
 from retinanet.training.checkpoint import Checkpoint, newest_whole
-from retinanet.training.plan import Position
-from retinanet.training.rank_states import restore_own_state
+from retinanet.training.checkpoint_state import State
+from retinanet.training.distributed import restore_own_state
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.setup import differences, field_of, setup_of
+from retinanet.training.schedule import Position
 
 if TYPE_CHECKING:
-    from retinanet.training.run import Run
+    from retinanet.training.trainer import Trainer
 
 KEPT_FIELDS = (
     "run.seed",
@@ -97,7 +104,7 @@ def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images
         )
 
 
-def take_up(run: "Run", checkpoint: Checkpoint | None) -> bool:
+def take_up(run: "Trainer", checkpoint: Checkpoint | None) -> bool:
     """Take up weights, optimizer and position of a checkpoint, if rank 0 has one; all ranks call.
 
     Returns:
@@ -125,7 +132,7 @@ def take_up(run: "Run", checkpoint: Checkpoint | None) -> bool:
     return False
 
 
-def say_finished(run: "Run") -> None:
+def say_finished(run: "Trainer") -> None:
     """Tell that there is nothing to do, and what would make something to do."""
     best = "" if run.best_map is None else f"best mAP {run.best_map:.3f}; "
     raised = "training.epochs or training.max_steps"
@@ -137,7 +144,7 @@ def say_finished(run: "Run") -> None:
     )
 
 
-def take_up_the_rest(run: "Run", checkpoint: Checkpoint | None) -> None:
+def take_up_the_rest(run: "Trainer", checkpoint: Checkpoint | None) -> None:
     """Once the engine is there: each rank's own states, tidiness around the checkpoint, notes.
 
     All ranks call it.
@@ -160,3 +167,114 @@ def take_up_the_rest(run: "Run", checkpoint: Checkpoint | None) -> None:
             f"resumed under other conditions: {'; '.join(changed)}; it goes on from the same "
             "image, and not bit for bit as it would have"
         )
+
+
+FREE_SECTIONS = ("checkpoint", "launch", "mlperf", "profile")
+FREE_FIELDS = (
+    "run.root",
+    "run.name",
+    "data.root",
+    "data.train_annotations",
+    "data.train_images",
+    "data.validation_annotations",
+    "data.validation_images",
+    "data.on_bad_image",
+    "data.bad_image_limit",
+    "data.workers",
+    "data.reserve_cores",
+    "model.pretrained_backbone",
+    "training.beta1",
+    "training.on_nonfinite",
+    "training.nonfinite_limit",
+    "training.target_map",
+    "evaluation.every",
+    "evaluation.batch_size",
+    "evaluation.metric",
+    "evaluation.overlap",
+    "evaluation.pictures",
+    "engine.name",
+    "engine.allocator",
+    "distributed.backend",
+    "distributed.batch_split",
+    "distributed.groups",
+    "distributed.timeout_s",
+)
+"""No step's weights depend on these, or what they come to is in the set-up."""
+
+SPLIT = "split of batches"
+"""Under which the set-up has the images of each rank in a batch."""
+EVEN = "even"
+"""What it says there where all have as many."""
+GROUPS = "compute groups"
+BETA1 = "beta1"
+UNSAID: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
+"""What was so in checkpoints that do not say it."""
+
+LENGTHS = ("training.epochs", "training.max_steps")
+"""Of these only a learning rate that falls until the run's end depends."""
+
+
+def setup_of(run: "Trainer") -> dict[str, Any]:
+    """What the bits of the next steps depend on, beside configuration and checkpoint."""
+    return {
+        "ranks": run.group.size,
+        "threads": torch.get_num_threads(),
+        "processor": processor_name(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "engine": run.engine,
+        "gradients by": run.exchange.way if run.exchange else "none",
+        SPLIT: EVEN if run.batches.is_even else list(run.batches.images),
+        GROUPS: run.config.distributed.groups,
+        BETA1: beta1_of(run.config.training.beta1, groups=run.config.distributed.groups),
+    }
+
+
+def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:
+    """What is not as it was when the checkpoint was written, and changes what comes: in words."""
+    before = {**UNSAID, **state.setup}
+    changes = [(name, before.get(name), now) for name, now in setup.items()]
+    was, tree = state.config, config_to_tree(config)
+    changes += [(name, field_of(was, name), now) for name, now in influential_fields(tree)]
+    return [f"{name} was {old}, is now {now}" for name, old, now in changes if old != now]
+
+
+def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int) -> tuple[int, ...]:
+    """The images of each rank in a batch, of a run that was split by speed and shall be again.
+
+    Empty where there is no checkpoint, or of a split that was told, of other ranks or batches.
+    """
+    if checkpoint is None:
+        return ()
+    state = checkpoint.state
+    batch_size = config.training.batch_size
+    was_measured = field_of(state.config, "distributed.batch_split") == "speed"
+    is_same = field_of(state.config, "training.batch_size") == batch_size
+    if not (was_measured and is_same and state.setup.get("ranks") == ranks):
+        return ()
+    found = state.setup.get(SPLIT)
+    if found == EVEN:
+        return (batch_size,) * ranks
+    counts = found if isinstance(found, list) else []
+    is_split = len(counts) == ranks and all(type(one) is int and one > 0 for one in counts)
+    return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()
+
+
+def influential_fields(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields that steps depend on, by dotted name; sections in sections count as one."""
+    constant = field_of(tree, "training.schedule") == "constant"
+    for section, fields in tree.items():
+        for field, value in fields.items():
+            name = f"{section}.{field}"
+            if constant and name in LENGTHS:
+                continue
+            if section not in FREE_SECTIONS and name not in FREE_FIELDS:
+                yield name, value
+
+
+def field_of(tree: dict[str, Any], name: str) -> Any:
+    """The value of a dotted name of a section's field; None where there is no such section."""
+    value: Any = tree
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

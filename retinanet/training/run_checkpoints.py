@@ -1,20 +1,22 @@
-"""A run's checkpoints: begun between steps, left behind at its end, and when a step breaks it."""
+"""What a run does between steps, with all of its parts at hand: checkpoints, and non-finite steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import InputError, NonFiniteLossError
 from retinanet.config import config_to_tree
-from retinanet.errors import InputError
-from retinanet.training.checkpoint import State, TrainingPosition
-from retinanet.training.setup import setup_of
+from retinanet.training.checkpoint_state import State, TrainingPosition
+from retinanet.training.loop import StepResult
+from retinanet.training.nonfinite_report import nonfinite_line, nonfinite_report
+from retinanet.training.resume import setup_of
 
 if TYPE_CHECKING:
-    from retinanet.training.run import Run
+    from retinanet.training.trainer import Trainer
 
 
-def begin_checkpoint(run: "Run") -> None:
+def begin_checkpoint(run: "Trainer") -> None:
     """Begin to write weights and all that resuming needs, unless this step's are there.
 
     Rank 0 writes while training goes on, and all ranks call it. A write that fails is a warning.
@@ -23,7 +25,7 @@ def begin_checkpoint(run: "Run") -> None:
     run.saving.begin(run.model, run.optimizer, state_of(run), epoch=run.epochs_done)
 
 
-def leave_checkpoint(run: "Run") -> None:
+def leave_checkpoint(run: "Trainer") -> None:
     """Write a checkpoint and wait until it is on the disk; all ranks call it.
 
     Raises:
@@ -39,7 +41,7 @@ def leave_checkpoint(run: "Run") -> None:
 
 
 @contextmanager
-def leaving_checkpoint(run: "Run") -> Iterator[None]:
+def leaving_checkpoint(run: "Trainer") -> Iterator[None]:
     """An image that cannot be read, for example, costs nothing that was trained before.
 
     Raises:
@@ -54,7 +56,7 @@ def leaving_checkpoint(run: "Run") -> Iterator[None]:
         raise InputError(f"{error}; then go on with: {run.resuming_command}") from error
 
 
-def note_evaluation(run: "Run", position: TrainingPosition, *, is_current: bool) -> None:
+def note_evaluation(run: "Trainer", position: TrainingPosition, *, is_current: bool) -> None:
     """Put the mAP of weights into their checkpoint; `best` follows the highest.
 
     Args:
@@ -68,7 +70,7 @@ def note_evaluation(run: "Run", position: TrainingPosition, *, is_current: bool)
         run.saving.evaluated(position)
 
 
-def write_autopsy(run: "Run", report: dict[str, Any]) -> Path:
+def write_autopsy(run: "Trainer", report: dict[str, Any]) -> Path:
     """Write the state before a step that failed, and a report, beside the checkpoints.
 
     Raises:
@@ -77,7 +79,7 @@ def write_autopsy(run: "Run", report: dict[str, Any]) -> Path:
     return run.saving.autopsy(run.model, run.optimizer, state_of(run), report=report)
 
 
-def state_of(run: "Run") -> State:
+def state_of(run: "Trainer") -> State:
     """What a checkpoint says of the run, but for the states of its ranks."""
     return State(
         model=run.description,
@@ -89,7 +91,7 @@ def state_of(run: "Run") -> State:
     )
 
 
-def position_of(run: "Run") -> TrainingPosition:
+def position_of(run: "Trainer") -> TrainingPosition:
     """How far the run has come, as a checkpoint keeps it."""
     here = run.plan.position(run.step)
     return TrainingPosition(
@@ -101,3 +103,50 @@ def position_of(run: "Run") -> TrainingPosition:
         best_map=run.best_map,
         skipped_steps=run.nonfinite.skipped,
     )
+
+
+def note_gradients(run: "Trainer", result: StepResult) -> None:
+    """Note the norm of a step's gradients; tell of a step that changed nothing, all ranks.
+
+    Raises:
+        NonFiniteLossError: The run cannot go on after it, or is told not to.
+    """
+    if not result.nonfinite:
+        run.nonfinite.norms.append((result.step, result.gradient_norm))
+        return
+    advice = run.nonfinite.advice(result.nonfinite)
+    if advice:
+        report = report_of(run, result)
+        told = f"{nonfinite_line(report)}; {advice}"
+        if run.groups is not None:  # the other groups have gone on: nobody has the state before it
+            raise NonFiniteLossError(told)
+        raise NonFiniteLossError(f"{told}; {left_of(run, report)}")
+    tell_of_skipped(run, result)
+
+
+def tell_of_skipped(run: "Trainer", result: StepResult) -> None:
+    """Tell of a step after which the run goes on; rank 0 does."""
+    report = report_of(run, result)
+    told = f"{nonfinite_line(report)}; nothing was updated, and the run goes on"
+    run.console.print(told, soft_wrap=True, markup=False)
+    run.record.nonfinite(report)
+
+
+def report_of(run: "Trainer", result: StepResult) -> dict[str, Any]:
+    """See `nonfinite_report`."""
+    return nonfinite_report(
+        result,
+        annotations=run.data.train.annotations,
+        norms_before=run.nonfinite.norms,
+        skipped=run.nonfinite.skipped,
+    )
+
+
+def left_of(run: "Trainer", report: dict[str, Any]) -> str:
+    """Write down a step that ends the run; returns where, or why not."""
+    try:
+        left = f"all of it in {write_autopsy(run, report)}"
+    except InputError as error:
+        left = str(error)
+    run.group.barrier()  # the first rank that ends is the end of all
+    return left

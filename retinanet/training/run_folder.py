@@ -16,15 +16,12 @@ from typing import Any
 import torch
 from ruamel.yaml import YAML
 
-from launch.group.process_group import ProcessGroup
-from retinanet.code_version import code_version
-from retinanet.errors import InputError, StoppedBeforeStart
-from retinanet.file_lock import FileLock, LockHeldError
-from retinanet.output_files import write_whole
-from retinanet.printable import printable
-from retinanet.processor import processor_name
-from retinanet.training.checkpoint.finding import newest_first
-from retinanet.versions import installed_versions
+from common.errors import InputError, StoppedBeforeStart, printable
+from common.files import write_whole
+from common.locks import FileLock, LockHeldError
+from common.machine import code_version, installed_versions, processor_name
+from launch.process_group import ProcessGroup
+from retinanet.training.checkpoint import newest_first
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")

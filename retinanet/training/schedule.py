@@ -1,6 +1,141 @@
-"""The learning rate as a function of the step, so that a resumed run needs no state for it."""
+"""Which steps a run takes, of which images, and after which of them it evaluates.
+
+TODO-DOC The learning rate as a function of the step, so that a resumed run needs no state for it.
+"""
 
 import math
+from dataclasses import dataclass
+
+from common.errors import InputError
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come: what the next step is the first to train on."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs done."""
+    images: int = 0
+    """Places of the running epoch's order that are done; see `training_keys`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """Steps are optimizer steps, counted from 1 as they are done; 0 is before the first.
+
+    A run that goes on with another number of ranks, or other batches, has a plan of its own: from
+    the place where it begins, in its own steps.
+    """
+
+    images_per_epoch: int
+    """Places in an epoch's order: the training images."""
+    images_per_batch: int
+    """Of all ranks together."""
+    gradient_accumulation: int
+    """Batches a step."""
+    epochs: int
+    max_steps: int | None
+    """Ends the run early."""
+    evaluate_every: int
+    """Epochs between evaluations."""
+    start: Position = Position()
+    """Where these steps begin."""
+
+    @property
+    def images_per_step(self) -> int:
+        """Of all ranks together."""
+        return self.images_per_batch * self.gradient_accumulation
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Whole batches of a rank in an epoch; at least one."""
+        return max(self.images_per_epoch, self.images_per_batch) // self.images_per_batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole steps in an epoch."""
+        return self.batches_per_epoch // self.gradient_accumulation
+
+    @property
+    def first_steps(self) -> int:
+        """Steps from the start to the end of its epoch."""
+        left = max(self.images_per_epoch, self.images_per_batch) - self.start.images
+        return max(0, left) // self.images_per_step
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, those before the start included."""
+        if self.start.epoch >= self.epochs:
+            return self.start.step
+        later_epochs = self.epochs - self.start.epoch - 1
+        steps = self.start.step + self.first_steps + later_epochs * self.steps_per_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def position(self, step: int) -> Position:
+        """Where a run is after `step` steps, at least those of the start."""
+        since = step - self.start.step
+        if since < self.first_steps:
+            images = self.start.images + since * self.images_per_step
+            return Position(step, self.start.epoch, images)
+        epochs, steps = divmod(since - self.first_steps, self.steps_per_epoch)
+        return Position(step, self.start.epoch + 1 + epochs, steps * self.images_per_step)
+
+    def end_of_epoch(self, step: int) -> int:
+        """The last step of the epoch that step `step + 1` is of, or of the run."""
+        end = self.start.step + self.first_steps
+        if step >= end:
+            end += ((step - end) // self.steps_per_epoch + 1) * self.steps_per_epoch
+        return min(end, self.total_steps)
+
+    def epochs_done(self, step: int) -> float:
+        """Epochs after `step` steps, with the share of the running one."""
+        return self.schedule_step(step) / self.steps_per_epoch
+
+    def schedule_step(self, step: int) -> int:
+        """The step at which a run that always had these batches is as far in its epochs.
+
+        Of that the learning rate is a function. Where nothing changed it is `step`.
+        """
+        here = self.position(step)
+        return here.epoch * self.steps_per_epoch + here.images // self.images_per_step
+
+    def evaluation_is_due(self, step: int) -> bool:
+        """Whether weights after `step` steps are evaluated."""
+        here = self.position(step)
+        at_epoch_end = here.images == 0 and here.epoch % self.evaluate_every == 0
+        return step == self.total_steps or (step > 0 and at_epoch_end)
+
+
+def plan_steps(
+    *,
+    images_per_epoch: int,
+    images_per_batch: int,
+    gradient_accumulation: int,
+    epochs: int,
+    max_steps: int | None,
+    evaluate_every: int,
+) -> StepPlan:
+    """The steps that a configuration asks for; see `StepPlan`.
+
+    Raises:
+        InputError: An epoch has fewer batches than a step.
+    """
+    plan = StepPlan(
+        images_per_epoch=images_per_epoch,
+        images_per_batch=images_per_batch,
+        gradient_accumulation=gradient_accumulation,
+        epochs=epochs,
+        max_steps=max_steps,
+        evaluate_every=evaluate_every,
+    )
+    if plan.steps_per_epoch == 0:
+        raise InputError(
+            f"training.gradient_accumulation: {gradient_accumulation} batches a step, but an "
+            f"epoch has only {plan.batches_per_epoch}; lower it or training.batch_size"
+        )
+    return plan
 
 
 def learning_rate_factor(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
-from data.worker_signals import STOPS
-from retinanet.errors import StoppedBeforeStart
+from common.errors import StoppedBeforeStart
+from common.processes import STOPS
 
 SECONDS_OF_ONE_CTRL_C = 0.2
 """`timeout -s INT`, and a script that passes signals on, bring the same one twice."""

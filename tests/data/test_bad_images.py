@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from data.classes import ClassMap
+from common.errors import InputError
+from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import REPLACEMENTS_TRIED, DetectionDataset, SampleKey
 from data.loader import evaluation_loader, training_loader
 from data.sampler import TrainingBatches
-from retinanet.errors import InputError
 from tests.data.coco_files import write_json
 
 NUM_IMAGES = 12

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.classes import ClassMap
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.annotations import ClassMap
 
 IDS = np.array([90, 3, 17], dtype=np.int64)
 NAMES = ("toothbrush", "car", "cat")

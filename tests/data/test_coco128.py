@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from data.annotations import Annotations
-from data.classes import ClassMap
+from data.annotations import Annotations, ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey
 from data.decoding import decode_image

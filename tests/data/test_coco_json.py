@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.errors import InputError
 from data.annotations import Annotations
 from data.coco_json import read_annotations
-from retinanet.errors import InputError
 
 
 def small() -> dict[str, Any]:

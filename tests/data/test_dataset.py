@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from data.classes import ClassMap
+from common.errors import InputError
+from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey, collate
-from retinanet.errors import InputError
 
 IMAGES: list[dict[str, Any]] = [
     {"id": 11, "file_name": "wide.png", "width": 80, "height": 40},

@@ -4,12 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.annotations import Annotations
+from common.errors import InputError
+from data.annotations import Annotations, GrowingTexts, TextColumn
 from data.coco_json import read_annotations
-from data.growing import GrowingTexts
 from data.index import open_index, write_index
-from data.text_column import TextColumn
-from retinanet.errors import InputError
 from tests.data.coco_files import random_content, write_json
 
 

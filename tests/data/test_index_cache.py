@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import data.index_cache
+import data.index
+from common.errors import InputError
 from data.coco_json import read_annotations
-from data.index_cache import find_or_make_index, open_annotations
-from retinanet.errors import InputError
+from data.index import find_or_make_index, open_annotations
 from tests.data.coco_files import random_content, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +34,8 @@ def test_the_json_is_read_once_and_then_only_the_index(
     path = labels(tmp_path)
     first = find_or_make_index(path)
     assert first.was_made and first.folder and first.folder.parent == tmp_path / "labels.json.index"
-    monkeypatch.setattr(data.index_cache, "read_annotations", refuse_to_read)
-    monkeypatch.setattr(data.index_cache, "digest", refuse_to_read)
+    monkeypatch.setattr(data.index, "read_annotations", refuse_to_read)
+    monkeypatch.setattr(data.index, "digest", refuse_to_read)
     second = find_or_make_index(path)
     assert not second.was_made and second.folder == first.folder
     assert second.annotations.box_ids.tolist() == first.annotations.box_ids.tolist()
@@ -64,7 +64,7 @@ def test_a_touched_or_copied_file_keeps_its_index(
     os.utime(path, (1, 1))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     os.utime(tmp_path / "b" / "labels.json", (2, 2))
-    monkeypatch.setattr(data.index_cache, "read_annotations", refuse_to_read)
+    monkeypatch.setattr(data.index, "read_annotations", refuse_to_read)
     for folder in ("a", "b"):
         assert not find_or_make_index(tmp_path / folder / "labels.json").was_made
 
@@ -141,14 +141,14 @@ OPEN = """
 import sys
 from pathlib import Path
 from typing import Any
-import data.index_cache
-real = data.index_cache.read_annotations
+import data.index
+real = data.index.read_annotations
 def read(path, **options):
     print("read", flush=True)
     import time; time.sleep(1)
     return real(path, **options)
-data.index_cache.read_annotations = read
-print(len(data.index_cache.open_annotations(Path(sys.argv[1])).boxes))
+data.index.read_annotations = read
+print(len(data.index.open_annotations(Path(sys.argv[1])).boxes))
 """
 
 
@@ -193,12 +193,12 @@ def test_without_locks_the_slower_process_takes_the_index_of_the_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = labels(tmp_path)
-    real = data.index_cache.write_index
+    real = data.index.write_index
 
     def write_second(folder: Path, *arguments: Any, **options: Any) -> None:
         real(folder, *arguments, **options)  # the other process, in between
         real(folder, *arguments, **options)
 
-    monkeypatch.setattr(data.index_cache, "write_index", write_second)
+    monkeypatch.setattr(data.index, "write_index", write_second)
     found = find_or_make_index(path)
     assert found.folder and not found.was_made and len(found.annotations.boxes) == 50

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import data.json_stream
-from data.json_stream import stream_lists
-from retinanet.errors import InputError
+import data.coco_json
+from common.errors import InputError
+from data.coco_json import stream_lists
 
 NAMES = ("images", "annotations")
 
@@ -52,8 +52,8 @@ def test_the_same_as_the_whole_text_wherever_the_window_cuts(
 ) -> None:
     path = tmp_path / "labels.json"
     path.write_text(json.dumps(content(), indent=indent, ensure_ascii=ascii_only), "utf-8")
-    monkeypatch.setattr(data.json_stream, "READ_AT_ONCE", read_at_once)
-    monkeypatch.setattr(data.json_stream, "ENTRIES_AT_ONCE", 17)
+    monkeypatch.setattr(data.coco_json, "READ_AT_ONCE", read_at_once)
+    monkeypatch.setattr(data.coco_json, "ENTRIES_AT_ONCE", 17)
     expected = json.loads(path.read_bytes())
     assert read(path) == {name: expected[name] for name in NAMES}
 
@@ -62,7 +62,7 @@ def test_the_same_as_the_whole_text_wherever_the_window_cuts(
 def test_a_mistake_is_found_where_pythons_own_reader_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_at_once: int
 ) -> None:
-    monkeypatch.setattr(data.json_stream, "READ_AT_ONCE", read_at_once)
+    monkeypatch.setattr(data.coco_json, "READ_AT_ONCE", read_at_once)
     whole = json.dumps(content(), indent=1)
     path = tmp_path / "labels.json"
     random = np.random.default_rng(1)

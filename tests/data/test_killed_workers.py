@@ -7,9 +7,8 @@ from typing import Never
 
 import pytest
 
-from data.killed_workers import killed_worker
+from common.errors import OUR_BUG, described, exit_code_of, killed_worker
 from data.loader import DetectionLoader
-from retinanet.exit_codes import OUR_BUG, described, exit_code_of
 
 KILLED = "DataLoader worker (pid 123) is killed by signal: Killed. "
 FULL = (

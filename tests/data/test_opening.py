@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.opening import DetectionData, open_data
+from common.errors import InputError
+from data.dataset import DetectionData, open_data
 from data.sources import Split
-from retinanet.errors import InputError
 
 CATEGORIES = [{"id": 7, "name": "seven"}, {"id": 2, "name": "two"}]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from data.process_pool import process_pool, results_of
-from retinanet.errors import InputError
+from common.errors import InputError
+from common.processes import process_pool, results_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 ENDLESS = """
 import time
-from data.process_pool import process_pool, results_of
+from common.processes import process_pool, results_of
 
 def work(number):
     time.sleep(0.001)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from data.sources import Split, SplitName, find_split
-from retinanet.errors import InputError
 
 
 def make_openimages(root: Path) -> None:

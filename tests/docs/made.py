@@ -18,11 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
-from data.scenes.drawing import make_scenes
-from launch.tune.measurements import write_measurements
-from profiling.peaks.file import save
-from profiling.peaks.peaks import Peaks
-from retinanet.model import RetinaNet
+from data.synthetic import make_scenes
+from profiling.peaks.peaks import Peaks, save
+from profiling.studies.tune.measurements import write_measurements
+from retinanet.model.retinanet import RetinaNet
 from tests.data.download.datasets import openimages
 from tests.docs.pages import REPOSITORY, commands_of
 from tests.docs.rules import (

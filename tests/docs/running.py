@@ -15,8 +15,8 @@ from subprocess import CompletedProcess
 from typing import Any
 from unittest.mock import patch
 
-from launch.pinning.allocator import set_allocator
-from retinanet.command_line import run_command
+from common.cli import run_command
+from launch.environment import set_allocator
 from retinanet.config_file import load_config
 
 TIMEOUT = 120

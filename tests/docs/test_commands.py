@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retinanet.exit_codes import CONDITION_MET, FINISHED
+from common.errors import CONDITION_MET, FINISHED
 from tests.conftest import NOT_AS_WRITTEN
 from tests.data.download.datasets import coco, openimages
 from tests.data.download.server import serving

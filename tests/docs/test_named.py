@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import pytest
 
-from profiling.ablate.read import read_ablation
+from common.errors import InputError
+from profiling.ablate.definition import read_ablation
 from retinanet.config import SECTIONS, field_names
 from retinanet.config_file import load_config, read_yaml
-from retinanet.errors import InputError
 from tests.docs.pages import REPOSITORY, all_pages, blocks_and_prose, commands_of
 from tests.docs.rules import is_a_name, plain
 from tests.docs.running import run_in_process, words_of
@@ -48,7 +48,7 @@ REFUSED = ("distributed.timeout_s=1e300", "model.pretrained_backbone=backbone.pt
 """Values that the pages show as mistakes."""
 
 
-class FoundParser(Exception):  # noqa: N818 - no error
+class FoundParser(Exception):  # noqa: N818
     """Carries a command's parser out of it."""
 
 

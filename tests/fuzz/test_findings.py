@@ -14,28 +14,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.classes import ClassMap
+from common.errors import InputError
+from data.annotations import ClassMap
 from data.coco_json import read_annotations
-from data.dataset import DetectionDataset
+from data.dataset import DetectionDataset, class_map_of
 from data.decoding import decode_image, installed_decoders
-from data.index import open_index
-from data.index_cache import open_annotations
-from data.opening import class_map_of
-from fuzz.seeds import COCO, LSCPU, index_files
-from fuzz.written import written
-from launch.group.meeting import meet_in_slurm, told_meeting
-from launch.host.allowance import read_memory_nodes
-from launch.host.cgroups import read_quota
-from launch.host.topology import read_topology
-from launch.pinning.slurm_binding import cpus_of_job
+from data.index import open_annotations, open_index
+from launch.binding import cpus_of_job
+from launch.hosts import expand_hosts, read_hostfile
+from launch.limits import read_memory_nodes, read_quota
 from launch.ranks import read_ranks
-from launch.start.hostfile import read_hostfile
-from launch.start.hosts import expand_hosts
-from profiling.onednn_log.read import read_logs
+from launch.rendezvous import meet_in_slurm, told_meeting
+from launch.topology import read_topology
+from profiling.onednn_log.log import read_logs
 from profiling.stats.rows import rows_of
 from retinanet.config_file import load_config
-from retinanet.errors import InputError
-from retinanet.training.rank_states import rank_states
+from retinanet.training.distributed import rank_states
+from tests.fuzz.seeds import COCO, LSCPU, index_files
+from tests.fuzz.written import written
 
 MATMUL = (
     "onednn_verbose,v1,primitive,exec,cpu,matmul,brg,undef,src:f32::blocked:ab::f0 "

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz.checkpoints import NAMES, check_checkpoint, checkpoint_files
-from fuzz.readers import check_annotations, check_config, check_index
-from fuzz.seeds import COCO, index_files
-from fuzz.targets import TARGETS
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
+from tests.fuzz.checkpoints import NAMES, check_checkpoint, checkpoint_files
 from tests.fuzz.hostile import mutated, with_another_value
+from tests.fuzz.readers import check_annotations, check_config, check_index
+from tests.fuzz.seeds import COCO, index_files
+from tests.fuzz.targets import TARGETS
 
 EXAMPLES = {"config": 40, "checkpoint": 20, "image": 40, "index": 60, "mlperf": 30, "topology": 50}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from launch.ranks import Ranks, read_ranks
-from retinanet.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

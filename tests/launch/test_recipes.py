@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from launch.start.hostfile import Host, read_hostfile
+from launch.hosts import Host, read_hostfile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"

@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch.resources import page_faults, peak_resident_mb, resident_mb
+from common.machine import page_faults, peak_resident_mb, resident_mb
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIZE = 64 << 20
@@ -29,7 +29,7 @@ def test_fresh_pages_are_counted_once_and_are_resident_until_they_are_given_back
 
 
 PEAK_OF_A_CHILD = """
-from launch.resources import peak_resident_mb
+from common.machine import peak_resident_mb
 print(peak_resident_mb())
 """
 
@@ -43,5 +43,5 @@ def test_the_peak_is_this_programs_own() -> None:
 
 
 def test_reading_counters_loads_no_torch() -> None:
-    text = "import sys, launch.resources; sys.exit('torch' in sys.modules)"
+    text = "import sys, common.machine; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from profiling.byte_counter import ByteCounter, CurrentPhase
-from retinanet.bytes_moved import own_kernel, tensor_bytes
-from retinanet.engine.adam import OnePassAdam
+from profiling.capture.byte_counter import ByteCounter, CurrentPhase
+from retinanet.engine.kernel_calls import own_kernel, tensor_bytes
+from retinanet.engine.optimizers import OnePassAdam
 from retinanet.loss.focal_kernel import kernel_form
 
 X = torch.zeros(2, 4, 6, 8)  # 384 elements

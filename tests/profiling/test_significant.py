@@ -2,7 +2,7 @@
 
 import pytest
 
-from profiling.significant import significant
+from common.console import significant
 
 
 @pytest.mark.parametrize(

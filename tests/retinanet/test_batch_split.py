@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinanet.batch_split import (
+from common.errors import InputError
+from retinanet.config import config_to_tree
+from retinanet.config_file import config_from_tree, load_config
+from retinanet.config_types import (
     BatchSplit,
     described_split,
     largest_batch,
@@ -12,9 +15,6 @@ from retinanet.batch_split import (
     split_at_start,
     split_by_speed,
 )
-from retinanet.config import config_to_tree
-from retinanet.config_file import config_from_tree, load_config
-from retinanet.errors import InputError
 
 
 def slowest(split: tuple[int, ...], speeds: list[float]) -> float:

@@ -1,6 +1,6 @@
 import pytest
 
-from retinanet.checkpoint_interval import Interval, interval_of, is_interval
+from retinanet.config_types import Interval, interval_of, is_interval
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from retinanet.code_version import commit_of_image
+from common.machine import commit_of_image
 
 
 def test_an_image_says_from_which_commit_it_was_made(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.command_line import installed, parse_run_arguments, resuming_command, run_command
+from common.cli import installed, resuming_command, run_command
+from common.errors import InputError
+from common.machine import fastest_precision
 from retinanet.config import field_names
-from retinanet.errors import InputError
-from retinanet.processor import fastest_precision
+from retinanet.config_file import parse_run_arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -156,8 +157,8 @@ def test_a_run_does_not_end_because_of_a_character(tmp_path: Path) -> None:
 
 def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
     program = (
-        "from profiling.pictures import as_png, new_figure\n"
-        "from retinanet.command_line import run_command\n"
+        "from common.charts import as_png, new_figure\n"
+        "from common.cli import run_command\n"
         "def draw():\n"
         "    figure = new_figure(3, 2)\n"
         "    figure.suptitle('\\U0001f984 $\\\\bad$')\n"
@@ -172,7 +173,7 @@ def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
 def test_ranks_that_are_silenced_take_any_character() -> None:
     program = (
         "import io\n"
-        "from launch.group.one_voice import silenced\n"
+        "from launch.startup import silenced\n"
         "with silenced(io.StringIO()):\n"
         "    print('\\u00d7 \\udcff')\n"
     )

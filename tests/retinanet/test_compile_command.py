@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from common.native import known_instruction_sets
 from retinanet.__main__ import main
-from retinanet.compile_command import kernel_sources
-from retinanet.native_library import known_instruction_sets
-from retinanet.preflight.processor import check_compiler
+from retinanet.engine.kernel_calls import kernel_sources
+from retinanet.preflight.host import check_compiler
 from tests.commands import RunHere
 
 

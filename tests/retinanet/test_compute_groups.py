@@ -2,15 +2,10 @@ from typing import Any
 
 import pytest
 
-from retinanet.compute_groups import (
-    group_of_rank,
-    planned_groups,
-    ranks_of_groups,
-    require_groups,
-)
+from common.errors import InputError
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree, load_config
-from retinanet.errors import InputError
+from retinanet.config_types import group_of_rank, planned_groups, ranks_of_groups, require_groups
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (2, 2), (8, 2), (6, 3), (12, 12)])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from common.errors import InputError
+from common.machine import fastest_precision
 from retinanet.config import Config, config_to_tree, field_help, field_names
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
-from retinanet.errors import InputError
-from retinanet.processor import fastest_precision
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
 
@@ -395,7 +395,7 @@ def test_what_aliases_make_large_is_refused_before_it_is_expanded(
         check=False,
     )
     *_, last = done.stderr.splitlines()
-    assert last.startswith(f"retinanet.errors.InputError: {file}: "), done.stderr[-500:]
+    assert last.startswith(f"common.errors.InputError: {file}: "), done.stderr[-500:]
 
 
 def test_a_few_aliases_and_merge_keys_are_taken(tmp_path: Path) -> None:

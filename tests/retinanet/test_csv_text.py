@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from retinanet.csv_text import as_csv
+from common.files import as_csv
 
 
 @pytest.mark.parametrize(

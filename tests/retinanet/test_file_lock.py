@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retinanet import file_lock
-from retinanet.file_lock import FileLock, LockHeldError, is_locked, owner_file, this_process
+from common import locks
+from common.locks import FileLock, LockHeldError, is_locked, owner_file, this_process
 from tests.without_locks import built_library, without_locks
 
 HOLD = """
@@ -121,13 +121,13 @@ def other_host(path: Path, *, seconds: float) -> Path:
 
 
 def test_another_host_has_the_lock_as_long_as_it_renews_it(hold: Hold, tmp_path: Path) -> None:
-    owner = other_host(tmp_path / ".lock", seconds=file_lock.LOST_AFTER - 30)
+    owner = other_host(tmp_path / ".lock", seconds=locks.LOST_AFTER - 30)
     assert is_locked(tmp_path / ".lock")
     refused = hold(errno.ENOLCK)
     _, errors = refused.communicate(timeout=60)
     assert errors == f"held: process {os.getpid()} on elsewhere\n"
     owner.unlink()
-    other_host(tmp_path / ".lock", seconds=file_lock.LOST_AFTER + 30)
+    other_host(tmp_path / ".lock", seconds=locks.LOST_AFTER + 30)
     assert not is_locked(tmp_path / ".lock")
     taken = hold(errno.ENOLCK)
     assert is_taken(taken) and json.loads(owner.read_text())["pid"] == taken.pid
@@ -143,7 +143,7 @@ def test_a_lock_is_renewed(hold: Hold, tmp_path: Path) -> None:
         if owner.stat().st_mtime > 0:
             break
         process.poll()
-        file_lock.Event().wait(0.05)
+        locks.Event().wait(0.05)
     assert owner.stat().st_mtime > 0 and ended(process) == 0
 
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from common.errors import InputError
 from retinanet.config_file import load_config
-from retinanet.errors import InputError
-from retinanet.momentum import beta1_of, explicit_momentum, implicit_momentum
-from retinanet.training.start import build_optimizer
+from retinanet.config_types import beta1_of, explicit_momentum, implicit_momentum
+from retinanet.training.build import build_optimizer
 from tests.retinanet.engine.test_optimizer import Layers
 
 

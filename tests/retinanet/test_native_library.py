@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retinanet.native_library import (
+from common.native import (
     NativeLibraryError,
     NoCompilerError,
     compile_ahead,
@@ -120,7 +120,7 @@ def test_without_a_compiler_the_error_says_what_to_install(
 @pytest.fixture
 def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "compiled"
-    monkeypatch.setattr("retinanet.native_library.COMPILED_AHEAD", folder)
+    monkeypatch.setattr("common.native.COMPILED_AHEAD", folder)
     return folder
 
 
@@ -183,7 +183,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_a_later_one_trips_over(
         f'kill -9 $PPID; exit 1;; esac\nexec {shutil.which("g++")} "$@"\n'
     )
     wrapper.chmod(0o755)
-    text = "import sys, pathlib; from retinanet.native_library import load_library\n"
+    text = "import sys, pathlib; from common.native import load_library\n"
     text += "load_library(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "CXX": str(wrapper)}
     command = [sys.executable, "-c", text, str(source)]
@@ -225,7 +225,7 @@ from pathlib import Path
 torch = types.ModuleType("torch")
 torch.__file__ = "torch/__init__.py"
 sys.modules["torch"] = torch  # eight real ones take a minute to import
-from retinanet.native_library import load_library
+from common.native import load_library
 print(load_library(Path(sys.argv[1])).threads_used(1))
 """
 

@@ -2,8 +2,7 @@ import pickle
 
 import pytest
 
-from retinanet.errors import InputError
-from retinanet.printable import LONGEST, one_line, printable
+from common.errors import LONGEST, InputError, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -33,4 +32,4 @@ def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
 def test_an_input_error_is_one_line_whatever_its_names_hold() -> None:
     error = InputError("/tmp/a\nb\x1b]0;title\x07.json: images: wrong")
     assert str(error) == "/tmp/a b�]0;title�.json: images: wrong"
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301

@@ -1,7 +1,7 @@
 import pytest
 
+from common.machine import bf16_flag, fastest_precision
 from retinanet.config_file import load_config
-from retinanet.processor import bf16_flag, fastest_precision
 
 
 @pytest.mark.parametrize(

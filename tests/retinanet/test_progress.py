@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-import retinanet.progress
-from retinanet.progress import clock, progress
+import common.console
+from common.console import clock, progress
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     replaced = Clock()
-    monkeypatch.setattr(retinanet.progress, "time", replaced)
+    monkeypatch.setattr(common.console, "time", replaced)
     yield replaced
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log import read as reading
-from profiling.onednn_log.read import read_logs
-from retinanet.errors import InputError
-from retinanet.regular_files import open_regular, read_bytes, read_text
+from common.errors import InputError
+from common.files import open_regular, read_bytes, read_text
+from profiling.onednn_log import log
+from profiling.onednn_log.log import read_logs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = (
@@ -73,7 +73,7 @@ def test_files_of_the_kernel_are_read_though_their_size_is_zero() -> None:
 
 def test_the_pipe_of_a_process_substitution_is_read_to_its_limit() -> None:
     program = (
-        "import sys; from pathlib import Path; from retinanet.regular_files import read_bytes\n"
+        "import sys; from pathlib import Path; from common.files import read_bytes\n"
         "print(read_bytes(Path(sys.argv[1]), most_bytes=100_000))"
     )
     outcomes = [
@@ -109,7 +109,7 @@ def test_a_log_through_a_pipe_is_read(tmp_path: Path) -> None:
 def test_a_file_without_a_line_of_onednn_is_not_read_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_BEFORE_ONEDNN", 3 << 20)
+    monkeypatch.setattr(log, "MOST_BEFORE_ONEDNN", 3 << 20)
     sparse = tmp_path / "sparse"
     with sparse.open("wb") as stream:
         stream.truncate(10 << 30)

@@ -1,8 +1,7 @@
 import pytest
 from rich.table import Table
 
-from retinanet.progress import progress
-from retinanet.terminal import make_console
+from common.console import make_console, progress
 
 HOSTILE = "\x1b[2J[red]dog[/red]\x07 :dog: \udc80"
 

@@ -1,1 +1,1 @@
-"""What the workers of ablations run; see `profiling.bench.recipe`."""
+"""What the workers of ablations run; see `profiling.bench.variant`."""

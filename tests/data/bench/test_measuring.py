@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from data.bench.contestants import contestants_of_a_core, loaders
-from data.bench.measuring import describe_decoders
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.bench.data_bench import describe_decoders
+from profiling.bench.data_variants import contestants_of_a_core, loaders
 
 
 def test_those_that_work_take_part_and_the_others_get_a_line(

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from data.bench.photos import photos_in, read_list, write_list
-from data.bench.source import Source, find_source
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.bench.data_variants import Source, find_source, photos_in, read_list, write_list
 
 
 def folder_of(folder: Path, *names: str) -> Path:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from data.bench.recipes import mlperf, pipeline
-from data.bench.stopwatch import Stopwatch
 from data.dataset import SampleKey
 from data.transforms import IMAGENET_STD
+from profiling.bench.recipes import images
+from profiling.bench.recipes.images import Stopwatch
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def test_both_make_the_same_batch_but_for_rounding_to_levels(
     seeds = range(4)
     mirrored = [np.random.default_rng(seed).random() < 0.5 for seed in seeds]
     assert set(mirrored) == {True, False}
-    dataset = pipeline.photo_dataset(photos, image_size=96, decoder=decoder)
+    dataset = images.photo_dataset(photos, image_size=96, decoder=decoder)
     keys = [SampleKey(index, seed=index) for index in seeds]
-    ours = pipeline.make_batch(dataset, keys, stopwatch=Stopwatch())
-    theirs = mlperf.make_batch(photos, seeds=seeds, image_size=96, stopwatch=Stopwatch())
+    ours = images.make_batch(dataset, keys, stopwatch=Stopwatch())
+    theirs = images.make_mlperf_batch(photos, seeds=seeds, image_size=96, stopwatch=Stopwatch())
     assert ours.shape == theirs.shape == (4, 3, 96, 96)
     assert ours.dtype == theirs.dtype == torch.float32
     level = 1 / (255 * min(IMAGENET_STD))
@@ -46,9 +46,9 @@ def test_both_make_the_same_batch_but_for_rounding_to_levels(
 
 def test_the_stages_of_both_are_timed(photos: list[Path]) -> None:
     ours, theirs = Stopwatch(), Stopwatch()
-    dataset = pipeline.photo_dataset(photos, image_size=64, decoder="pillow")
-    pipeline.make_batch(dataset, [SampleKey(0, 0), SampleKey(1, 1)], stopwatch=ours)
-    mlperf.make_batch(photos, seeds=range(4), image_size=64, stopwatch=theirs)
+    dataset = images.photo_dataset(photos, image_size=64, decoder="pillow")
+    images.make_batch(dataset, [SampleKey(0, 0), SampleKey(1, 1)], stopwatch=ours)
+    images.make_mlperf_batch(photos, seeds=range(4), image_size=64, stopwatch=theirs)
     assert list(ours.seconds) == ["decode, resize, mirror", "collate", "normalize"]
     assert list(theirs.seconds) == [
         "decode",

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-import data.index_cache
+import data.index
+from common.cli import run_command
 from data.__main__ import main
-from data.index_cache import open_annotations
-from retinanet.command_line import run_command
+from data.index import open_annotations
 from tests.data.coco_files import random_content, write_json
 from tests.data.openimages.csv_tables import (
     Row,
@@ -170,7 +170,7 @@ def test_an_interruption_leaves_nothing(
         raise KeyboardInterrupt
 
     path = labels(tmp_path / "labels.json")
-    monkeypatch.setattr(data.index_cache, "read_annotations", interrupt)
+    monkeypatch.setattr(data.index, "read_annotations", interrupt)
     outcome = convert(path)
     assert outcome.code == 130 and outcome.errors == "interrupted\n"
     assert [entry.name for entry in tmp_path.iterdir()] == ["labels.json"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from common.errors import InputError
 from data.decoding import decode_image
-from retinanet.errors import InputError
 
 GREY = np.array([[0, 60, 120], [180, 240, 255]], dtype=np.uint8)
 

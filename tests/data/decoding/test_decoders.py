@@ -7,9 +7,8 @@ from pathlib import Path
 import PIL
 import pytest
 
-from data.decoding import describe_decoder, installed_decoders, resolve_decoder
-from data.decoding.decoders import fault_of
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.decoding import describe_decoder, fault_of, installed_decoders, resolve_decoder
 
 
 def refusal(name: str) -> str:
@@ -82,5 +81,5 @@ def test_decoders_are_described_with_their_versions(monkeypatch: pytest.MonkeyPa
     assert PIL.__version__ in pillow and "libjpeg-turbo" in pillow
     # Pillow-SIMD's package is called so, and its versions end in .post0.
     assert pillow.startswith("pillow-simd ") == (".post" in PIL.__version__)
-    monkeypatch.setattr("data.decoding.decoders.version", lambda name: PIL.__version__)
+    monkeypatch.setattr("data.decoding.version", lambda name: PIL.__version__)
     assert describe_decoder("pillow").startswith(f"pillow-simd {PIL.__version__} (SIMD")

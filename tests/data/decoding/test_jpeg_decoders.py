@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.decoding import decode_image
-from data.decoding.decoders import fault_of
-from data.decoding.jpeg_decoders import JPEG_DECODERS
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.decoding import JPEG_DECODERS, decode_image, fault_of
 
 OTHERS = ["simplejpeg", "torchvision"] + ["accimage"] * (fault_of("accimage") is None)
 """The first two are among the requirements; accimage takes part where somebody compiled it."""
@@ -91,7 +89,7 @@ def test_a_sound_photo_is_not_left_to_pillow(
     tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, jpeg())
-    monkeypatch.delattr("data.decoding.decode.to_rgb")
+    monkeypatch.delattr("data.decoding.to_rgb")
     assert decode_image(path, decoder=decoder).shape == (61, 83, 3)
     with pytest.raises(NameError):
         decode_image(path, decoder="pillow")

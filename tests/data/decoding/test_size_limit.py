@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data.decoding import DECODERS, decode_image
-from data.decoding.decode import MAX_PIXELS
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.decoding import DECODERS, MAX_PIXELS, decode_image
 
 
 def content_of(suffix: str) -> bytes:
@@ -50,7 +49,7 @@ def test_a_declared_size_above_the_limit_is_refused_before_decoding(
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(declaring(suffix, 60_000))
     for decoding in ("to_rgb", "JPEG_DECODERS"):
-        monkeypatch.delattr(f"data.decoding.decode.{decoding}")
+        monkeypatch.delattr(f"data.decoding.{decoding}")
     message = refusal(path, decoder)
     assert message.startswith(f"{path}: too large: ")
     assert str(60_000**2) in message and str(MAX_PIXELS) in message
@@ -62,7 +61,7 @@ def test_the_limit_holds_where_pillows_was_lifted(
     tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    monkeypatch.delattr("data.decoding.decode.JPEG_DECODERS")
+    monkeypatch.delattr("data.decoding.JPEG_DECODERS")
     path = tmp_path / "a.jpg"
     path.write_bytes(declaring("jpeg", 13_378))  # 13 377² is within the limit
     message = refusal(path, decoder)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.download.checks import check_class_descriptions, check_image, csv_with, zip_with
-from data.download.failures import AttemptError
+from data.download.fetching import check_class_descriptions, check_image, csv_with, zip_with
+from data.download.http import AttemptError
 from tests.data.download.datasets import jpeg
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)

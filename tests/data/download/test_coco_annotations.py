@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from common.errors import InputError
 from data.coco_json import read_annotations
-from data.download import coco_annotations
-from data.download.coco_annotations import choose, write_annotations
-from retinanet.errors import InputError
+from data.download import datasets
+from data.download.datasets import choose, write_annotations
 from tests.data.download.datasets import coco
 
 
@@ -106,7 +106,7 @@ def test_file_names_that_lead_elsewhere_are_refused(target: Path, name: str) -> 
 def test_annotations_larger_than_expected_are_not_written(
     archive: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coco_annotations, "LARGEST_JSON", 1000)
+    monkeypatch.setattr(datasets, "LARGEST_JSON", 1000)
     with pytest.raises(InputError, match=r"instances_train2017\.json"):
         write_annotations(archive, target, classes=None, limit=None)
     assert not list(target.parent.iterdir())

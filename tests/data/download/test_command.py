@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from data.coco_json import read_annotations
-from data.download.command import add_arguments, run
+from data.download.command import add_download, run
 from data.download.folder import one_download
 from data.sources import SplitName, find_split
-from retinanet.errors import InputError
 from tests.data.download.datasets import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving
 
@@ -22,10 +22,12 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 def download(server: Server, dataset: str, out: Path, *options: str) -> int:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_download(parser.add_subparsers())
     quick = ["--pause", "0.001", "--timeout", "0.6", "--workers", "8", "--attempts", "6"]
-    words = [dataset, "--out", str(out), "--mirror", server.url, *quick, *options]
-    return run(**vars(parser.parse_args(words)))
+    words = ["download", dataset, "--out", str(out), "--mirror", server.url, *quick, *options]
+    arguments = vars(parser.parse_args(words))
+    arguments.pop("run")
+    return run(**arguments)
 
 
 def openimages_classes(dataset: str) -> tuple[str, ...]:
@@ -201,7 +203,7 @@ def test_what_does_not_fit_is_refused_before_any_image_is_asked_for(
 )
 def test_wrong_options_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_download(parser.add_subparsers())
     with pytest.raises(SystemExit):
         parser.parse_args(["coco", "--out", "a", *words])
     assert f"argument {words[0]}" in capsys.readouterr().err

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import requests
 
-from data.download.checks import Check, check_image
-from data.download.failures import AttemptError, FetchError, MissingFileError, StoppedError
-from data.download.fetching import Patience, fetch
-from data.download.receiving import Connection, Part
+from data.download.fetching import Check, RetryPolicy, check_image, fetch
+from data.download.http import (
+    AttemptError,
+    Connection,
+    FetchError,
+    MissingFileError,
+    Part,
+    StoppedError,
+)
 from tests.data.download.datasets import jpeg
 from tests.data.download.server import FILE_FAULTS, IMAGE_FAULTS, Server, serving
 
@@ -64,7 +69,7 @@ def get(
         check=check,
         limit=limit,
         connection=connection,
-        patience=Patience(attempts=attempts, first_pause=0.001),
+        patience=RetryPolicy(attempts=attempts, first_pause=0.001),
         resume=resume,
         retried=lambda reason, pause: pauses.append(pause) if pauses is not None else None,
     )
@@ -217,7 +222,7 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
 
 
 def test_pauses_double_up_to_half_a_minute() -> None:
-    patience = Patience(attempts=20, first_pause=0.5)
+    patience = RetryPolicy(attempts=20, first_pause=0.5)
     for failures, longest in ((1, 0.5), (2, 1.0), (3, 2.0), (6, 16.0), (7, 30.0), (20, 30.0)):
         assert longest / 2 <= patience.pause(failures) <= longest
 
@@ -280,7 +285,7 @@ def test_reasons_of_a_server_are_one_short_printable_line(
             check=check_image,
             limit=1_000_000,
             connection=connection,
-            patience=Patience(attempts=4, first_pause=0.001),
+            patience=RetryPolicy(attempts=4, first_pause=0.001),
             retried=lambda reason, pause: reasons.append(reason),
         )
     assert len(reasons) == 3

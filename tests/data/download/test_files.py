@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import data.download.rate
-from data.download.checks import zip_with
-from data.download.fetching import Patience
-from data.download.files import fetch_file
-from data.download.images import Manners
-from data.download.rate import Rate
+import data.download.http
+from data.download.fetching import RetryPolicy, zip_with
+from data.download.http import Rate
+from data.download.images import HttpOptions, fetch_file
 from tests.data.download.server import Server, serving
 
-MANNERS = Manners(timeout=0.6, patience=Patience(attempts=3, first_pause=0.001))
+MANNERS = HttpOptions(timeout=0.6, patience=RetryPolicy(attempts=3, first_pause=0.001))
 
 
 def archive() -> bytes:
@@ -76,7 +74,7 @@ def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(data.download.rate, "time", clock)
+    monkeypatch.setattr(data.download.http, "time", clock)
     rate = Rate()
     assert rate.note(50_000_000) == "0.0 MB/s"  # what was there before is not counted
     clock.now += 2

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from data.download.failures import FetchError
-from data.download.fetching import Patience
-from data.download.images import FAILURES_IN_A_ROW, Images, Manners, fetch_images
+from data.download.fetching import RetryPolicy
+from data.download.http import FetchError
+from data.download.images import FAILURES_IN_A_ROW, HttpOptions, Images, fetch_images
 from tests.data.download.datasets import jpeg
 from tests.data.download.server import Server, serving
 
 BODY = jpeg(0)
-QUICK = Manners(workers=4, timeout=0.6, patience=Patience(attempts=3, first_pause=0.001))
+QUICK = HttpOptions(workers=4, timeout=0.6, patience=RetryPolicy(attempts=3, first_pause=0.001))
 
 
 def url(server: Server, name: str) -> str:

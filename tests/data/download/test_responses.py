@@ -4,11 +4,13 @@ from email.utils import formatdate
 import pytest
 import requests
 
-from data.download import reachable
-from data.download.failures import AttemptError, FetchError
-from data.download.reachable import check_reachable
-from data.download.responses import (
+from common.errors import InputError
+from data.download import fetching
+from data.download.fetching import check_reachable
+from data.download.http import (
     LONGEST_WAIT,
+    AttemptError,
+    FetchError,
     body_start,
     check_status,
     content_range,
@@ -16,7 +18,6 @@ from data.download.responses import (
     seconds_to_wait,
     version_of,
 )
-from retinanet.errors import InputError
 from tests.data.download.server import serving
 
 
@@ -87,7 +88,7 @@ def test_a_version_is_a_strong_tag_or_else_a_date() -> None:
 
 
 def test_a_server_that_is_not_there_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.0, 0.0))
     with serving({}) as server:
         check_reachable(f"{server.url}/none", timeout=1)
         assert server.heads == 1

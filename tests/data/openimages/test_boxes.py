@@ -4,11 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.openimages import box_rows
-from data.openimages.box_rows import CORNERS, FLAGS
-from data.openimages.boxes import Boxes, image_ids_with_boxes, read_boxes
+from common.errors import InputError
+from data.openimages import boxes as boxes_module
+from data.openimages.boxes import CORNERS, FLAGS, Boxes, image_ids_with_boxes, read_boxes
 from data.openimages.class_lists import ClassList, resolve_classes
-from retinanet.errors import InputError
 from tests.data.openimages.csv_tables import (
     HEADER,
     LABELS,
@@ -68,7 +67,7 @@ def test_chunks_join_seamlessly(
 ) -> None:
     path = write_boxes(tmp_path / "boxes.csv", random_rows(images=9, boxes=200), clicks=True)
     whole = read_boxes(path, classes)
-    monkeypatch.setattr(box_rows, "CHARACTERS_AT_ONCE", 500)
+    monkeypatch.setattr(boxes_module, "CHARACTERS_AT_ONCE", 500)
     done: list[int] = []
     parts = read_boxes(path, classes, advance=lambda read, note: done.append(read))
     for name in ("image_ids", "class_indices", "corners", "flags"):
@@ -151,7 +150,7 @@ def test_an_image_id_that_is_none(tmp_path: Path, classes: ClassList, image_id: 
 def test_the_line_is_right_in_a_later_chunk(
     tmp_path: Path, classes: ClassList, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box_rows, "CHARACTERS_AT_ONCE", 300)
+    monkeypatch.setattr(boxes_module, "CHARACTERS_AT_ONCE", 300)
     rows = [*(Row(image) for image in range(100)), Row(100, x_min="?")]
     path = write_boxes(tmp_path / "boxes.csv", rows)
     with pytest.raises(InputError, match="line 102: XMin: "):

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from data.openimages.class_lists import (
     NOT_CHOSEN,
     mlperf_classes,
     read_class_descriptions,
     resolve_classes,
 )
-from retinanet.errors import InputError
 from tests.data.openimages.csv_tables import LABELS, write_descriptions, write_lines
 
 

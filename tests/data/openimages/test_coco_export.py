@@ -16,9 +16,9 @@ import pytest
 from pycocotools.coco import COCO
 from rich.console import Console
 
+from common.errors import InputError
 from data.coco_json import read_annotations
-from data.openimages.coco_export import Summary, write_coco_json
-from retinanet.errors import InputError
+from data.openimages.export import Summary, write_coco_json
 from tests.data.openimages.csv_tables import (
     LABELS,
     Row,
@@ -232,7 +232,7 @@ def test_a_failure_leaves_the_old_output_and_no_part(
 
     export(tmp_path, TRICKY, ["Cat"], photos=[1, 3])
     before = written(tmp_path)
-    monkeypatch.setattr("data.openimages.coco_writer._annotations", fail)
+    monkeypatch.setattr("data.openimages.export._annotations", fail)
     with pytest.raises(InputError, match=r"mlperf\.json: cannot be written: No space left"):
         export(tmp_path, TRICKY, ["Dog"], photos=[1, 3], overwrite=True)
     assert written(tmp_path) == before

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from data.openimages import image_files
-from data.openimages.image_files import list_images, read_sizes
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.openimages import export
+from data.openimages.export import list_images, read_sizes
 from tests.data.openimages.csv_tables import size_of, write_photos
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -48,7 +48,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_sizes_come_in_the_order_asked_for_with_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "FILES_AT_ONCE", 4)
+    monkeypatch.setattr(export, "FILES_AT_ONCE", 4)
     images = [5, 1, 30, 2, 9, 8, 7, 21, 22, 23]
     write_photos(tmp_path, images)
     ids = np.array(images, dtype=np.uint64)

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.openimages.image_ids import image_id_texts, read_image_ids
-from retinanet.errors import InputError
+from common.errors import InputError
+from data.openimages.boxes import image_id_texts, read_image_ids
 from tests.data.openimages.csv_tables import write_image_ids, write_lines
 
 

@@ -8,16 +8,18 @@ import pytest
 from PIL import Image, ImageDraw
 
 from data.coco_json import read_annotations
-from data.scenes.drawing import (
+from data.sources import find_split
+from data.synthetic import (
+    KINDS,
     LARGEST_OVERLAP,
     SIZES,
+    SUPERSAMPLING,
+    Kind,
     draw_scene,
     make_scenes,
     overlap_share,
     place_box,
 )
-from data.scenes.objects import KINDS, SUPERSAMPLING, Kind
-from data.sources import find_split
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import data.scenes.command
+import data.synthetic
 from data.__main__ import main
 from data.coco_json import read_annotations
 from tests.commands import RunHere
@@ -62,6 +62,6 @@ def test_ctrl_c_leaves_nothing(
         (folder / "photo-00000.jpg").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data.scenes.command, "write_scenes", interrupted)
+    monkeypatch.setattr(data.synthetic, "write_scenes", interrupted)
     assert run_here(main, "scenes", "--out", tmp_path / "my-photos").returncode == 130
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,7 @@ import numpy as np
 from PIL import Image
 from ruamel.yaml import YAML
 
-from data.dataset import SampleKey
-from data.opening import open_data
+from data.dataset import SampleKey, open_data
 from data.sources import Split
 from data.verify.command import run
 

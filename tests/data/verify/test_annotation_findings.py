@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from common.errors import InputError
 from data.coco_json import read_annotations
 from data.index import write_index
-from data.verify import box_checks
-from data.verify.kinds import KINDS
-from retinanet.errors import InputError
+from data.verify import checks
+from data.verify.findings import KINDS
 from tests.data.verify.small_set import (
     IMAGES,
     Content,
@@ -300,7 +300,7 @@ def test_mistakes_far_apart_in_a_long_list_are_found_at_their_places(tmp_path: P
 
 
 def test_boxes_are_checked_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box_checks, "BOXES_AT_ONCE", 5)
+    monkeypatch.setattr(checks, "BOXES_AT_ONCE", 5)
     content = small_content()
     for place in (1, 7, 11):
         content["annotations"][place]["bbox"] = [1, 2, 0, 4]

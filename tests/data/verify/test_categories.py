@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from common.errors import InputError
 from data.verify.split_check import rows_to_check
-from retinanet.errors import InputError
 from tests.data.verify.small_set import (
     counts,
     small_content,

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.errors import InputError
 from data.coco_json import read_annotations
 from data.index import open_index
 from data.sources import Split
-from retinanet.errors import InputError
 from tests.data.verify.small_set import (
     IMAGES,
     Content,

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.dataset import SampleKey
+from common.errors import InputError
+from data.dataset import SampleKey, open_data
 from data.decoding import installed_decoders
-from data.opening import open_data
-from data.sources import Split
-from data.verify.image_files import is_resized_copy
-from data.verify.kinds import KINDS
-from retinanet.errors import InputError
-from retinanet.training.loading import BadImages
+from data.sources import Split, is_resized_copy
+from data.verify.findings import KINDS
+from retinanet.training.data import BadImages
 from tests.data.verify.small_set import (
     HEIGHT,
     IMAGES,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from common.errors import InputError
 from data.__main__ import main
-from retinanet.errors import InputError
 from tests.commands import RunHere
 from tests.data.verify.small_set import (
     counts,
@@ -160,7 +160,7 @@ def test_scenes_that_are_not_drawn_are_nothing_to_verify(
 
 
 def test_drawn_scenes_are_verified(tmp_path: Path) -> None:
-    from data.scenes.drawing import make_scenes
+    from data.synthetic import make_scenes
 
     config = tmp_path / "drawn.yaml"
     config.write_text(f"run: {{root: {tmp_path}}}\ndata: {{scenes: {{train: 3, validation: 2}}}}\n")

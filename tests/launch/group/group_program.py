@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.place import take_place
-from launch.placement.share import CoreRequest
+from common.cli import run_command
+from common.errors import InputError, NonFiniteLossError
+from launch.rank_context import enter_rank_context
 from launch.ranks import read_ranks
-from retinanet.command_line import run_command
-from retinanet.errors import InputError, NonFiniteLossError
+from launch.shares import CoreRequest
 
 LONG = 100.0
 """Longer than any test waits. [seconds]"""
@@ -30,7 +30,7 @@ def stop_for(seconds: float) -> None:
 def main() -> int:
     case, timeout_s = sys.argv[1], float(sys.argv[2])
     ranks = read_ranks(os.environ)
-    place = take_place(
+    place = enter_rank_context(
         ranks,
         request=CoreRequest(threads=1),
         allocator="tuned",
@@ -40,7 +40,7 @@ def main() -> int:
     )
     if case == "late" and ranks.rank == 1:
         time.sleep(LONG)
-    from launch.group.process_group import ProcessGroup, joined
+    from launch.process_group import ProcessGroup, joined
 
     def exchange(group: ProcessGroup) -> int:
         group.all_gather(0)

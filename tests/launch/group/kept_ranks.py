@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from launch.group.keeper import keep_this_rank
-from launch.group.meeting import meet, part
 from launch.ranks import read_ranks
+from launch.rendezvous import meet, part
+from launch.watchdog import keep_this_rank
 
 
 def main() -> None:

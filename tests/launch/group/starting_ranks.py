@@ -8,11 +8,11 @@ import os
 import sys
 import time
 
-from launch.group.meeting import meet, part
-from launch.group.one_voice import one_voice
+from common.cli import run_command
+from common.errors import InputError
 from launch.ranks import read_ranks
-from retinanet.command_line import run_command
-from retinanet.errors import InputError
+from launch.rendezvous import meet, part
+from launch.startup import rank0_only_errors
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
                 argparse.ArgumentParser().parse_args(["--nonsense"])
             raise InputError("a.json: field: wrong")
 
-    with one_voice(ranks):
+    with rank0_only_errors(ranks):
         fail_at("arguments")
         fail_at("before")
         meet(ranks, os.environ)

@@ -2,14 +2,14 @@ import socket
 
 import pytest
 
-from launch.group.interfaces import (
+from common.errors import InputError
+from launch.rendezvous import (
     interface_addresses,
     interface_of,
     interface_towards,
     own_addresses,
     reachable,
 )
-from retinanet.errors import InputError
 
 
 @pytest.fixture

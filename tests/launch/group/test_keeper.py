@@ -16,7 +16,7 @@ from tests.launch.ranks import REPOSITORY, run_ranks
 # The rank says that it is there; with `beats` it also says so to its keeper, as the watch does.
 RANK = """
 import os, signal, sys, time
-from launch.group.keeper import keep_this_rank
+from launch.watchdog import keep_this_rank
 case, silence_s = sys.argv[1], float(sys.argv[2])
 keeper = keep_this_rank(launcher=os.getppid(), silence_s=silence_s)
 if "beats" in case:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.group.launcher_process import launcher_process
 from launch.ranks import Ranks
+from launch.watchdog import launcher_process
 
 # As a rank in an exchange: it says by a file that it was asked to stop, and prints as it ends.
 RANK = """
 import os, signal, sys, time
 from multiprocessing import Pipe
 from pathlib import Path
-from launch.group.watch import Watch
+from launch.watchdog import Watch
 def stop(number, frame):
     print("a line of progress that nobody reads", flush=True)
     Path(sys.argv[1]).write_text("asked")

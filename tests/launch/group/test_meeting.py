@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from launch.group.meeting import meet
+from common.errors import InputError
 from launch.ranks import Ranks
-from retinanet.errors import InputError
+from launch.rendezvous import meet
 
 
 def second_of_two(launcher: str) -> Ranks:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.starting_words import ranks_option
+from launch.mpirun import ranks_option
 from tests.launch.ranks import run_ranks
 
 PROGRAM = str(Path(__file__).with_name("starting_ranks.py"))

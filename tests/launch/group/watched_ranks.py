@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from launch.group.watch import Watch, watch_as_first, watch_as_other
-from retinanet.exit_codes import BAD_INPUT, INTERRUPTED, OUR_BUG
+from common.errors import BAD_INPUT, INTERRUPTED, OUR_BUG
+from launch.watchdog import Watch, watch_as_first, watch_as_other
 
 HOSTS = ("a", "b", "c", "d")
 GROUPS = (0, 0, 1, 1)

@@ -5,10 +5,8 @@ import io
 import pytest
 from PIL import Image
 
-from launch.groups.chart import loss_chart, map_chart
-from launch.groups.kept import Probed, Trained
-from launch.groups.loss_curve import Evaluated, Point
-from launch.groups.search import Setting
+from profiling.studies.async_groups.charts import loss_chart, map_chart
+from profiling.studies.async_groups.search import Evaluated, Point, Probed, Setting, Trained
 
 
 def width_of(picture: bytes) -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.groups.search import Setting
-from launch.groups.training import Job, cold_start, log_of, probe, whole
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.studies.async_groups.search import Setting
+from profiling.studies.training_runs import Job, cold_start, log_of, probe, whole
 from tests.launch.processes_left import wait_until_gone
 from tests.launch.ranks import REPOSITORY
 

@@ -2,10 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from launch.groups.kept import Kept, Probed, Trained, read_kept, write_kept
-from launch.groups.loss_curve import Evaluated, Point
-from launch.groups.search import Setting
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.studies.async_groups.search import (
+    Evaluated,
+    Kept,
+    Point,
+    Probed,
+    Setting,
+    Trained,
+    read_kept,
+    write_kept,
+)
 
 ABOUT = {"config": "demo.yaml", "ranks": 2}
 

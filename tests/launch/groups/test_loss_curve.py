@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from launch.groups.loss_curve import (
+from profiling.studies.async_groups.search import (
     Evaluated,
     Point,
     images_per_second,

@@ -1,9 +1,7 @@
 import pytest
 
-from launch.groups.kept import Probed, Trained
-from launch.groups.loss_curve import Evaluated, Point
-from launch.groups.report import best, choice_words, common_seconds, sooner_words
-from launch.groups.search import Setting
+from profiling.studies.async_groups.report import best, choice_words, common_seconds, sooner_words
+from profiling.studies.async_groups.search import Evaluated, Point, Probed, Setting, Trained
 
 PLAIN = Setting(1, 0.9)
 TWO = Setting(2, 0.3)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.host.allowance import read_allowance
+from launch.limits import read_allowance
 
 
 def write(file: Path, text: str) -> None:

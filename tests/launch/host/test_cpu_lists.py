@@ -1,6 +1,6 @@
 import pytest
 
-from launch.host.cpu_lists import format_cpu_list, parse_cpu_list
+from launch.topology import format_cpu_list, parse_cpu_list
 
 
 def test_lists_are_read_as_the_kernel_writes_them() -> None:

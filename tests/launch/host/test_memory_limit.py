@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from launch.host.memory_limit import MemoryLeft, memory_left
+from launch.limits import MemoryLeft, memory_left
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from launch.host.process_identity import ProcessIdentity, kill_if_local, own_process, start_time
+from common.process_facts import ProcessIdentity, kill_if_local, own_process, start_time
 
 Sleeper = subprocess.Popen[bytes]
 
@@ -52,7 +52,7 @@ def test_nothing_happens_for_a_process_that_is_gone_unknown_or_this_one() -> Non
 
 
 def test_a_process_learns_the_same_of_itself_as_others_do() -> None:
-    program = "from launch.host.process_identity import own_process; print(own_process()); input()"
+    program = "from common.process_facts import own_process; print(own_process()); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.host.topology import Cpu, Topology, read_this_machine, read_topology
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.topology import Cpu, Topology, read_this_machine, read_topology
 from tests.launch.placement.hosts_by_hand import TWO_SOCKETS
 
 ASKED = "# CPU,Core,Socket,Node\n"

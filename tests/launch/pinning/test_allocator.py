@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from launch.pinning.preload import ALLOCATORS, STARTED_AGAIN, find, preloading
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.environment import ALLOCATORS, STARTED_AGAIN, find, preloading
 from tests.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 FAULTS_OF_TEN_TENSORS = """
 import sys
-from launch.pinning.allocator import set_allocator
-from launch.resources import page_faults
+from launch.environment import set_allocator
+from common.machine import page_faults
 set_allocator(sys.argv[1])
 import torch
 torch.set_num_threads(1)
@@ -32,8 +32,8 @@ print(page_faults() - before)
 
 PROCESS = """
 import json, os, sys
-from launch.pinning.allocator import set_allocator
-from retinanet.command_line import run_command
+from launch.environment import set_allocator
+from common.cli import run_command
 def main():
     set_allocator(sys.argv[1])
     maps = open("/proc/self/maps").read()
@@ -156,13 +156,13 @@ def test_a_library_that_the_linker_refuses_ends_in_one_line_and_no_loop(
 
 
 def test_a_missing_library_is_an_error_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from launch.pinning import preload
+    from launch import environment as environment_module
 
-    monkeypatch.setattr(preload, "find_library", lambda name: None)
-    monkeypatch.setattr(preload, "is_loaded", lambda allocator: False)
+    monkeypatch.setattr(environment_module, "find_library", lambda name: None)
+    monkeypatch.setattr(environment_module, "is_loaded", lambda allocator: False)
     monkeypatch.setattr(sys, "prefix", "/nowhere")
     with pytest.raises(InputError, match="apt-get install libjemalloc2") as caught:
-        preload.preload("jemalloc")
+        environment_module.preload("jemalloc")
     assert "\n" not in str(caught.value)
 
 
@@ -196,5 +196,5 @@ def test_train_py_and_its_signals_work_under_a_preloaded_allocator(
 
 
 def test_the_policy_is_set_without_loading_torch() -> None:
-    text = "import sys, launch.pinning.allocator, launch.ranks; sys.exit('torch' in sys.modules)"
+    text = "import sys, launch.environment, launch.ranks; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.host.topology import Cpu, Topology
-from launch.pinning.binding import Part, host_cpus, my_cpus, whose_cpus
+from common.errors import InputError
+from launch.binding import Part, host_cpus, my_cpus, whose_cpus
 from launch.ranks import Ranks
-from retinanet.errors import InputError
+from launch.topology import Cpu, Topology
 
 # 2 sockets of 28 cores with 2 hyperthreads: n and n + 56 are one core.
 HOST = Topology(

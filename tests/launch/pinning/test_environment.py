@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.pinning.environment import (
+from launch.environment import (
     BINDING_VARIABLES,
     installed_backend,
     rank_environment,
     use_environment,
 )
-from launch.placement.share import Share
+from launch.shares import Share
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -69,10 +69,7 @@ def test_ccl_without_cores_of_its_own_stays_on_the_ranks() -> None:
     assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("1", "3,3,3")
 
 
-ASK = (
-    "from launch.pinning.environment import *; import sys; "
-    "print(installed_openmp(), installed_backend())"
-)
+ASK = "from launch.environment import *; import sys; print(installed_openmp(), installed_backend())"
 
 
 def ask(setup: str = "", **changes: str) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.pinning import memory_policy
-from launch.pinning.memory_policy import prefer_memory
+from launch import environment
+from launch.environment import prefer_memory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 known = pytest.mark.skipif(
-    platform.machine() not in memory_policy.SYSTEM_CALLS, reason="the call's number is not known"
+    platform.machine() not in environment.SYSTEM_CALLS, reason="the call's number is not known"
 )
 
 READ_BACK = """
@@ -31,7 +31,7 @@ def policy():
 # A seccomp filter, as Docker's: set_mempolicy fails with EPERM, all other calls go through.
 DENY = """
 import ctypes, errno, platform, struct
-from launch.pinning.memory_policy import SYSTEM_CALLS
+from launch.environment import SYSTEM_CALLS
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 def deny():
@@ -62,7 +62,7 @@ def run(text: str) -> str:
 def test_the_kernel_prefers_the_node_for_this_process_and_its_children() -> None:
     done = run(f"""{READ_BACK}
 import os
-from launch.pinning.memory_policy import prefer_memory
+from launch.environment import prefer_memory
 assert policy() == (0, [])
 assert prefer_memory([0], allowed=[0, 1]) is None
 print(policy(), flush=True)
@@ -75,7 +75,7 @@ if os.fork() == 0:
 @known
 def test_several_nodes_are_preferred_together() -> None:
     done = run(f"""{READ_BACK}
-from launch.pinning.memory_policy import set_policy, MPOL_PREFERRED_MANY
+from launch.environment import set_policy, MPOL_PREFERRED_MANY
 print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())
 """)
     if done.startswith(str(errno.EINVAL)):
@@ -86,7 +86,7 @@ print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())
 @known
 def test_a_container_that_does_not_permit_it_goes_on_and_says_what_was_lost() -> None:
     done = run(f"""{DENY}
-from launch.pinning.memory_policy import prefer_memory
+from launch.environment import prefer_memory
 deny()
 print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 """)
@@ -96,7 +96,7 @@ print(prefer_memory([0, 1], allowed=[0, 1, 2]))
 
 def test_one_node_in_all_needs_no_policy() -> None:
     done = run(f"""{READ_BACK}
-from launch.pinning.memory_policy import prefer_memory
+from launch.environment import prefer_memory
 print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
 """)
     assert done == "None None (0, [])"
@@ -104,7 +104,7 @@ print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
 
 def test_nodes_that_are_not_allowed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
-    monkeypatch.setattr(memory_policy, "set_preferred", asked.append)
+    monkeypatch.setattr(environment, "set_preferred", asked.append)
     assert prefer_memory([2, 3], allowed=[0, 3, 4]) is None
     assert asked == [[3]]
     lost = prefer_memory([2], allowed=[0, 1])
@@ -115,7 +115,7 @@ def test_nodes_that_are_not_allowed_are_left_out(monkeypatch: pytest.MonkeyPatch
 @known
 def test_a_node_that_the_kernel_does_not_have_is_told() -> None:
     done = run("""
-from launch.pinning.memory_policy import prefer_memory
+from launch.environment import prefer_memory
 print(prefer_memory([900], allowed=[0, 900]))
 """)
     assert done.startswith("memory node 900: the memory policy cannot be set (Invalid argument)")

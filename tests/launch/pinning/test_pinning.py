@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from launch.host.allowance import read_allowance
-from launch.host.topology import read_topology
-from launch.pinning.openmp import intel_is_loaded
-from launch.pinning.preload import ALLOCATORS, find
+from launch.environment import ALLOCATORS, find, intel_is_loaded
+from launch.limits import read_allowance
+from launch.topology import read_topology
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
@@ -33,10 +32,10 @@ RANK = """
 import json, os, subprocess, sys, threading
 if "STARTS" in os.environ:
     os.write(int(os.environ["STARTS"]), b"s")
-from launch.pinning.pin import check_pinning, pin, preload
-from launch.pinning.processes import thread_affinities
+from launch.pinning import check_pinning, pin, preload
+from launch.binding import thread_affinities
 from launch.ranks import read_ranks
-from launch.placement.share import CoreRequest
+from launch.shares import CoreRequest
 ranks = read_ranks(os.environ)
 preload(os.environ.get("POLICY", "system"))
 affinities = None
@@ -241,7 +240,7 @@ def test_a_container_that_does_not_permit_binding_goes_on_and_says_so() -> None:
 
 
 def test_under_a_cpu_quota_threads_float() -> None:
-    quota = "import launch.host.allowance; launch.host.allowance.read_quota = lambda **paths: 1.5\n"
+    quota = "import launch.limits; launch.limits.read_quota = lambda **paths: 1.5\n"
     (answer,) = start(text=quota + RANK)
     assert answer["threads"] == [1, 1]
     assert answer["environment"] == {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
@@ -257,7 +256,7 @@ def test_pinning_after_torch_is_our_own_mistake() -> None:
 
 
 def test_pinning_loads_neither_torch_nor_numpy() -> None:
-    text = "import sys, launch.pinning.pin; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    text = "import sys, launch.pinning; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)
 
 
@@ -316,7 +315,7 @@ def test_an_openmp_library_that_the_linker_refuses_is_done_without(tmp_path: Pat
 def test_threads_that_communicate_are_started_on_cores_of_their_own() -> None:
     text = f"""
 import json, os, threading
-from launch.pinning.compute_threads import calling_thread_on
+from launch.compute_threads import calling_thread_on
 found = dict(rank=0)
 def note(name):
     look = lambda: found.update({{name: sorted(os.sched_getaffinity(0))}})

@@ -1,8 +1,8 @@
 import pytest
 
-from launch.pinning.slurm_binding import cpus_of_job, slurm_affinities
+from common.errors import InputError
+from launch.binding import cpus_of_job, slurm_affinities
 from launch.ranks import Ranks
-from retinanet.errors import InputError
 
 
 def bound(environment: dict[str, str], own: set[int]) -> list[set[int]] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launch.host.topology import Cpu, Topology
+from launch.topology import Cpu, Topology
 
 
 def cores_in_a_row(

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.host.topology import Topology, read_topology
-from launch.placement.place_ranks import CoreRequest, Share, place_ranks
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.placement import place_ranks
+from launch.shares import CoreRequest, Share
+from launch.topology import Topology, read_topology
 from tests.launch.placement.hosts_by_hand import (
     EIGHT_SOCKETS,
     FOUR_NODES_A_SOCKET,
@@ -367,8 +368,8 @@ def test_this_machine_takes_a_rank() -> None:
 
 def test_a_place_is_found_without_torch_and_numpy() -> None:
     program = (
-        "import sys, launch.placement.place_ranks, launch.placement.notes\n"
-        "import launch.host.allowance, launch.plan.job_plan\n"
+        "import sys, launch.placement, launch.placement\n"
+        "import launch.limits, launch.plan\n"
         "print({'torch', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(

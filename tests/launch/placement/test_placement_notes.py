@@ -1,6 +1,6 @@
-from launch.host.topology import Topology
-from launch.placement.notes import notes
-from launch.placement.place_ranks import CoreRequest, place_ranks
+from launch.placement import place_ranks, placement_notes
+from launch.shares import CoreRequest
+from launch.topology import Topology
 from tests.launch.placement.hosts_by_hand import (
     EIGHT_SOCKETS,
     FOUR_NODES_A_SOCKET,
@@ -19,7 +19,7 @@ def noted(
 ) -> list[str]:
     asked = request or CoreRequest()
     shares = place_ranks(topology, ranks=ranks, request=asked, quota=quota)
-    return notes(topology, shares, request=asked, quota=quota)
+    return placement_notes(topology, shares, request=asked, quota=quota)
 
 
 def test_a_host_in_full_use_needs_no_note() -> None:

@@ -1,5 +1,5 @@
-from launch.placement.place_ranks import CoreRequest, place_ranks
-from launch.placement.spare import spare_cpus
+from launch.placement import place_ranks
+from launch.shares import CoreRequest, spare_cpus
 from tests.launch.placement.hosts_by_hand import LAPTOP, TWO_SOCKETS
 
 

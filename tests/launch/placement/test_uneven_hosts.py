@@ -4,18 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.host.sockets import Socket, count_cores, sockets_of
-from launch.host.topology import Topology
-from launch.placement.fitting import MOST_IDLE, Misfit, fit_ranks, fitting_shapes
-from launch.placement.host_parts import (
+from launch.placement import MOST_IDLE, Misfit, fit_ranks, fitting_shapes, placement_notes
+from launch.shares import (
+    CoreRequest,
     NodeGroup,
+    Share,
     choose_sockets,
     divide_evenly,
     divide_host,
     spread,
 )
-from launch.placement.notes import notes
-from launch.placement.share import CoreRequest, Share
+from launch.topology import Socket, Topology, count_cores, sockets_of
 from tests.launch.placement.hosts_by_hand import cores_in_a_row
 
 NodeSizes = list[list[int]]
@@ -58,7 +57,7 @@ def test_ranks_have_as_many_cores_and_share_none(sizes: NodeSizes, data: st.Data
         assert {place[cpu][0] for cpu in cpus_of(share)} == {share.socket}
         assert {place[cpu][1] for cpu in cpus_of(share)} <= set(share.nodes)
     assert [share.socket for share in shares] == sorted(share.socket for share in shares)
-    notes(topology, shares, request=request, quota=None)
+    placement_notes(topology, shares, request=request, quota=None)
 
 
 @given(HOSTS, st.data())

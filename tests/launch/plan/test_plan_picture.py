@@ -3,10 +3,10 @@ import io
 import pytest
 from rich.console import Console
 
-from launch.host.topology import Topology
-from launch.placement.place_ranks import CoreRequest, place_ranks
-from launch.plan.job_plan import HostPlan, RankPlan
-from launch.plan.picture import host_picture, row_length
+from launch.placement import place_ranks
+from launch.plan import HostPlan, RankPlan, host_picture, row_length
+from launch.shares import CoreRequest
+from launch.topology import Topology
 from tests.launch.placement.hosts_by_hand import EIGHT_SOCKETS, LAPTOP, TWO_SOCKETS, cores_in_a_row
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from launch.scale.combinations import Combination
-from launch.scale.numbers import Measured
-from profiling.bench.rank_steps import RankSteps
+from profiling.bench.job import RankSteps
+from profiling.studies.scale.study import Combination, Measured
 
 
 def rank_steps(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from launch.scale.chart import draw_chart
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.studies.scale.charts import draw_chart
 from tests.launch.scale.measured_by_hand import measured
 
 ONE, TWO = measured(1, 1, 2.0), measured(2, 1, 2.5, without=0.98)

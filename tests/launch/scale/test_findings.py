@@ -1,8 +1,7 @@
 import pytest
 
-from launch.scale.findings import findings, is_standard
-from launch.scale.numbers import Measured
-from profiling.bench.finding import Finding
+from profiling.bench.results import Finding
+from profiling.studies.scale.study import Measured, findings, is_standard
 from retinanet.config_file import load_config
 from tests.launch.scale.measured_by_hand import measured
 

@@ -1,7 +1,12 @@
 import pytest
 
-from launch.scale.combinations import Combination
-from launch.scale.numbers import Measured, efficiency, smallest, times_the_throughput
+from profiling.studies.scale.study import (
+    Combination,
+    Measured,
+    efficiency,
+    smallest,
+    times_the_throughput,
+)
 from tests.launch.scale.measured_by_hand import measured, rank_steps
 
 TWO_RANKS = Measured(

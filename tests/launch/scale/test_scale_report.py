@@ -2,9 +2,8 @@ import io
 
 from rich.console import Console
 
-from launch.scale.combinations import Combination
-from launch.scale.numbers import Measured
-from launch.scale.report import print_study
+from profiling.studies.scale.report import print_study
+from profiling.studies.scale.study import Combination, Measured
 from tests.launch.scale.measured_by_hand import measured, rank_steps
 
 ONE, TWO_THREADS = measured(1, 1, 2.0), measured(1, 2, 1.25)

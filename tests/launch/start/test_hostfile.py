@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.hostfile import Host, ranks_of_hosts, read_hostfile
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.hosts import Host, ranks_of_hosts, read_hostfile
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
-from launch.start.hosts import expand_hosts, hosts_with_ranks
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.hosts import expand_hosts, hosts_with_ranks
 
 
 @pytest.mark.parametrize(

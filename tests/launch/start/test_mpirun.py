@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.mpirun import choose_mpirun
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.mpirun import choose_mpirun
 
 OURS = Path(sys.prefix) / "bin"
 

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.mpirun import Family, Mpirun
-from launch.start.mpirun_command import by_this_python, mpirun_command
+from launch.mpirun import Family, Mpirun, by_this_python, mpirun_command
 
 EVEN = (("a", 4), ("b", 4))
 UNEVEN = (("a", 4), ("b", 2))

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 RELAY = """
 import signal, sys
-from launch.start.relay import run_with_gentle_stop
+from launch.run import run_with_gentle_stop
 sys.exit(run_with_gentle_stop(sys.argv[1:], ask=signal.SIGUSR1, patience_s=0.3))
 """
 

@@ -136,5 +136,5 @@ def test_mistakes_are_one_line(words: list[str], named: str, run_here: RunHere) 
 
 
 def test_starting_ranks_loads_no_torch() -> None:
-    text = "import sys, launch.start.command as _; sys.exit('torch' in sys.modules)"
+    text = "import sys, launch.run as _; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.started_hosts import address_of
+from launch.run import address_of
 from tests.launch.processes_left import processes_with
 from tests.launch.ranks import MPIRUN, ended
 from tests.launch.start.two_hosts import TwoHosts, two_hosts
@@ -17,7 +17,7 @@ from tests.launch.start.two_hosts import TwoHosts, two_hosts
 RELAY = """
 import signal, sys
 from launch.start import started_hosts
-from launch.start.relay import run_with_gentle_stop
+from launch.run import run_with_gentle_stop
 started_hosts.NOTICE_S, started_hosts.LIMIT_S = 2.0, 5.0
 hosts = ("left", "right")
 sys.exit(run_with_gentle_stop(sys.argv[1:], ask=signal.SIGTERM, patience_s=20, hosts=hosts))

@@ -1,11 +1,16 @@
 """Hosts, networks and measurements, written down."""
 
-from launch.tune.asynchrony import Update
-from launch.tune.forecast import Exchange, HostModel, Workload
-from launch.tune.measurements import Added, Measurements
-from launch.tune.network import AllReduceTime, Network
-from launch.tune.probed import Evaluated, Probed, Probes, RateRule
-from launch.tune.step_time import Shape, StepTime, StepTimeModel
+from profiling.studies.tune.forecast import Exchange, HostModel, Workload
+from profiling.studies.tune.measurements import Added, Measurements
+from profiling.studies.tune.model import (
+    AllReduceTime,
+    Network,
+    Shape,
+    StepTime,
+    StepTimeModel,
+    Update,
+)
+from profiling.studies.tune.probes import Evaluated, ProbeRun, Probes, RateRule
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
 STEP = StepTimeModel(fixed=0.6, per_image=2.5, serial=0.02, contention=0.1, cores=56)
@@ -33,13 +38,13 @@ SHAPES = tuple(
 )
 
 
-def probed(*, batch_size: int, seed: int, epochs_to_030: float) -> Probed:
+def probed(*, batch_size: int, seed: int, epochs_to_030: float) -> ProbeRun:
     """A run whose mAP grows evenly, through 0.3 after so many epochs, for ten of them."""
     evaluations = tuple(
         Evaluated(epoch=epoch, score=min(1.0, 0.3 * epoch / epochs_to_030))
         for epoch in range(1, 11)
     )
-    return Probed(
+    return ProbeRun(
         batch_size=batch_size, seed=seed, evaluations=evaluations, is_over=True, seconds=60.0
     )
 

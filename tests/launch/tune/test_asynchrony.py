@@ -4,15 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from launch.tune.allocation import Allocation, allocations
-from launch.tune.answer import answer
-from launch.tune.asynchrony import WithGroups
-from launch.tune.choice import Wish
-from launch.tune.forecast import Forecast, forecast
-from launch.tune.recipe import training_words
-from launch.tune.reference_epochs import epochs_of_mlperf
-from launch.tune.step_time import Shape
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.studies.tune.choice import Constraints, answer
+from profiling.studies.tune.command import training_words
+from profiling.studies.tune.forecast import Allocation, Forecast, allocations, forecast
+from profiling.studies.tune.model import Shape, WithGroups, epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
 from tests.launch.tune.by_hand import EXCHANGE, HOST, NETWORK, STEP, UPDATE, WORKLOAD, measurements
 
@@ -86,7 +82,7 @@ def test_where_large_batches_cost_epochs_groups_win_if_they_cost_less(
         EPOCHS,
         hosts=64,
         network=NETWORK,
-        wish=Wish(),
+        wish=Constraints(),
         with_groups=WithGroups(most=4, epochs=times),
     )
     assert (found.winner.allocation.groups > 1) == wins
@@ -100,6 +96,6 @@ def test_a_plan_without_the_optimizer_s_step_is_told_so() -> None:
             EPOCHS,
             hosts=4,
             network=NETWORK,
-            wish=Wish(),
+            wish=Constraints(),
             with_groups=WithGroups(most=2),
         )

@@ -2,17 +2,16 @@
 
 import pytest
 
-from launch.tune.answer import Answer, answer
-from launch.tune.choice import Wish, why_it_loses
-from launch.tune.reference_epochs import epochs_of_mlperf
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.studies.tune.choice import Constraints, Plan, answer, why_it_loses
+from profiling.studies.tune.model import epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST
 from tests.launch.tune.by_hand import NETWORK, measurements
 
 EPOCHS = epochs_of_mlperf(NEWEST)
 
 
-def asked(*, hosts: int = 256, wish: Wish = Wish()) -> Answer:  # noqa: B008 - frozen
+def asked(*, hosts: int = 256, wish: Constraints = Constraints()) -> Plan:  # noqa: B008
     return answer(measurements(), EPOCHS, hosts=hosts, network=NETWORK, wish=wish)
 
 
@@ -28,7 +27,7 @@ def test_more_hosts_never_make_the_choice_later() -> None:
 
 def test_deadline_takes_the_cheapest_that_keeps_it_at_its_worst() -> None:
     limit = 2 * asked().winner.hours.high
-    found = asked(wish=Wish(deadline_hours=limit))
+    found = asked(wish=Constraints(deadline_hours=limit))
     assert found.winner.hours.high <= limit
     in_time = [one for one in found.forecasts if one.hours.high <= limit]
     assert found.winner.core_hours.middle == min(one.core_hours.middle for one in in_time)
@@ -37,7 +36,7 @@ def test_deadline_takes_the_cheapest_that_keeps_it_at_its_worst() -> None:
 
 def test_budget_takes_the_soonest_that_keeps_it_at_its_worst() -> None:
     cheapest = min(one.core_hours.high for one in asked().forecasts)
-    found = asked(wish=Wish(budget_core_hours=1.1 * cheapest))
+    found = asked(wish=Constraints(budget_core_hours=1.1 * cheapest))
     assert found.winner.core_hours.high <= 1.1 * cheapest
     paid = [one for one in found.forecasts if one.core_hours.high <= 1.1 * cheapest]
     assert found.winner.hours.middle == min(one.hours.middle for one in paid)
@@ -46,11 +45,11 @@ def test_budget_takes_the_soonest_that_keeps_it_at_its_worst() -> None:
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (Wish(deadline_hours=0.001), "--deadline 0.001: the soonest"),
-        (Wish(budget_core_hours=1.0), "--budget 1: the cheapest"),
+        (Constraints(deadline_hours=0.001), "--deadline 0.001: the soonest"),
+        (Constraints(budget_core_hours=1.0), "--budget 1: the cheapest"),
     ],
 )
-def test_what_cannot_be_kept_is_told_with_what_can(wish: Wish, words: str) -> None:
+def test_what_cannot_be_kept_is_told_with_what_can(wish: Constraints, words: str) -> None:
     with pytest.raises(InputError, match=words):
         asked(wish=wish)
 

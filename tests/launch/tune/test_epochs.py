@@ -2,10 +2,8 @@
 
 import pytest
 
-from launch.tune.epochs import EpochsModel, Runs
-from launch.tune.reference_epochs import epochs_of_mlperf
-from retinanet.mlperf.reference_points import expectation, reference_points
-from retinanet.mlperf.rules import NEWEST
+from profiling.studies.tune.model import EpochsModel, Runs, epochs_of_mlperf
+from retinanet.mlperf.rules import NEWEST, expectation, reference_points
 
 MODEL = EpochsModel(
     runs=(

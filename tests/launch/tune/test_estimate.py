@@ -1,6 +1,6 @@
 """Numbers within a range."""
 
-from launch.tune.estimate import Estimate
+from profiling.studies.tune.model import Estimate
 
 ONE = Estimate(low=1.0, middle=2.0, high=4.0)
 

@@ -5,12 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from launch.tune.allocation import Allocation, allocations, host_counts
-from launch.tune.choice import soonest_by_hosts, turning_point
-from launch.tune.forecast import Forecast, forecast
-from launch.tune.network import Network
-from launch.tune.reference_epochs import epochs_of_mlperf
-from launch.tune.step_time import Shape
+from profiling.studies.tune.choice import soonest_by_hosts, turning_point
+from profiling.studies.tune.forecast import Allocation, Forecast, allocations, forecast, host_counts
+from profiling.studies.tune.model import Network, Shape, epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST, TRAINING_IMAGES
 from tests.launch.tune.by_hand import EXCHANGE, HOST, NETWORK, STEP, WORKLOAD
 

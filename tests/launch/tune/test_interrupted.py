@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.tune.measurements import Measurements, read_measurements, write_measurements
-from launch.tune.unfinished import Unfinished
-from retinanet.exit_codes import BAD_INPUT, FINISHED, INTERRUPTED
+from common.errors import BAD_INPUT, FINISHED, INTERRUPTED
+from profiling.studies.tune.measurements import (
+    Measurements,
+    PartialMeasurement,
+    read_measurements,
+    write_measurements,
+)
 from tests.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN, REPOSITORY, Ended, ended
 from tests.launch.tune.by_hand import measurements
@@ -51,7 +55,7 @@ def test_measurement_goes_on_where_ctrl_c_has_stopped_it_and_only_there(tmp_path
     stopped = interrupted(start("--plan", plan, *SMALL), when=plan.exists)
     assert stopped.code == INTERRUPTED, stopped.errors
     begun = read_measurements(plan)
-    assert isinstance(begun, Unfinished) and 1 <= begun.done < 6
+    assert isinstance(begun, PartialMeasurement) and 1 <= begun.done < 6
     assert stopped.output.splitlines()[-1] == (
         f"stopped: {plan} has {begun.done} of 6 jobs; the same command goes on"
     )

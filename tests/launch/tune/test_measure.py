@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.start.mpirun import choose_mpirun
-from launch.tune.measure import Trained, added, measure_steps, step_time
-from launch.tune.measure_host import evaluation_seconds
-from launch.tune.step_time import Shape
-from launch.tune.this_host import what_to_measure
-from launch.tune.trained_data import TrainedData
-from profiling.bench.all_reduce_job import measure_all_reduces
-from profiling.bench.measured_job import JobFailedError
+from launch.mpirun import choose_mpirun
+from profiling.bench.job import JobFailedError, measure_all_reduces
+from profiling.studies.tune.host import what_to_measure
+from profiling.studies.tune.measure import (
+    Trained,
+    TrainedData,
+    added,
+    evaluation_seconds,
+    measure_steps,
+    step_time,
+)
+from profiling.studies.tune.model import Shape
 from tests.fast_precision import FAST_PRECISION
 from tests.launch.ranks import MPIRUN
 

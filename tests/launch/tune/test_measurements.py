@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from launch.tune.measurements import read_measurements, write_measurements
-from launch.tune.step_time import Shape
-from launch.tune.unfinished import JobsOfShape, Unfinished, require_same
-from profiling.bench.rank_steps import RankSteps
-from retinanet.errors import InputError
-from retinanet.json_objects import read_json_object
+from common.errors import InputError
+from common.files import read_json_object
+from profiling.bench.job import RankSteps
+from profiling.studies.tune.measurements import (
+    JobsOfShape,
+    PartialMeasurement,
+    read_measurements,
+    require_same,
+    write_measurements,
+)
+from profiling.studies.tune.model import Shape
 from tests.launch.tune.by_hand import measurements
 
 ONE = Shape(ranks=1, threads=2, batch_size=4)
@@ -27,7 +32,7 @@ STEPS = RankSteps(
     way="none",
     notes=[],
 )
-BEGUN = Unfinished(
+BEGUN = PartialMeasurement(
     command="python -m launch tune",
     environment={"cpu": "a processor", "torch": "2.8.0"},
     data="openimages",

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.tune.measurements import Measurements, read_measurements, write_measurements
-from launch.tune.named_hosts import SIZES, named_hosts
-from launch.tune.network import fit_network
-from retinanet.errors import InputError
-from retinanet.exit_codes import BAD_INPUT
+from common.errors import BAD_INPUT, InputError
+from profiling.studies.tune.host import SIZES, named_hosts
+from profiling.studies.tune.measurements import Measurements, read_measurements, write_measurements
+from profiling.studies.tune.model import fit_network
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.start.two_hosts import TwoHosts, two_hosts
 from tests.launch.tune.by_hand import measurements

@@ -2,14 +2,14 @@
 
 import pytest
 
-from launch.tune.network import (
+from profiling.studies.tune.command import parse_network
+from profiling.studies.tune.model import (
     AllReduceTime,
     Network,
     fit_network,
     rank_counts,
     rank_counts_of_host,
 )
-from launch.tune.parse_network import parse_network
 
 NETWORK = Network(latency=30e-6, bandwidth=1.2e9, source="here")
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from launch.tune.convergence import convergence_of_probes
-from launch.tune.probed import Evaluated, Probed, Probes, RateRule, epochs_of_probes
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.studies.tune.forecast import convergence_of_probes
+from profiling.studies.tune.probes import Evaluated, ProbeRun, Probes, RateRule, epochs_of_probes
 from tests.launch.tune.by_hand import probed, probes
 
 
-def of(*scores: tuple[float, float]) -> Probed:
+def of(*scores: tuple[float, float]) -> ProbeRun:
     evaluations = tuple(Evaluated(epoch=epoch, score=score) for epoch, score in scores)
-    return Probed(batch_size=8, seed=0, evaluations=evaluations, is_over=True, seconds=1.0)
+    return ProbeRun(batch_size=8, seed=0, evaluations=evaluations, is_over=True, seconds=1.0)
 
 
 def test_target_is_reached_between_two_evaluations() -> None:

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from launch.tune.recipe import run_command, slurm_script, training_words
+from profiling.studies.tune.command import run_command, slurm_script, training_words
 from tests.launch.tune.test_choice import asked
 
 FOUND = asked().winner

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from launch.host.sockets import Socket, sockets_of
-from launch.host.topology import Cpu, Topology
-from launch.placement.fitting import fitting_shapes
-from launch.placement.share import CoreRequest
-from launch.tune.shapes import measured_pairs, with_batches
+from launch.placement import fitting_shapes
+from launch.shares import CoreRequest
+from launch.topology import Cpu, Socket, Topology, sockets_of
+from profiling.studies.tune.host import measured_pairs, with_batches
 
 REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
 

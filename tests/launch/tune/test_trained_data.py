@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.tune.this_host import drawn
-from launch.tune.trained_data import TrainedData, trained_data
+from common.errors import InputError
+from profiling.studies.tune.host import drawn
+from profiling.studies.tune.measure import TrainedData, trained_data
 from retinanet.config_file import load_config
-from retinanet.errors import InputError
 
 QUIET = Console(quiet=True)
 

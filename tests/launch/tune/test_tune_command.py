@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import run_command
+from common.errors import BAD_INPUT
 from launch.__main__ import main
-from launch.tune.measurements import write_measurements
-from retinanet.command_line import run_command
-from retinanet.exit_codes import BAD_INPUT
+from profiling.studies.tune.measurements import write_measurements
 from tests.launch.ranks import REPOSITORY
 from tests.launch.tune.by_hand import measurements, probes
 

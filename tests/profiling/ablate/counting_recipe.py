@@ -2,8 +2,7 @@
 
 import time
 
-from profiling.bench.recipe import Prepared
-from profiling.bench.workload import Workload
+from profiling.bench.variant import Prepared, Workload
 
 
 def prepare(workload: Workload, *, wait: float = 0.0, fails_at: int = 0) -> Prepared:

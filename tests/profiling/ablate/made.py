@@ -4,10 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profiling.ablate.ablation import Ablation
-from profiling.ablate.read import SCHEMA
+from profiling.ablate.definition import SCHEMA, Ablation
 from profiling.ablate.result import Result
-from profiling.bench.run import Run
+from profiling.bench.variant import Run
 
 RECIPE = "tests.profiling.ablate.counting_recipe"
 

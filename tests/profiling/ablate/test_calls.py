@@ -3,15 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate import measuring
-from profiling.ablate.calls import calls_of
-from profiling.ablate.photos import Photos
+from common.console import make_console
+from profiling.ablate import measure
+from profiling.ablate.definition import read_all
+from profiling.ablate.measure import Photos, calls_of
 from profiling.ablate.plan import plan_of
-from profiling.ablate.read import read_all
 from profiling.ablate.result import Result, read_result, write_result
-from profiling.bench.crew import Crew
-from profiling.bench.workload import Workload
-from retinanet.terminal import make_console
+from profiling.bench.variant import Workload
+from profiling.bench.worker_pool import WorkerPool
 
 FROZEN_CONVOLUTIONS = 11
 """conv1, and of layer1 three in each of three blocks and one beside the first."""
@@ -22,7 +21,7 @@ FROZEN_CONVOLUTIONS = 11
 def test_comparing_logs_finds_the_backward_calls_of_frozen_layers(tmp_path: Path) -> None:
     plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick")
     workload = Workload(images=2, image_size=128, classes=5)
-    with Crew(workload, warm_up=1, say=print) as crew:
+    with WorkerPool(workload, warm_up=1, say=print) as crew:
         found = calls_of(("gradients-of-all", "frozen"), crew, plan.contestants, folder=tmp_path)
     assert found is not None
     kinds = {one["kind"]: one for one in found["kinds"]}
@@ -54,12 +53,12 @@ def test_what_is_stopped_after_any_round_has_its_logs(
         write_result(file, result)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measuring, "write_result", stopped)
+    monkeypatch.setattr(measure, "write_result", stopped)
     file = tmp_path / "result.json"
     with pytest.raises(KeyboardInterrupt):
-        measuring.measure(
+        measure.measure(
             plan,
-            measuring.fresh_result(plan, command="made", on={}),
+            measure.fresh_result(plan, command="made", on={}),
             file,
             photos=Photos(None, tmp_path, console),
             console=console,
@@ -70,5 +69,5 @@ def test_what_is_stopped_after_any_round_has_its_logs(
 
 
 def test_nothing_is_compared_where_a_side_cannot_run(tmp_path: Path) -> None:
-    with Crew(Workload(), warm_up=1, say=print) as crew:
+    with WorkerPool(Workload(), warm_up=1, say=print) as crew:
         assert calls_of(("one", "other"), crew, {}, folder=tmp_path) is None

@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from profiling.__main__ import main
-from profiling.ablate.alone import alone_on_this_machine
+from profiling.ablate.measure import alone_on_this_machine
 from tests.commands import RunHere
 from tests.without_locks import built_library, without_locks
 

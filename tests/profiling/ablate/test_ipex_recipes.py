@@ -4,9 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from profiling.bench.contestant import Contestant
-from profiling.bench.worker_process import contestant_worker
-from profiling.bench.workload import Workload
+from profiling.bench.variant import Variant, Workload
+from profiling.bench.worker_pool import variant_worker
 
 pytestmark = pytest.mark.skipif(
     find_spec("intel_extension_for_pytorch") is None, reason="needs IPEX: `make ipex`"
@@ -17,10 +16,8 @@ SMALL = Workload(images=1, image_size=64, classes=4)
 
 def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str]:
     """What a run tells, and the names of the operators of the next one."""
-    contestant = Contestant(
-        name="some", about="", recipe=f"{RECIPES}.{recipe}", options=dict(options)
-    )
-    worker = contestant_worker(contestant, SMALL)
+    contestant = Variant(name="some", about="", recipe=f"{RECIPES}.{recipe}", options=dict(options))
+    worker = variant_worker(contestant, SMALL)
     try:
         details = worker.run().details
         return details, " ".join(worker.ask("operators")["operators"])

@@ -2,11 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate.jobs import JobRunner, run_of
-from profiling.bench.contestant import Contestant
-from profiling.bench.measured_job import JobFailedError
-from profiling.bench.rank_steps import RankSteps
-from profiling.bench.workload import Workload
+from profiling.ablate.measure import JobRunner, run_of
+from profiling.bench.job import JobFailedError, RankSteps
+from profiling.bench.variant import Variant, Workload
 
 
 def rank(number: int, *, seconds: list[float], waiting: list[float]) -> RankSteps:
@@ -43,7 +41,7 @@ def test_a_step_is_as_long_as_that_of_its_slowest_rank() -> None:
 
 
 def job(folder: Path, **options: int | str) -> JobRunner:
-    contestant = Contestant(
+    contestant = Variant(
         name="some",
         about="",
         recipe="mpirun",

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate.ablation import SizeName
-from profiling.ablate.read import read_all
-from profiling.ablate.report_command import FILES, PICTURES, SECOND, pages_of
-from profiling.ablate.study import read_study
+from profiling.ablate.analysis import read_study
+from profiling.ablate.definition import SizeName, read_all
+from profiling.ablate.report import FILES, PICTURES, SECOND, pages_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 KEPT = sorted(

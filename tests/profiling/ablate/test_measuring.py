@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate.ablation import Ablation
-from profiling.ablate.measuring import begun_result, measure, measured_on
-from profiling.ablate.photos import Photos
+from common.console import make_console
+from common.errors import InputError
+from profiling.ablate.definition import Ablation
+from profiling.ablate.measure import Photos, begun_result, measure, measured_on
 from profiling.ablate.plan import Plan, plan_of
 from profiling.ablate.result import Result, read_result
-from profiling.bench.worker_process import WorkerDiedError
-from retinanet.errors import InputError
-from retinanet.terminal import make_console
+from profiling.bench.worker_pool import WorkerDiedError
 from tests.profiling.ablate.made import ablation
 
 COMMAND = "python -m profiling ablate run made --quick"

@@ -1,7 +1,7 @@
 import pytest
 
-from profiling.ablate.outcome import Outcome, by_reason, outcomes_of, shown
-from profiling.ablate.report_words import verdict
+from profiling.ablate.analysis import Outcome, by_reason, outcomes_of, shown
+from profiling.ablate.report import verdict
 from tests.profiling.ablate.made import ablation, result, run
 
 SENTENCES = {"more": "It is more.", "alike": "It is alike.", "less": "It is less."}

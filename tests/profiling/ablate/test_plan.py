@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate import lacks
-from profiling.ablate.lacks import lacking
-from profiling.ablate.plan import JOBS, plan_of
-from profiling.bench.workload import Workload
-from retinanet.processor import fastest_precision
+from common.machine import fastest_precision
+from profiling.ablate import plan as plan_module
+from profiling.ablate.plan import JOBS, lacking, plan_of
+from profiling.bench.variant import Workload
 from tests.profiling.ablate.made import ablation
 
 
@@ -72,7 +71,7 @@ def test_who_is_only_drawn_runs_too() -> None:
 
 
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lacks, "cpu_flags", lambda: {"avx512f"})
+    monkeypatch.setattr(plan_module, "cpu_flags", lambda: {"avx512f"})
 
 
 def test_what_is_missing_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +85,11 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatc
     assert said(needs=["bf16"]) == (
         "the processor has no instructions for BF16 (amx_bf16 or avx512_bf16)"
     )
-    monkeypatch.setattr(lacks, "find", lambda allocator: None)
+    monkeypatch.setattr(plan_module, "find", lambda allocator: None)
     assert said(allocator="jemalloc") == (
         "jemalloc is not installed (apt-get install libjemalloc2)"
     )
-    monkeypatch.setattr(lacks, "pillow_simd_folder", lambda: None)
+    monkeypatch.setattr(plan_module, "pillow_simd_folder", lambda: None)
     assert "./setup.sh simd-beside" in str(said(pillow_simd=True))
     assert str(said({"decoder": "accimage"})).startswith("accimage is not installed")
 
@@ -103,7 +102,7 @@ def test_a_second_memory_node_is_missing_where_there_is_one(
     class Allowance:
         memory_nodes = frozenset({0})
 
-    monkeypatch.setattr(lacks, "read_allowance", Allowance)
+    monkeypatch.setattr(plan_module, "read_allowance", Allowance)
     said = lacking(variant.variants["slow"], {}, allocator="tuned")
     assert said == "takes two memory nodes (a second socket), and here is 1"
     Allowance.memory_nodes = frozenset({0, 1})

@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from profiling.ablate.ablation import Ablation, SizeName
+from common.errors import InputError
+from profiling.ablate.definition import (
+    FOLDER,
+    Ablation,
+    SizeName,
+    chosen,
+    measured_by,
+    read_ablation,
+    read_all,
+)
 from profiling.ablate.plan import JOBS, plan_of
-from profiling.ablate.read import FOLDER, chosen, measured_by, read_ablation, read_all
-from retinanet.errors import InputError
 
 ALL = read_all()
 

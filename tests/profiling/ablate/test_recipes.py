@@ -8,22 +8,15 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import sigmoid_focal_loss
 
-from profiling.ablate.recipes import (
-    conv_norm_relu,
-    convergence_points,
-    loss_precision,
-    networks,
-    short_training,
-    training_step,
-)
-from profiling.ablate.recipes.phase_stopwatch import PhaseStopwatch
-from profiling.bench.workload import Workload
-from profiling.layers.subject import Subject
+from profiling.ablate.recipes import networks, training
+from profiling.ablate.recipes.training import PhaseStopwatch
+from profiling.bench.variant import Workload
+from profiling.layers.study import Subject
 from retinanet.config import ModelConfig
-from retinanet.engine.precision import autocast
-from retinanet.mlperf.reference_points import reference_points
-from retinanet.model import HeadOutputs
-from retinanet.training.start import build_model
+from retinanet.engine.engines import autocast
+from retinanet.mlperf.rules import reference_points
+from retinanet.model.retinanet import HeadOutputs
+from retinanet.training.build import build_model
 
 SMALL = Workload(images=1, image_size=64, classes=5)
 
@@ -36,7 +29,7 @@ def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
     features = torch.rand(2, 1024, 6, 6).contiguous(memory_format=torch.channels_last)
     with autocast("float32"):
         for block in stage:
-            features = conv_norm_relu.block_outputs(block, features, conv_norm_relu.UNITS[unit])
+            features = networks.block_outputs(block, features, networks.UNITS[unit])
     torch.manual_seed(1)
     features.backward(torch.randn_like(features))
     return features.detach(), [one.grad for one in stage.parameters() if one.grad is not None]
@@ -62,14 +55,14 @@ def test_a_loss_in_bf16_is_torchvisions_on_bf16_tensors() -> None:
     targets = torch.zeros(1, 30, 4, dtype=torch.bfloat16)
     targets[0, 3, 2] = 1
     expected = sigmoid_focal_loss(logits[0], targets, alpha=0.25, gamma=2.0, reduction="sum")
-    found = loss_precision.bf16_loss(logits, classes, torch.ones(1))
+    found = training.bf16_loss(logits, classes, torch.ones(1))
     assert found.dtype == torch.bfloat16
     assert found.item() == pytest.approx(expected.item(), rel=0.01)
 
 
 def test_bf16_errs_more_than_float32_and_neither_by_much() -> None:
-    exact = loss_precision.prepare(SMALL, loss="float32").run()
-    rounded = loss_precision.prepare(SMALL, loss="bf16").run()
+    exact = training.prepare_loss_precision(SMALL, loss="float32").run()
+    rounded = training.prepare_loss_precision(SMALL, loss="bf16").run()
     assert exact["loss error"] < 1e-5 < rounded["loss error"] < 0.05
     # A BF16 number has 8 bits: rounding alone is an error of 2^-9 to 2^-10 on average.
     assert 2**-11 < exact["gradient error"] < 2**-9
@@ -109,7 +102,7 @@ def test_the_backward_pass_is_divided_where_the_loss_ends() -> None:
 
 @pytest.mark.parametrize("engine", ["plain", "torch"])
 def test_a_step_is_told_phase_by_phase(engine: str) -> None:
-    run = training_step.prepare(SMALL, engine=engine, precision="float32").run
+    run = training.prepare_training_step(SMALL, engine=engine, precision="float32").run
     run()
     begin = time.perf_counter()
     laps = run()
@@ -129,17 +122,19 @@ def test_all_ways_of_a_step_have_the_same_loss() -> None:
     ]
     losses = []
     for options in ways:
-        run = training_step.prepare(SMALL, precision="float32", **options).run
+        run = training.prepare_training_step(SMALL, precision="float32", **options).run
         losses.append([run()["loss value"] for _ in range(2)])
     for one in losses[1:]:
         assert one == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_number_of_classes_of_its_own_changes_the_head() -> None:
-    few = training_step.prepare(SMALL, engine="plain", precision="float32").run()["loss value"]
-    more = training_step.prepare(SMALL, engine="plain", precision="float32", classes=9).run()[
+    few = training.prepare_training_step(SMALL, engine="plain", precision="float32").run()[
         "loss value"
     ]
+    more = training.prepare_training_step(
+        SMALL, engine="plain", precision="float32", classes=9
+    ).run()["loss value"]
     assert few != more
 
 
@@ -157,7 +152,7 @@ def test_the_transformer_is_as_large_as_the_encoder_of_bert_base() -> None:
 
 
 def test_a_step_is_taken_apart_into_primitives_that_add_up() -> None:
-    prepared = networks.prepare(
+    prepared = networks.prepare_networks(
         SMALL, model="retinanet", precision="float32", batch=1, watches=True
     )
     found = prepared.run()
@@ -170,7 +165,7 @@ def test_a_step_is_taken_apart_into_primitives_that_add_up() -> None:
 
 
 def test_convergence_points_are_those_of_the_published_runs() -> None:
-    found = convergence_points.prepare(SMALL).run()
+    found = training.prepare_convergence_points(SMALL).run()
     points = reference_points("5.1.0")
     assert len(found) == 3 * len(points)
     for point in points:
@@ -184,7 +179,7 @@ def test_short_trainings_begin_alike_and_differ_by_the_loss_alone() -> None:
     workload = Workload(images=1, image_size=64)
     options = {"precision": "float32", "steps": 6}
     curves = [
-        short_training.prepare(workload, loss=loss, **options).run()  # type: ignore[arg-type]
+        training.prepare_short_training(workload, loss=loss, **options).run()  # type: ignore[arg-type]
         for loss in ("float32", "bf16")
     ]
     assert curves[0] != curves[1]

@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from profiling.ablate.ablation import Ablation
-from profiling.ablate.charts.picture import picture
-from profiling.ablate.markdown import markdown_page
-from profiling.ablate.outcome import outcomes_of
-from profiling.ablate.report_words import remarks, summary
+from common.charts import as_svg
+from profiling.ablate.analysis import Row, Study, outcomes_of, row_of
+from profiling.ablate.charts import picture
+from profiling.ablate.definition import Ablation
+from profiling.ablate.report import markdown_page, remarks, sections_of, summary
 from profiling.ablate.result import Result
-from profiling.ablate.sections import sections_of
-from profiling.ablate.study import Row, Study, row_of
-from profiling.pictures import as_svg
 from profiling.report.page import render_page
 from tests.browsers import chromium
 from tests.profiling.ablate.made import ablation, result, run

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from profiling.ablate.result import ComparedCalls, read_result, with_round, write_result
-from retinanet.errors import InputError
 from tests.profiling.ablate.made import result, run
 
 MADE = result({"slow": [run(3.0, loss=0.1), run(3.5, loss=0.2)], "quick": [run(2.0), run(2.5)]})

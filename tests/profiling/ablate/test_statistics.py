@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom  # type: ignore[import-untyped]
 
-from profiling.ablate.statistics import (
+from profiling.ablate.analysis import (
     Interval,
     Ratio,
     are_alike,

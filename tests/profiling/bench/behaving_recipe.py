@@ -5,8 +5,7 @@ import signal
 import sys
 import time
 
-from profiling.bench.recipe import Prepared
-from profiling.bench.workload import Workload
+from profiling.bench.variant import Prepared, Workload
 
 
 def prepare(workload: Workload, *, behaviour: str) -> Prepared:

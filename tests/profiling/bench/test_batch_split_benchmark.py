@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from profiling.__main__ import main
-from profiling.bench.batch_split_benchmark import Job, findings
-from profiling.bench.rank_steps import RankSteps
+from profiling.bench.job import RankSteps
+from profiling.bench.jobs import Job, batch_split_findings
 from tests.commands import RunHere
 from tests.fast_precision import FAST_PRECISION
 
@@ -43,7 +43,7 @@ def test_what_is_left_of_the_throughput_of_ranks_that_wait_for_nobody() -> None:
         "even": job((8, 8), (4.0, 8.0), 8.0),  # ideally 2 and 1 images a second
         "speed": job((11, 5), (5.5, 5.0), 6.0),
     }
-    slow, even, by_speed, gain = findings([of_round], with_targets=True)
+    slow, even, by_speed, gain = batch_split_findings([of_round], with_targets=True)
     assert slow.value == pytest.approx(0.5)
     assert even.value == pytest.approx(2 / 3)
     assert by_speed.value == pytest.approx(16 / 6 / 3) and by_speed.is_met

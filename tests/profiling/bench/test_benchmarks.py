@@ -9,32 +9,18 @@ import pytest
 import torch
 
 from data.transforms import normalize
-from profiling.bench import availability
-from profiling.bench.benchmarks import BENCHMARKS
-from profiling.bench.bytes_of_run import COMPILED, bytes_of_run
-from profiling.bench.contestant import Contestant
-from profiling.bench.evaluate_benchmark import EVALUATE
-from profiling.bench.loss_benchmark import LOSS, loss_findings
-from profiling.bench.onednn_seconds import onednn_seconds
-from profiling.bench.operator_seconds import kernel_seconds
-from profiling.bench.recipe import Prepared
-from profiling.bench.recipes import (
-    evaluation,
-    focal_loss,
-    gradient_norm,
-    optimizer_step,
-    postprocessing,
-    step_torch,
-)
-from profiling.bench.recipes.detection_outputs import make_outputs
-from profiling.bench.recipes.synthetic import feature_sizes, make_batch
+from profiling.bench import command
+from profiling.bench.command import BENCHMARKS
+from profiling.bench.parts import EVALUATE, LOSS, loss_findings
+from profiling.bench.profilers import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
+from profiling.bench.recipes import parts, step
+from profiling.bench.recipes.parts import make_outputs
+from profiling.bench.recipes.step import feature_sizes, make_batch
 from profiling.bench.results import BytesMoved, Primitives, Results
-from profiling.bench.run import Run
-from profiling.bench.step_benchmark import STEP
-from profiling.bench.step_findings import step_findings
-from profiling.bench.workload import Workload
-from retinanet.bytes_moved import own_kernel
-from retinanet.model import RetinaNet
+from profiling.bench.training import STEP, step_findings
+from profiling.bench.variant import Prepared, Run, Variant, Workload
+from retinanet.engine.kernel_calls import own_kernel
+from retinanet.model.retinanet import RetinaNet
 
 TINY = Workload(images=2, image_size=64, classes=3)
 
@@ -47,7 +33,7 @@ def results_of(**runs: list[Run]) -> Results:
     named = {name.replace("_", "-"): group for name, group in runs.items()}
     return Results(
         workload=TINY,
-        contestants=[Contestant(name=name, about="", recipe="") for name in named],
+        contestants=[Variant(name=name, about="", recipe="") for name in named],
         runs=named,
         facts={"ceiling": {"step_gflop": 100.0}, "kernel": {"least_bytes": 60.0}},
         primitives={
@@ -91,7 +77,7 @@ def test_all_forms_of_the_loss_agree_on_the_benchmarks_logits() -> None:
     for contestant in LOSS.contestants:
         if contestant.recipe.endswith("focal_loss"):
             options: dict[str, Any] = dict(contestant.options)
-            losses[contestant.name] = focal_loss.prepare(TINY, **options).run()["loss"]
+            losses[contestant.name] = parts.prepare_focal_loss(TINY, **options).run()["loss"]
     assert len(losses) == 9
     assert losses == pytest.approx(dict.fromkeys(losses, losses["reference-float32"]), rel=1e-2)
 
@@ -99,20 +85,22 @@ def test_all_forms_of_the_loss_agree_on_the_benchmarks_logits() -> None:
 @pytest.mark.parametrize("name", ["adam", "sgd", "lamb"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_every_optimizer_takes_steps(name: str, fused: bool) -> None:
-    prepared = optimizer_step.prepare(TINY, name=name, fused=fused)
+    prepared = parts.prepare_optimizer_step(TINY, name=name, fused=fused)
     prepared.run()
     prepared.run()
 
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_the_norm_is_taken_again_and_again(clips: bool) -> None:
-    prepared = gradient_norm.prepare(TINY, clips=clips)
+    prepared = parts.prepare_gradient_norm(TINY, clips=clips)
     prepared.run()
     prepared.run()
 
 
 def test_both_post_processings_find_as_many_boxes() -> None:
-    counts = [postprocessing.prepare(TINY, whose=whose).run() for whose in ("ours", "torchvision")]
+    counts = [
+        parts.prepare_postprocessing(TINY, whose=whose).run() for whose in ("ours", "torchvision")
+    ]
     assert counts[0]["boxes"] > 100
     # torchvision's boxes and scores are BF16 here.
     assert counts[0]["boxes"] == pytest.approx(counts[1]["boxes"], rel=0.05)
@@ -126,7 +114,9 @@ def test_outputs_are_background_but_for_the_objects() -> None:
 
 
 def test_whole_evaluations_find_as_many_boxes() -> None:
-    counts = [evaluation.prepare(TINY, whose=whose).run() for whose in ("ours", "torchvision")]
+    counts = [
+        parts.prepare_evaluation(TINY, whose=whose).run() for whose in ("ours", "torchvision")
+    ]
     assert counts[0]["boxes"] > 10
     assert counts[0]["boxes"] == pytest.approx(counts[1]["boxes"], rel=0.1)
 
@@ -241,26 +231,26 @@ def test_a_contestant_that_needs_intels_openmp_is_left_out_without_it(
     named = {one.name: one for one in STEP.contestants}
     assert {"torch-compiled", "torchvision-compiled", "torch-fused-adam"} <= named.keys()
     submission = replace(named["ipex-submission"], package=None, allocator="system")
-    monkeypatch.setattr(availability, "installed_openmp", lambda: "gnu")
+    monkeypatch.setattr(command, "installed_openmp", lambda: "gnu")
     said: list[str] = []
-    assert availability.leave_out_missing([submission], said.append) == []
+    assert command.leave_out_missing([submission], said.append) == []
     assert said == [
         "ipex-submission is left out: Intel's OpenMP is not installed (pip install intel-openmp)"
     ]
-    monkeypatch.setattr(availability, "installed_openmp", lambda: "intel")
-    assert availability.leave_out_missing([submission], said.append) == [submission]
+    monkeypatch.setattr(command, "installed_openmp", lambda: "intel")
+    assert command.leave_out_missing([submission], said.append) == [submission]
 
 
 def test_torchs_fused_adam_takes_the_same_step_as_ours() -> None:
     workload = Workload(images=1, image_size=128, classes=3)
-    runs = [step_torch.prepare(workload, torch_adam=other) for other in (False, True)]
+    runs = [step.prepare_step_torch(workload, torch_adam=other) for other in (False, True)]
     losses = [[one.run()["loss"] for _ in range(2)] for one in runs]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 def test_counting_leaves_the_step_as_it_is() -> None:
     workload = Workload(images=1, image_size=128, classes=3)
-    counted, plain = (step_torch.prepare(workload) for _ in range(2))
+    counted, plain = (step.prepare_step_torch(workload) for _ in range(2))
     rows = bytes_of_run(counted)
     plain.run()
     assert {"forward", "loss", "backward", "optimizer"} <= {row[0] for row in rows}

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from profiling.bench.busy_cores import busy_cores
+from profiling.bench.worker_pool import busy_cores
 from tests.launch.processes_left import children_of, wait_until_ended
 
 
@@ -29,7 +29,7 @@ def test_a_core_is_kept_busy_by_a_process_of_its_own_until_the_context_ends() ->
 def test_a_loop_ends_with_a_benchmark_that_is_killed() -> None:
     program = f"""
 import time
-from profiling.bench.busy_cores import busy_cores
+from profiling.bench.worker_pool import busy_cores
 with busy_cores([{min(os.sched_getaffinity(0))}]):
     print("busy", flush=True)
     time.sleep(60)

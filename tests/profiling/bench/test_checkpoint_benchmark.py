@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import run_command
 from profiling.__main__ import main
 from profiling.bench.checkpoint_benchmark import describe
-from retinanet.command_line import run_command
 
 
 def test_the_benchmark_writes_real_checkpoints_and_removes_them(

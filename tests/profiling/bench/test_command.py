@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiling.__main__ import main
-from retinanet.engine.tile_weights import has_tiles
+from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd
 from tests.commands import RunHere
 from tests.fast_precision import needs_bf16

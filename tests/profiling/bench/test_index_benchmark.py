@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import run_command
 from data.coco_json import read_annotations
 from profiling.__main__ import main
-from profiling.bench.generated_annotations import write_annotations
-from retinanet.command_line import run_command
+from profiling.bench.generated import write_annotations
 from tests.mounts import needs_root, tmpfs
 
 

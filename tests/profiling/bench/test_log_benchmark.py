@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import run_command
 from profiling.__main__ import main
-from profiling.bench.generated_log import write_log
-from profiling.onednn_log.read import read_logs
-from retinanet.command_line import run_command
+from profiling.bench.generated import write_log
+from profiling.onednn_log.log import read_logs
 
 
 def test_a_generated_log_holds_what_was_asked_for(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from profiling.__main__ import main
-from profiling.bench.generated_detections import generated_detections, generated_truth
+from profiling.bench.generated import generated_detections, generated_truth
 from profiling.bench.metric_benchmark import largest_difference
-from tests.conftest import RunHere
+from tests.commands import RunHere
 
 
 def test_both_libraries_are_measured_and_compared(run_here: RunHere, tmp_path: Path) -> None:

@@ -2,18 +2,15 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.bench.contestant import Contestant, choose
-from profiling.bench.convolution_flop import convolution_flop
-from profiling.bench.finding import Finding
-from profiling.bench.onednn_seconds import onednn_seconds
-from profiling.bench.recipes.torchvision_model import step_gflop
-from profiling.bench.run import Run, times_as_fast
-from profiling.bench.workload import STANDARD
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.bench.profilers import onednn_seconds
+from profiling.bench.recipes.torchvision import convolution_flop, step_gflop
+from profiling.bench.results import Finding
+from profiling.bench.variant import STANDARD, Run, Variant, choose, times_as_fast
 
 CONTESTANTS = [
-    Contestant(name="one", about="", recipe=""),
-    Contestant(name="other", about="", recipe="", by_default=False),
+    Variant(name="one", about="", recipe=""),
+    Variant(name="other", about="", recipe="", by_default=False),
 ]
 
 

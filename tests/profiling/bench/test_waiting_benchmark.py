@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import run_command
 from profiling.__main__ import main
-from retinanet.command_line import run_command
 from tests.fast_precision import FAST_PRECISION
 
 SMALL = [

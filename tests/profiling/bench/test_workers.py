@@ -3,26 +3,29 @@ from pathlib import Path
 
 import pytest
 
-from profiling.bench.contestant import Contestant
-from profiling.bench.crew import Crew
-from profiling.bench.turns import take_turns
-from profiling.bench.worker_process import Worker, WorkerDiedError, contestant_worker
-from profiling.bench.workload import Workload
+from profiling.bench.variant import Variant, Workload
+from profiling.bench.worker_pool import (
+    Worker,
+    WorkerDiedError,
+    WorkerPool,
+    run_interleaved,
+    variant_worker,
+)
 
 WORKLOAD = Workload(images=3)
 
 
-def contestant(name: str, *, behaviour: str = "works") -> Contestant:
+def contestant(name: str, *, behaviour: str = "works") -> Variant:
     recipe = "tests.profiling.bench.behaving_recipe"
-    return Contestant(name=name, about="", recipe=recipe, options={"behaviour": behaviour})
+    return Variant(name=name, about="", recipe=recipe, options={"behaviour": behaviour})
 
 
 def no_advance(done: int, note: str) -> None:
     pass
 
 
-def make_crew(available: Callable[[], float], said: list[str]) -> Crew:
-    return Crew(WORKLOAD, warm_up=2, say=said.append, available=available)
+def make_crew(available: Callable[[], float], said: list[str]) -> WorkerPool:
+    return WorkerPool(WORKLOAD, warm_up=2, say=said.append, available=available)
 
 
 def is_alive(process: float) -> bool:
@@ -30,7 +33,7 @@ def is_alive(process: float) -> bool:
 
 
 def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
-    worker = contestant_worker(contestant("one"), WORKLOAD)
+    worker = variant_worker(contestant("one"), WORKLOAD)
     first, second = worker.run(), worker.run()
     assert first.details == {"runs": 1, "images": 3} and second.details["runs"] == 2
     assert first.seconds >= 0.001
@@ -48,7 +51,7 @@ def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
     ],
 )
 def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) -> None:
-    worker = contestant_worker(contestant("one", behaviour=behaviour), WORKLOAD)
+    worker = variant_worker(contestant("one", behaviour=behaviour), WORKLOAD)
     with pytest.raises(WorkerDiedError) as caught:
         worker.run()
     assert str(caught.value) == why
@@ -58,14 +61,14 @@ def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) ->
 
 def test_a_worker_that_is_not_prepared_is_named_with_the_cause() -> None:
     with pytest.raises(WorkerDiedError, match=r"^one: ValueError: no such thing$"):
-        contestant_worker(contestant("one", behaviour="is not prepared"), WORKLOAD)
+        variant_worker(contestant("one", behaviour="is not prepared"), WORKLOAD)
 
 
 def test_contestants_run_in_turn_after_their_warm_up() -> None:
     notes: list[tuple[int, str]] = []
     contestants = [contestant("one"), contestant("other")]
     with make_crew(lambda: 1e6, []) as crew:
-        runs = take_turns(
+        runs = run_interleaved(
             crew, contestants, rounds=2, advance=lambda done, note: notes.append((done, note))
         )
         processes = [facts["process"] for facts in crew.facts.values()]
@@ -81,7 +84,7 @@ def test_without_memory_for_all_only_the_running_one_is_alive() -> None:
     said: list[str] = []
     contestants = [contestant(name) for name in ("one", "other", "third")]
     with make_crew(lambda: 0.0, said) as crew:
-        runs = take_turns(crew, contestants, rounds=2, advance=no_advance)
+        runs = run_interleaved(crew, contestants, rounds=2, advance=no_advance)
         assert list(crew.workers) == ["third"]
     assert {run.details["runs"] for group in runs.values() for run in group} == {3}
     assert len(said) == 3 and "one is started again every round" in said[0]
@@ -108,7 +111,7 @@ def test_the_worker_whose_turn_is_farthest_is_ended_first() -> None:
 def test_a_death_ends_the_other_workers() -> None:
     with pytest.raises(WorkerDiedError, match=r"^other:"), make_crew(lambda: 1e6, []) as crew:
         contestants = [contestant("one"), contestant("other", behaviour="is killed")]
-        take_turns(crew, contestants, rounds=1, advance=no_advance)
+        run_interleaved(crew, contestants, rounds=1, advance=no_advance)
     processes = [facts["process"] for facts in crew.facts.values()]
     assert len(processes) == 2 and not any(map(is_alive, processes))
 

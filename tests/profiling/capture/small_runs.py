@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from profiling.onednn_log.marks import PHASES
+from profiling.onednn_log.parse import PHASES
 from tests.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[3]

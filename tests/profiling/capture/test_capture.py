@@ -9,12 +9,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from profiling.capture.capture import Capture
-from profiling.capture.count_hook import CountHook
-from profiling.capture.onednn_hook import OneDnnHook
-from profiling.capture.trace_hook import TraceHook
-from profiling.capture.watch import Watch
-from profiling.capture.words import first_notes, last_notes, shown
+from profiling.capture.backends import CountHook, OneDnnHook, TraceHook
+from profiling.capture.hooks import Capture, Watch, first_notes, last_notes, shown
 from profiling.trace.trace import read_trace
 from retinanet.engine.engines import PreparedTraining
 from tests.profiling.capture.small_runs import events_of, marks_of

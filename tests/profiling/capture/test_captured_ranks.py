@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.read import read_logs
+from profiling.onednn_log.log import read_logs
 from tests.launch.ranks import run_ranks
 from tests.profiling.capture.small_runs import events_of, marks_of, marks_of_step, settings_in
 

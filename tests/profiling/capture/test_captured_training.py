@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from profiling.onednn_log.marks import PHASES
-from profiling.onednn_log.read import read_logs
-from retinanet.engine.tile_weights import has_tiles
+from profiling.onednn_log.log import read_logs
+from profiling.onednn_log.parse import PHASES
+from retinanet.engine.tile_convolution import has_tiles
 from tests.fast_precision import FAST_PRECISION
 from tests.profiling.capture.small_runs import (
     events_of,

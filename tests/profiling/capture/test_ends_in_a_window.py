@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
+from common.cli import run_command
 from data.coco_json import read_annotations
 from data.sampler import training_keys
-from profiling.onednn_log.read import read_logs
-from retinanet.command_line import run_command
+from profiling.onednn_log.log import read_logs
 from tests.profiling.capture.small_runs import (
     events_of,
     marks_of,

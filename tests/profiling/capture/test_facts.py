@@ -1,7 +1,7 @@
 import pytest
 
-from launch.group.process_group import ProcessGroup
-from profiling.capture.facts import images_a_step
+from launch.process_group import ProcessGroup
+from profiling.capture.hooks import images_a_step
 from retinanet.config_file import load_config
 
 

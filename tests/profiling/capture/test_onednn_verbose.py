@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.read import read_logs
+from profiling.onednn_log.log import read_logs
 from tests.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -15,9 +15,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 TWO_COPIES = """
 import os, sys
 import torch
-from profiling.capture.descriptors import python_output_apart, redirected
-from profiling.capture.onednn_verbose import verbose
-from retinanet.engine.ipex_engine import import_ipex
+from common.processes import python_output_apart, redirected
+from profiling.capture.backends import verbose
+from retinanet.engine.engines import import_ipex
 
 ipex = import_ipex()
 own = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last).train()

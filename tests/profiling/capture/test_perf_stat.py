@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling.capture.perf_hook import parse_counters
-from profiling.capture.perf_stat import PerfFailedError, PerfStat
+from profiling.capture.backends import PerfFailedError, PerfStat, parse_counters
 
 
 @pytest.mark.skipif(shutil.which("perf") is None, reason="there is no perf here")

@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from common.cli import run_command
+from common.errors import InputError
 from profiling.__main__ import main
-from profiling.compare.comparison import Comparison, compare, kinds_of
-from profiling.compare.condition import is_met, parse_condition, ratio_of
-from profiling.compare.report import print_comparison
-from profiling.compare.side import marked_steps, side_of
-from profiling.onednn_log.marks import Mark, mark_line
-from profiling.onednn_log.read import read_logs
-from retinanet.command_line import run_command
-from retinanet.errors import InputError
+from profiling.compare.command import is_met, parse_condition, ratio_of
+from profiling.compare.comparison import (
+    Comparison,
+    compare,
+    kinds_of,
+    marked_steps,
+    print_comparison,
+    side_of,
+)
+from profiling.onednn_log.log import read_logs
+from profiling.onednn_log.parse import Mark, mark_line
 from tests.profiling.onednn_log.lines import SPELLINGS
 from tests.profiling.onednn_log.logs import shared_logs
 
@@ -171,7 +176,7 @@ def test_a_folder_stands_for_the_logs_in_it(tmp_path: Path) -> None:
     folder.mkdir()
     for rank in range(2):
         written(folder / f"rank{rank}.log", FORWARD)
-    from profiling.compare.side import files_of
+    from profiling.compare.comparison import files_of
 
     assert len(read_logs(files_of(folder)).files) == 2
     with pytest.raises(InputError, match=r"holds no \*\.log"):

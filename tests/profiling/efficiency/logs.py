@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from profiling.onednn_log.marks import Mark, facts_line, mark_line
+from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.onednn_log.problem import Problem
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from tests.profiling.replay.torch_runner.problems import v3

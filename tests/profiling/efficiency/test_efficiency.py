@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from profiling.efficiency.efficiency import (
+from common.errors import InputError
+from profiling.efficiency.analysis import (
     Efficiency,
     cold_ratio,
     efficiency_of,
     hot_ratio,
+    project,
+    readable,
+    require_fitting,
 )
-from profiling.efficiency.projection import project
-from profiling.efficiency.readable import readable
-from profiling.efficiency.steps import require_fitting
-from profiling.onednn_log.read import read_logs
+from profiling.onednn_log.log import read_logs
 from profiling.peaks.peaks import Peaks
 from profiling.replay.replay import Replay
-from retinanet.errors import InputError
 from tests.profiling.efficiency.logs import (
     BACKWARD,
     COLD,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profiling.layers.models import TimedModel
+from profiling.layers.timing import TimedModel
 
 NAP = 0.02
 """Seconds that the sleeping layer takes, each way."""

@@ -17,8 +17,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 PROGRAM = """
 import argparse, sys
-from profiling.layers.options import add_layers
-from retinanet.command_line import run_command
+from profiling.layers.command import add_layers
+from common.cli import run_command
 def main():
     parser = argparse.ArgumentParser()
     add_layers(parser.add_subparsers())

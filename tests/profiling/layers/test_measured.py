@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from profiling.layers.measured import BETWEEN, Measured
-from profiling.layers.output import COLUMNS, as_json, layers_csv
-from profiling.layers.report import comparisons, sentences
-from profiling.layers.subject import Configuration, Subject, labels
+from profiling.layers.report import COLUMNS, as_json, comparisons, layers_csv, sentences
+from profiling.layers.study import BETWEEN, Configuration, Measured, Subject, labels
 
 SUBJECT = Subject(model="alexnet", batch=4, image_size=64, precision="float32", device="cpu")
 
@@ -149,8 +147,8 @@ def test_names_tell_what_differs_and_nothing_else() -> None:
 
 
 def test_the_chart_has_a_bar_for_each_layer_and_configuration(tmp_path: Path) -> None:
-    from profiling.layers.chart import draw_layers
-    from profiling.pictures import as_svg
+    from common.charts import as_svg
+    from profiling.layers.charts import draw_layers
 
     svg = as_svg(draw_layers([measured(onednn=False), measured(onednn=True)], title="a title"))
     for text in ("frozen Conv2d", "relu ReLU", BETWEEN, "default", "optimized", "a title", "–"):

@@ -4,17 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from launch.pinning.memory_policy import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
-from profiling.huge_pages import huge_pages_environment, huge_pages_mb, huge_pages_remark
-from profiling.memory_choice import MemoryChoice, memory_remark, parse_memory
-from retinanet.errors import InputError
+from common.errors import InputError
+from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
+from profiling.bench.memory_policy import (
+    MemoryChoice,
+    huge_pages_environment,
+    huge_pages_mb,
+    huge_pages_remark,
+    memory_remark,
+    parse_memory,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 READ_BACK = """
 import ctypes, platform
-from launch.host.allowance import read_allowance
-from profiling.memory_choice import apply_memory
+from launch.limits import read_allowance
+from profiling.bench.memory_policy import apply_memory
 for text in ("interleave", "membind=0", "preferred=0", "local"):
     apply_memory(text, allowed=read_allowance().memory_nodes or {0})
     call = {"x86_64": 239, "aarch64": 236}[platform.machine()]

@@ -4,14 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.bench.convolution_flop import flop_by_layer
-from profiling.layers.clock import clock_of
-from profiling.layers.facts import facts_of
-from profiling.layers.iteration import plain_iteration, watched_iteration
-from profiling.layers.models import TimedModel, timed_model
-from profiling.layers.recorder import Recorder
-from profiling.layers.subject import Subject
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.bench.recipes.torchvision import flop_by_layer
+from profiling.layers.study import Subject
+from profiling.layers.timing import (
+    Recorder,
+    TimedModel,
+    clock_of,
+    facts_of,
+    plain_iteration,
+    timed_model,
+    watched_iteration,
+)
 from tests.profiling.layers.small_networks import NAP, small_model
 
 CPU = clock_of("cpu")

@@ -2,9 +2,8 @@
 
 import pytest
 
-from profiling.onednn_log.line import head_of, meaning_of, milliseconds
-from profiling.onednn_log.memory_descriptor import MemoryDescriptor, parse_memory
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.parse import head_of, meaning_of, milliseconds
+from profiling.onednn_log.problem import MemoryDescriptor, Problem, parse_memory
 from tests.profiling.onednn_log.lines import (
     CONVOLUTION_SHAPE,
     DAMAGED,

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.log import Where
-from profiling.onednn_log.marks import Mark, facts_line, mark_line
-from profiling.onednn_log.read import read_logs
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.onednn_log.log import Where, read_logs
+from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import plain_sum, shared_logs
 
@@ -182,7 +181,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_reading_loads_no_torch() -> None:
     program = (
-        "import sys, profiling.onednn_log.read, profiling.onednn_log.work, profiling.__main__\n"
+        "import sys, profiling.onednn_log.log, profiling.onednn_log.work, profiling.__main__\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)

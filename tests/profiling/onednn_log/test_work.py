@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.bench.convolution_flop import convolution_flop
-from profiling.onednn_log.memory_descriptor import MemoryDescriptor
-from profiling.onednn_log.problem import Problem
+from profiling.bench.recipes.torchvision import convolution_flop
+from profiling.onednn_log.problem import MemoryDescriptor, Problem
 from profiling.onednn_log.work import gbyte, gflop
 
 

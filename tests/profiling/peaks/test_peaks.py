@@ -15,20 +15,22 @@ from typing import Any
 import pytest
 import torch
 
-from launch.pinning.processes import thread_affinities
+from common.cli import run_command
+from common.errors import InputError
+from launch import pinning
+from launch.binding import thread_affinities
+from launch.pinning import choose_cores
 from profiling.onednn_log.log import OneDnnLog
-from profiling.peaks import cores, measured
-from profiling.peaks.caches import last_level_bytes
-from profiling.peaks.cautions import cautions_of_peaks
-from profiling.peaks.command import add_peaks
-from profiling.peaks.cores import choose_cores
-from profiling.peaks.file import load_peaks, save
-from profiling.peaks.measured import measured_peaks
-from profiling.peaks.peaks import Peaks
-from profiling.peaks.works import convolution, convolution_gflop, matrix_product
-from profiling.peaks.works_by_type import matrix_size, works_of
-from retinanet.command_line import run_command
-from retinanet.errors import InputError
+from profiling.peaks import command as command_module
+from profiling.peaks.command import add_peaks, measured_peaks
+from profiling.peaks.measure import (
+    convolution,
+    convolution_gflop,
+    matrix_product,
+    matrix_size,
+    works_of,
+)
+from profiling.peaks.peaks import Peaks, cautions_of_peaks, last_level_bytes, load_peaks, save
 from tests.launch.processes_left import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -119,7 +121,7 @@ def test_what_is_no_file_of_peaks_at_all(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "find_spec", lambda name: None)
+    monkeypatch.setattr(command_module, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^peaks cannot be measured: torch is not installed"):
         measured_peaks(threads=1)
 
@@ -134,16 +136,16 @@ def test_more_threads_than_cores_or_foreign_cpus_are_refused() -> None:
 def test_hyperthreads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lscpu = tmp_path / "lscpu"
     lscpu.write_text("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,0,0,0\n3,1,0,0\n")
-    host = cores.read_topology(lscpu)
-    allowance = cores.read_allowance()
-    monkeypatch.setattr(cores, "read_topology", lambda: host)
+    host = pinning.read_topology(lscpu)
+    allowance = pinning.read_allowance()
+    monkeypatch.setattr(pinning, "read_topology", lambda: host)
     four = type(allowance)(cpus=frozenset(range(4)), quota=None, memory_nodes=frozenset())
-    monkeypatch.setattr(cores, "read_allowance", lambda: four)
+    monkeypatch.setattr(pinning, "read_allowance", lambda: four)
     assert choose_cores(threads=None).cpus == (0, 1)
     assert choose_cores(threads=None, cpus=[1, 2, 3]).cpus == (1, 2)
     assert choose_cores(threads=1).cpus == (0,)
     limited = type(allowance)(cpus=four.cpus, quota=1.5, memory_nodes=frozenset())
-    monkeypatch.setattr(cores, "read_allowance", lambda: limited)
+    monkeypatch.setattr(pinning, "read_allowance", lambda: limited)
     share = choose_cores(threads=None)
     assert share.floating and share.threads == 1 and share.cpus == (0, 1)
 
@@ -210,7 +212,7 @@ def test_the_caches_of_a_machine_add_up(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_worker() -> None:
-    code = "from profiling.peaks.measured import measured_peaks\nmeasured_peaks(threads=1)"
+    code = "from profiling.peaks.command import measured_peaks\nmeasured_peaks(threads=1)"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=REPOSITORY,

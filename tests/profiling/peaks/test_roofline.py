@@ -2,10 +2,8 @@
 
 import pytest
 
-from profiling.onednn_log.memory_descriptor import MemoryDescriptor
-from profiling.onednn_log.problem import Problem
-from profiling.peaks.peaks import Peaks
-from profiling.peaks.roofline import roofline_ms
+from profiling.onednn_log.problem import MemoryDescriptor, Problem
+from profiling.peaks.peaks import Peaks, roofline_ms
 
 PEAKS = Peaks({"bf16": 100.0, "s8": 400.0}, 10.0, threads=1, cpu="a CPU", versions={})
 

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from profiling.bench.busy_cores import busy_cores
-from profiling.onednn_log.line import head_of, meaning_of
+from common.cli import run_command
+from common.console import make_console
+from profiling.bench.worker_pool import busy_cores
 from profiling.onednn_log.log import Calls
-from profiling.replay.benchdnn_command import add_benchdnn
-from profiling.replay.benchdnn_report import print_replay, rows_of
-from profiling.replay.replay import Conditions, Replay, ReplayTime
-from profiling.replay.replay_file import load_replay
-from retinanet.command_line import run_command
-from retinanet.terminal import make_console
+from profiling.onednn_log.parse import head_of, meaning_of
+from profiling.replay.command import add_benchdnn, print_replay, rows_of
+from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay
 
 REPOSITORY = Path(__file__).parents[3]
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "onednn"

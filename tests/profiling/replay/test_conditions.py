@@ -4,11 +4,10 @@ import os
 
 import pytest
 
+from common.errors import InputError
 from profiling.onednn_log.log import OneDnnLog, Where
-from profiling.replay.conditions import conditions_of
-from profiling.replay.mismatches import mismatches
-from profiling.replay.replay import Conditions, Replay
-from retinanet.errors import InputError
+from profiling.replay.replay import Conditions, Replay, conditions_of
+from profiling.replay.runners import mismatches
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 FIRST = ALLOWED[0]

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.line import head_of, meaning_of
-from profiling.onednn_log.log import Calls
+from common.errors import InputError
+from profiling.onednn_log.log import Calls, read_logs
+from profiling.onednn_log.parse import head_of, meaning_of
 from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.read import read_logs
-from profiling.replay.problem_files.problem_line import Dialect
-from profiling.replay.problem_files.write import write_problem_files
-from retinanet.errors import InputError
+from profiling.replay.benchdnn_fields import Dialect
+from profiling.replay.benchdnn_files import write_problem_files
 
 LOGS = Path(__file__).parents[4] / "shared" / "logs"
 

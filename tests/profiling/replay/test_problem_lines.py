@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from profiling.onednn_log.line import head_of, meaning_of
+from profiling.onednn_log.parse import head_of, meaning_of
 from profiling.onednn_log.problem import Problem
-from profiling.replay.problem_files.express import problem_line
-from profiling.replay.problem_files.problem_line import Dialect, NotExpressibleError
+from profiling.replay.benchdnn_fields import Dialect, NotExpressibleError
+from profiling.replay.benchdnn_files import problem_line
 
 THREE = Dialect(3)
 ALWAYS = "--reset --allow-enum-tags-only=false "

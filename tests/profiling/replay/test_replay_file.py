@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.line import head_of, meaning_of
-from profiling.replay.replay import Conditions, Replay, ReplayTime
-from profiling.replay.replay_file import load_replay, save_replay
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.onednn_log.parse import head_of, meaning_of
+from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay, save_replay
 
 PRODUCT = meaning_of(
     head_of(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from profiling.onednn_log.marks import Mark, facts_line, mark_line
+from profiling.onednn_log.parse import Mark, facts_line, mark_line
 
 HEADER = """\
 onednn_verbose,v1,info,oneDNN v3.7.1 (commit 8d263e6)

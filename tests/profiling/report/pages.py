@@ -3,10 +3,9 @@
 import argparse
 from pathlib import Path
 
-from profiling.peaks.file import save
-from profiling.peaks.peaks import Peaks
+from common.cli import run_command
+from profiling.peaks.peaks import Peaks, save
 from profiling.report.command import add_report
-from retinanet.command_line import run_command
 
 PEAKS = Peaks({"f32": 100.0, "bf16": 400.0}, 20.0, threads=2, cpu="a CPU", versions={})
 

@@ -4,32 +4,33 @@ from collections.abc import Sequence
 
 import pytest
 
-from profiling.compare.comparison import Comparison, compare
-from profiling.compare.side import side_of
-from profiling.efficiency.efficiency import efficiency_of
-from profiling.efficiency.steps import Steps
+from profiling.compare.comparison import Comparison, compare, side_of
+from profiling.efficiency.analysis import Steps, efficiency_of
 from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
-from profiling.onednn_log.memory_descriptor import MemoryDescriptor
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.problem import MemoryDescriptor, Problem
 from profiling.peaks.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
-from profiling.report.advice import Advice, ordered, saving
-from profiling.report.advice_on_others import calls_the_reference_does_not_make, slower_than_alone
-from profiling.report.advice_on_problems import (
-    fallbacks,
-    float32_beside_bf16,
-    reorders,
-)
-from profiling.report.advice_on_ranks import uneven_ranks, uneven_steps
-from profiling.report.advice_on_run import (
+from profiling.report.advice import (
+    Advice,
+    calls_the_reference_does_not_make,
     many_page_faults,
     mostly_outside,
     not_understood,
+    ordered,
     primitives_made_again,
+    saving,
+    slower_than_alone,
+    uneven_ranks,
+    uneven_steps,
 )
-from profiling.report.advice_on_speed import lost_to_the_roofline, slow_convolutions
-from profiling.report.counters import Counters
-from profiling.report.measured import Measured, MeasuredProblem
+from profiling.report.advice_on_problems import (
+    fallbacks,
+    float32_beside_bf16,
+    lost_to_the_roofline,
+    reorders,
+    slow_convolutions,
+)
+from profiling.report.material import Counters, Measured, MeasuredProblem
 
 PEAKS = Peaks({"f32": 100.0, "bf16": 400.0}, 20.0, threads=2, cpu="a CPU", versions={})
 NO_STEPS = Steps(frozenset(), ranks=1, wall_ms=None, images=None, ranks_of_run=None)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.read import read_logs
-from profiling.peaks.file import save
-from profiling.replay.replay import Conditions, Replay, ReplayTime
-from profiling.replay.replay_file import save_replay
+from profiling.onednn_log.log import read_logs
+from profiling.peaks.peaks import save
+from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
 from tests.profiling.onednn_log.logs import plain_sum
 from tests.profiling.report.logs_by_hand import convolution, hostile_log, rank_log, write_run
 from tests.profiling.report.pages import PEAKS, report, written_page

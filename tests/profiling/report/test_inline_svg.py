@@ -6,9 +6,8 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import pytest
 
-from profiling.pictures import new_figure
-from profiling.report.drawing import chart
-from profiling.report.inline_svg import clean, inline_svg
+from common.charts import new_figure
+from profiling.report.charts import chart, clean, inline_svg
 
 
 def drawn(text: str = "a title") -> str:

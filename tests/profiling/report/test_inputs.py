@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from profiling.report.inputs import find_inputs
-from retinanet.errors import InputError
+from common.errors import InputError
+from profiling.report.command import find_inputs
 
 
 @pytest.fixture

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from profiling.report.blocks import Block, Cell, Column, Facts, Missing, Section, Table, Text
-from profiling.report.page import render_page
+from profiling.report.page import (
+    Block,
+    Cell,
+    Column,
+    Facts,
+    Missing,
+    Section,
+    Table,
+    Text,
+    render_page,
+)
 from tests.profiling.report.logs_by_hand import HOSTILE, hostile_log
 from tests.profiling.report.pages import written_page
 

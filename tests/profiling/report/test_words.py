@@ -2,7 +2,7 @@
 
 import pytest
 
-from profiling.report.words import count, listed, number, percent, sentence, three, times
+from profiling.report.page import count, listed, number, percent, sentence, three, times
 
 
 @pytest.mark.parametrize(

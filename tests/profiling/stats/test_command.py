@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from common.cli import run_command
 from profiling.__main__ import main
-from profiling.peaks.file import save
-from profiling.peaks.peaks import Peaks
-from retinanet.command_line import run_command
+from profiling.peaks.peaks import Peaks, save
 from tests.profiling.onednn_log.lines import DAMAGED, SPELLINGS
 from tests.profiling.onednn_log.logs import plain_sum, shared_logs
 
@@ -89,7 +88,7 @@ def test_peaks_that_were_disturbed_now_are_used_and_not_kept(
     def disturbed(**_: object) -> Peaks:
         return Peaks({"f32": 1.0}, 1.0, threads=1, cpu="a CPU", versions={}, other_cores=1.6)
 
-    monkeypatch.setattr("profiling.peaks.option.measured_peaks", disturbed)
+    monkeypatch.setattr("profiling.peaks.command.measured_peaks", disturbed)
     out = tmp_path / "stats"
     assert run("stats", shared_logs()[0], "--out", out) == 0
     assert (out / "roofline.svg").exists() and not (out / "peaks.json").exists()
@@ -110,7 +109,7 @@ def test_a_distinct_problem_takes_few_bytes(tmp_path: Path) -> None:
     """As resident memory of real processes, beyond that of a log of few problems."""
     program = (
         "import resource, sys\nfrom pathlib import Path\n"
-        "from profiling.onednn_log.read import read_logs\n"
+        "from profiling.onednn_log.log import read_logs\n"
         "from profiling.stats.rows import rows_of\n"
         "table = rows_of(read_logs([Path(sys.argv[1])]).calls())\n"
         "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"

@@ -6,12 +6,10 @@ from operator import attrgetter
 
 import pytest
 
-from profiling.onednn_log.log import Calls
-from profiling.onednn_log.memory_descriptor import MemoryDescriptor
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.read import read_logs
-from profiling.stats import parameters, rows
-from retinanet.csv_text import as_csv
+from common.files import as_csv
+from profiling.onednn_log.log import Calls, read_logs
+from profiling.onednn_log.problem import MemoryDescriptor, Problem
+from profiling.stats import rows
 from tests.profiling.onednn_log.logs import plain_sum, shared_logs
 
 
@@ -68,8 +66,8 @@ def test_tables_of_real_logs_add_up_to_their_lines() -> None:
 
 
 def test_parameters_are_those_of_the_papers_second_table() -> None:
-    (found,) = parameters.parameters_of({convolution("backward_weights"): Calls(3, 1.0)})
-    assert found == parameters.Parameters(
+    (found,) = rows.parameters_of({convolution("backward_weights"): Calls(3, 1.0)})
+    assert found == rows.Parameters(
         driver="conv",
         configuration="bf16bf16bf16",
         directory="BWD_WB",
@@ -87,5 +85,5 @@ def test_parameters_are_those_of_the_papers_second_table() -> None:
 
 
 def test_post_operations_of_version_1_are_spelled_as_later() -> None:
-    assert parameters.post_ops("post_ops:'sum;eltwise_relu;';") == "sum+eltwise_relu"
-    assert parameters.post_ops("attr-scratchpad:user") == ""
+    assert rows.post_ops("post_ops:'sum;eltwise_relu;';") == "sum+eltwise_relu"
+    assert rows.post_ops("attr-scratchpad:user") == ""

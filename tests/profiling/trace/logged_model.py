@@ -9,8 +9,8 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from profiling.onednn_log.marks import Mark, mark_line
-from retinanet.processor import fastest_precision
+from common.machine import fastest_precision
+from profiling.onednn_log.parse import Mark, mark_line
 
 STEPS = (20, 21)
 PHASES = ("forward", "backward")

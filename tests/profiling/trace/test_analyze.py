@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from profiling.trace.analysis import Analysis
-from profiling.trace.analyze import analyze
-from profiling.trace.categories import Category, category_of
-from profiling.trace.pieces import Piece
+from common.errors import InputError
+from profiling.trace.analysis import Analysis, analyze
+from profiling.trace.operators import Category, Piece, category_of
 from profiling.trace.trace import read_trace
-from retinanet.errors import InputError
 from tests.profiling.trace.traces_by_hand import (
     BACKWARD,
     OTHER,

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.log import Calls, OneDnnLog, Where
+from common.errors import InputError
+from profiling.onednn_log.log import Calls, OneDnnLog, Where, read_logs
 from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.read import read_logs
-from profiling.trace.analysis import Analysis
-from profiling.trace.analyze import analyze
-from profiling.trace.beside_log import lay_beside
-from profiling.trace.categories import Category
+from profiling.trace.analysis import Analysis, analyze, lay_beside
+from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace
-from retinanet.errors import InputError
 from tests.profiling.trace.traces_by_hand import STEP, operator, write
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from profiling.trace.analysis import Analysis
-from profiling.trace.analyze import analyze
-from profiling.trace.categories import Category
+from profiling.trace.analysis import Analysis, analyze
+from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace
-from retinanet.engine.adam import OnePassAdam
+from retinanet.engine.optimizers import OnePassAdam
 from retinanet.engine.winograd import choose_winograd, winograd_convolve
 from retinanet.loss.focal_kernel import focal_loss_operator
 from tests.profiling.trace.traced_model import CPU, Traced, traced, traced_on_schedule

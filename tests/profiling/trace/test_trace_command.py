@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from common.cli import run_command
 from profiling.trace.command import add_trace
-from retinanet.command_line import run_command
 from tests.profiling.trace.traced_model import traced
 from tests.profiling.trace.traces_by_hand import STEP, annotation, operator, write
 
@@ -26,7 +26,7 @@ WITHOUT_TORCH = """\
 import sys
 sys.modules["torch"] = None
 from profiling.trace.command import add_trace
-from retinanet.command_line import run_command
+from common.cli import run_command
 import argparse
 parser = argparse.ArgumentParser()
 add_trace(parser.add_subparsers())

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from profiling.trace import text_chunks
+from common.errors import InputError
+from profiling.trace import events as events_module
+from profiling.trace.events import TraceEvents
 from profiling.trace.trace import nanoseconds, read_trace
-from profiling.trace.trace_events import TraceEvents
-from retinanet.errors import InputError
 from tests.profiling.trace.traces_by_hand import STEP, operator, write
 
 EVENTS = [
@@ -25,7 +25,7 @@ DOCUMENT = {"schemaVersion": 1, "before": [{"traceEvents": 3}], "traceEvents": E
 def test_pieces_of_any_size_hold_the_same_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, ascii_only: bool
 ) -> None:
-    monkeypatch.setattr(text_chunks, "CHUNK", chunk)
+    monkeypatch.setattr(events_module, "CHUNK", chunk)
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(DOCUMENT, indent=1, ensure_ascii=ascii_only))
     events = TraceEvents(file)

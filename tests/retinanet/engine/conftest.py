@@ -6,23 +6,23 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from common.native import load_library, usable_instruction_sets
 from retinanet.engine import (
     convolution,
-    grouped_kernel,
-    pointwise_kernel,
-    tile_kernel,
-    weight_gradient_kernel,
+    grouped_convolution,
+    pointwise_convolution,
+    tile_convolution,
+    weight_gradient,
 )
-from retinanet.engine.tile_weights import Tiles, best_tiles
-from retinanet.native_library import load_library, usable_instruction_sets
+from retinanet.engine.tile_convolution import Tiles, best_tiles
 
-KERNELS = (grouped_kernel, pointwise_kernel, tile_kernel, weight_gradient_kernel)
+KERNELS = (grouped_convolution, pointwise_convolution, tile_convolution, weight_gradient)
 LIBRARIES = (
-    grouped_kernel.convolution_library,
-    grouped_kernel.weight_gradient_library,
-    pointwise_kernel.library,
-    tile_kernel.library,
-    weight_gradient_kernel.library,
+    grouped_convolution.convolution_library,
+    grouped_convolution.weight_gradient_library,
+    pointwise_convolution.library,
+    tile_convolution.library,
+    weight_gradient.library,
 )
 
 
@@ -57,7 +57,7 @@ def own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Tiles.EMULATED if best is None else best
     monkeypatch.setattr(convolution, "has_tiles", lambda: True)
     for module, names in (
-        (tile_kernel, ["outputs_of", "input_gradients"]),
+        (tile_convolution, ["outputs_of", "input_gradients"]),
         (
             convolution,
             [

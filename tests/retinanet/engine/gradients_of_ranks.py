@@ -10,26 +10,26 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from launch.place import Place, take_place
-from launch.placement.share import CoreRequest
+from launch.rank_context import RankContext, enter_rank_context
 from launch.ranks import read_ranks
+from launch.shares import CoreRequest
 
 IMAGES = 8
 SIZE = 96
 
 
-def main(place: Place, results: Path) -> None:
+def main(place: RankContext, results: Path) -> None:
     import torch
     from torch import Tensor
     from torch.optim import SGD
 
     from data.dataset import Batch
-    from launch.group.process_group import ProcessGroup, joined
+    from launch.process_group import ProcessGroup, joined
     from retinanet.engine.engines import PreparedTraining, prepare_training
-    from retinanet.engine.gradient_exchange import GradientExchange
-    from retinanet.engine.gradient_norm import gradient_norm
+    from retinanet.engine.gradient_sync import GradientExchange
+    from retinanet.engine.optimizers import gradient_norm
     from retinanet.engine.shared_gradients import SharedGradients, share_gradients
-    from retinanet.model import RetinaNet
+    from retinanet.model.retinanet import RetinaNet
     from retinanet.training.loop import accumulate_gradients, batch_losses
 
     def make_batch(first: int, last: int) -> Batch:
@@ -175,7 +175,7 @@ def main(place: Place, results: Path) -> None:
 
 
 if __name__ == "__main__":
-    here = take_place(
+    here = enter_rank_context(
         read_ranks(os.environ),
         request=CoreRequest(threads=1),
         allocator="tuned",

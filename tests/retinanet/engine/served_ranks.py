@@ -8,9 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from retinanet.engine.group_weights import GroupWeights, memory_of_weights
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.engine.served_weights import ServedWeights, WeightsServer
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.training.async_groups.weights import (
+    GroupWeights,
+    ServedWeights,
+    WeightsServer,
+    memory_of_weights,
+)
 
 STEPS = 4
 MAKE = partial(make_optimizer, name="adam", learning_rate=1e-2)

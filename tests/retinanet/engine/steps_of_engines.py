@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from common.machine import fastest_precision
 from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining, prepare_training
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import RetinaNet
-from retinanet.processor import fastest_precision
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.checkpoint import optimizer_tensors
 from retinanet.training.loop import accumulate_gradients, batch_losses, update_weights
-from retinanet.training.optimizer_state import optimizer_tensors
 
 SIZE = 96
 """At 64 oneDNN gives wrong BF16 gradients: P7 is made of a map one pixel wide."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.native import load_library, usable_instruction_sets
 from retinanet.engine import batch_norm as batch_norm_module
 from retinanet.engine.batch_norm import batch_norm, library
-from retinanet.native_library import load_library, usable_instruction_sets
 
 BF16_ROUNDING = 2.0**-8
 SHAPES = [(2, 64, 9, 7), (1, 5, 3, 1), (8, 33, 16, 16), (2, 1, 1, 1)]

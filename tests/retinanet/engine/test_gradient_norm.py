@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from retinanet.engine.gradient_norm import clip_gradients, gradient_norm
+from retinanet.engine.optimizers import clip_gradients, gradient_norm
 
 
 def parameters(*, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:

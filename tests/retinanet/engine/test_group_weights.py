@@ -14,14 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from retinanet.engine.group_weights import (
-    LINE,
-    SLOTS,
-    GroupWeights,
-    memory_of_weights,
-)
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.engine.shared_memory import SharedMemory
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.engine.shared_gradients import LINE, SharedMemory
+from retinanet.training.async_groups.weights import SLOTS, GroupWeights, memory_of_weights
 from tests.retinanet.engine.test_optimizer import Layers, trainable
 
 RATES = (0.02, 0.05, 0.01)
@@ -249,7 +244,7 @@ def test_memory_of_another_process_of_that_number_is_not_taken_for_the_weights()
 def test_memory_is_zeros_of_the_size_that_is_told() -> None:
     memory = SharedMemory(1000)
     path, name = memory.place
-    with open(path, "rb") as file:  # noqa: PTH123 – a path of this process's own
+    with open(path, "rb") as file:  # noqa: PTH123
         content = file.read()
     assert content[: len(name)] == name and not any(content[len(name) :]) and len(content) == 1000
     memory.close()

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from retinanet.engine import convolution as convolution_module
 from retinanet.engine.convolution import Geometry, convolve
-from retinanet.engine.grouped_kernel import (
+from retinanet.engine.grouped_convolution import (
     grouped_convolution,
     grouped_input_gradient,
     grouped_weight_gradient,
     is_grouped,
 )
-from retinanet.engine.tile_weights import Tiles
+from retinanet.engine.tile_convolution import Tiles
 
 BF16_ROUNDING = 2.0**-8
 

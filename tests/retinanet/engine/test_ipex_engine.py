@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch.optim import SGD
 
-from retinanet.command_line import run_command
-from retinanet.engine.engines import chosen_engine, prepare_training
-from retinanet.engine.ipex_engine import PACKAGE, import_ipex
-from retinanet.errors import InputError
-from retinanet.model import RetinaNet
+from common.cli import run_command
+from common.errors import InputError
+from retinanet.engine.engines import PACKAGE, chosen_engine, import_ipex, prepare_training
+from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
 from tests.fast_precision import needs_bf16
 from train import main

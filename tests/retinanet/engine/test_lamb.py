@@ -7,9 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from retinanet.engine.lamb import Lamb
-from retinanet.engine.native_step import load_steps
-from retinanet.native_library import usable_instruction_sets
+from common.native import usable_instruction_sets
+from retinanet.engine.optimizers import Lamb, load_steps
 
 Array = NDArray[np.float64]
 
@@ -37,7 +36,7 @@ def make_lamb(
     if request.param == "plain":
         return partial(Lamb, fused=False)
     load = partial(load_steps, instruction_set=request.param)
-    monkeypatch.setattr("retinanet.engine.lamb.load_steps", load)
+    monkeypatch.setattr("retinanet.engine.optimizers.load_steps", load)
     return Lamb
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from common.native import usable_instruction_sets
 from retinanet.engine import masked_sum
 from retinanet.engine.masked_sum import add_relu_, masked_sum_
-from retinanet.native_library import usable_instruction_sets
 
 SHAPES = [(2, 24, 37, 41), (1, 3, 1, 1), (2, 5, 7, 1), (3, 1, 2, 2)]
 SPECIAL = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, -1e-40]

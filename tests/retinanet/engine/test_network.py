@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from retinanet.engine.network import FoldedForward
-from retinanet.engine.precision import autocast
-from retinanet.model import HeadOutputs, RetinaNet
-from retinanet.processor import cpu_flags
+from common.machine import cpu_flags
+from retinanet.engine.engines import autocast
+from retinanet.engine.folded_forward import FoldedForward
+from retinanet.model.retinanet import HeadOutputs, RetinaNet
 
 
 def make_model(*, norm: str, trainable_layers: int, num_classes: int = 5) -> RetinaNet:

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from retinanet.engine.adam import OnePassAdam
-from retinanet.engine.lamb import Lamb
-from retinanet.engine.native_step import load_steps
-from retinanet.engine.optimizer import make_optimizer, native_steps_work
-from retinanet.native_library import load_library, usable_instruction_sets
+from common.native import load_library, usable_instruction_sets
+from retinanet.engine.optimizers import (
+    Lamb,
+    OnePassAdam,
+    load_steps,
+    make_optimizer,
+    native_steps_work,
+)
 
 
 class Layers(nn.Module):
@@ -55,7 +58,7 @@ Make = Callable[..., Optimizer]
 @pytest.fixture(params=usable_instruction_sets())
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     load = partial(load_steps, instruction_set=request.param)
-    monkeypatch.setattr("retinanet.engine.adam.load_steps", load)
+    monkeypatch.setattr("retinanet.engine.optimizers.load_steps", load)
 
 
 @pytest.mark.usefixtures("instruction_set")

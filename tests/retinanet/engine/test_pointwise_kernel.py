@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
-from retinanet.engine.pointwise_kernel import (
+from retinanet.engine.pointwise_convolution import (
     pointwise_input_gradient,
     pointwise_output,
     strided_input_gradient,
 )
-from retinanet.engine.tile_weights import PackedWeight, Tiles, pack_weight
+from retinanet.engine.tile_convolution import PackedWeight, Tiles, pack_weight
 
 BF16_ROUNDING = 2.0**-8
 

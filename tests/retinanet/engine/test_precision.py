@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from data.dataset import Batch, Sample, collate
-from data.scenes.drawing import draw_scene
+from data.synthetic import draw_scene
 from data.transforms import resize_image, scale_boxes
 from retinanet.engine.engines import prepare_training
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import RetinaNet
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.retinanet import RetinaNet
 from retinanet.training.loop import train_one_epoch
 from tests.fast_precision import needs_bf16
 

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import nn
 
-from retinanet.engine.running_statistics import RunningStatistics
+from retinanet.engine.folded_forward import RunningStatistics
 
 
 def test_running_statistics_are_put_back() -> None:

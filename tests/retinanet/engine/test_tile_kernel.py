@@ -8,10 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retinanet.engine import convolution as convolution_module
-from retinanet.engine import tile_kernel
+from retinanet.engine import tile_convolution
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
-from retinanet.engine.tile_kernel import input_gradients, outputs_of
-from retinanet.engine.tile_weights import PackedWeight, Tiles, pack_weight
+from retinanet.engine.tile_convolution import (
+    PackedWeight,
+    Tiles,
+    input_gradients,
+    outputs_of,
+    pack_weight,
+)
 
 BF16_ROUNDING = 2.0**-8
 
@@ -212,7 +217,7 @@ def test_other_convolutions_are_onednns(
         raise AssertionError
 
     for module, name in (
-        (tile_kernel, "outputs_of"),
+        (tile_convolution, "outputs_of"),
         (convolution_module, "pointwise_output"),
     ):
         monkeypatch.setattr(module, name, never)

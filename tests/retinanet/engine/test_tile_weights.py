@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine.tile_weights import BLOCK, PackedWeight, pack_weight
+from retinanet.engine.tile_convolution import BLOCK, PackedWeight, pack_weight
 
 
 def unpacked(tiles: Tensor, columns: int, sums: int, taps: int) -> Tensor:

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from retinanet.engine import winograd, winograd_kernel
+from common.errors import InputError
+from common.machine import cpu_flags
+from retinanet.engine import winograd
 from retinanet.engine.winograd import choose_winograd, winograd_convolve
-from retinanet.errors import InputError
-from retinanet.processor import cpu_flags
 
 HAS_BF16 = "avx512_bf16" in cpu_flags()
 needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="the processor has no AVX-512 BF16")
@@ -111,9 +111,9 @@ def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
     try:
         torch.set_num_threads(7)
         found, again = (
-            winograd_kernel.weight_gradient(
-                [winograd_kernel.channels_last(level) for level in maps],
-                [winograd_kernel.channels_last(level) for level in given],
+            winograd.weight_gradient(
+                [winograd.channels_last(level) for level in maps],
+                [winograd.channels_last(level) for level in given],
                 [],
             )
             for _ in range(2)
@@ -141,7 +141,7 @@ def test_no_gradient_is_computed_that_nobody_asks_for(monkeypatch: pytest.Monkey
     [level] = levels_of([(8, 8)], images=1, channels=16)
     weight = torch.randn(8, 16, 3, 3, requires_grad=True)
     [output] = winograd_convolve([level], weight, torch.zeros(8), relu=False)
-    monkeypatch.setattr(winograd_kernel, "input_gradients", None)  # would fail if it were called
+    monkeypatch.setattr(winograd, "input_gradients", None)  # would fail if it were called
     [gradient] = torch.autograd.grad(output, weight, torch.ones_like(output))
     assert gradient.isfinite().all()
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retinanet.errors import InputError
+from common.errors import InputError
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.files import (
+from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
+from retinanet.evaluation.output import (
     BOXES_AT_ONCE,
+    SplitResult,
     classes_as_csv,
     detections_as_json,
     evaluation_files,
     write_evaluation,
 )
-from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
-from retinanet.evaluation.result import SplitResult
 
 
 def class_result(number: int, *, name: str, precision: float) -> ClassResult:

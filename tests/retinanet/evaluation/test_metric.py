@@ -13,10 +13,10 @@ from pycocotools.cocoeval import COCOeval
 
 from data.annotations import Annotations
 from data.coco_json import read_annotations
-from profiling.bench.generated_detections import generated_detections, generated_truth
+from profiling.bench.generated import generated_detections, generated_truth
+from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import SUMMARY_NAMES, TABLES, coco_metric
-from retinanet.metric_library import MetricLibrary
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"
 LABELS = COCO128 / "instances_train2017.json"

@@ -14,10 +14,11 @@ from retinanet.evaluation.pictures import (
     draw_boxes,
     draw_detections,
     draw_truth,
+    evaluation_sheet,
     save_picture,
+    spread_indices,
 )
-from retinanet.evaluation.sheet import evaluation_sheet, spread_indices
-from retinanet.training.curves import draw_curves, running_mean
+from retinanet.training.metrics import draw_curves, running_mean
 
 WHITE = np.full((500, 600, 3), 255, np.uint8)
 

@@ -7,16 +7,15 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from data.classes import ClassMap
+from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
-from retinanet.evaluation.detect import detect, detect_batch
+from retinanet.evaluation.detect import detect, detect_batch, detect_split, evaluate_split
 from retinanet.evaluation.detections import ImageDetections
-from retinanet.evaluation.split import detect_split, evaluate_split
-from retinanet.model import RetinaNet
-from retinanet.training.random_states import seed_everything
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.distributed import seed_everything
 from retinanet.training.signals import StopRequest
 
 SIZES = [(96, 48), (48, 96), (64, 64)]

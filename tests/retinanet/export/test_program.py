@@ -5,10 +5,10 @@ from torch import Tensor
 from data.transforms import normalize
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import detect_batch
-from retinanet.export.comparison import compare, compare_program, detections_of
-from retinanet.export.folding import fold_norms
-from retinanet.export.program import DetectorProgram, suppress_by_class
-from retinanet.model import Detections, RetinaNet
+from retinanet.export.command import compare, compare_program, detections_of
+from retinanet.export.program import DetectorProgram, fold_norms, suppress_by_class
+from retinanet.model.postprocess import Detections
+from retinanet.model.retinanet import RetinaNet
 from tests.random_detectors import random_detector
 
 

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from retinanet.loss import l1_box_loss_sum
-from retinanet.model import encode_boxes
+from retinanet.loss.detection import l1_box_loss_sum
+from retinanet.model.anchors import encode_boxes
 
 ANCHORS = torch.tensor([[0.0, 0.0, 10.0, 20.0], [5.0, 5.0, 15.0, 15.0], [0.0, 0.0, 8.0, 8.0]])
 

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from retinanet.loss import detection_loss
-from retinanet.model import HeadOutputs, anchors_for, assign_targets
+from retinanet.loss.detection import detection_loss
+from retinanet.model.anchors import anchors_for
+from retinanet.model.matching import assign_targets
+from retinanet.model.retinanet import HeadOutputs
 
 IMAGE_SIZE = (64, 64)
 FEATURE_SIZES = [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)]

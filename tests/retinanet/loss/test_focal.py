@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
-from retinanet.loss import focal_loss
-from retinanet.loss.focal import FORMS
-from retinanet.native_library import find_compiler
+from common.native import find_compiler
+from retinanet.loss.focal import FORMS, focal_loss
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -223,7 +222,7 @@ def test_auto_is_the_kernel_where_there_is_a_compiler(capfd: pytest.CaptureFixtu
 
 LOSSES_WITHOUT_COMPILER = """
 import torch
-from retinanet.errors import InputError
+from common.errors import InputError
 from retinanet.loss import focal_loss
 logits, classes = torch.zeros(1, 2, 3), torch.tensor([[1, -1]])
 print(focal_loss([logits], [classes]).item())

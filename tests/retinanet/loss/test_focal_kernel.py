@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
-from retinanet.loss import focal_loss
+from common.native import usable_instruction_sets
+from retinanet.loss.focal import focal_loss
 from retinanet.loss.focal_kernel import focal_loss_operator, run_kernel
-from retinanet.native_library import usable_instruction_sets
 
 EVERY_BF16 = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
 """All 65,536 values."""

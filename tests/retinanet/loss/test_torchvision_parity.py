@@ -11,8 +11,9 @@ from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from retinanet.loss import detection_loss
-from retinanet.model import Detections, RetinaNet, postprocess
+from retinanet.loss.detection import detection_loss
+from retinanet.model.postprocess import Detections, postprocess
+from retinanet.model.retinanet import RetinaNet
 
 NUM_CLASSES = 5
 HEIGHT, WIDTH = 128, 160

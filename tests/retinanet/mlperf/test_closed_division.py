@@ -1,7 +1,7 @@
 import pytest
 
+from common.errors import InputError
 from retinanet.config_file import load_config
-from retinanet.errors import InputError
 
 SETTINGS = ("mlperf.division=closed", "data.root=/data")
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
-from tests.conftest import RunHere
+from tests.commands import RunHere
 
 POINTS = ("mlperf", "points")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from retinanet.__main__ import main
-from tests.conftest import RunHere
+from tests.commands import RunHere
 from tests.mlperf_runs import closed_config, write_run
 
 

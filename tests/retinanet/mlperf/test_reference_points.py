@@ -1,8 +1,15 @@
 import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
-from retinanet.mlperf.reference_points import ReferencePoint, expectation, reference_points
-from retinanet.mlperf.rules import NEWEST, RULES, Rules, benchmark_name
+from retinanet.mlperf.rules import (
+    NEWEST,
+    RULES,
+    ReferencePoint,
+    Rules,
+    benchmark_name,
+    expectation,
+    reference_points,
+)
 
 
 def checker_of(rules: Rules) -> RCP_Checker:

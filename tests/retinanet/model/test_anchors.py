@@ -3,7 +3,8 @@ import torch
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 
-from retinanet.model import RetinaNet, anchors_for
+from retinanet.model.anchors import anchors_for
+from retinanet.model.retinanet import RetinaNet
 
 GEOMETRIES = [
     ((128, 128), [(16, 16), (8, 8), (4, 4), (2, 2), (1, 1)]),

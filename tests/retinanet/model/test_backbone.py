@@ -4,9 +4,9 @@ from torch import nn
 from torchvision.models import resnext50_32x4d
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 
-from retinanet.errors import InputError
-from retinanet.model import ResNeXtBody, load_pretrained_backbone
-from retinanet.model.pyramid import BackboneWithFPN
+from common.errors import InputError
+from retinanet.model.backbone import ResNeXtBody, load_pretrained_backbone
+from retinanet.model.retinanet import BackboneWithFPN
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.transform import resize_boxes as torchvision_resize_boxes
 from torchvision.ops import clip_boxes_to_image
 
-from retinanet.model import clip_boxes, decode_boxes, encode_boxes, resize_boxes
+from retinanet.model.anchors import clip_boxes, decode_boxes, encode_boxes, resize_boxes
 
 
 def random_boxes(count: int, seed: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from retinanet.model import HeadOutputs, RetinaNet
+from retinanet.model.retinanet import HeadOutputs, RetinaNet
 
 NUM_CLASSES = 5
 

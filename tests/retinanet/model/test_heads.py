@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchvision.models.detection.retinanet import RetinaNetHead as TorchvisionHead
 
-from retinanet.model.heads import RetinaNetHead
+from retinanet.model.retinanet import RetinaNetHead
 
 CHANNELS = 8
 

@@ -3,8 +3,14 @@ import torch
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
-from retinanet.model import BACKGROUND, IGNORED, anchors_for, assign_targets, match_anchors
-from retinanet.model.matching import BOXES_AT_ONCE
+from retinanet.model.anchors import anchors_for
+from retinanet.model.matching import (
+    BACKGROUND,
+    BOXES_AT_ONCE,
+    IGNORED,
+    assign_targets,
+    match_anchors,
+)
 
 FEATURE_SIZES = [(16, 20), (8, 10), (4, 5), (2, 3), (1, 2)]
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from retinanet.model import anchors_for
-from retinanet.model.nearby_anchors import anchor_shapes, nearby_anchors
+from retinanet.model.anchors import anchors_for
+from retinanet.model.matching import anchor_shapes, nearby_anchors
 
 GEOMETRIES = [
     ((128, 160), [(16, 20), (8, 10), (4, 5), (2, 3), (1, 2)]),

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 
-from retinanet.model import Detections, HeadOutputs, anchors_for, postprocess
+from retinanet.model.anchors import anchors_for
+from retinanet.model.postprocess import Detections, postprocess
+from retinanet.model.retinanet import HeadOutputs
 
 IMAGE_SIZE = (64, 64)
 FEATURE_SIZES = [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)]

@@ -10,9 +10,7 @@ from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 
 from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult
-from retinanet.model_card.facts import CardFacts, SplitFacts
-from retinanet.model_card.text import model_card
-from retinanet.model_card.writing import CARD, write_card
+from retinanet.model_card import CARD, CardFacts, SplitFacts, model_card, write_card
 
 HOSTILE = (
     "a | b",

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.errors import InputError
-from retinanet.prediction.box_file import BoxFile
+from common.errors import InputError
+from retinanet.predict.files import BoxFile
 
 
 @pytest.mark.parametrize("parts", [[], [[]], [[1]], [[1, 2], [], [3]]])

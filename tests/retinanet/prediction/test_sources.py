@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.errors import InputError
-from retinanet.prediction.sources import find_sources
+from common.errors import InputError
+from retinanet.predict.files import find_sources
 
 
 def tree(root: Path, *names: str) -> Path:

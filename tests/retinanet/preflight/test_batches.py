@@ -1,6 +1,6 @@
 from retinanet.config_file import load_config
-from retinanet.preflight.batches import check_groups, check_split
-from retinanet.preflight.finding import Finding
+from retinanet.preflight.findings import Finding
+from retinanet.preflight.run import check_groups, check_split
 
 
 def checked(split: str, *, ranks: int) -> list[Finding]:

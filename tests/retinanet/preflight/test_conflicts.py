@@ -5,7 +5,7 @@ import PIL
 import pytest
 from packaging.requirements import Requirement
 
-from retinanet.preflight.conflicts import (
+from retinanet.preflight.host import (
     IPEX,
     check_conflicts,
     loaded_pillow,

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.preflight.disk import DiskNeed, FreeSpace, check_disk, free_space, size_of
-from retinanet.preflight.finding import Finding
+from retinanet.preflight.findings import Finding
+from retinanet.preflight.run import DiskNeed, FreeSpace, check_disk, free_space, size_of
 from tests.mounts import needs_root, tmpfs
 
 MB = 1_000_000

@@ -7,11 +7,15 @@ from torch import Tensor
 from data.dataset import Batch
 from retinanet.config import ModelConfig, TrainingConfig
 from retinanet.engine.engines import prepare_training
-from retinanet.preflight.kept_values import index_bytes, kept_values
-from retinanet.preflight.memory_need import StepShape, casted_weights
-from retinanet.preflight.model_bytes import model_bytes
+from retinanet.preflight.memory import (
+    StepShape,
+    casted_weights,
+    index_bytes,
+    kept_values,
+    model_bytes,
+)
+from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.loop import batch_losses
-from retinanet.training.start import build_model, build_optimizer
 
 CLASSES, SIZE = 80, 128
 

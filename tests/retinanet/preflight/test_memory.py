@@ -1,9 +1,14 @@
 from dataclasses import replace
 
-from launch.host.memory_limit import MemoryLeft
-from retinanet.preflight.finding import Finding
-from retinanet.preflight.memory import check_counts, check_memory
-from retinanet.preflight.memory_need import MemoryNeed, StepShape, training_bytes
+from launch.limits import MemoryLeft
+from retinanet.preflight.findings import Finding
+from retinanet.preflight.memory import (
+    MemoryNeed,
+    StepShape,
+    check_counts,
+    check_memory,
+    training_bytes,
+)
 
 GB = 10**9
 NEED = MemoryNeed(model=GB, activations=2 * GB, other=GB, loading=0)

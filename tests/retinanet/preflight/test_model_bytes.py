@@ -1,9 +1,9 @@
 import torch
 
 from retinanet.config import ModelConfig, TrainingConfig
-from retinanet.preflight.model_bytes import model_bytes
-from retinanet.training.optimizer_state import optimizer_tensors
-from retinanet.training.start import build_model, build_optimizer
+from retinanet.preflight.memory import model_bytes
+from retinanet.training.build import build_model, build_optimizer
+from retinanet.training.checkpoint import optimizer_tensors
 
 OPTIMIZERS = (
     TrainingConfig(),

@@ -1,6 +1,6 @@
 import resource
 
-from retinanet.preflight.open_files import check_open_files
+from retinanet.preflight.host import check_open_files
 
 
 def test_every_loaded_tensor_is_a_file() -> None:

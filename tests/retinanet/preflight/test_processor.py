@@ -1,6 +1,6 @@
 import pytest
 
-from retinanet.preflight.processor import check_compiler, check_precision
+from retinanet.preflight.host import check_compiler, check_precision
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@ import io
 
 from rich.console import Console
 
-from retinanet.preflight.finding import failure, ok, warning
-from retinanet.preflight.report import merged, print_findings
+from retinanet.preflight.findings import failure, merged, ok, print_findings, warning
 
 
 def test_what_is_well_on_all_hosts_is_told_once() -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.locks import owner_file, this_process
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
-from retinanet.file_lock import owner_file, this_process
-from retinanet.preflight.finding import Finding
-from retinanet.preflight.run_state import check_run_folder
-from retinanet.training.checkpoint import ModelDescription, State, TrainingPosition
-from retinanet.training.checkpoint.writing import Contents, checkpoint_folder, write_checkpoint
-from retinanet.training.random_states import random_states
+from retinanet.preflight.findings import Finding
+from retinanet.preflight.run import check_run_folder
+from retinanet.training.checkpoint import Contents, checkpoint_folder, write_checkpoint
+from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
+from retinanet.training.distributed import random_states
 
 
 @pytest.fixture(scope="module")

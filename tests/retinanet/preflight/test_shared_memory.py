@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinanet.preflight.shared_memory import LoadedBatches, check_shared_memory, rounded_up
+from retinanet.preflight.host import LoadedBatches, check_shared_memory, rounded_up
 from tests.mounts import needs_root, tmpfs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -65,7 +65,7 @@ def test_a_mount_that_is_missing_matters_only_to_loading_processes(tmp_path: Pat
 )
 def test_the_real_mount_is_looked_at(mount: str, level: str) -> None:
     program = (
-        "from retinanet.preflight.shared_memory import *;"
+        "from retinanet.preflight.host import *;"
         "need = LoadedBatches(workers=1, image_size=800, batch_size=2, evaluation_batch_size=8,"
         " gradient_accumulation=1);"
         "print(check_shared_memory(need, ranks=1, is_certain=False).level)"

@@ -1,7 +1,7 @@
 from importlib.metadata import version
 from pathlib import Path
 
-from retinanet.preflight.versions import check_versions, differences, read_pins
+from retinanet.preflight.host import check_versions, differences, read_pins
 
 
 def test_pins_are_read_with_their_comments() -> None:

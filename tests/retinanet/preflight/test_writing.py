@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from retinanet.preflight.writing import check_writing
+from retinanet.preflight.run import check_writing
 from tests.mounts import needs_root, tmpfs
 
 

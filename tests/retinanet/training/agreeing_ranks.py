@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-from launch.place import take_place
-from launch.placement.share import CoreRequest
+from launch.rank_context import enter_rank_context
 from launch.ranks import read_ranks
+from launch.shares import CoreRequest
 
 if __name__ == "__main__":
-    place = take_place(
+    place = enter_rank_context(
         read_ranks(os.environ),
         request=CoreRequest(threads=1),
         allocator="tuned",
@@ -23,10 +23,10 @@ if __name__ == "__main__":
     from torch import nn
     from torch.optim import Adam
 
+    from common.errors import InputError
     from data.dataset import Batch
-    from launch.group.process_group import joined
-    from retinanet.errors import InputError
-    from retinanet.training.agreement import (
+    from launch.process_group import joined
+    from retinanet.training.distributed import (
         agree_on_weights,
         agreed_batches,
         average_norms,

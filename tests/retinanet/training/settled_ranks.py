@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 
 from data.dataset import Batch
-from launch.group.process_group import ProcessGroup
+from launch.process_group import ProcessGroup
 from retinanet.engine.engines import prepare_training
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import RetinaNet
-from retinanet.training.exchange import make_exchange
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.distributed import make_exchange
 from retinanet.training.loop import accumulate_gradients
 
 SIZE = 64

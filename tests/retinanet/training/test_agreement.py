@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retinanet.training.agreement import merged
+from retinanet.training.distributed import merged
 from retinanet.training.loop import StepResult
 from tests.launch.ranks import run_ranks
 

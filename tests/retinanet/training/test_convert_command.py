@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from retinanet.errors import InputError
+from common.errors import InputError
 from retinanet.evaluation.command import evaluate
-from retinanet.training.convert_command import convert
-from retinanet.training.pickled_weights import is_imagenet_file
+from retinanet.training.build import is_imagenet_file
+from retinanet.training.convert import convert
 
 WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.running_mean": torch.ones(2)}
 
@@ -147,8 +147,8 @@ def test_what_takes_far_more_memory_than_the_file_is_refused_first(
     program = (
         "import re, sys\n"
         "from pathlib import Path\n"
-        "from retinanet.command_line import run_command\n"
-        "from retinanet.training.convert_command import convert\n"
+        "from common.cli import run_command\n"
+        "from retinanet.training.convert import convert\n"
         "file, out = map(Path, sys.argv[1:])\n"
         "def peak():\n"
         "    return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"

@@ -19,13 +19,12 @@ from torchvision.models.detection import retinanet_resnet50_fpn
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from data.classes import UNNAMED
+from common.errors import InputError
+from data.annotations import UNNAMED
 from retinanet.__main__ import main
-from retinanet.errors import InputError
+from retinanet.training.build import unpickle_weights
 from retinanet.training.checkpoint import read_checkpoint
-from retinanet.training.class_names import read_class_map
-from retinanet.training.convert_detector import detector_tensors, require_free_folder
-from retinanet.training.pickled_weights import unpickle_weights
+from retinanet.training.convert import detector_tensors, read_class_map, require_free_folder
 from tests.commands import RunHere
 from tests.random_detectors import random_detector
 

@@ -1,7 +1,7 @@
 import pytest
 
-from retinanet.errors import InputError
-from retinanet.training.loading import (
+from common.errors import InputError
+from retinanet.training.data import (
     FIRST_STEPS,
     STEPS_MEASURED,
     BadImages,

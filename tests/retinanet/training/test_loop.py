@@ -10,8 +10,9 @@ from torch.optim import SGD, Optimizer
 from data.dataset import Batch
 from data.transforms import normalize
 from retinanet.engine.engines import PreparedTraining
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import HeadOutputs, RetinaNet
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.retinanet import HeadOutputs, RetinaNet
+from retinanet.training.distributed import seed_everything
 from retinanet.training.loop import (
     StepResult,
     accumulate_gradients,
@@ -19,7 +20,6 @@ from retinanet.training.loop import (
     mean_losses,
     train_one_epoch,
 )
-from retinanet.training.random_states import seed_everything
 from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
 
 

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining
-from retinanet.engine.gradient_norm import gradient_norm
-from retinanet.engine.optimizer import make_optimizer
+from retinanet.engine.optimizers import gradient_norm, make_optimizer
 from retinanet.loss.focal import FORMS
-from retinanet.model import HeadOutputs, RetinaNet
-from retinanet.model.heads import by_anchor
+from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
 from retinanet.training.loop import StepResult, accumulate_gradients, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteStep, NonFiniteSteps, TensorNames
 from tests.retinanet.training.tiny_steps import make_batch, prepared

@@ -7,9 +7,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.training.checkpoint.writing import copies
-from retinanet.training.optimizer_state import optimizer_state, optimizer_tensors
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.training.checkpoint import copies, optimizer_state, optimizer_tensors
 
 SLOTS = {
     "adam": {"step", "exp_avg", "exp_avg_sq"},

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from retinanet.errors import InputError
-from retinanet.training.plan import Position, StepPlan, plan_steps
+from common.errors import InputError
+from retinanet.training.schedule import Position, StepPlan, plan_steps
 
 
 def plan(

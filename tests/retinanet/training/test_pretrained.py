@@ -7,16 +7,17 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
+from common.errors import InputError
 from retinanet.config import ModelConfig
-from retinanet.errors import InputError
-from retinanet.model import RetinaNet
-from retinanet.preflight.weights import check_weights
-from retinanet.training.pretrained import (
+from retinanet.model.retinanet import RetinaNet
+from retinanet.preflight.run import check_weights
+from retinanet.training.build import (
+    build_model,
     dropped_parts,
     read_backbone_weights,
     require_trainable_start,
+    starting_weights,
 )
-from retinanet.training.start import build_model, starting_weights
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

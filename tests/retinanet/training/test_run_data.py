@@ -7,11 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from data.dataset import SampleKey
-from data.opening import DetectionData
+from common.errors import InputError
+from data.dataset import DetectionData, SampleKey
 from retinanet.config_file import load_config
-from retinanet.errors import InputError
-from retinanet.training.run_data import open_run_data
+from retinanet.training.data import open_run_data
 
 
 def opened(folder: Path, *overrides: str) -> DetectionData:
@@ -29,7 +28,7 @@ def test_both_splits_are_read_by_the_chosen_decoder(
     key = SampleKey(0, seed=0)
     assert torch.equal(default.train[key].image, chosen.train[key].image)
     # Without it a JPEG falls to Pillow's function, which is taken away here.
-    monkeypatch.delattr("data.decoding.decode.to_rgb")
+    monkeypatch.delattr("data.decoding.to_rgb")
     assert default.train[key].image.shape == chosen.train[key].image.shape == (3, 64, 64)
 
 

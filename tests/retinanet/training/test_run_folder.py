@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from retinanet.errors import InputError, StoppedBeforeStart
+from common.errors import InputError, StoppedBeforeStart
 from retinanet.training.run_folder import LOCK, OWN_FILES, OWN_FOLDERS, claim_run_folder
 
 

@@ -9,17 +9,17 @@ from PIL import Image
 from pycocotools.coco import COCO
 from rich.console import Console
 
-from data.classes import ClassMap
+from common.machine import peak_resident_mb
+from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
-from launch.resources import peak_resident_mb
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
-from retinanet.evaluation.result import SplitResult
+from retinanet.evaluation.output import SplitResult
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics_file import read_metrics
+from retinanet.training.recorder import Recorder
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.run_record import RunRecord
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def perfect(dataset: DetectionDataset) -> SplitResult:
     return SplitResult(coco_metric(annotations, detections), detections, seconds=1.0)
 
 
-def record_in(folder: Path, *, target_map: float | None = None) -> tuple[RunRecord, io.StringIO]:
+def record_in(folder: Path, *, target_map: float | None = None) -> tuple[Recorder, io.StringIO]:
     run = RunFolder(folder / "run")
     for path in (run.pictures, run.evaluations, run.tensorboard):
         path.mkdir(parents=True)
     text = io.StringIO()
     console = Console(file=text, width=200)
-    record = RunRecord(run, console=console, first_step=0, target_map=target_map)
+    record = Recorder(run, console=console, first_step=0, target_map=target_map)
     return record, text
 
 

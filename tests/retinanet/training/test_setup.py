@@ -6,8 +6,9 @@ import pytest
 
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
-from retinanet.training.checkpoint import Checkpoint, ModelDescription, State, TrainingPosition
-from retinanet.training.setup import differences, recorded_split
+from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
+from retinanet.training.resume import differences, recorded_split
 
 WORDS = ("training.batch_size=2", "distributed.batch_split=speed")
 

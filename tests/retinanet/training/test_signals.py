@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from retinanet.errors import StoppedBeforeStart
+from common.errors import StoppedBeforeStart
 from retinanet.training.signals import SECONDS_OF_ONE_CTRL_C, StopRequest
 
 

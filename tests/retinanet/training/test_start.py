@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from retinanet.config_file import SHIPPED, load_config
-from retinanet.model import postprocess
-from retinanet.training.start import build_model
+from retinanet.model.postprocess import postprocess
+from retinanet.training.build import build_model
 
 SHIPPED_NAMES = sorted(path.name for path in SHIPPED.glob("*.yaml"))
 

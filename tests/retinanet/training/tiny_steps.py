@@ -6,7 +6,7 @@ from torch.optim import SGD, Optimizer
 
 from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining, prepare_training
-from retinanet.model import RetinaNet
+from retinanet.model.retinanet import RetinaNet
 
 SIZE = 64
 

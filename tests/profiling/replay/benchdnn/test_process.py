@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from profiling.replay.benchdnn.process import Ended, run_benchdnn
-from profiling.replay.benchdnn.program import ask_benchdnn, find_benchdnn
+from common.errors import InputError
+from profiling.replay.benchdnn import Ended, ask_benchdnn, find_benchdnn, run_benchdnn
 from profiling.replay.replay import Conditions
-from retinanet.errors import InputError
 
 CPU = min(os.sched_getaffinity(0))
 TELL = """\

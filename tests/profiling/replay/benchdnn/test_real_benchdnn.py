@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from profiling.onednn_log.log import Calls
+from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.read import read_logs
-from profiling.replay.benchdnn.program import ask_benchdnn
-from profiling.replay.benchdnn.run import replay_with_benchdnn
-from profiling.replay.problem_files.problem_line import Dialect, Layouts
-from profiling.replay.problem_files.write import write_problem_files
+from profiling.replay.benchdnn import ask_benchdnn
+from profiling.replay.benchdnn_fields import Dialect, Layouts
+from profiling.replay.benchdnn_files import write_problem_files
 from profiling.replay.replay import Conditions
+from profiling.replay.runners import replay_with_benchdnn
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "onednn"
 LOGS = sorted(FIXTURES.glob("benchdnn-*.log"))

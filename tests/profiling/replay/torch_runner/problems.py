@@ -1,6 +1,6 @@
 """Problems from lines of real logs."""
 
-from profiling.onednn_log.line import head_of, meaning_of
+from profiling.onednn_log.parse import head_of, meaning_of
 from profiling.onednn_log.problem import Problem
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiling.onednn_log.read import read_logs
-from profiling.replay.torch_runner import measured_runs
-from profiling.replay.torch_runner.measured_runs import (
+from profiling.onednn_log.log import read_logs
+from profiling.replay import torch_operators
+from profiling.replay.torch_operators import (
     LEAST_RUNS,
     WARM_UP,
     WITHOUT_KNOWN_CACHES,
@@ -51,7 +51,7 @@ def test_each_run_is_a_step_of_the_log_and_warm_up_is_none(tmp_path: Path) -> No
 def test_slow_problems_run_less_often_but_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured_runs, "SECONDS", 0.0)
+    monkeypatch.setattr(torch_operators, "SECONDS", 0.0)
     runs = measure(Counted().run, tmp_path / "log", repeats=50, flush=None)
     assert runs == Runs(hot=LEAST_RUNS, cold=0)
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from launch.placement.share import Share
-from profiling.onednn_log.log import Calls
+from launch.shares import Share
+from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.read import read_logs
 from profiling.replay.replay import Conditions, Replay
-from profiling.replay.torch_runner.run import replay_with_torch
-from profiling.replay.torch_runner.worker_process import TorchWorker
+from profiling.replay.torch_replay import TorchWorker, replay_with_torch
 from tests.fast_precision import needs_bf16
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.torch_runner.problems import v3

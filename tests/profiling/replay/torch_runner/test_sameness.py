@@ -3,7 +3,7 @@
 import pytest
 
 from profiling.onednn_log.problem import Problem
-from profiling.replay.torch_runner.sameness import difference, same_layouts, work_of
+from profiling.replay.same_problem import difference, same_layouts, work_of
 from tests.profiling.replay.torch_runner.problems import problem, v3
 
 PIXELS = "src:bf16::blocked:acdb::f0 wei:bf16:a:blocked:AcdB64a2b::f0 bia:undef::undef::: "

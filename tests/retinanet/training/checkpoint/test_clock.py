@@ -1,12 +1,12 @@
 import pytest
 
-from retinanet.training.checkpoint import clock
-from retinanet.training.checkpoint.clock import CheckpointClock
+from retinanet.training import checkpointer
+from retinanet.training.checkpointer import CheckpointTimer
 
 
 def due_steps(every: str, *, steps: int, first: int = 0) -> list[int]:
     """Steps after which a checkpoint is due, in a run of four steps an epoch."""
-    one = CheckpointClock(every)
+    one = CheckpointTimer(every)
     one.restart(step=first, epoch=first / 4)
     found = []
     for step in range(first + 1, steps + 1):
@@ -27,14 +27,14 @@ def test_every_epoch_is_its_last_step() -> None:
 
 
 def test_one_that_could_not_be_begun_stays_due() -> None:
-    one = CheckpointClock("4 steps")
+    one = CheckpointTimer("4 steps")
     assert [one.is_due(step=step, epoch=0) for step in (3, 4, 5)] == [False, True, True]
 
 
 def test_a_time_counts_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(clock.time, "monotonic", lambda: now)
-    one = CheckpointClock("2min")
+    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now)
+    one = CheckpointTimer("2min")
     now += 119
     assert not one.is_due(step=1, epoch=0)
     now += 1

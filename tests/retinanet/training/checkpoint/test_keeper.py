@@ -11,22 +11,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from retinanet.training.checkpoint import Checkpoint, newest_whole, read_checkpoint
-from retinanet.training.checkpoint import keeper as keeping
-from retinanet.training.checkpoint.keeper import CheckpointKeeper
-from retinanet.training.checkpoint.state import (
+from retinanet.training import checkpointer
+from retinanet.training.checkpoint import (
+    Checkpoint,
+    Contents,
+    newest_whole,
+    point_to,
+    read_checkpoint,
+    remove,
+    write_checkpoint,
+)
+from retinanet.training.checkpoint_state import (
     ModelDescription,
     State,
     TrainingPosition,
     read_state,
 )
-from retinanet.training.checkpoint.writing import (
-    Contents,
-    point_to,
-    remove,
-    write_checkpoint,
-)
-from retinanet.training.random_states import random_states
+from retinanet.training.checkpointer import CheckpointWriter
+from retinanet.training.distributed import random_states
 
 MODEL = ModelDescription(
     num_classes=1,
@@ -65,7 +67,7 @@ class Kept:
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self.folder = folder
         self.warnings: list[str] = []
-        self.keeper = CheckpointKeeper(folder, keep=keep, warn=self.warnings.append)
+        self.keeper = CheckpointWriter(folder, keep=keep, warn=self.warnings.append)
 
     def write(self, *steps: int) -> None:
         for step in steps:
@@ -122,7 +124,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert may_write.wait(30)
         write_checkpoint(folder, what)
 
-    monkeypatch.setattr(keeping, "write_checkpoint", slow_disk)
+    monkeypatch.setattr(checkpointer, "write_checkpoint", slow_disk)
     kept.keeper.write(contents(3))
     assert kept.keeper.is_writing and not (kept.folder / "step-000003").exists()
     may_write.set()

@@ -11,26 +11,36 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from data.classes import ClassMap
-from launch.group.process_group import ProcessGroup
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.errors import InputError
-from retinanet.model import RetinaNet
+from common.errors import InputError
+from data.annotations import ClassMap
+from launch.process_group import ProcessGroup
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import (
     Checkpoint,
-    ModelDescription,
-    State,
-    TrainingPosition,
+    file_digest,
     find_checkpoint,
     newest_whole,
+    point_to,
     read_checkpoint,
+    write_checkpoint,
 )
-from retinanet.training.checkpoint.reading import file_digest
-from retinanet.training.checkpoint.state import Part, digest, read_state, state_text
-from retinanet.training.checkpoint.writing import point_to, write_checkpoint
-from retinanet.training.random_states import random_states, restore_random_states, seed_everything
-from retinanet.training.rank_states import restore_own_state
-from retinanet.training.saving import gathered
+from retinanet.training.checkpoint_state import (
+    ModelDescription,
+    Part,
+    State,
+    TrainingPosition,
+    digest,
+    read_state,
+    state_text,
+)
+from retinanet.training.checkpointer import gathered
+from retinanet.training.distributed import (
+    random_states,
+    restore_own_state,
+    restore_random_states,
+    seed_everything,
+)
 
 CLASSES = ClassMap((7, 3), ("seven", "three"))
 DESCRIPTION = ModelDescription(

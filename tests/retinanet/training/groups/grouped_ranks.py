@@ -7,9 +7,9 @@ import time
 from functools import partial
 from typing import Any
 
-from launch.place import take_place
-from launch.placement.share import CoreRequest
+from launch.rank_context import enter_rank_context
 from launch.ranks import read_ranks
+from launch.shares import CoreRequest
 
 TIMEOUT_S = 60.0
 GROUPS = 2
@@ -17,7 +17,7 @@ STEPS = 12
 LATE_S = 0.3
 
 if __name__ == "__main__":
-    place = take_place(
+    place = enter_rank_context(
         read_ranks(os.environ),
         request=CoreRequest(threads=1),
         allocator="system",
@@ -28,14 +28,13 @@ if __name__ == "__main__":
     import torch
     from torch import Tensor, nn
 
-    from launch.group.parts import compute_group, living_group
-    from launch.group.process_group import ProcessGroup, joined
-    from retinanet.engine.gradient_exchange import GradientExchange
-    from retinanet.engine.group_weights import GroupWeights, memory_of_weights
-    from retinanet.engine.optimizer import make_optimizer
+    from launch.process_group import ProcessGroup, joined
+    from retinanet.engine.gradient_sync import GradientExchange
+    from retinanet.engine.optimizers import make_optimizer
     from retinanet.engine.shared_gradients import share_gradients
-    from retinanet.training.groups.batch_queue import BatchQueue
-    from retinanet.training.groups.group_update import GroupUpdate
+    from retinanet.training.async_groups.epoch import BatchQueue
+    from retinanet.training.async_groups.groups import GroupUpdate, compute_group, living_group
+    from retinanet.training.async_groups.weights import GroupWeights, memory_of_weights
 
     make = partial(make_optimizer, name="sgd", learning_rate=0.5)
 

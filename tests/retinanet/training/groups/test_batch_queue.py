@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from retinanet.training.groups.batch_queue import BatchQueue, batches_of
+from retinanet.training.async_groups.epoch import BatchQueue, batches_of
 
 
 class Stores:

@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from data.dataset import Batch
-from launch.group.process_group import ProcessGroup
-from retinanet.engine.group_weights import GroupWeights, memory_of_weights
-from retinanet.engine.optimizer import make_optimizer
-from retinanet.model import RetinaNet
-from retinanet.training.groups.group_update import GroupUpdate
+from launch.process_group import ProcessGroup
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.async_groups.groups import GroupUpdate
+from retinanet.training.async_groups.weights import GroupWeights, memory_of_weights
 from retinanet.training.loop import StepResult, Update, train_one_epoch
 from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
 

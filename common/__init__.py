@@ -1,0 +1,1 @@
+"""What every package uses: errors, command lines, console, files, processes, charts."""

@@ -1,0 +1,191 @@
+"""What all commands share: how they end, and how a run's arguments are read."""
+
+import argparse
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from common.errors import (
+    InputError,
+    NonFiniteLossError,
+    StoppedBeforeStart,
+    described,
+    exit_code_of,
+    is_refused_name,
+)
+
+MOST = 10**9
+"""Of whatever a command line counts: steps, seconds, images."""
+MOST_RANKS = 10**5
+NOT_FOR_USERS = (
+    r"Glyph \d+",  # matplotlib: a name is drawn with boxes in place of letters
+    "constrained_layout not applied",  # matplotlib: a name is too long for a chart
+    "This DataLoader will create",  # torch: more processes than cores; a run places them itself
+)
+"""How warnings of libraries begin that a user can do nothing about."""
+LONGEST_SHOWN = 60
+"""Characters of a value in a message."""
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
+    escape_unprintable()
+    for message in NOT_FOR_USERS:
+        warnings.filterwarnings("ignore", message, UserWarning)
+    try:
+        return command()
+    except (InputError, NonFiniteLossError, StoppedBeforeStart, KeyboardInterrupt) as error:
+        print(described(error), file=sys.stderr)
+        return exit_code_of(error)
+    except RuntimeError as error:
+        line = described(error)  # of a loading process that was killed
+        if line is None:
+            raise
+        print(line, file=sys.stderr)
+        return exit_code_of(error)
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has seen enough; Python's own flush would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if not is_refused_name(error):
+            raise
+        print(described(error), file=sys.stderr)
+        return exit_code_of(error)
+
+
+def escape_unprintable() -> None:
+    """Make stdout and stderr write `\\u2026` for a character that their encoding does not have.
+
+    Under PYTHONIOENCODING=ascii and in some locales printing it would end the command, and so would
+    printing a file's name that is not UTF-8.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def run_command_group(
+    *, prog: str, description: str, commands: Mapping[str, tuple[str, str]]
+) -> int:
+    """Parse `prog COMMAND …`, run that command, and return its exit code.
+
+    Only the module of the command that is asked for is imported: `--help` of the group stays fast,
+    and a package may offer a command of a package above it.
+
+    Args:
+        prog: Such as `python -m launch`.
+        description: What the commands have in common.
+        commands: For each name its `module:function` and a summary. The function adds the command
+            to the parser's subcommands, with `run` among its defaults, which takes the options as
+            keyword arguments and returns the exit code.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (target, summary) in commands.items():
+        if name in sys.argv[1:2]:
+            module, function = target.split(":")
+            getattr(import_module(module), function)(subcommands)
+        else:
+            subcommands.add_parser(name, help=summary)
+    arguments = vars(parser.parse_args())
+    run: Callable[..., int] = arguments.pop("run")
+    return run(**arguments)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """`section.field=value` below a command's own parser, wherever it stands among options.
+
+    argparse takes positional arguments from one place only, and its way out, intermixed parsing, is
+    not for commands below another.
+    """
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.field=value",
+        help="put on top of the file, such as data.root=/data/coco",
+    )
+    parse = parser.parse_known_args
+
+    def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = parse(*arguments)
+        found.overrides += [word for word in rest if not word.startswith("-")]
+        return found, [word for word in rest if word.startswith("-")]
+
+    parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
+
+
+def add_json_option(
+    parser: argparse.ArgumentParser, what: str = "write the numbers here too"
+) -> None:
+    """`--json FILE`, as `json_file`; `require_free_json` looks at it before the work begins."""
+    parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
+
+
+def resuming_command(launcher: Sequence[str] = ()) -> str:
+    """The command that goes on with the run that this process is.
+
+    `launcher`: what comes before `python`, such as `mpirun -np 8`; torchrun takes its place.
+    """
+    flags = ("--resume", "--auto-resume", "--overwrite")
+    words = [word for word in sys.argv[1:] if word not in flags]
+    python = () if launcher and launcher[0] == "torchrun" else (installed("python"),)
+    return shlex.join([*launcher, *python, sys.argv[0], *words, "--resume"])
+
+
+def installed(program: str) -> str:
+    """A program of this environment as a user can type it here: `.venv/bin/python`."""
+    path = Path(sys.executable).with_name(program)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return number_between(1, MOST, text)
+
+
+def number_of_ranks(text: str) -> int:
+    """A whole number from 1 to `MOST_RANKS`."""
+    return number_between(1, MOST_RANKS, text)
+
+
+def number_between(least: int, most: int, text: str) -> int:
+    """Return a whole number within bounds.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none.
+    """
+    # Ten thousand digits would take Python long, and it refuses them.
+    number = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
+    if not least <= number <= most:
+        found = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {least} and at most {most:,}, found {found!r}"
+        )
+    return number
+
+
+def probability(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+    return value
+
+
+def whole_number(text: str) -> int:
+    """A whole number of at least 0."""
+    return number_between(0, MOST, text)

@@ -1,0 +1,186 @@
+"""What reaches a terminal: text from files and logs is shown, and never obeyed.
+
+TODO-DOC Progress on long work: a bar on a terminal, plain lines where there is none.
+
+TODO-DOC What commands say of logs and traces, of which nothing is trusted.
+
+TODO-DOC Numbers with some significant digits, for people.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    RenderableType,
+    RenderHook,
+    RenderResult,
+)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+
+from common.errors import printable
+
+
+def make_console(
+    *, quiet: bool = False, stderr: bool = False, width: int | None = None, pipe_width: int = 120
+) -> Console:
+    """A console that prints text as it is: `[red]` is no markup, `:dog:` no emoji, and of control
+    characters and escape sequences only its own reach the terminal.
+
+    Args:
+        quiet: Whether it prints nothing.
+        stderr: Whether it prints there.
+        width: Columns; None takes the terminal's.
+        pipe_width: Columns where there is no terminal, for whole lines.
+    """
+    console = Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
+    if width is not None:
+        console.width = width
+    elif not console.is_terminal:
+        console.width = pipe_width
+    console.push_render_hook(PrintableOnly())
+    return console
+
+
+class PrintableOnly(RenderHook):
+    """Wraps whatever is printed, tables included."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """The same, with what is not printed replaced."""
+        return [PrintableSegments(one) for one in renderables]
+
+
+class PrintableSegments:
+    """A renderable whose text is made printable piece by piece, colours and moves apart."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich."""
+        yield from map(printable_segment, console.render(self.inner, options))
+
+
+def printable_segment(segment: Segment) -> Segment:
+    """A piece of text without control characters, but for the ends of lines."""
+    if segment.control or segment.text.isprintable():
+        return segment
+    return Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
+
+
+SECONDS_BETWEEN_LINES = 15.0
+"""A log file wants a line now and then, not ten a second."""
+
+MEGABYTE = 1_000_000
+SHOWN_FROM = 20 * MEGABYTE
+
+Advance = Callable[[int, str], None]
+"""Called as `advance(done, note)`: how much is done in all, and what to say of it."""
+
+
+@contextmanager
+def progress(console: Console, title: str, *, total: int, start: int = 0) -> Iterator[Advance]:
+    """Show how far a piece of work has come while the context lasts.
+
+    Args:
+        console: Where to; decides by itself whether it is a terminal.
+        title: What is being done, with its unit.
+        total: How much there is to do.
+        start: How much was done before.
+    """
+    show = bar(console, title, total=total, start=start) if console.is_terminal else None
+    if show is None:
+        yield lines(console, title, total=total, start=start)
+        return
+    with show as display:
+        task = display.add_task(printable(title), total=total, completed=start, note="")
+        yield lambda done, note: display.update(task, completed=done, note=printable(note))
+
+
+@contextmanager
+def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[Advance]:
+    """`progress` of reading or writing, told in bytes and shown in megabytes.
+
+    Less than a second's worth of it is not shown.
+    """
+    if total < SHOWN_FROM:
+        yield lambda done, note: None
+        return
+    with progress(console, f"{title} [MB]", total=total // MEGABYTE) as advance:
+        yield lambda done, note: advance(done // MEGABYTE, note)
+
+
+def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
+    """The bar with its columns: amount, time left, note."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+        refresh_per_second=4,
+    )
+
+
+def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
+    """A line at the first call, at the last, and every `SECONDS_BETWEEN_LINES` between."""
+    began = time.monotonic()
+    last_shown = -SECONDS_BETWEEN_LINES
+    is_over = False
+
+    def advance(done: int, note: str) -> None:
+        nonlocal last_shown, is_over
+        now = time.monotonic() - began
+        if is_over:
+            return
+        is_over = done >= total
+        if done < total and now - last_shown < SECONDS_BETWEEN_LINES:
+            return
+        last_shown = now
+        left = now / max(1, done - start) * (total - done)
+        text = f"{title} {done}/{total}  {clock(left)} left  {note}"
+        console.print(text.rstrip(), highlight=False, soft_wrap=True)
+
+    return advance
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def say(console: Console, text: str) -> None:
+    """A line as it is, however long."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_cautions(console: Console, cautions: Iterable[str]) -> None:
+    """Print a line for each thing that speaks against the numbers that follow."""
+    for caution in cautions:
+        say(console, f"caution: {printable(caution)}")
+
+
+SMALLEST = 1e-4
+"""Below it numbers are written with an exponent, as `1.2e-05`."""
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """Return a number with so many significant digits and no zeros at its end, such as `0.25`.
+
+    Digits before the point are never dropped: 10,130.4 is `10,130`, where `format` has `1.013e+04`.
+    """
+    if not math.isfinite(value) or 0 < abs(value) < SMALLEST:
+        return f"{value:.{digits}g}"
+    before_point = math.floor(math.log10(abs(value))) + 1 if value else 1
+    decimals = max(0, digits - before_point)
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text

@@ -1,0 +1,149 @@
+"""What ends a command, other than our bugs.
+
+TODO-DOC What a command's exit status says to scripts and schedulers.
+
+TODO-DOC Text from files, logs and the environment, made fit for a terminal, a picture or a page.
+
+TODO-DOC What to say of a loading process that was killed, such as by the kernel for want of memory.
+
+torch raises a RuntimeError, at whatever line the main thread is when the process ends.
+"""
+
+import errno
+import re
+import signal
+import socket
+
+
+class InputError(ValueError):
+    """Bad input. The message is one line: the file, the field, what was expected, and the fix.
+
+    Commands print it to stderr and exit with status 2; anything else that escapes is our bug.
+    Names and values in it come from outside: whatever they hold, the line stays one, of a bounded
+    length, and does nothing to a terminal.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+class NonFiniteLossError(ArithmeticError):
+    """A loss or a gradient was infinite or NaN; the weights are those of the step before."""
+
+
+class StoppedBeforeStart(BaseException):
+    """A signal asked a run to end before its first step; the message is the signal's name.
+
+    Like KeyboardInterrupt it may come anywhere, and no `except Exception` is to hold it up.
+    """
+
+
+FINISHED = 0
+OUR_BUG = 1
+BAD_INPUT = 2
+LOSS_NOT_FINITE = 3
+CONDITION_MET = 4
+"""A comparison went as `--fail-if` says it must not, or an official check was not passed."""
+STOPPED_BY_SIGNAL = 75
+"""After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
+the same command begins again. (sysexits' EX_TEMPFAIL)"""
+INTERRUPTED = 130
+"""Ctrl-C before there was anything to keep, or twice; or in `predict`, which keeps what it has done
+(128 + SIGINT, as shells count)."""
+
+REFUSED_NAMES = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP, errno.ENOTDIR)
+"""What the system says of the names that users give, wherever they are looked up first."""
+
+
+def is_refused_name(error: BaseException) -> bool:
+    """Return whether the system refused a file's name, which is the user's mistake."""
+    is_refused = isinstance(error, OSError) and error.errno in REFUSED_NAMES
+    return is_refused and error.filename is not None  # type: ignore[attr-defined]
+
+
+def exit_code_of(error: BaseException) -> int:
+    """With which a command ends that such an error has reached."""
+    if isinstance(error, InputError) or is_refused_name(error):
+        return BAD_INPUT
+    if isinstance(error, NonFiniteLossError):
+        return LOSS_NOT_FINITE
+    if isinstance(error, StoppedBeforeStart):
+        return STOPPED_BY_SIGNAL
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG
+
+
+def described(error: BaseException) -> str | None:
+    """What to say of it in one line on stderr; None where only its traceback will do."""
+    if isinstance(error, InputError | NonFiniteLossError):
+        return f"error: {error}"
+    if is_refused_name(error):
+        assert isinstance(error, OSError)
+        return f"error: {one_line(f'{error.filename}: {error.strerror}')}"
+    if isinstance(error, StoppedBeforeStart):
+        return f"{error} before the first step: nothing was written; the same command begins again"
+    if worker := killed_worker(error):
+        return f"error: {worker}"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else None
+
+
+LONGEST = 2000
+"""Characters of a line that is said of a mistake."""
+KEPT_OF_THE_END = 500
+"""Of those: what is to be done about it stands at the end."""
+BREAKS = re.compile(r"\s*[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
+
+
+def printable(text: str) -> str:
+    """The text, with a � for each character that is not printed: control characters, escape
+    sequences, marks that turn the direction of writing, halves of surrogate pairs.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def one_line(text: str) -> str:
+    """The text as one printable line of at most `LONGEST` characters; its middle is left out."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - KEPT_OF_THE_END - 3]} … {text[-KEPT_OF_THE_END:]}"
+    return printable(BREAKS.sub(" ", text.strip()).replace("\t", " "))
+
+
+ENDED = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<process>\d+)[\d, ]*\) "
+    r"(?:is killed by signal: (?P<signal>[\w ()]+)|exited unexpectedly)"
+)
+"""torch's messages, for one process or several."""
+
+
+def killed_worker(error: BaseException | None) -> str | None:
+    """Return a line on the killed loading process that an error comes from, or None.
+
+    Args:
+        error: Any; torch may wrap the error that names the signal.
+    """
+    found = None
+    while isinstance(error, RuntimeError):
+        match = ENDED.search(str(error))
+        found = match if match and (found is None or match["signal"]) else found
+        error = error.__cause__ or error.__context__
+    if found is None:
+        return None
+    name = name_of_signal(found["signal"])
+    what = f"was killed by {name}" if name else "ended unexpectedly"
+    fix = "set data.workers lower (0: load in the training process), or give it more memory"
+    if name == signal.SIGBUS.name:
+        fix = "/dev/shm is full: docker run --shm-size=1g (or --ipc=host), or data.workers=0"
+    cause = " (out of memory?)" if name == signal.SIGKILL.name else ""
+    return (
+        f"data loading: process {found['process']} on {socket.gethostname()} {what}{cause}; {fix}; "
+        "--resume goes on from the last checkpoint"
+    )
+
+
+def name_of_signal(description: str | None) -> str | None:
+    """Return `SIGKILL` for `Killed`, the C library's description; other words stay as they are."""
+    if description is None:
+        return None
+    described = {signal.strsignal(number): number.name for number in signal.Signals}
+    return described.get(description.strip(), description.strip())

@@ -1,0 +1,276 @@
+"""Files that commands write: nothing is overwritten unasked, and nothing is left half written.
+
+TODO-DOC Files that users name: no read waits for ever, and none is without a limit.
+
+Opening a FIFO waits for a writer, and a device such as /dev/zero has no end. Regular files are
+taken, and where they are read once, from beginning to end, the pipe of a shell's `<(command)`.
+
+TODO-DOC JSON files that commands read: an object, or one line that says what is wrong.
+
+TODO-DOC Files of results that commands keep as JSON, and go on with: read back, or told in one line.
+
+TODO-DOC Tables as CSV, of which a spreadsheet takes no cell for a formula.
+
+TODO-DOC Lines appended to a file so that a full disk loses none of them.
+"""
+
+import csv
+import errno
+import io
+import json
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from io import BufferedReader
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from common.errors import InputError, printable
+
+
+def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None:
+    """Refuse to replace files, before the work that fills them.
+
+    Args:
+        files: What will be written.
+        overwrite: Whether files that exist may be replaced.
+        advice: What the user can do about a file that exists.
+
+    Raises:
+        InputError: Names the first that exists, is a folder, or is asked for twice.
+    """
+    seen = set()
+    for file in files:
+        if file in seen:
+            raise InputError(f"{file}: two outputs would have this name; give them separately")
+        seen.add(file)
+        if file.is_dir():
+            raise InputError(f"{file}: is a folder; give the name of a file")
+        if file.exists() and not overwrite:
+            raise InputError(f"{file}: exists; {advice}")
+
+
+def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
+    """`require_free` for what a command writes to its `--out`, and replaces with `--overwrite`."""
+    require_free(files, overwrite=overwrite, advice="give --overwrite or another --out")
+
+
+def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> None:
+    """`require_free` for the file that `--json` names, if it was given."""
+    if json_file is not None:
+        advice = "give --json another file"
+        require_free([json_file], overwrite=overwrite, advice=advice)
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, then give it its own; text in UTF-8.
+
+    Half of a surrogate pair, which UTF-8 does not have, is written as JSON escapes it.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    write_parts(file, [content])
+
+
+def write_parts(file: Path, parts: Iterable[bytes]) -> None:
+    """`write_whole` of what is too large to be in memory at once.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as stream:
+            stream.writelines(parts)
+        partial.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+MOST_BYTES = 64_000_000
+"""Of a file that is read whole, unless its reader sets a limit of its own."""
+
+
+def open_regular(file: Path) -> BufferedReader:
+    """Open a regular file for reading bytes.
+
+    Raises:
+        OSError: It cannot be opened or is something else; `strerror` says which.
+    """
+    return os.fdopen(regular_descriptor(file), "rb")
+
+
+def regular_descriptor(file: Path, *, pipes: bool = False) -> int:
+    """Return a descriptor that reads a regular file.
+
+    Args:
+        file: Where it is.
+        pipes: Whether a pipe without a name is taken too: its writer has opened it already.
+
+    Raises:
+        OSError: As `open_regular`.
+    """
+    # Without O_NONBLOCK opening a FIFO would wait for a writer before anything can be checked.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    if pipes and is_unnamed_pipe(descriptor):
+        os.set_blocking(descriptor, True)
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+
+
+def is_unnamed_pipe(descriptor: int) -> bool:
+    """Return whether a descriptor is of a pipe that no file system has a name for."""
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
+
+
+def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file or of an unnamed pipe.
+
+    Raises:
+        OSError: It cannot be read, is neither, or holds more than `most_bytes`.
+    """
+    with os.fdopen(regular_descriptor(file, pipes=True), "rb") as stream:
+        # Files of /proc have a size of 0, whatever they hold: the limit is for what is read.
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(file))
+    return content
+
+
+def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:
+    """Return the content of a regular file or of an unnamed pipe, in UTF-8.
+
+    Raises:
+        OSError: As `read_bytes`.
+        UnicodeDecodeError: It is not UTF-8, and `errors` does not allow that.
+    """
+    return read_bytes(file, most_bytes=most_bytes).decode("utf-8", errors)
+
+
+def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
+    """The object that a file holds.
+
+    Args:
+        file: Where it is.
+        advice: What was expected, or how to get such a file; it ends the message.
+
+    Raises:
+        InputError: The file cannot be read, or holds something else.
+    """
+    try:
+        content = json.loads(read_text(file))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
+        raise InputError(f"{file}: is not JSON; {advice}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: holds no JSON object; {advice}")
+    return content
+
+
+Kept = TypeVar("Kept")
+
+
+def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str) -> Kept:
+    """What a file holds.
+
+    Args:
+        file: Where it is.
+        schema: Of what it should hold.
+        wrong: What to say of another file, such as `is no result of …`.
+        advice: What the user can do about it.
+
+    Raises:
+        InputError: It cannot be read, or holds something else; names the file and the field.
+    """
+    try:
+        return schema.validate_json(read_bytes(file))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise InputError(f"{file}: {wrong} ({field}: {first['msg']}); {advice}") from error
+
+
+FORMULA = re.compile(r"\s*[=+\-@]")
+"""How a cell begins that spreadsheets calculate: names come from logs, which anybody can write."""
+ROWS_AT_A_TIME = 1000
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def as_csv(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A header and its rows; what is None is empty."""
+    return b"".join(csv_parts(columns, rows)).decode()
+
+
+def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
+    """Yield the same in UTF-8, some rows at a time, for what is too large to be in memory."""
+    lines = chain([columns], rows)
+    while some := list(islice(lines, ROWS_AT_A_TIME)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(map(harmless, row) for row in some)
+        yield text.getvalue().encode()
+
+
+def harmless(cell: object) -> object:
+    """A text without control characters, an apostrophe before what would be a formula; numbers,
+    and texts that are numbers, as they are.
+    """
+    if not isinstance(cell, str):
+        return cell
+    shown = printable(cell)
+    return f"'{shown}" if FORMULA.match(shown) and not NUMBER.fullmatch(shown) else shown
+
+
+class LineFile:
+    """A file of which every line is whole. What a full disk does not take waits for the next."""
+
+    def __init__(self, file: Path) -> None:
+        """Append to a file, which is made if it is not there."""
+        self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._waiting: deque[bytes] = deque()
+
+    def write(self, line: str) -> None:
+        """Append a line, without its end, after those that wait.
+
+        Raises:
+            OSError: It could not be written: it waits now.
+        """
+        self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
+        while self._waiting:
+            self._append(self._waiting[0])
+            self._waiting.popleft()
+
+    def close(self) -> None:
+        """End; what still waits is lost."""
+        os.close(self._descriptor)
+
+    def _append(self, line: bytes) -> None:
+        """Write a line; a part of one is taken back."""
+        begin = os.fstat(self._descriptor).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+        except OSError:
+            os.ftruncate(self._descriptor, begin)
+            raise

@@ -1,0 +1,309 @@
+"""Exclusive locks between processes, also on file systems that have none.
+
+The kernel's `flock` ends with the process that holds it. Lustre mounted without `flock`, and NFS
+without a lock daemon, refuse it. There the holder creates a second file exclusively, `NAME.owner`,
+which names its host and process, and renews that file's time of change. The file is taken over
+from a process of this host that has ended, and from another host that has not renewed it for
+`LOST_AFTER` seconds.
+
+TODO-DOC Where things are kept that can be made again, and how one process makes them for all.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+from common.errors import OUR_BUG
+from common.process_facts import own_process, start_time
+
+RENEWED_EVERY = 15.0
+"""[seconds]"""
+LOST_AFTER = 300.0
+"""More than a server's clock and cached attributes of NFS can differ. [seconds]"""
+TAKING_OVER = 60.0
+"""The longest that a take-over lasts, which is three calls of the file system. [seconds]"""
+MOST_BYTES = 10_000
+
+
+class LockHeldError(Exception):
+    """Another process holds the lock; the message says which, where that is known."""
+
+
+class FileLock:
+    """A lock on a file, from `take` to `release`, or to the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, which is created if it does not exist.
+
+        Raises:
+            OSError: It cannot be opened for writing.
+        """
+        self.path = path
+        self._is_new = not path.exists()
+        self._is_taken = False
+        self._file = path.open("a", encoding="utf-8")
+        self._renewal: Thread | None = None
+        self._released = Event()
+
+    def take(self) -> None:
+        """Take the lock, at once or not at all. Taking it twice is taking it once.
+
+        Raises:
+            LockHeldError: Another process holds it.
+            OSError: The folder cannot be written.
+        """
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockHeldError from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            self._take_owner_file()
+        if not self._is_there():  # its holder removed it between our opening and locking it
+            raise LockHeldError
+        self._is_taken = True
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back.
+
+        Args:
+            remove: Whether the file is removed too, if it was created here. Beside an owner file,
+                which shows by its presence that the lock is held, nothing stays in any case.
+        """
+        if self._file.closed:
+            return
+        self._released.set()
+        has_owner = self._renewal is not None
+        if has_owner or (remove and self._is_new and self._is_taken):
+            with suppress(OSError):  # the folder may be gone
+                self.path.unlink()
+        if has_owner:
+            with suppress(OSError):
+                owner_file(self.path).unlink()
+        self._file.close()
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _take_owner_file(self) -> None:
+        if self._renewal is not None:
+            return
+        create_owner_file(owner_file(self.path))
+        self._renewal = Thread(target=self._renew, name="lock", daemon=True)
+        self._renewal.start()
+
+    def _renew(self) -> None:
+        owner = owner_file(self.path)
+        while not self._released.wait(RENEWED_EVERY):
+            with suppress(OSError):  # a server that does not answer may do so later
+                if read_owner(owner) == this_process():
+                    os.utime(owner)
+                elif owner.exists() and not self._released.is_set():
+                    # Both would write the same files.
+                    print(f"error: {owner}: another process took the lock over", file=sys.stderr)
+                    os._exit(OUR_BUG)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds the lock on a file. Nothing is created or changed."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        pass
+    owner = owner_file(path)
+    return owner.exists() and is_alive(owner)
+
+
+def has_locks(folder: Path) -> bool:
+    """Return whether the file system of a folder has `flock`; nothing is left there.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in NO_LOCKS
+    return True
+
+
+def owner_file(path: Path) -> Path:
+    """Return the file beside a lock's that stands for it where the file system has no locks."""
+    return path.with_name(f"{path.name}.owner")
+
+
+def create_owner_file(owner: Path) -> None:
+    """Create it, in the place of one whose process has ended.
+
+    Raises:
+        LockHeldError: Another process holds it, or is taking it over.
+        OSError: The folder cannot be written.
+    """
+    if owner.exists() and not is_alive(owner):
+        remove_stale(owner)
+    try:
+        with owner.open("x", encoding="utf-8") as file:
+            json.dump(this_process(), file)
+    except FileExistsError as error:
+        found = read_owner(owner)
+        if found != this_process():  # a signal may have come between its creation and here
+            holder = f"process {found.get('pid')} on {found.get('host')}" if found else ""
+            raise LockHeldError(holder) from error
+
+
+def remove_stale(owner: Path) -> None:
+    """Remove the file of a process that has ended; one process at a time does.
+
+    Raises:
+        LockHeldError: Another is doing so.
+        OSError: The folder cannot be written.
+    """
+    turn = owner.with_name(f"{owner.name}.taken-over")
+    with suppress(FileNotFoundError):
+        if age_of(turn) > TAKING_OVER:  # whoever created it was killed meanwhile
+            turn.unlink()
+    try:
+        turn.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise LockHeldError from error
+    try:
+        if not is_alive(owner):  # looked at again, as another may just have taken it over
+            owner.unlink(missing_ok=True)
+    finally:
+        turn.unlink(missing_ok=True)
+
+
+def is_alive(owner: Path) -> bool:
+    """Return whether the process that an owner file names may still be running."""
+    found, own = read_owner(owner), this_process()
+    try:
+        if not all(found.get(key) == own[key] for key in ("host", "processes")):
+            return age_of(owner) <= LOST_AFTER
+    except FileNotFoundError:
+        return False
+    pid = found.get("pid")
+    started = start_time(pid) if isinstance(pid, int) else None
+    return started is not None and started == found.get("started")
+
+
+def read_owner(owner: Path) -> dict[str, object]:
+    """Return what an owner file says; nothing where it is not yet, or no longer, written."""
+    try:
+        with owner.open("rb") as file:
+            content = json.loads(file.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def this_process() -> dict[str, object]:
+    """Return what identifies this process among those of all hosts, containers and boots."""
+    own = own_process()
+    return {
+        "host": socket.gethostname(),
+        "processes": own.namespace if own else "",
+        "pid": os.getpid(),
+        "started": own.started if own else None,
+    }
+
+
+def age_of(file: Path) -> float:
+    """Return the time since a file's last change, by the clock that sets such times. [seconds]
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    changed = file.stat().st_mtime
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as probe:
+            now = os.fstat(probe.fileno()).st_mtime
+    except OSError:  # a folder that is only read
+        now = time.time()
+    return now - changed
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems without locks say, such as Lustre mounted without `flock`."""
+
+
+def user_cache() -> Path | None:
+    """`${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu`; None for a user without a home."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "retinanet-cpu"
+
+
+def private_cache_folders() -> list[Path]:
+    """The user's cache, and after it a folder of the user's own among the temporary files."""
+    temporary = Path(tempfile.gettempdir()) / f"retinanet-cpu-{os.getuid()}"
+    folders = [temporary] if is_our_own(temporary) or not temporary.exists() else []
+    cache = user_cache()
+    return [cache, *folders] if cache else folders
+
+
+def is_our_own(folder: Path) -> bool:
+    """Whether nobody else can have put something there."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
+    """The first folder that takes a file; it is made, with `mode`, if it is not there.
+
+    Raises:
+        OSError: There is none; the message has each one's reason.
+    """
+    reasons = []
+    for folder in folders:
+        try:
+            folder.mkdir(mode=mode, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+    raise OSError("; ".join(reasons))
+
+
+@contextmanager
+def one_process_at_a_time(
+    lock: Path, *, waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold a lock between processes; the kernel lets go of it when a process dies.
+
+    Where the file system has no locks, nothing is held: what is done must be right even then.
+
+    Args:
+        lock: A file; made if it is not there.
+        waiting: Called once if another process holds it.
+    """
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield

@@ -1,0 +1,208 @@
+"""What the processor is called, and what it computes in.
+
+TODO-DOC Which packages are installed, and in which version.
+
+TODO-DOC Which version of this code runs.
+
+TODO-DOC What the kernel counts for this process: page faults and resident memory.
+
+TODO-DOC Memory that is left on the machine.
+
+TODO-DOC On what a benchmark ran: a number never stands without it.
+
+TODO-DOC The optional packages of `make serving`.
+"""
+
+import os
+import platform
+import re
+import resource
+import subprocess
+from collections.abc import Collection, Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.errors import InputError
+
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
+"""What /proc/cpuinfo calls instructions for BF16: Intel's, AMD's, and ARM's."""
+
+FLAGS = ("flags", "Features")
+"""Of their line: on x86, on ARM."""
+
+
+def cpu_flags() -> set[str]:
+    """What the processor can do, in /proc/cpuinfo's names, such as `avx512_bf16`; Linux only."""
+    return set(cpu_field(FLAGS).split())
+
+
+def processor_name() -> str:
+    """The processor's name as Linux gives it, else as Python does."""
+    return cpu_field(("model name",)) or platform.processor()
+
+
+@cache
+def cpu_field(names: tuple[str, ...]) -> str:
+    """Of /proc/cpuinfo the first line with one of the names; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in named if name.strip() in names), "")
+
+
+def bf16_flag(flags: Collection[str]) -> str | None:
+    """The processor's instructions for BF16; None where it has none."""
+    return next((flag for flag in BF16_FLAGS if flag in flags), None)
+
+
+def fastest_precision(flags: Collection[str] | None = None) -> str:
+    """`bf16` where the processor has instructions for it; without, a step takes many times as long.
+
+    `flags`: the processor's; None: this one's.
+    """
+    return "bf16" if bf16_flag(cpu_flags() if flags is None else flags) else "float32"
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions by name; packages that are not installed are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+def code_version() -> dict[str, str | bool | None]:
+    """`repository`, `commit`, and whether files differ from it; None where git does not say.
+
+    An image is no clone: its file COMMIT says from which one it was made.
+    """
+    commit = git("rev-parse", "HEAD") or commit_of_image()
+    status = git("status", "--porcelain")
+    return {
+        "repository": without_password(git("remote", "get-url", "origin")),
+        "commit": commit,
+        "is_modified": None if status is None else bool(status),
+    }
+
+
+def commit_of_image(file: Path = HERE / "COMMIT") -> str | None:
+    """What the Dockerfile was told; None elsewhere, and where it was told nothing."""
+    commit = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return commit if re.fullmatch("[0-9a-f]{7,64}", commit) else None
+
+
+def git(*arguments: str) -> str | None:
+    """What git says of this folder; None where it is no clone, or git is not installed."""
+    command = ["git", "-C", str(HERE), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def without_password(address: str | None) -> str | None:
+    """A repository's address without who may read it, for whoever reads a run's files."""
+    return None if address is None else re.sub(r"//[^/@]*@", "//", address)
+
+
+KIB = 1024
+
+
+def page_faults() -> int:
+    """Minor page faults of this process so far, its threads included and its children not.
+
+    Each is a page that the kernel had to give first: after warm-up a step should need next to none.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def resident_mb() -> float:
+    """Memory that this process has in RAM now. [10⁶ bytes]"""
+    return memory_status("VmRSS")
+
+
+def peak_resident_mb() -> float:
+    """The most that this process has ever had in RAM. [10⁶ bytes]
+
+    Not `ru_maxrss`: that one also counts what the process was before its `exec`, such as a large
+    parent that started it.
+    """
+    return memory_status("VmHWM")
+
+
+def private_mb() -> float:
+    """Memory in RAM that this process shares with no other now. [10⁶ bytes]
+
+    Pages of a mapped file count as long as nobody else has them mapped.
+    """
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
+    return sum(kilobytes) * KIB / 1e6
+
+
+def anonymous_bytes() -> int:
+    """Memory in RAM that is no file's, which another process like this one would take too."""
+    return round(memory_status("RssAnon") * 1e6)
+
+
+def memory_status(name: str) -> float:
+    """A size from Linux's `/proc/self/status`. [10⁶ bytes]"""
+    for line in (
+        Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * KIB / 1e6
+    raise LookupError(f"/proc/self/status: no {name}")
+
+
+def available_mb() -> float:
+    """What Linux can still give to processes without swapping. [10⁶ bytes]"""
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise LookupError("/proc/meminfo: no MemAvailable")
+
+
+PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
+
+
+def environment() -> dict[str, str | int]:
+    """Processor, cores this process may use, kernel, Python and the packages that compute."""
+    found: dict[str, str | int] = {
+        "cpu": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+    return found | installed_versions(PACKAGES)
+
+
+def require_packages(*names: str, purpose: str) -> None:
+    """See that packages of requirements-serving.txt are there.
+
+    Args:
+        names: As they are imported.
+        purpose: What needs them, for the message.
+
+    Raises:
+        InputError: One is not installed.
+    """
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"{purpose}: {' and '.join(missing)} not installed; run `make serving`, which adds the "
+            "packages of requirements-serving.txt"
+        )

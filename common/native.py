@@ -1,0 +1,240 @@
+"""C++ that is compiled on the machine where it runs, once, and kept.
+
+A source file is one C++ file with a plain C interface (`extern "C"`), without torch's headers, so
+that it compiles in a second or two; it may include headers of its own folder. Its OpenMP is the one
+that torch has loaded: there is one pool of threads. The number of threads is handed to the
+function, as `torch.get_num_threads()`.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from common.locks import first_writable, one_process_at_a_time, private_cache_folders
+from common.machine import cpu_flags
+
+CPU_FLAGS_NEEDED = {
+    "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+}
+"""Instruction sets beyond plain x86-64, with /proc/cpuinfo's names of what each adds to the one
+before."""
+
+MACHINE_FLAGS = {
+    "x86-64-v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+    "x86-64-v3": ["-march=x86-64-v3"],
+    "x86-64": ["-march=x86-64"],
+    "generic": [],
+}
+
+# No -ffast-math: infinities and NaN must come out as they went in.
+COMPILED_AHEAD = Path(__file__).parent / "compiled"
+"""Where `python -m retinanet compile` puts libraries: beside the code, for all users of it."""
+
+COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"]
+
+
+class NativeLibraryError(RuntimeError):
+    """A library could not be compiled, kept or loaded; the message says why."""
+
+
+class NoCompilerError(NativeLibraryError):
+    """There is no C++ compiler on this machine."""
+
+
+@functools.cache
+def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.CDLL:
+    """Compile one C++ file, unless that was done before, and load it.
+
+    One that was compiled ahead needs no compiler. Else the result is kept below
+    `${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu/`, or in a folder of the user's own among the
+    temporary files where that cannot be written.
+
+    Args:
+        source: A file with `extern "C"` functions; it may use OpenMP's pragmas.
+        instruction_set: One of `usable_instruction_sets()`; None takes the best.
+
+    Raises:
+        NoCompilerError: Neither `CXX` nor `g++` or `c++` on the path is a compiler.
+        NativeLibraryError: Anything else, with the compiler's or the loader's message.
+    """
+    instruction_set = instruction_set or usable_instruction_sets()[0]
+    ahead = library_ahead(source, instruction_set)
+    if ahead.exists():
+        return open_library(ahead)
+    compiler = find_compiler()
+    compile_flags = COMPILE_FLAGS + MACHINE_FLAGS[instruction_set]
+    link_flags = link_with_loaded_openmp()
+    key = [source_text(source), describe_compiler(compiler)]
+    digest = hashlib.sha256("\0".join(key + compile_flags + link_flags).encode()).hexdigest()
+    name = f"{source.stem}-{instruction_set}-{digest[:16]}.so"
+    for folder in private_cache_folders():
+        if (folder / name).exists():
+            return open_library(folder / name)
+    library = library_folder() / name
+    with one_process_at_a_time(library.with_suffix(".lock")):
+        if not library.exists():
+            compile_to(library, [*compiler, *compile_flags], source, link_flags)
+    return open_library(library)
+
+
+def source_text(source: Path) -> str:
+    """A source file's text, with that of the headers of its folder that it includes."""
+    text = source.read_text(encoding="utf-8")
+    headers = re.findall(r'^#include "(.+)"', text, re.MULTILINE)
+    return "\0".join([text, *(source_text(source.parent / name) for name in headers)])
+
+
+def library_ahead(source: Path, instruction_set: str) -> Path:
+    """Where a library lies that was compiled ahead: with any compiler, from this very source."""
+    key = [source_text(source), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
+    key += [Path(flag).name for flag in link_with_loaded_openmp()]
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
+    return COMPILED_AHEAD / f"{source.stem}-{instruction_set}-{digest[:16]}.so"
+
+
+def compile_ahead(source: Path, instruction_set: str) -> Path:
+    """Compile for an instruction set, which need not be one of this processor's.
+
+    Returns:
+        The library, where `load_library` of whoever uses this code finds it.
+
+    Raises:
+        NoCompilerError: There is no compiler.
+        NativeLibraryError: It fails, or the folder cannot be written.
+    """
+    library = library_ahead(source, instruction_set)
+    try:
+        library.parent.mkdir(exist_ok=True)
+        compiler = [*find_compiler(), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
+        compile_to(library, compiler, source, link_with_loaded_openmp())
+    except OSError as error:
+        raise NativeLibraryError(f"{library}: cannot be written: {error.strerror}") from error
+    return library
+
+
+def known_instruction_sets() -> list[str]:
+    """All that there is code for on this architecture, best first."""
+    generic = platform.machine() not in ("x86_64", "AMD64")
+    return ["generic"] if generic else [name for name in MACHINE_FLAGS if name != "generic"]
+
+
+def usable_instruction_sets() -> list[str]:
+    """What this processor can run, best first; tests compare them with each other."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["generic"]
+    usable = ["x86-64"]
+    for name, needed in CPU_FLAGS_NEEDED.items():
+        if not cpu_flags() >= needed:
+            break
+        usable.insert(0, name)
+    return usable
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: the environment's `CXX`, else `g++`, else `c++`.
+
+    Raises:
+        NoCompilerError: There is none.
+    """
+    if os.environ.get("CXX"):
+        command = os.environ["CXX"].split()  # may carry arguments, such as "ccache g++"
+        if shutil.which(command[0]) is None:
+            raise NoCompilerError(f"no C++ compiler: CXX is {command[0]}, which is not a command")
+        return command
+    for name in ("g++", "c++"):
+        path = shutil.which(name)
+        if path is not None:
+            return [path]
+    raise NoCompilerError("no C++ compiler: neither g++ nor c++ is on the path; install g++")
+
+
+def describe_compiler(compiler: list[str]) -> str:
+    """Which compiler it is, for the cache's key."""
+    return run_tool([*compiler, "--version"]) + run_tool([*compiler, "-dumpmachine"])
+
+
+def link_with_loaded_openmp() -> list[str]:
+    """Linker arguments for the OpenMP runtime that torch has brought, else the compiler's own.
+
+    With a second copy each would have its own threads, and torch.set_num_threads would reach one.
+    """
+    folder = str(Path(torch.__file__).parent)  # or the one beside it, torch.libs
+    loaded = sorted(mapped_files("libgomp"), key=lambda path: not str(path).startswith(folder))
+    if not loaded:
+        return ["-fopenmp"]
+    # By its path, as some builds of torch carry it under a name that no linker looks for.
+    return [str(loaded[0])]
+
+
+def mapped_files(*prefixes: str) -> set[Path]:
+    """Files that are mapped into this process and whose name starts so; Linux only."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    paths = (Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
+    return {path for path in paths if path.name.startswith(prefixes)}
+
+
+def library_folder() -> Path:
+    """The first of the cache's folders that takes a file.
+
+    Raises:
+        NativeLibraryError: There is none.
+    """
+    try:
+        return first_writable(private_cache_folders(), mode=0o700)
+    except OSError as error:
+        raise NativeLibraryError(f"no folder for compiled code ({error})") from error
+
+
+def compile_to(library: Path, compiler: list[str], source: Path, link_flags: list[str]) -> None:
+    """Compile and link; the library appears complete or not at all."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        part, whole = Path(folder, "part.o"), Path(folder, "whole.so")
+        run_tool([*compiler, "-c", str(source), "-o", str(part)])
+        without_openmp = [flag for flag in compiler if flag != "-fopenmp"]
+        run_tool([*without_openmp, "-shared", str(part), *link_flags, "-o", str(whole)])
+        whole.replace(library)
+
+
+def run_tool(command: list[str]) -> str:
+    """Run a compiler; return what it prints.
+
+    Raises:
+        NativeLibraryError: It failed; the message has its own.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise NativeLibraryError(f"{command[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        raise NativeLibraryError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load a compiled library.
+
+    Raises:
+        NativeLibraryError: The loader refuses it; the message says what to do.
+    """
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeLibraryError(
+            f"{error}; remove that file, set CXX=g++, or set XDG_CACHE_HOME to a folder on a "
+            "file system that may hold programs"
+        ) from error

@@ -1,1 +1,0 @@
-"""Timing the reading of images."""

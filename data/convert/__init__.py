@@ -1,1 +1,0 @@
-"""From annotations in any known format to the index."""

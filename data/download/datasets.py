@@ -1,0 +1,342 @@
+"""COCO 2017: its zip of annotations, and each image by itself.
+
+TODO-DOC COCO's zip of annotations: a split's JSON out of it, whole or for chosen images.
+
+TODO-DOC OpenImages: its CSV files of boxes and classes, and the images that they ask for.
+"""
+
+import json
+import shutil
+import zipfile
+from collections import defaultdict
+from collections.abc import Collection
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from rich.console import Console
+
+from common.console import progress_in_bytes
+from common.errors import InputError
+from data.coco_json import stream_lists
+from data.download.fetching import Check, check_class_descriptions, csv_with, zip_with
+from data.download.folder import Request, check_space, tidy
+from data.download.http import PART_SUFFIX
+from data.download.images import Images, fetch_file, fetch_images
+from data.openimages.boxes import CORNERS, FLAGS, image_id_texts, image_ids_with_boxes
+from data.openimages.class_lists import ClassList, resolve_classes
+from data.openimages.export import write_coco_json
+from data.sources import Split, SplitName, known_trees
+
+BASE = "https://s3.amazonaws.com/images.cocodataset.org"
+"""The bucket behind images.cocodataset.org, which has no certificate of its own."""
+ARCHIVE = "annotations/annotations_trainval2017.zip"
+MEMBERS = ("annotations/instances_train2017.json", "annotations/instances_val2017.json")
+LARGEST_ARCHIVE = 1_000_000_000
+"""COCO's has 253 MB. [B]"""
+COCO_BYTES_PER_IMAGE = 160_000
+
+
+def download_coco(request: Request, console: Console) -> dict[str, str]:
+    """Make COCO's tree below `request.out`, or complete it.
+
+    The zip of annotations is kept: a later call with another `limit` needs it.
+
+    Returns the images that could not be had: the reason by `train2017/NAME`. Raises as
+    `data.download.images.fetch_images` does.
+    """
+    base, archive = request.mirror or BASE, request.out / ARCHIVE
+    trees = [known_trees(request.out, split)["COCO's"] for split in request.splits]
+    fetch_file(
+        f"{base}/{ARCHIVE}",
+        archive,
+        check=zip_with(MEMBERS, limit=LARGEST_JSON),
+        limit=LARGEST_ARCHIVE,
+        manners=request.manners,
+        console=console,
+    )
+    splits = [_annotate(archive, tree, request, console) for tree in trees]
+    present = [tidy(images.folder) for images in splits]
+    to_come = sum(len(set(i.names) - there) for i, there in zip(splits, present, strict=True))
+    check_space(request.out, images=to_come, bytes_each=COCO_BYTES_PER_IMAGE, console=console)
+    failed: dict[str, str] = {}
+    for images, there in zip(splits, present, strict=True):
+        missing = fetch_images(images, present=there, manners=request.manners, console=console)
+        failed |= {f"{images.folder.name}/{name}": reason for name, reason in missing.items()}
+    return failed
+
+
+def _annotate(archive: Path, tree: Split, request: Request, console: Console) -> Images:
+    """Write a split's JSON and say which images it takes."""
+    console.print(f"{tree.annotations}: taking it out of the zip", soft_wrap=True, markup=False)
+    names = write_annotations(
+        archive,
+        tree.annotations,
+        classes=_class_names(request.classes),
+        limit=request.limit,
+    )
+    return Images(
+        title=f"{tree.images.name}, images",
+        names=names,
+        folder=tree.images,
+        url_of=partial(_coco_url, request.mirror or BASE, tree.images),
+    )
+
+
+def _coco_url(base: str, folder: Path, name: str) -> str:
+    return f"{base}/{folder.name}/{quote(name)}"
+
+
+def _class_names(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Names that `--classes` stands for; None for all."""
+    if words == ("all",):
+        return None
+    if len(words) == 1 and words[0].endswith(".txt"):
+        return _read_class_names(Path(words[0]))
+    return words
+
+
+def _read_class_names(path: Path) -> tuple[str, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"--classes: {path}: {error}; expected a text file with a class on each line"
+        ) from error
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names:
+        raise InputError(f"--classes: {path}: empty; expected a class on each line")
+    return names
+
+
+LARGEST_JSON = 2_000_000_000
+"""Inflated, COCO's instances_train2017.json has 470 MB. [B]"""
+LISTS = ("images", "annotations", "categories")
+
+
+class Chosen(NamedTuple):
+    """What of a split is wanted."""
+
+    image_ids: frozenset[int]
+    category_ids: frozenset[int]
+    file_names: tuple[str, ...]
+    """Sorted"""
+
+
+def write_annotations(
+    archive: Path, path: Path, *, classes: tuple[str, ...] | None, limit: int | None
+) -> tuple[str, ...]:
+    """Write a split's JSON: as it is in the zip, or the part of it that is asked for.
+
+    A part has the chosen images, their boxes of the classes, and these as categories.
+
+    Args:
+        archive: The zip; the JSON in it is `annotations/` and the name of `path`.
+        path: Where it goes; written only if it is not this already.
+        classes: Names of categories: images with a box of one of them; None for all images.
+        limit: The first so many images by file name; None for all.
+
+    Returns:
+        The images' file names, sorted.
+
+    Raises:
+        InputError: A class is none of COCO's or no image has one, or the JSON is not COCO's.
+    """
+    whole = path.with_name(f"{path.name}.whole{PART_SUFFIX}")
+    part = path.with_name(f"{path.name}{PART_SUFFIX}")
+    try:
+        is_whole = _extract(archive, path, whole)
+        source = path if is_whole else whole
+        chosen = choose(source, classes=classes, limit=limit)
+        if classes is not None or limit is not None:
+            _write_chosen(source, chosen, part)
+            part.replace(path)
+        elif not is_whole:
+            whole.replace(path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{archive}: {path.name}: not COCO's annotations: {error!r}; remove it, download again"
+        ) from error
+    finally:
+        whole.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+    return chosen.file_names
+
+
+def _extract(archive: Path, path: Path, whole: Path) -> bool:
+    """Write the JSON as it is in the zip to `whole`, unless `path` is that, which is returned."""
+    with zipfile.ZipFile(archive) as members:
+        member = members.getinfo(f"annotations/{path.name}")
+        if member.file_size > LARGEST_JSON:
+            raise InputError(
+                f"{archive}: {member.filename} has {member.file_size:,} bytes inflated, more than "
+                f"the {LARGEST_JSON:,} expected; remove it, download again"
+            )
+        if path.is_file() and path.stat().st_size == member.file_size:
+            return True
+        with members.open(member) as source, whole.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    return False
+
+
+def choose(path: Path, *, classes: Collection[str] | None, limit: int | None) -> Chosen:
+    """Which images and categories of a JSON are wanted; arguments as for `write_annotations`."""
+    id_of_name: dict[str, int] = {}
+    image_ids_of: dict[int, set[int]] = defaultdict(set)
+    images: list[tuple[str, int]] = []
+    for name, entries in stream_lists(path, LISTS, advance=lambda done: None):
+        if name == "categories":
+            id_of_name |= {entry["name"]: entry["id"] for entry in entries}
+        elif name == "images":
+            images += [(_plain(entry["file_name"], path), entry["id"]) for entry in entries]
+        elif classes is not None:
+            for entry in entries:
+                image_ids_of[entry["category_id"]].add(entry["image_id"])
+    if classes is None:
+        category_ids = frozenset(id_of_name.values())
+    else:
+        category_ids = frozenset(_id_of(name, id_of_name) for name in classes)
+        wanted = set().union(*(image_ids_of[category_id] for category_id in category_ids))
+        images = [(name, image_id) for name, image_id in images if image_id in wanted]
+    if not images:
+        raise InputError(f"--classes: no image of {path.name} has a box of these classes")
+    first = sorted(images)[:limit]
+    return Chosen(
+        image_ids=frozenset(image_id for _, image_id in first),
+        category_ids=category_ids,
+        file_names=tuple(name for name, _ in first),
+    )
+
+
+def _write_chosen(source: Path, chosen: Chosen, path: Path) -> None:
+    """Copy what is chosen, entry by entry, in the file's order."""
+    keep = {
+        "images": lambda entry: entry["id"] in chosen.image_ids,
+        "annotations": lambda entry: (
+            entry["image_id"] in chosen.image_ids and entry["category_id"] in chosen.category_ids
+        ),
+        "categories": lambda entry: entry["id"] in chosen.category_ids,
+    }
+    lines: dict[str, int] = {}
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"info": {"description": "a part of COCO 2017"}')
+        for name, entries in stream_lists(source, LISTS, advance=lambda done: None):
+            if name not in lines:
+                file.write(f',\n"{name}": [' if not lines else f'\n],\n"{name}": [')
+                lines[name] = 0
+            for entry in filter(keep[name], entries):
+                file.write(",\n" if lines[name] else "\n")
+                json.dump(entry, file)
+                lines[name] += 1
+        file.write("\n]}\n")
+
+
+def _id_of(name: str, id_of_name: dict[str, Any]) -> int:
+    if name not in id_of_name:
+        near = get_close_matches(name.lower(), id_of_name, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(id_of_name)}"
+        raise InputError(f"--classes: {name!r} is no class of COCO; {hint}")
+    return int(id_of_name[name])
+
+
+def _plain(name: str, path: Path) -> str:
+    """The name, if it is one inside a folder of images."""
+    is_plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
+    if not name or not is_plain or name.endswith(PART_SUFFIX):
+        raise InputError(f"{path}: file_name {name!r} is no plain name of an image file")
+    return name
+
+
+IMAGES = "https://s3.amazonaws.com/open-images-dataset"
+"""The Common Visual Data Foundation's copies, of at most 1024 pixels a side."""
+TABLES = "https://storage.googleapis.com/openimages"
+CLASS_DESCRIPTIONS = "v5/class-descriptions-boxable.csv"
+BOXES: dict[SplitName, str] = {
+    "train": "v6/oidv6-train-annotations-bbox.csv",
+    "validation": "v5/validation-annotations-bbox.csv",
+}
+LARGEST_TABLE = 10_000_000_000
+"""The largest, of the boxes to train on, has 2.3 GB. [B]"""
+OPENIMAGES_BYTES_PER_IMAGE = 300_000
+
+
+def download_openimages(request: Request, console: Console) -> dict[str, str]:
+    """Make MLPerf's tree of OpenImages below `request.out`, or complete it.
+
+    Returns the images that could not be had: the reason by `train/data/NAME`; the JSON files are
+    written without them. Raises as `data.download.images.fetch_images` does.
+    """
+    fetch_tables(request, console)
+    class_list = resolve_classes(request.classes, table(request.out, CLASS_DESCRIPTIONS))
+    splits = {split: _choose(split, class_list, request, console) for split in request.splits}
+    present = {split: tidy(images.folder) for split, images in splits.items()}
+    to_come = sum(len(set(splits[split].names) - present[split]) for split in splits)
+    check_space(request.out, images=to_come, bytes_each=OPENIMAGES_BYTES_PER_IMAGE, console=console)
+    failed: dict[str, str] = {}
+    for split, images in splits.items():
+        missing = fetch_images(
+            images, present=present[split], manners=request.manners, console=console
+        )
+        failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
+        if len(missing) < len(images.names):
+            _write_json(split, images.folder, request, console)
+    return failed
+
+
+def fetch_tables(request: Request, console: Console) -> None:
+    """Get the CSV files that the splits take."""
+    columns = ("ImageID", "LabelName", *CORNERS, *FLAGS)
+    checks: dict[str, Check] = {CLASS_DESCRIPTIONS: check_class_descriptions}
+    checks |= {BOXES[split]: csv_with(columns) for split in request.splits}
+    for name, check in checks.items():
+        path = table(request.out, name)
+        url = f"{request.mirror}/{path.name}" if request.mirror else f"{TABLES}/{name}"
+        fetch_file(
+            url,
+            path,
+            check=check,
+            limit=LARGEST_TABLE,
+            manners=request.manners,
+            console=console,
+        )
+
+
+def table(out: Path, name: str) -> Path:
+    """Where a CSV file goes."""
+    return out / "csv" / Path(name).name
+
+
+def _choose(split: SplitName, class_list: ClassList, request: Request, console: Console) -> Images:
+    """Which images of a split have a box of the classes."""
+    boxes = table(request.out, BOXES[split])
+    size = boxes.stat().st_size
+    with progress_in_bytes(console, f"{boxes.name}: choosing images", total=size) as advance:
+        ids = image_ids_with_boxes(boxes, class_list, advance=advance)
+    if not len(ids):
+        raise InputError(f"--classes: no image of {boxes.name} has a box of these classes")
+    return Images(
+        title=f"{split}, images",
+        names=tuple(f"{text}.jpg" for text in image_id_texts(ids[: request.limit])),
+        folder=known_trees(request.out, split)["MLPerf's OpenImages"].images,
+        url_of=partial(_openimages_url, request.mirror or IMAGES, split),
+    )
+
+
+def _openimages_url(base: str, split: SplitName, name: str) -> str:
+    return f"{base}/{split}/{name}"
+
+
+def _write_json(split: SplitName, images: Path, request: Request, console: Console) -> None:
+    """Write the JSON of the images that are there, from this call and earlier ones."""
+    write_coco_json(
+        table(request.out, BOXES[split]),
+        table(request.out, CLASS_DESCRIPTIONS),
+        classes=request.classes,
+        images=images,
+        out=known_trees(request.out, split)["MLPerf's OpenImages"].annotations,
+        skip_missing_images=True,
+        overwrite=True,
+        console=console,
+    )

@@ -1,1 +1,0 @@
-"""Drawn scenes, in place of photos, with their boxes."""

@@ -1,0 +1,436 @@
+"""Draw scenes in place of photos, with their boxes in COCO's JSON.
+
+For trying things out where no labelled photos are at hand: a folder as a labelling tool exports it,
+DIR/images and DIR/annotations/instances_default.json. Six classes, with names of OpenImages'.
+
+  python -m data scenes --out my-photos
+  python -m data scenes --out my-photos --images 1000 --seed 7
+
+TODO-DOC Drawn scenes: a small detection data set made from a seed, in OpenImages' tree.
+
+Every scene is a night sky over hills, with up to five objects whose class names are OpenImages'
+own. Colours, sizes, places and proportions vary; objects hide one another a little. The same seed
+gives the same files, byte for byte, under one version of Pillow.
+
+TODO-DOC The objects of drawn scenes: each class has a painter that fills a box.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from common.cli import positive
+from common.console import make_console, progress
+from common.errors import InputError
+
+
+def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `scenes`."""
+    parser = commands.add_parser(
+        "scenes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder to make; not there yet"
+    )
+    parser.add_argument(
+        "--images", type=positive, default=300, metavar="N", help="scenes to draw (default: 300)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one draws others (default: 0)"
+    )
+
+
+def run(out: Path, *, images: int, seed: int) -> int:
+    """Draw them, all or none; returns the exit code.
+
+    Raises:
+        InputError: The folder is there already, or cannot be written.
+    """
+    if out.exists() or out.is_symlink():
+        raise InputError(f"--out: {out} exists; name a folder that is not there yet")
+    console = make_console()
+    partial = out.with_name(f".{out.name}.partial")
+    labels = Path("annotations") / "instances_default.json"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "images").mkdir(parents=True)
+        (partial / labels.parent).mkdir()
+        with progress(console, "drawing scenes", total=images) as advance:
+            write_scenes(
+                partial / "images",
+                partial / labels,
+                name="photo",
+                seed=seed,
+                count=images,
+                advance=advance,
+            )
+        partial.rename(out)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    console.print(f"{images:,} images in {out / 'images'}, their boxes in {out / labels}")
+    return 0
+
+
+DRAWING = 1
+"""Raised when the painters change, so that scenes drawn before are drawn anew."""
+
+SIZES = ((256, 256), (288, 224), (224, 288))
+"""Width and height of the pictures, in pixels."""
+
+LARGEST_OVERLAP = 0.25
+"""The part of a box that another may cover; more would leave boxes that nobody can see."""
+
+
+def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: Random) -> None:
+    """A night sky that is a little lighter below, and two rows of dark hills."""
+    tint = random.randint(0, 8)
+    for row in range(height):
+        fall = row / height
+        sky = (int(14 + 12 * fall) + tint, int(18 + 14 * fall) + tint, int(36 + 24 * fall) + tint)
+        draw.line((0, row, width, row), fill=sky)
+    for depth in range(2):
+        horizon = height * random.uniform(0.55 + 0.14 * depth, 0.66 + 0.14 * depth)
+        hill = (30 - 10 * depth, 36 - 10 * depth + tint, 34 - 10 * depth)
+        peak = random.uniform(-0.1, 0.1) * height
+        crest = [(0, horizon), (width * random.uniform(0.3, 0.7), horizon + peak), (width, horizon)]
+        draw.polygon([*crest, (width, height), (0, height)], fill=hill)
+
+
+Box = tuple[float, float, float, float]
+"""xyxy, pixels"""
+
+Colour = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One class of drawn objects: its name, its painter, its usual colours, shape and place."""
+
+    name: str
+    paint: Callable[[ImageDraw.ImageDraw, Box, Colour, Random], None]
+    colours: tuple[Colour, ...]
+    width_over_height: float
+    floats: bool = False
+
+
+def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
+    """A box for an object of this kind, inside a picture of the given size (xyxy, pixels)."""
+    side = random.uniform(0.26, 0.5) * min(width, height)
+    stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
+    box_width, box_height = side * stretch, side / stretch
+    left = random.uniform(0, width - box_width)
+    highest, lowest = (0.02, 0.6) if kind.floats else (0.3, 0.98)
+    lowest_top = max(lowest * height - box_height, highest * height)
+    top = min(random.uniform(highest * height, lowest_top), height - 1 - box_height)
+    return left, top, left + box_width, top + box_height
+
+
+def overlap_share(box: Box, other: Box) -> float:
+    """The part of the smaller box that both cover."""
+    shared_width = min(box[2], other[2]) - max(box[0], other[0])
+    shared_height = min(box[3], other[3]) - max(box[1], other[1])
+    if shared_width <= 0 or shared_height <= 0:
+        return 0.0
+    areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
+    return shared_width * shared_height / min(areas)
+
+
+def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
+    """Draw one scene.
+
+    Returns:
+        The picture, and for each object its place in `KINDS` and its box (xyxy, pixels).
+    """
+    width, height = random.choice(SIZES)
+    large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
+    draw = ImageDraw.Draw(large)
+    draw_background(draw, *large.size, random)
+    wanted = 0 if random.random() < 0.03 else random.randint(1, 5)
+    objects: list[tuple[int, Box]] = []
+    for _ in range(wanted * 6):
+        if len(objects) == wanted:
+            break
+        label = random.randrange(len(KINDS))
+        box = place_box(KINDS[label], *large.size, random)
+        if all(overlap_share(box, other) <= LARGEST_OVERLAP for _, other in objects):
+            objects.append((label, box))
+    # What stands lower is nearer to us, so it is painted later.
+    objects.sort(key=lambda item: item[1][3])
+    for label, box in objects:
+        KINDS[label].paint(draw, box, random.choice(KINDS[label].colours), random)
+    small = large.resize((width, height), Image.Resampling.BOX)
+    left_top_right_bottom = [
+        (label, tuple(round(edge / SUPERSAMPLING, 2) for edge in box)) for label, box in objects
+    ]
+    return small, left_top_right_bottom  # type: ignore[return-value]
+
+
+def make_scenes(
+    root: Path,
+    *,
+    seed: int,
+    train: int,
+    validation: int,
+    advance: Callable[[int, str], None] = lambda done, note: None,
+) -> bool:
+    """Draw a data set into MLPerf's OpenImages tree, unless the same one is there already.
+
+    Args:
+        root: Folder of the tree; replaced as a whole if it holds other scenes.
+        seed: Of everything drawn; training and validation scenes differ under one seed.
+        train: Training scenes.
+        validation: Held-out scenes.
+        advance: Called after every scene with the number drawn so far and a note.
+
+    Returns:
+        Whether scenes were drawn.
+    """
+    recipe = {"drawing": DRAWING, "seed": seed, "train": train, "validation": validation}
+    marker = root / "recipe.json"
+    if marker.is_file() and marker.read_text(encoding="utf-8") == json.dumps(recipe):
+        return False
+    partial = root.with_name(f".{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    done = 0
+    for split, count in (("train", train), ("validation", validation)):
+        done = write_split(
+            partial / split, split, seed=seed, count=count, done=done, advance=advance
+        )
+    (partial / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    shutil.rmtree(root, ignore_errors=True)
+    partial.rename(root)
+    return True
+
+
+def write_split(
+    folder: Path,
+    split: str,
+    *,
+    seed: int,
+    count: int,
+    done: int,
+    advance: Callable[[int, str], None],
+) -> int:
+    """Write `data/*.jpg` and `labels/openimages-mlperf.json`; return how many are done in all."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    write_scenes(
+        folder / "data",
+        folder / "labels" / "openimages-mlperf.json",
+        name=split,
+        seed=seed,
+        count=count,
+        advance=lambda drawn, note: advance(done + drawn, note),
+    )
+    return done + count
+
+
+def write_scenes(
+    images_folder: Path,
+    labels: Path,
+    *,
+    name: str,
+    seed: int,
+    count: int,
+    advance: Callable[[int, str], None],
+) -> None:
+    """Draw `NAME-*.jpg` into a folder that is there, and their boxes into a COCO-format JSON."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index in range(count):
+        picture, objects = draw_scene(Random(f"{seed} {name} {index}"))
+        file_name = f"{name}-{index:05d}.jpg"
+        picture.save(images_folder / file_name, quality=90)
+        size = {"width": picture.width, "height": picture.height}
+        images.append({"id": index + 1, "file_name": file_name, **size})
+        for label, box in objects:
+            identity = {"id": len(annotations) + 1, "image_id": index + 1}
+            annotations.append(identity | annotation_fields(label, box))
+        advance(index + 1, "")
+    content = {
+        "info": {"description": "drawn scenes", "seed": seed},
+        "categories": [{"id": place + 1, "name": kind.name} for place, kind in enumerate(KINDS)],
+        "images": images,
+        "annotations": annotations,
+    }
+    labels.write_text(json.dumps(content), encoding="utf-8")
+
+
+def annotation_fields(label: int, box: Box) -> dict[str, Any]:
+    """COCO's fields of one object (its box as xywh)."""
+    left, top, right, bottom = box
+    width, height = round(right - left, 2), round(bottom - top, 2)
+    return {
+        "category_id": label + 1,
+        "bbox": [left, top, width, height],
+        "area": round(width * height, 2),
+        "iscrowd": 0,
+    }
+
+
+SUPERSAMPLING = 2
+"""Scenes are drawn this many times larger and reduced, because Pillow draws hard edges."""
+
+
+def draw_balloon(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
+    """An oval with a string below and a shine."""
+    left, top, right, bottom = box
+    width, height = right - left, bottom - top
+    oval_bottom = top + 0.74 * height
+    middle = (left + right) / 2
+    draw.line(
+        (middle, oval_bottom, middle, bottom), fill=(170, 170, 170), width=thickness(width, 0.04)
+    )
+    draw.ellipse((left, top, right, oval_bottom), fill=colour)
+    shine = left + 0.24 * width, top + 0.14 * height
+    draw.ellipse((*shine, shine[0] + 0.2 * width, shine[1] + 0.16 * height), fill=lighter(colour))
+
+
+def draw_bus(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
+    """A long body with a row of windows and two wheels."""
+    left, top, right, bottom = box
+    width, height = right - left, bottom - top
+    body_bottom = bottom - 0.16 * height
+    draw.rounded_rectangle((left, top, right, body_bottom), radius=0.1 * height, fill=colour)
+    windows = random.randint(3, 5)
+    pitch = 0.9 * width / windows
+    for index in range(windows):
+        start = left + 0.05 * width + index * pitch
+        draw.rectangle(
+            (start + 0.1 * pitch, top + 0.15 * height, start + 0.9 * pitch, top + 0.45 * height),
+            fill=(205, 230, 245),
+        )
+    radius = 0.17 * height
+    for middle in (left + 0.22 * width, right - 0.22 * width):
+        circle = (middle - radius, bottom - 2 * radius, middle + radius, bottom)
+        draw.ellipse(circle, fill=(105, 105, 115))
+
+
+def draw_christmas_tree(
+    draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random
+) -> None:
+    """Three green tiers on a trunk, with baubles in the given colour."""
+    left, top, right, bottom = box
+    width, height = right - left, bottom - top
+    middle = (left + right) / 2
+    trunk = (middle - 0.08 * width, top + 0.85 * height, middle + 0.08 * width, bottom)
+    draw.rectangle(trunk, fill=(95, 60, 35))
+    green = (random.randint(20, 60), random.randint(125, 155), random.randint(60, 90))
+    for tier, (half_width, tier_top, tier_bottom) in enumerate(
+        ((0.5, 0.5, 0.88), (0.4, 0.25, 0.64), (0.28, 0.0, 0.38))
+    ):
+        shade = tuple(min(255, part + 14 * tier) for part in green)
+        corners = [
+            (middle, top + tier_top * height),
+            (middle - half_width * width, top + tier_bottom * height),
+            (middle + half_width * width, top + tier_bottom * height),
+        ]
+        draw.polygon(corners, fill=shade)
+    radius = 0.05 * width
+    for across, down in ((-0.15, 0.7), (0.18, 0.78), (0.05, 0.5), (-0.08, 0.3)):
+        place = middle + across * width, top + down * height
+        draw.ellipse(
+            (place[0] - radius, place[1] - radius, place[0] + radius, place[1] + radius),
+            fill=colour,
+        )
+
+
+def draw_house(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
+    """Walls, a darker roof, a door and two windows."""
+    left, top, right, bottom = box
+    width, height = right - left, bottom - top
+    eaves = top + 0.42 * height
+    draw.rectangle((left + 0.08 * width, eaves, right - 0.08 * width, bottom), fill=colour)
+    roof = [(left, eaves), ((left + right) / 2, top), (right, eaves)]
+    draw.polygon(roof, fill=darker(colour))
+    door = left + random.uniform(0.42, 0.5) * width
+    draw.rectangle((door, bottom - 0.36 * height, door + 0.14 * width, bottom), fill=(70, 45, 30))
+    for window in (left + 0.18 * width, right - 0.34 * width):
+        pane = (window, eaves + 0.1 * height, window + 0.16 * width, eaves + 0.26 * height)
+        draw.rectangle(pane, fill=(250, 240, 170))
+
+
+def draw_mushroom(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
+    """A half-round dotted cap on a pale stem."""
+    left, top, right, bottom = box
+    width, height = right - left, bottom - top
+    cap_bottom = top + 0.55 * height
+    stem = (left + 0.35 * width, cap_bottom - 2, right - 0.35 * width, bottom)
+    draw.rounded_rectangle(stem, radius=0.1 * width, fill=(238, 228, 205))
+    draw.pieslice((left, top, right, top + 1.1 * height), 180, 360, fill=colour)
+    radius = 0.07 * width
+    for across, down in ((0.25, 0.4), (0.5, 0.18), (0.75, 0.4), (0.5, 0.43)):
+        place = left + across * width, top + down * height
+        draw.ellipse(
+            (place[0] - radius, place[1] - radius, place[0] + radius, place[1] + radius),
+            fill=(250, 250, 245),
+        )
+
+
+def draw_umbrella(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
+    """A canopy of panels in two shades, over a stick with a hook."""
+    left, top, right, bottom = box
+    width, height = right - left, bottom - top
+    middle = (left + right) / 2
+    stick = thickness(width, 0.05)
+    draw.line((middle, top + 0.1 * height, middle, bottom - 0.1 * height), (170, 140, 110), stick)
+    hook = (middle - 0.16 * width, bottom - 0.2 * height, middle + stick / 2, bottom)
+    draw.arc(hook, 0, 180, fill=(170, 140, 110), width=stick)
+    canopy_height = 1.1 * height
+    draw.pieslice((left, top, right, top + canopy_height), 180, 360, fill=colour)
+    inner = (left + 0.3 * width, top, right - 0.3 * width, top + canopy_height)
+    draw.pieslice(inner, 180, 360, fill=lighter(colour))
+    rim = top + canopy_height / 2
+    scallop = width / 4
+    for index in range(4):
+        start = left + index * scallop
+        draw.ellipse(
+            (start, rim - 0.08 * height, start + scallop, rim + 0.08 * height), fill=colour
+        )
+
+
+def thickness(width: float, share: float) -> int:
+    """A line's width in whole pixels: a share of the object's width, at least one pixel drawn."""
+    return max(SUPERSAMPLING, round(width * share))
+
+
+def lighter(colour: Colour) -> Colour:
+    """Half-way to white."""
+    red, green, blue = ((part + 255) // 2 for part in colour)
+    return red, green, blue
+
+
+def darker(colour: Colour) -> Colour:
+    """Two thirds of the brightness."""
+    red, green, blue = (part * 2 // 3 for part in colour)
+    return red, green, blue
+
+
+RED = (214, 48, 49)
+ORANGE = (240, 140, 30)
+YELLOW = (245, 205, 45)
+PINK = (200, 70, 160)
+VIOLET = (130, 80, 200)
+BLUE = (50, 120, 225)
+
+KINDS = (
+    Kind("Balloon", draw_balloon, (RED, ORANGE), 0.62, floats=True),
+    Kind("Bus", draw_bus, (ORANGE, YELLOW), 2.0),
+    Kind("Christmas tree", draw_christmas_tree, (YELLOW, RED), 0.75),
+    Kind("House", draw_house, (PINK, VIOLET), 1.1),
+    Kind("Mushroom", draw_mushroom, (VIOLET, RED), 1.0),
+    Kind("Umbrella", draw_umbrella, (BLUE, PINK), 1.0, floats=True),
+)
+"""In the order of their category ids, from 1. Classes share colours on purpose."""

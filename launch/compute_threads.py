@@ -1,0 +1,119 @@
+"""torch's compute threads and their cores, looked at once torch is loaded."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from launch.binding import thread_affinities
+from launch.environment import BINDING_VARIABLES, loaded_libraries, loaded_openmp
+from launch.shares import Share
+from launch.topology import format_cpu_list
+
+WORK_OF_A_THREAD = 1 << 17
+"""Numbers that torch surely gives to a thread of their own."""
+
+
+def check_thread_count(threads: int) -> list[str]:
+    """Have torch compute on so many threads; a sentence if it would have been another number."""
+    found = torch.get_num_threads()
+    if found == threads:
+        return []
+    torch.set_num_threads(threads)
+    return [f"torch made {found} compute threads, {threads} were planned: set to {threads}"]
+
+
+def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
+    """See that each compute thread is bound to its core, and no thread is elsewhere.
+
+    OpenMP binds the main thread to the first core, when it is loaded (libgomp) or at the first
+    parallel region (libiomp5), and what the main thread starts inherits that: loading processes,
+    and the threads that communicate. So the main thread gets all of the rank's cores back, and the
+    variables go, which would bind every other process that loads torch to this rank's first core.
+    While it computes, the main thread is bound to the first core again (`Share.main_cpus`).
+
+    Args:
+        share: The rank's part of its host.
+        openmp: The library that was planned with.
+
+    Returns:
+        Sentences about what was not as planned, and whether it has been put right.
+    """
+    found = []
+    if loaded_openmp() != openmp:
+        found.append(f"OpenMP: {openmp} was planned with, {loaded_openmp()} is loaded")
+    started = start_compute_threads(share.threads)
+    for name in BINDING_VARIABLES:
+        os.environ.pop(name, None)
+    try:
+        os.sched_setaffinity(0, share.cpus)
+    except OSError:
+        return found  # not permitted, as was said when the rank was to be bound
+    if not share.floating:
+        found += bind_to_cores(started, share.cpus)
+    return found + bring_back(share)
+
+
+def start_compute_threads(threads: int) -> dict[int, set[int]]:
+    """Run one parallel region; the threads that it has started, and their CPUs."""
+    before = thread_affinities()
+    torch.ones(threads * WORK_OF_A_THREAD).mul_(2)
+    after = thread_affinities()
+    return {thread: cpus for thread, cpus in after.items() if thread not in before}
+
+
+def bind_to_cores(threads: dict[int, set[int]], cpus: tuple[int, ...]) -> list[str]:
+    """Have a thread on each CPU but the first, which is the main thread's."""
+    planned = [{cpu} for cpu in cpus[1:]]
+    found = sorted(threads.values(), key=sorted)
+    if found == sorted(planned, key=sorted):
+        return []
+    if len(found) != len(planned):
+        return [f"OpenMP started {len(found)} threads, not {len(planned)}: they may not be bound"]
+    for thread, cpu in zip(threads, planned, strict=True):
+        os.sched_setaffinity(thread, cpu)
+    where = "; ".join(sorted({format_cpu_list(mask) for mask in found}))
+    return [
+        f"the compute threads were on CPUs {where}, not on one each of "
+        f"{format_cpu_list(cpus[1:])}: bound to those"
+    ]
+
+
+def bring_back(share: Share) -> list[str]:
+    """Have no thread of this process outside of the rank's CPUs."""
+    own = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
+    elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= own]
+    for thread in elsewhere:
+        os.sched_setaffinity(thread, share.comm_cpus or share.cpus)
+    if not elsewhere:
+        return []
+    return [f"{len(elsewhere)} threads were not on this rank's CPUs: brought back"]
+
+
+@contextmanager
+def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
+    """Bind the calling thread to these CPUs, if any are given, for the length of the context.
+
+    Threads and processes started meanwhile inherit the binding. Where the kernel refuses, because a
+    CPU was taken from this process, the thread stays where it is.
+    """
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
+
+
+def compute_alone() -> None:
+    """Have the calling thread compute by itself: a team of its own would disturb the rank's."""
+    torch.get_num_threads()  # the first time in a thread torch gives it a team
+    for library in loaded_libraries():
+        ctypes.CDLL(library).omp_set_num_threads(1)

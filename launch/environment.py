@@ -1,0 +1,407 @@
+"""The environment variables of a rank: threads, where they run, and who communicates.
+
+TODO-DOC Another allocator in the C library's place, and Intel's OpenMP in that of torch's.
+
+The dynamic linker puts them there when a program starts (`LD_PRELOAD`), not later. So a process
+that wants them starts its own command again, once: same process id, arguments, open pipes and
+pinning.
+
+TODO-DOC The allocator's policy, set before torch is loaded.
+
+torch takes and gives back hundreds of large buffers in a training step. glibc asks the kernel for
+each one and returns it, so that every step pays for fresh pages: more time than its arithmetic.
+
+TODO-DOC Memory near a rank's cores: the kernel's memory policy, set before the first large allocation.
+
+https://man7.org/linux/man-pages/man2/set_mempolicy.2.html describes the call. It counts for the
+calling thread, and for threads and processes that this one starts afterwards.
+
+TODO-DOC Which OpenMP library makes the compute threads: torch's own libgomp, or Intel's in its place.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from ctypes.util import find_library
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.errors import InputError
+from launch.shares import Share
+
+__all__ = [
+    "BINDING_VARIABLES",
+    "installed_backend",
+    "installed_openmp",
+    "rank_environment",
+    "use_environment",
+]
+
+BINDING_VARIABLES = (
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_HW_SUBSET",
+)
+"""All that tell an OpenMP library where its threads run; some go before others."""
+
+ADVICE = {
+    "OMP_NUM_THREADS": "launch.threads={} asks for it",
+    "CCL_WORKER_COUNT": "launch.comm_cores decides",
+    "CCL_WORKER_AFFINITY": "launch.comm_cores decides",
+}
+"""Other variables in which the plan goes before the user's environment, and what to use instead."""
+
+
+def installed_backend() -> str:
+    """`ccl` where oneCCL's bindings for torch are installed, else `gloo`; loads neither."""
+    return "ccl" if find_spec("oneccl_bindings_for_pytorch") else "gloo"
+
+
+def rank_environment(
+    share: Share, *, openmp: str, backend: str, local_rank: int, local_ranks: int
+) -> dict[str, str]:
+    """What a rank's environment is given before torch is loaded.
+
+    Args:
+        share: The rank's part of its host.
+        openmp: `gnu` or `intel`.
+        backend: `gloo` or `ccl`.
+        local_rank: The rank's number on its host.
+        local_ranks: How many ranks the host has.
+    """
+    variables = {"OMP_NUM_THREADS": str(share.threads)}
+    if share.floating:
+        variables["OMP_PROC_BIND"] = "false"
+    elif openmp == "intel":
+        # Thread i on the i-th of the list, "Thread Affinity Interface" in the guide of Intel's
+        # compiler: https://www.intel.com/content/www/us/en/docs/cpp-compiler/
+        variables["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{joined(share.cpus)}]"
+    else:
+        # https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fCPU_005fAFFINITY.html
+        variables["GOMP_CPU_AFFINITY"] = " ".join(str(cpu) for cpu in share.cpus)
+    if openmp == "intel":
+        variables["KMP_BLOCKTIME"] = "1"  # [ms] that a thread spins before it sleeps
+    if backend == "ccl":
+        variables |= ccl_environment(share, local_rank=local_rank, local_ranks=local_ranks)
+    return variables
+
+
+def ccl_environment(share: Share, *, local_rank: int, local_ranks: int) -> dict[str, str]:
+    """oneCCL's threads on the rank's cores for communication; without any, on its last core.
+
+    The variable lists the cores of all the host's ranks one after another, and a rank takes its own
+    part by its local number. As each rank has an environment of its own, it repeats its own cores.
+    Left out, oneCCL would take the last cores of the host, which other ranks compute on. The local
+    numbers are given because oneCCL knows those of Intel MPI, and not all launchers'.
+    https://uxlfoundation.github.io/oneCCL/env-variables.html
+    """
+    own = share.comm_cpus or share.cpus[-1:]
+    return {
+        "CCL_WORKER_COUNT": str(len(own)),
+        "CCL_WORKER_AFFINITY": joined(own * local_ranks),
+        "CCL_PROCESS_LAUNCHER": "none",
+        "CCL_LOCAL_RANK": str(local_rank),
+        "CCL_LOCAL_SIZE": str(local_ranks),
+    }
+
+
+def joined(cpus: Iterable[int]) -> str:
+    """Such as `0,1,2`."""
+    return ",".join(str(cpu) for cpu in cpus)
+
+
+def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str) -> list[str]:
+    """Put a rank's variables into this process's environment; the libraries read them later.
+
+    What says where threads run, and how many there are, is the plan's; else the user's goes first.
+
+    Args:
+        variables: As `rank_environment` gives them.
+        bound: Whether the rank is bound to cores, so that no other binding may go before it.
+        launcher: Who started this rank; torchrun sets OMP_NUM_THREADS=1 by itself.
+
+    Returns:
+        A sentence on each variable of the user's that is not used.
+    """
+    replaced = dict.fromkeys(BINDING_VARIABLES, "launch.pin=false leaves it in force")
+    replaced = {**replaced, **ADVICE} if bound else ADVICE
+    notes = []
+    for name, advice in replaced.items():
+        value = os.environ.get(name)
+        if value is None or value == variables.get(name):
+            continue
+        if name in BINDING_VARIABLES:
+            del os.environ[name]
+        elif name not in variables:
+            continue
+        if (launcher, name, value) != ("torchrun", "OMP_NUM_THREADS", "1"):
+            notes.append(f"{name}={value} of the environment is not used; {advice.format(value)}")
+    for name, value in variables.items():
+        if name in replaced or name not in os.environ:
+            os.environ[name] = value
+    return notes
+
+
+STARTED_AGAIN = "RETINANET_PRELOADED"
+"""Set while the command starts again, so that it cannot do so twice."""
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """A library that replaces malloc, and how it is told to keep freed memory."""
+
+    libraries: tuple[str, ...]
+    """Names without `lib` and `.so`, the best first."""
+    package: str
+    """Debian's and Ubuntu's package."""
+    settings: Mapping[str, str]
+    """Environment variables; what the user has set goes first."""
+
+
+ALLOCATORS = {
+    "tcmalloc": Allocator(
+        libraries=("tcmalloc_minimal", "tcmalloc"),
+        package="libtcmalloc-minimal4",
+        settings={"TCMALLOC_RELEASE_RATE": "0"},
+    ),
+    "jemalloc": Allocator(
+        libraries=("jemalloc",),
+        package="libjemalloc2",
+        settings={"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
+    ),
+}
+
+
+def preload(name: str | None, *, openmp: Path | None = None) -> None:
+    """Go on under an allocator of `ALLOCATORS`; returns only if all is in place already.
+
+    A library that the user has preloaded is taken as it is.
+
+    Args:
+        name: The allocator; None leaves it.
+        openmp: An OpenMP library that is not loaded, to be preloaded in the same start. If the
+            dynamic linker does not take it, the process goes on without.
+
+    Raises:
+        InputError: The allocator's library is not installed, or the linker does not take it.
+    """
+    started_again = os.environ.pop(STARTED_AGAIN, None) is not None
+    environment = dict(os.environ)
+    if openmp is not None and not started_again:
+        environment = preloading(environment, str(openmp), {})
+    if name is not None and not is_loaded(ALLOCATORS[name]):
+        library = library_of(name, started_again=started_again)
+        environment = preloading(environment, library, ALLOCATORS[name].settings)
+    if environment == os.environ:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, command, {**environment, STARTED_AGAIN: name or "none"})
+
+
+def library_of(name: str, *, started_again: bool) -> str:
+    """The library of an allocator that is not loaded.
+
+    Raises:
+        InputError: It is not installed, or starting again with it was of no use.
+    """
+    allocator = ALLOCATORS[name]
+    library = find(allocator)
+    if library is None or started_again:
+        problem = f"{library} cannot be preloaded" if library else "its library is not installed"
+        raise InputError(
+            f"engine.allocator: {name}: {problem}; apt-get install {allocator.package}, start "
+            "with LD_PRELOAD=/path/to/the/library, or set engine.allocator=tuned"
+        )
+    return library
+
+
+def is_loaded(allocator: Allocator) -> bool:
+    """Whether one of the allocator's libraries is part of this process."""
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return any(f"/lib{name}.so" in mapped for name in allocator.libraries)
+
+
+def find(allocator: Allocator) -> str | None:
+    """The library: a path in this environment (conda's, say), or a name that the linker knows."""
+    folder = Path(sys.prefix) / "lib"
+    for name in allocator.libraries:
+        in_environment = sorted(folder.glob(f"lib{name}.so*"))
+        found = str(in_environment[0]) if in_environment else find_library(name)
+        if found:
+            return found
+    return None
+
+
+def preloading(
+    environment: Mapping[str, str], library: str, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """An environment that has the library before all others, and the settings that it lacks."""
+    others = environment.get("LD_PRELOAD", "")
+    preloaded = f"{library}:{others}" if others else library
+    return {**settings, **environment, "LD_PRELOAD": preloaded}
+
+
+# From glibc's malloc.h, which Python has no names for.
+M_TRIM_THRESHOLD = -1
+M_TOP_PAD = -2
+M_MMAP_MAX = -4
+
+HEAP_GROWTH = 64 << 20
+"""The heap grows by at least this much at a time. [bytes]"""
+
+
+def set_allocator(policy: str) -> None:
+    """Set the memory policy of this process; call it first of all, before torch is loaded.
+
+    Args:
+        policy: `system` changes nothing; `tuned` lets the C library keep freed memory; `tcmalloc`
+            and `jemalloc` take its place: unless one is preloaded already, this call does not
+            return, and the process starts its own command again with the library in place.
+
+    Raises:
+        InputError: The library of `tcmalloc` or `jemalloc` is not installed.
+    """
+    if policy == "tuned":
+        keep_freed_memory()
+    elif policy != "system":
+        preload(policy)
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory for the next step instead of returning it to the kernel.
+
+    Works for allocations made afterwards, so it is called first of all. Resident memory then stays
+    at the largest step's, plus what fragmentation adds.
+
+    Returns:
+        Whether the policy is in force; False where the C library is not glibc.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = (
+        (M_MMAP_MAX, 0),  # buffers of any size come from the heap, which is kept
+        (M_TRIM_THRESHOLD, -1),  # as an unsigned size: never give the top of the heap back
+        (M_TOP_PAD, HEAP_GROWTH),
+    )
+    return all(mallopt(name, value) == 1 for name, value in settings)
+
+
+SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237}
+"""The number of set_mempolicy; the C library has no function for it."""
+
+MPOL_PREFERRED = 1
+MPOL_BIND = 2
+MPOL_INTERLEAVE = 3
+MPOL_LOCAL = 4
+MPOL_PREFERRED_MANY = 5  # since Linux 5.15
+
+BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | None:
+    """Take memory from these NUMA nodes as long as they have any.
+
+    Args:
+        nodes: The nodes of the rank's cores.
+        allowed: The nodes that this process may take memory from (`Mems_allowed`); where it is one
+            alone there is nothing to choose.
+
+    Returns:
+        A sentence that says what was lost, where the policy could not be set; None if all is well.
+    """
+    if len(allowed) < 2:
+        return None
+    usable = sorted(set(nodes) & set(allowed))
+    which = "memory node" + ("s " if len(nodes) > 1 else " ") + ", ".join(map(str, sorted(nodes)))
+    if not usable:
+        return f"{which}: not allowed here (Mems_allowed), so memory comes from other nodes, slower"
+    failure = set_preferred(usable)
+    if failure is None:
+        return None
+    lost = "each page lies near the core that first writes it, which may be another rank's"
+    if failure == errno.EPERM:
+        return (
+            f"{which}: the memory policy is not permitted here, so {lost}; in a container, start "
+            "it with --cap-add SYS_NICE, or a seccomp profile that permits set_mempolicy"
+        )
+    return f"{which}: the memory policy cannot be set ({os.strerror(failure)}), so {lost}"
+
+
+def set_preferred(nodes: Collection[int]) -> int | None:
+    """Prefer these nodes; return the kernel's error number, or None.
+
+    Never MPOL_BIND, which also keeps memory on the nodes: there a full node, of page cache or of a
+    neighbour, ends a night's run as out of memory, though the next node has room. Before Linux 5.15
+    only one node can be preferred; to several, the kernel's own rule comes closest, which takes
+    each page from the node of the core that first writes it.
+    """
+    if len(nodes) == 1:
+        return set_policy(MPOL_PREFERRED, nodes)
+    return set_policy(MPOL_PREFERRED_MANY, nodes)
+
+
+def set_policy(mode: int, nodes: Collection[int]) -> int | None:
+    """Make the system call; return its error number, or None. MPOL_LOCAL takes no nodes."""
+    call = SYSTEM_CALLS.get(platform.machine())
+    if call is None:
+        return errno.ENOSYS
+    words = (ctypes.c_ulong * (max(nodes, default=0) // BITS + 1))()
+    for node in nodes:
+        words[node // BITS] |= 1 << node % BITS
+    library = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_ulong(len(words) * BITS + 1)  # the kernel takes one bit less than it is told
+    if library.syscall(ctypes.c_long(call), ctypes.c_int(mode), words, size) == 0:
+        return None
+    return ctypes.get_errno()
+
+
+INTEL_LIBRARIES = ("libiomp5.so", "libomp.so")
+"""Intel's, and LLVM's, which is the same library and what conda's `libiomp5.so` is a link to."""
+
+
+def installed_openmp() -> str:
+    """`intel` where libiomp5 is preloaded or lies in this environment, else `gnu`."""
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    named = any(f"/{name}" in f"/{preloaded}" for name in INTEL_LIBRARIES)
+    return "intel" if named or intel_is_loaded() or find_intel() else "gnu"
+
+
+def loaded_openmp() -> str:
+    """`intel` where libiomp5 is part of this process, so that it goes before libgomp, else `gnu`.
+
+    Ask after `launch.pinning.preload`.
+    """
+    return "intel" if intel_is_loaded() else "gnu"
+
+
+def find_intel() -> Path | None:
+    """libiomp5 of this environment, which the package `intel-openmp` brings."""
+    library = Path(sys.prefix) / "lib" / INTEL_LIBRARIES[0]
+    return library if library.is_file() else None
+
+
+def intel_is_loaded() -> bool:
+    """Whether it is mapped into this process."""
+    return any(f"/{name}" in maps() for name in INTEL_LIBRARIES)
+
+
+def loaded_libraries() -> set[str]:
+    """The files of all OpenMP libraries that are mapped into this process."""
+    files = {line.split(maxsplit=5)[-1] for line in maps().splitlines() if "/" in line}
+    names = (*INTEL_LIBRARIES, "libgomp")
+    return {file for file in files if Path(file).name.startswith(names)}
+
+
+def maps() -> str:
+    """What is mapped into this process, as the kernel tells it."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

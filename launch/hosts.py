@@ -1,0 +1,322 @@
+"""Lists of hosts: `a,b`, `a:4,b:4`, and Slurm's `node[01-03,07]`.
+
+TODO-DOC Hostfiles: the hosts of a cluster, and how many ranks each of them is to run.
+
+One host a line, with the number of its places if it has one, in MPICH's way (`node1:8`) or in Open
+MPI's (`node1 slots=8`); a host may also stand on one line for each place, as batch systems write
+it. `#` starts a comment.
+
+TODO-DOC Whether the hosts that a user names are known here, before mpirun tries them.
+
+TODO-DOC Options of commands that start ranks: on which hosts, and by which mpirun.
+"""
+
+import argparse
+import itertools
+import math
+import re
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import InputError
+from common.files import read_text
+from launch.topology import is_number
+
+MOST_HOSTS = 100_000
+PIECE = re.compile(r"[^\[\]]+|\[[^\[\]]*\]")
+"""Plain text, or numbers in brackets."""
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The names of a list such as `node[01-03,07],login1` or `rack[1-2]n[1-2]`, in its order.
+
+    Numbers keep their leading zeros; several brackets vary the last one first.
+
+    Raises:
+        InputError: Brackets or numbers are not such a list, a host is named twice or there is none.
+    """
+    hosts: list[str] = []
+    for word in split_list(text):
+        hosts += expand_word(word, text)
+        if len(hosts) > MOST_HOSTS or word.startswith("-"):  # ssh would take it for an option
+            raise wrong_list(text)
+    host, count = Counter(hosts).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"hosts {text!r}: {host} is named twice; give each host once")
+    return tuple(hosts)
+
+
+def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], ...]:
+    """Hosts with the number of ranks on each: `a:4,b:4`, or `a,b`, which share `ranks` evenly.
+
+    Args:
+        text: The list; names as `expand_hosts` takes them.
+        ranks: Ranks over all hosts; None takes the sum of the counts.
+
+    Raises:
+        InputError: The counts do not add up to `ranks`, or there are none and it cannot be divided.
+    """
+    words = split_list(text)
+    counts = [word.rpartition(":")[2] if ":" in word else "" for word in words]
+    if not any(counts):
+        return shared_evenly(expand_hosts(text), ranks)
+    for word, count in zip(words, counts, strict=True):
+        if not is_number(count) or int(count) < 1:
+            example = f"{word.partition(':')[0]}:4"
+            raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {example}")
+    names = [word.rpartition(":")[0] for word in words]
+    expand_hosts(",".join(names))
+    found = tuple(
+        (host, int(count))
+        for name, count in zip(names, counts, strict=True)
+        for host in expand_hosts(name)
+    )
+    total = sum(count for _, count in found)
+    if ranks not in (None, total):
+        raise InputError(f"--np {ranks}: the hosts' counts add up to {total}; use --np {total}")
+    return found
+
+
+def shared_evenly(hosts: tuple[str, ...], ranks: int | None) -> tuple[tuple[str, int], ...]:
+    """As many ranks on each host."""
+    count = len(hosts)
+    if ranks is None:
+        raise InputError(f"--hosts: how many ranks? add --np N, or counts such as {hosts[0]}:4")
+    if ranks % count:
+        below, above = ranks // count * count, (ranks // count + 1) * count
+        choices = f"{below} or {above}" if below else f"{above}"
+        raise InputError(
+            f"--np {ranks}: does not divide evenly among {count} hosts; use {choices}, "
+            f"or counts such as {hosts[0]}:{ranks // count + 1}"
+        )
+    return tuple((host, ranks // count) for host in hosts)
+
+
+def split_list(text: str) -> list[str]:
+    """The words between commas that are not within brackets."""
+    words, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += letter
+    words = [word.strip() for word in words]
+    if not all(words):
+        raise InputError(f"hosts {text!r}: a name is missing; expected a list such as a,b")
+    return words
+
+
+def expand_word(word: str, text: str) -> list[str]:
+    """The names of one word: every choice of each bracket."""
+    pieces = PIECE.findall(word)
+    if "".join(pieces) != word or any(letter.isspace() for letter in word):
+        raise wrong_list(text)
+    choices = [
+        expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece] for piece in pieces
+    ]
+    if math.prod(len(one) for one in choices) > MOST_HOSTS:
+        raise wrong_list(text)
+    return ["".join(names) for names in itertools.product(*choices)]
+
+
+def expand_bracket(content: str, text: str) -> list[str]:
+    """`01-03,07` as its numbers."""
+    numbers: list[str] = []
+    for part in content.split(","):
+        numbers += expand_numbers(part, text)
+        if len(numbers) > MOST_HOSTS:
+            raise wrong_list(text)
+    return numbers
+
+
+def expand_numbers(part: str, text: str) -> list[str]:
+    """`07`, or `01-03` with both ends and as many digits."""
+    first, dash, last = part.strip().partition("-")
+    last = last if dash else first
+    if not (is_number(first) and is_number(last) and 0 <= int(last) - int(first) < MOST_HOSTS):
+        raise wrong_list(text)
+    return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+
+
+def wrong_list(text: str) -> InputError:
+    """What a list of hosts looks like."""
+    return InputError(f"hosts {text!r}: expected a list such as a,b or node[01-04,07]")
+
+
+LINE = re.compile(
+    r"([A-Za-z0-9_][\w.-]*)(?::(\d{1,6})|\s+slots\s*=\s*(\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?",
+    re.ASCII,
+)
+"""A name cannot begin with a dash: launchers hand it to ssh, which would take it for an option."""
+
+MOST_BYTES = 10_000_000
+"""Of a hostfile: a line for each of a hundred thousand ranks is less."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A line of a hostfile."""
+
+    name: str
+    slots: int | None
+    """Ranks that it has places for; None if the line does not say."""
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of a file in its order, each once.
+
+    Raises:
+        InputError: The file cannot be read, holds no host, or a line is none.
+    """
+    try:
+        text = read_text(path, most_bytes=MOST_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise InputError(f"--hostfile: {path}: {reason}; give a file of one host a line") from error
+    lines = [
+        read_line(line, place=f"{path}:{number}")
+        for number, whole in enumerate(text.splitlines(), start=1)
+        if (line := whole.partition("#")[0].strip())
+    ]
+    if not lines:
+        raise InputError(f"--hostfile: {path} names no host; write one host a line, such as node1")
+    return each_once(lines, path)
+
+
+def read_line(line: str, *, place: str) -> Host:
+    """A line without its comment."""
+    match = LINE.fullmatch(line)
+    slots = (match[2] or match[3]) if match else None
+    if match is None or (slots and int(slots) == 0):
+        raise InputError(
+            f"--hostfile: {place}: found {line!r}, expected HOST, HOST:SLOTS or HOST slots=N"
+        )
+    return Host(match[1], int(slots) if slots else None)
+
+
+def each_once(lines: list[Host], path: Path) -> tuple[Host, ...]:
+    """Hosts of several lines have the sum of their places, a line without a number being one."""
+    times = Counter(host.name for host in lines)
+    if max(times.values()) > 1:
+        slots: Counter[str] = Counter()
+        for host in lines:
+            slots[host.name] += host.slots or 1
+        return tuple(Host(name, count) for name, count in slots.items())
+    silent = [host.name for host in lines if host.slots is None]
+    if silent and len(silent) < len(lines):
+        raise InputError(
+            f"--hostfile: {path}: {silent[0]} has no number of slots and others have; give every "
+            f"host one, such as {silent[0]}:8, or none"
+        )
+    return tuple(lines)
+
+
+def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, int], ...]:
+    """How many of `ranks` each host runs: all its slots, or as many as every other.
+
+    Raises:
+        InputError: Neither fits; the message names numbers that do.
+    """
+    slots = [host.slots for host in hosts if host.slots is not None]
+    if not slots:
+        return hosts_with_ranks(",".join(host.name for host in hosts), ranks=ranks)
+    if ranks == sum(slots):
+        return tuple((host.name, count) for host, count in zip(hosts, slots, strict=True))
+    share, rest = divmod(ranks, len(hosts))
+    if share and not rest and share <= min(slots):
+        return tuple((host.name, share) for host in hosts)
+    raise InputError(
+        f"--np {ranks}: does not fit the {sum(slots)} slots of the hosts ({len(hosts)}); "
+        f"use {choices(slots, ranks)}"
+    )
+
+
+def choices(slots: list[int], ranks: int) -> str:
+    """The numbers of ranks that fit, at most the three next to what was asked for."""
+    even = {len(slots) * share for share in range(1, min(slots) + 1)}
+    nearest = sorted(even | {sum(slots)}, key=lambda fitting: abs(fitting - ranks))[:3]
+    *others, last = sorted(nearest)
+    return f"--np {', '.join(map(str, others))} or {last}" if others else f"--np {last}"
+
+
+OTHER_LAUNCHERS = (
+    "HYDRA_LAUNCHER",
+    "I_MPI_HYDRA_BOOTSTRAP",
+    "OMPI_MCA_plm",
+    "PRTE_MCA_plm",
+    "LSB_JOBID",
+    "PBS_JOBID",
+    "SLURM_JOB_ID",
+)
+"""Variables with which mpirun does not start hosts by plain ssh: names may be of other kinds."""
+NOT_KNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
+"""Answers of name servers; others mean that none has answered."""
+SECONDS = 10
+
+
+def require_known_hosts(
+    hosts: Sequence[str], environment: Mapping[str, str], *, option: str
+) -> None:
+    """See that every name is an address, a known host or one of ssh's configuration.
+
+    Args:
+        hosts: The names.
+        environment: This process's variables; some say that names are not ssh's.
+        option: Where the user has named them.
+
+    Raises:
+        InputError: Some are not; names them.
+    """
+    if any(name.startswith(OTHER_LAUNCHERS) for name in environment):
+        return
+    unknown = [host for host in hosts if not is_known(host) and not is_known_to_ssh(host)]
+    if unknown:
+        raise InputError(
+            f"{option}: {', '.join(unknown)}: not known on {socket.gethostname()}; check the "
+            "spelling, or add the name to /etc/hosts or ~/.ssh/config"
+        )
+
+
+def is_known(host: str) -> bool:
+    """Whether the name has an address, or nobody can say."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno not in NOT_KNOWN
+    except UnicodeError:
+        return False
+    return True
+
+
+def is_known_to_ssh(host: str) -> bool:
+    """Whether ssh's configuration has another name for it, or a way there."""
+    try:
+        done = subprocess.run(
+            ["ssh", "-G", host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    name = settings.get("hostname", host)
+    proxies = {settings.get(way, "none") for way in ("proxycommand", "proxyjump")}
+    return proxies != {"none"} or (name != host and is_known(name))
+
+
+def add_where(parser: argparse.ArgumentParser, *, hosts_help: str) -> None:
+    """Add `--hosts` or `--hostfile`, and `--mpirun`."""
+    hosts = parser.add_mutually_exclusive_group()
+    hosts.add_argument("--hosts", metavar="A,B", help=hosts_help)
+    hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file")
+    parser.add_argument(
+        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
+    )

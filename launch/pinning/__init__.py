@@ -1,1 +1,0 @@
-"""A rank's part of its host, applied before torch is loaded, and looked at after."""

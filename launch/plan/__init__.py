@@ -1,1 +1,0 @@
-"""`python -m launch plan`: the places of all ranks of a job, drawn and as JSON."""

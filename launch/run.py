@@ -1,0 +1,461 @@
+"""Start ranks by mpirun, and print the command that does it.
+
+The cluster's own mpirun is taken when one is on PATH, else MPICH from this environment. MPICH,
+Intel MPI and Open MPI want different flags for the same thing; here they are the same:
+
+  python -m launch run --np 8 -- train.py --config openimages.yaml data.root=/data/openimages
+  python -m launch run --np 16 --hosts node1,node2 -- train.py --config openimages.yaml
+  python -m launch run --np 12 --hosts node1:8,node2:4 -- train.py --config openimages.yaml
+  python -m launch run --np 16 --hostfile hosts -- train.py --config openimages.yaml
+  python -m launch run --np 8 --dry-run -- train.py --config openimages.yaml    # only print it
+
+The launcher binds no rank to cores: each pins itself to its part of its host, as `python -m launch
+plan` shows it. A script, and `python …`, are run by the python of this environment; every host
+must have both at the same path, and let this one in by ssh without a password. Without --hosts
+ranks start on this host, or on those that the batch system has given (Slurm, PBS, LSF).
+
+A hostfile has one host a line, with the number of ranks that it has places for, if it has one:
+
+  node1:8            # as MPICH and Intel MPI write it
+  node1 slots=8      # as Open MPI writes it
+  node1              # then all hosts run as many ranks
+
+A host of --hosts or --hostfile that has not started after 30 s is named, and the job ends if it has
+not after 300 s.
+
+Exit status is mpirun's. Ctrl-C, SIGTERM and SIGHUP let the ranks write a checkpoint first, and so
+does the end of this process; a second Ctrl-C ends them at once.
+
+TODO-DOC A command in this one's place: its signals and its exit status are this one's.
+
+TODO-DOC How a job is asked to stop so that its ranks have time for a checkpoint.
+
+TODO-DOC The helper that MPICH's and Intel MPI's mpirun start on their own host, and that ends first.
+
+TODO-DOC Who has started whom.
+
+TODO-DOC Which hosts of a job have started: those from which its launcher has a connection.
+
+A host starts when ssh has reached it and its helper of mpirun has connected back. Where a firewall
+drops the second, mpirun waits for ever and prints nothing.
+"""
+
+import argparse
+import ctypes
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from types import FrameType
+
+from common.cli import number_of_ranks
+from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
+from common.process_facts import read_proc_text, read_status
+from launch.hosts import (
+    add_where,
+    hosts_with_ranks,
+    ranks_of_hosts,
+    read_hostfile,
+    require_known_hosts,
+)
+from launch.mpirun import Family, by_this_python, choose_mpirun, mpirun_command, search_path
+from launch.ranks import Ranks
+from launch.rendezvous import interface_addresses
+
+
+def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `run` to the commands of `python -m launch`."""
+    parser = kinds.add_parser(
+        "run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s --np N [options] -- COMMAND …",
+    )
+    parser.add_argument(
+        "--np",
+        dest="ranks",
+        type=number_of_ranks,
+        required=True,
+        metavar="N",
+        help="ranks on all hosts",
+    )
+    add_where(parser, hosts_help="hosts, with ranks of each if not even: A:8,B:4")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each rank runs"
+    )
+    parser.set_defaults(run=run_ranks)
+
+
+def run_ranks(
+    *,
+    ranks: int,
+    hosts: str | None,
+    hostfile: Path | None,
+    mpirun: Path | None,
+    dry_run: bool,
+    command: list[str],
+) -> int:
+    """Run the command on so many ranks; returns the exit status of mpirun.
+
+    Raises:
+        InputError: There is no mpirun, the hosts do not fit, or there is nothing to run.
+    """
+    on_hosts = chosen_hosts(hosts, hostfile, ranks=ranks)
+    program = command[1:] if command[:1] == ["--"] else command
+    require_program(program)
+    names = [name for name, _ in on_hosts]
+    if not dry_run:
+        option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
+        require_known_hosts(names, os.environ, option=option)
+    found = choose_mpirun(mpirun)
+    words = mpirun_command(
+        found,
+        by_this_python(program),
+        ranks=ranks,
+        hosts=on_hosts,
+        environment=os.environ,
+        is_root=os.geteuid() == 0,
+        is_terminal=sys.stdout.isatty(),
+    )
+    print(shlex.join(words), file=sys.stdout if dry_run else sys.stderr, flush=True)
+    if dry_run:
+        return FINISHED
+    os.environ["PATH"] = search_path(found.path, os.environ)
+    os.environ[GENTLE] = "1"
+    return run_with_gentle_stop(words, ask=gentle_stop(found.family), hosts=names)
+
+
+def chosen_hosts(
+    hosts: str | None, hostfile: Path | None, *, ranks: int
+) -> tuple[tuple[str, int], ...]:
+    """Hosts with their numbers of ranks; none if the command line names none."""
+    if hostfile is not None:
+        return ranks_of_hosts(read_hostfile(hostfile), ranks=ranks)
+    return hosts_with_ranks(hosts, ranks=ranks) if hosts is not None else ()
+
+
+def require_program(command: list[str]) -> None:
+    """Tell here, once, what every rank would tell otherwise.
+
+    Raises:
+        InputError: There is no command, or its script does not exist.
+    """
+    if not command:
+        raise InputError("nothing to run: add -- train.py --config NAME, or another command")
+    if command[0].startswith("-"):
+        raise InputError(
+            f"{command[0]}: expected a command after --, such as train.py; options of run go before"
+        )
+    if command[0].endswith(".py") and not Path(command[0]).is_file():
+        raise InputError(f"{command[0]}: no such file in {Path.cwd()}; give the script's path")
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SECONDS_BETWEEN_LOOKS = 2.0
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h."""
+
+
+def run_with_gentle_stop(
+    command: Sequence[str],
+    *,
+    ask: signal.Signals,
+    patience_s: float = 30.0,
+    hosts: Sequence[str] = (),
+) -> int:
+    """Run a launcher of ranks; returns its exit status, or 130 after a second Ctrl-C.
+
+    The first signal becomes `ask`, which lets ranks write a checkpoint; the next ones reach the
+    launcher as they are. It is asked too when this process is killed.
+
+    The command has its own process group, since a terminal sends Ctrl-C to the whole group, and
+    for the same reason it reads nothing from the terminal.
+
+    Args:
+        command: The launcher, or a script that starts it.
+        ask: A signal that the launcher passes on to its ranks without killing them soon after.
+        patience_s: How long the launcher may outlive its ranks on this host.
+        hosts: Those on which it starts ranks, to be watched until all have started.
+    """
+    # Blocked until there is somebody to pass them on to; ignored ones (nohup, `&`) stay ignored.
+    stops = [one for one in STOPS if signal.getsignal(one) != signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    prctl = ctypes.CDLL(None).prctl
+
+    def begin() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+        prctl(PR_SET_PDEATHSIG, ask)
+
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=begin,  # noqa: PLW1509
+    )
+    passed: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(below_scripts(process.pid, ask), number if passed else ask)
+        passed.append(number)
+
+    previous = {number: signal.signal(number, pass_on) for number in stops}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+    try:
+        status = wait_for(process, patience_s=patience_s, hosts=hosts)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if signal.SIGINT in passed[1:] and status not in (FINISHED, STOPPED_BY_SIGNAL):
+        return INTERRUPTED
+    return status if status >= 0 else 128 - status
+
+
+def wait_for(process: subprocess.Popen[bytes], *, patience_s: float, hosts: Sequence[str]) -> int:
+    """The launcher's exit status; it is killed if it waits for hosts that are cut off."""
+    helper = LocalHelper(process.pid)
+    started = StartedHosts(process.pid, hosts)
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=min(SECONDS_BETWEEN_LOOKS, patience_s))
+        if helper.seconds_gone() > patience_s:
+            why = (
+                f"the ranks of this host ended {patience_s:g} s ago, and mpirun waits for another "
+                "host that does not answer"
+            )
+        elif missing := started.overdue():
+            why = f"--hosts: {named(missing)} in time; {where_to_look(missing)}"
+        else:
+            continue
+        print(f"error: {why}; mpirun was killed", file=sys.stderr)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return OUR_BUG
+
+
+GENTLE = "RETINANET_LAUNCH_RUN"
+"""Set in ranks that `python -m launch run` has started: it asks as this launcher needs it."""
+
+
+def gentle_stop(family: Family) -> signal.Signals:
+    """The signal that an mpirun passes on to its ranks, and kills none of them for.
+
+    Open MPI's kills them half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
+    """
+    return signal.SIGUSR1 if family == "open-mpi" else signal.SIGTERM
+
+
+def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What to say where this rank's launcher leaves too little time for a checkpoint."""
+    if ranks.launcher != "open-mpi" or GENTLE in environment:
+        return ()
+    return (
+        "open-mpi: mpirun kills ranks 0.5 to 2 s after Ctrl-C or SIGTERM, which is too soon for a "
+        "checkpoint; stop it with kill -USR1, or start it with python -m launch run",
+    )
+
+
+NAME = "hydra_pmi_proxy"
+DEPTH = 3
+"""Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
+
+
+class LocalHelper:
+    """Notices an mpirun that outlives its ranks.
+
+    Without a network mpirun would wait for ever for the helpers of other hosts to say goodbye.
+    """
+
+    def __init__(self, launcher: int) -> None:
+        """`launcher`: mpirun's process number."""
+        self._launcher = launcher
+        self._helpers: list[int] = []
+        self._gone_since: float | None = None
+
+    def seconds_gone(self) -> float:
+        """For how long there has been none on this host after there was one; 0 until then."""
+        if not self._helpers:
+            self._helpers = helpers_below(self._launcher, depth=DEPTH)
+        if not self._helpers or any(map(is_helper, self._helpers)):
+            return 0.0
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since
+
+
+def helpers_below(process: int, *, depth: int) -> list[int]:
+    """Process numbers among the children, and theirs."""
+    children = children_of(process)
+    found = [child for child in children if is_helper(child)]
+    if found or depth == 1:
+        return found
+    return [one for child in children for one in helpers_below(child, depth=depth - 1)]
+
+
+def is_helper(process: int) -> bool:
+    """Whether it is one and has not ended."""
+    status = read_status(Path(f"/proc/{process}/status"))
+    return status.get("Name") == NAME and status["State"][0] not in "ZX"
+
+
+SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that it has started and that have not ended; none where Linux hides them."""
+    text = read_proc_text(Path(f"/proc/{process}/task/{process}/children"))
+    return [int(word) for word in text.split()]
+
+
+def below_scripts(process: int, number: int) -> int:
+    """The process, or what it has started if it is a shell that signal `number` would end.
+
+    Such as Intel MPI's mpirun: a script, whose ranks would go on.
+    """
+    while would_end_shell(process, number) and (children := children_of(process)):
+        process = children[0]
+    return process
+
+
+def would_end_shell(process: int, number: int) -> bool:
+    """Whether it is a shell that has no trap for the signal."""
+    folder = Path(f"/proc/{process}")
+    caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
+    try:
+        is_shell = (folder / "exe").readlink().name in SHELLS
+    except OSError:  # it has ended
+        return False
+    return is_shell and not caught & 1 << number - 1
+
+
+MOST_HOSTS = 32
+"""With more, launchers connect hosts as a tree, and not each to the first."""
+NOTICE_S = 30.0
+LIMIT_S = 300.0
+"""A note on hosts that have not started is printed after the one, and mpirun ended after the other.
+"""
+ESTABLISHED = "01"
+"""State of a connection in /proc/net/tcp."""
+REMOTE_SHELLS = ("ssh", "rsh")
+"""Their connections show that a host is reached, not that its helper reaches this one."""
+
+
+class StartedHosts:
+    """Watches the start of a job on named hosts, until all of them have started."""
+
+    def __init__(self, launcher: int, hosts: Sequence[str]) -> None:
+        """Begin to watch.
+
+        Args:
+            launcher: mpirun's process number.
+            hosts: As the user has named them; more than `MOST_HOSTS` are not watched.
+        """
+        self._launcher = launcher
+        self._hosts = hosts if len(hosts) <= MOST_HOSTS else ()
+        self._began = time.monotonic()
+        self._is_noted = False
+
+    def overdue(self) -> tuple[str, ...]:
+        """Return the hosts that have not started within the limit; print a note before."""
+        elapsed = time.monotonic() - self._began
+        if not self._hosts or elapsed < NOTICE_S:
+            return ()
+        missing = missing_hosts(self._launcher, self._hosts)
+        if not missing:
+            self._hosts = ()
+            return ()
+        if not self._is_noted:
+            self._is_noted = True
+            print(
+                f"note: {named(missing)} {NOTICE_S:g} s after mpirun, which is "
+                f"ended after {LIMIT_S:g} s: {where_to_look(missing)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return missing if elapsed >= LIMIT_S else ()
+
+
+def named(hosts: Sequence[str]) -> str:
+    """Return `host a has not started`, or the same of several."""
+    if len(hosts) == 1:
+        return f"host {hosts[0]} has not started"
+    return f"hosts {', '.join(hosts)} have not started"
+
+
+def where_to_look(hosts: Sequence[str]) -> str:
+    """Return what the user can check."""
+    return (
+        f"check that `ssh {hosts[0]} true` works, and that no firewall blocks TCP ports from "
+        f"there to {socket.gethostname()} (mpirun listens at a port of its own choice)"
+    )
+
+
+def missing_hosts(launcher: int, hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts from which nothing is connected with the launcher on this host.
+
+    A host may connect from an address that its name does not have; such connections count for any.
+    """
+    own = {*interface_addresses().values(), "127.0.0.1", "127.0.1.1", "::1"}
+    addresses = {host: addresses_of(host) for host in hosts}
+    peers = [peer for peer in connected(launcher) if peer not in own]
+    missing = tuple(
+        host for host, known in addresses.items() if not known & own and not known & {*peers}
+    )
+    known = set().union(*addresses.values())
+    others = [peer for peer in peers if peer not in known]
+    return missing if len(others) < len(missing) else ()
+
+
+def addresses_of(host: str) -> set[str]:
+    """Return what the name means here; empty if nothing."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return set()
+
+
+def connected(launcher: int) -> Iterator[str]:
+    """Yield the other end's address of each connection of the launcher and what it has started."""
+    sockets = {inode for process in tree(launcher) for inode in sockets_of(process)}
+    for table in ("tcp", "tcp6"):
+        for line in read_proc_text(Path(f"/proc/{launcher}/net/{table}")).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == ESTABLISHED and fields[9] in sockets:
+                yield address_of(fields[2].partition(":")[0])
+
+
+def tree(process: int) -> Iterator[int]:
+    """Yield a process and all below it, without remote shells."""
+    if read_status(Path(f"/proc/{process}/status")).get("Name") not in REMOTE_SHELLS:
+        yield process
+        for child in children_of(process):
+            yield from tree(child)
+
+
+def sockets_of(process: int) -> Iterator[str]:
+    """Yield the kernel's numbers of a process's sockets."""
+    with suppress(OSError):  # it has ended, or is not ours
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                target = str(descriptor.readlink())
+                if target.startswith("socket:["):
+                    yield target[len("socket:[") : -1]
+
+
+def address_of(text: str) -> str:
+    """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as it is written.
+
+    An IPv4 address within IPv6 is written as IPv4.
+    """
+    raw = bytes.fromhex(text)
+    packed = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+    address = ip_address(packed)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

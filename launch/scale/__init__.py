@@ -1,1 +1,0 @@
-"""`python -m launch scale`: the scaling study."""

@@ -1,0 +1,226 @@
+"""What ranks ask of a host, and what each gets.
+
+TODO-DOC CPUs of a rank on which it does not compute.
+
+TODO-DOC A host divided among ranks: whole sockets, whole memory nodes, or a share of one node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launch.topology import Core, Node, Socket, Topology, count_cores
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreRequest:
+    """Cores that each rank asks for. [physical cores]"""
+
+    threads: int | None = None
+    """Compute threads, one a core; None: all cores that are left."""
+    comm_cores: int = 0
+    """For communication: `launch.comm_cores`."""
+    loader_cores: int = 0
+    """For loading images: `data.reserve_cores`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One rank's part of a host."""
+
+    socket: int
+    nodes: tuple[int, ...]
+    """NUMA nodes that its cores belong to."""
+    cpus: tuple[int, ...]
+    """CPUs of its compute threads, one a core: exactly `threads` of them, more where it floats."""
+    comm_cpus: tuple[int, ...]
+    """CPUs for communication, one a core."""
+    loader_cpus: tuple[int, ...]
+    """All CPUs, hyperthreads included, of the cores that load images."""
+    threads: int
+    """Compute threads."""
+    floating: bool
+    """Whether the threads move among `cpus`, because a CPU quota gives fewer than there are."""
+
+    @property
+    def main_cpus(self) -> tuple[int, ...]:
+        """The CPU that the main thread is bound to while it computes; empty: it is not bound.
+
+        The other compute threads are each bound to a core. A main thread that may leave its own
+        moves, as soon as another program runs there, to the core of one of these: two threads of a
+        team then share a core, and every parallel region waits for both.
+        """
+        return () if self.floating else self.cpus[:1]
+
+
+def spare_cpus(share: Share, topology: Topology) -> tuple[int, ...]:
+    """Those that load images; without them, the other hyperthreads of the cores that compute. None
+    where there are none, or where threads float.
+
+    Args:
+        share: The rank's.
+        topology: The CPUs that the ranks share.
+    """
+    if share.loader_cpus or share.floating:
+        return share.loader_cpus
+    cores = {cpu.core for cpu in topology.cpus if cpu.cpu in share.cpus}
+    return tuple(
+        cpu.cpu for cpu in topology.cpus if cpu.core in cores and cpu.cpu not in share.cpus
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Memory nodes of one socket, and the number of ranks that share them."""
+
+    socket: int
+    nodes: tuple[Node, ...]
+    ranks: int
+
+    @property
+    def cores(self) -> tuple[Core, ...]:
+        """All cores of the nodes, in the order of the host."""
+        return tuple(core for node in self.nodes for core in node.cores)
+
+    @property
+    def cores_each(self) -> int:
+        """Cores of each rank alone."""
+        return sum(len(node.cores) for node in self.nodes) // self.ranks
+
+
+def choose_sockets(sockets: Sequence[Socket], ranks: int) -> list[Socket]:
+    """Return the sockets that ranks may use: with fewer ranks than sockets, the largest ones.
+
+    Of sockets of one size, the first are taken. The result is in order of number.
+    """
+    by_size = sorted(sockets, key=lambda socket: (-len(socket.cores), socket.number))
+    return sorted(by_size[:ranks], key=lambda socket: socket.number)
+
+
+def divide_host(
+    sockets: Sequence[Socket], ranks: int, *, cores_each: int | None = None
+) -> list[NodeGroup] | None:
+    """Return the groups of nodes that ranks share, in order of rank.
+
+    On a uniform host every socket has as many ranks as another, and every node too. Where nodes
+    differ in size, which offline cores and cpusets bring about, a larger node may take more ranks
+    than a smaller one if each rank then has more cores.
+
+    Args:
+        sockets: Those of `choose_sockets`.
+        ranks: How many, no more than there are cores.
+        cores_each: Cores that are enough for each rank; None: as many as possible.
+
+    Returns:
+        None where some rank of a uniform host would need parts of two sockets, or share a node
+        that others do not.
+    """
+    even = divide_evenly(sockets, ranks)
+    if is_uniform(sockets):
+        return even
+    size = most_cores_each(sockets, ranks)
+    if cores_each is not None:
+        size = min(size, cores_each)
+    if even and min(group.cores_each for group in even) >= size:
+        return even
+    return pack(sockets, ranks, size=size)
+
+
+def is_uniform(sockets: Sequence[Socket]) -> bool:
+    """Return whether all sockets have as many nodes, and all nodes as many cores."""
+    return (
+        len({len(socket.nodes) for socket in sockets}) == 1
+        and len({len(node.cores) for socket in sockets for node in socket.nodes}) == 1
+    )
+
+
+def divide_evenly(sockets: Sequence[Socket], ranks: int) -> list[NodeGroup] | None:
+    """Return the groups with as many ranks on each socket, and in it on each node."""
+    if ranks % len(sockets):
+        return None
+    of_sockets = [divide_socket(socket, ranks // len(sockets)) for socket in sockets]
+    if None in of_sockets:
+        return None
+    return [group for groups in of_sockets if groups for group in groups]
+
+
+def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
+    """Return the groups of one socket, with as many ranks on each node or nodes for each rank."""
+    nodes = socket.nodes
+    if ranks > len(nodes):
+        if ranks % len(nodes):
+            return None
+        sharers = ranks // len(nodes)
+        return [NodeGroup(socket=socket.number, nodes=(node,), ranks=sharers) for node in nodes]
+    if len(nodes) % ranks:
+        return None
+    step = len(nodes) // ranks
+    return [
+        NodeGroup(socket=socket.number, nodes=nodes[first : first + step], ranks=1)
+        for first in range(0, len(nodes), step)
+    ]
+
+
+def most_cores_each(sockets: Sequence[Socket], ranks: int) -> int:
+    """Return the most cores that each of the ranks can have, all the same number; at least 1."""
+    size = count_cores(sockets) // ranks
+    while sum(room_of(groups_of(socket, size=size)) for socket in sockets) < ranks:
+        size -= 1
+    return size
+
+
+def groups_of(socket: Socket, *, size: int) -> list[NodeGroup]:
+    """Return the groups of nodes with as many ranks of `size` cores as have room on each.
+
+    A node that has room for a rank is a group by itself; smaller ones are put together until one
+    rank has room. What is left over at the end is in no group.
+    """
+    groups = []
+    small: list[Node] = []
+    for node in socket.nodes:
+        if len(node.cores) >= size:
+            ranks = len(node.cores) // size
+            groups.append(NodeGroup(socket=socket.number, nodes=(node,), ranks=ranks))
+            continue
+        small.append(node)
+        if sum(len(other.cores) for other in small) >= size:
+            groups.append(NodeGroup(socket=socket.number, nodes=tuple(small), ranks=1))
+            small = []
+    return sorted(groups, key=lambda group: group.nodes[0].number)
+
+
+def room_of(groups: Sequence[NodeGroup]) -> int:
+    """Return the ranks that have room on all the groups."""
+    return sum(group.ranks for group in groups)
+
+
+def pack(sockets: Sequence[Socket], ranks: int, *, size: int) -> list[NodeGroup]:
+    """Return the groups of ranks of at least `size` cores, spread as evenly as there is room."""
+    of_sockets = [groups_of(socket, size=size) for socket in sockets]
+    counts = spread(ranks, [room_of(groups) for groups in of_sockets])
+    packed = []
+    for socket, groups, count in zip(sockets, of_sockets, counts, strict=True):
+        even = divide_socket(socket, count) if count else []
+        if even is not None and all(group.cores_each >= size for group in even):
+            packed += even
+            continue
+        shared = spread(count, [group.ranks for group in groups])
+        packed += [
+            NodeGroup(socket=socket.number, nodes=group.nodes, ranks=of_group)
+            for group, of_group in zip(groups, shared, strict=True)
+            if of_group
+        ]
+    return packed
+
+
+def spread(ranks: int, rooms: Sequence[int]) -> list[int]:
+    """Return the ranks of each place, as even as the rooms allow; the first places get the rest."""
+    assert ranks <= sum(rooms), (ranks, rooms)
+    counts = [0] * len(rooms)
+    while ranks:
+        free = [place for place, room in enumerate(rooms) if counts[place] < room]
+        least_room = min(rooms[place] - counts[place] for place in free)
+        step = max(1, min(ranks // len(free), least_room))
+        for place in free[:ranks]:
+            counts[place] += step
+            ranks -= step
+    return counts

@@ -1,1 +1,0 @@
-"""`python -m launch run`: hosts, mpirun and its families."""

@@ -1,0 +1,387 @@
+"""What a host is made of: its CPUs, and the core, socket and memory node of each.
+
+TODO-DOC A host as placement sees it: sockets of memory nodes of physical cores.
+
+TODO-DOC A host as the kernel describes it below `/sys/devices/system`, or in a copy of that folder.
+
+TODO-DOC A host as `lscpu -p` describes it: comment lines, then one line of numbers for each CPU.
+
+TODO-DOC The kernel's way to write sets of CPUs and memory nodes: `0-3,8`.
+
+TODO-DOC What a description of a host says about one CPU, before cores are numbered.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import InputError
+from common.files import read_text
+
+SYSFS = Path("/sys/devices/system")
+
+
+@dataclass(frozen=True, order=True)
+class Cpu:
+    """One hardware thread, as the kernel numbers it."""
+
+    cpu: int
+    """The kernel's number, which pinning uses."""
+    core: int
+    """Physical core, counted over the whole host in the order of its lowest CPU."""
+    socket: int
+    node: int
+    """NUMA node; 0 where the host has none."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The online CPUs of a host, or those of them that may be used, in order of number."""
+
+    cpus: tuple[Cpu, ...]
+
+    def restricted(self, allowed: Collection[int]) -> "Topology":
+        """The same host with the allowed CPUs only; cores keep their numbers."""
+        return Topology(tuple(cpu for cpu in self.cpus if cpu.cpu in allowed))
+
+
+def read_topology(path: Path | None = None) -> Topology:
+    """The topology of this machine, or of one that a file or folder describes.
+
+    Args:
+        path: None for this machine; a file with the output of `lscpu -p=CPU,CORE,SOCKET,NODE`; or
+            a folder with a copy of `/sys/devices/system` (or of `/sys`, or of its `devices`).
+
+    Raises:
+        InputError: The description is missing or cannot be understood; names file and line.
+    """
+    if path is None:
+        return read_this_machine()
+    facts = read_sysfs(find_cpu_folder(path)) if path.is_dir() else read_lscpu(path)
+    if not facts:
+        raise InputError(f"{path}: no CPU is online there; give a copy of /sys, or lscpu's output")
+    return topology_of(facts)
+
+
+def read_this_machine(sysfs: Path = SYSFS) -> Topology:
+    """From sysfs; where a sandbox hides it, every CPU counts as a core of one socket."""
+    if has_topology(sysfs / "cpu"):
+        return topology_of(read_sysfs(sysfs / "cpu"))
+    return Topology(
+        tuple(Cpu(cpu, core=cpu, socket=0, node=0) for cpu in sorted(os.sched_getaffinity(0)))
+    )
+
+
+@dataclass(frozen=True, order=True)
+class CpuFacts:
+    """One online CPU."""
+
+    cpu: int
+    core_id: tuple[int, ...]
+    """Names the core within its socket."""
+    socket: int
+    node: int
+    """NUMA node; 0 where the host has none."""
+
+
+def topology_of(facts: Iterable[CpuFacts]) -> Topology:
+    """Number the cores: their own ids may repeat from socket to socket."""
+    cores: dict[tuple[int, ...], int] = {}
+    cpus = []
+    for one in sorted(facts):
+        core = cores.setdefault((one.socket, *one.core_id), len(cores))
+        cpus.append(Cpu(one.cpu, core=core, socket=one.socket, node=one.node))
+    return Topology(tuple(cpus))
+
+
+Core = tuple[int, ...]
+"""The CPUs (hyperthreads) of a physical core, in order of number."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """The part of a NUMA node that lies on one socket."""
+
+    number: int
+    cores: tuple[Core, ...]
+    """In order of their lowest CPU, the same however the host was described."""
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A processor package."""
+
+    number: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def cores(self) -> tuple[Core, ...]:
+        """All its cores, node by node."""
+        return tuple(core for node in self.nodes for core in node.cores)
+
+
+def sockets_of(topology: Topology) -> tuple[Socket, ...]:
+    """The sockets that have CPUs, in order of number.
+
+    A node whose CPUs lie on two sockets is a node of each.
+    """
+    tree: dict[int, dict[int, dict[int, list[int]]]] = {}
+    for cpu in sorted(topology.cpus):
+        nodes = tree.setdefault(cpu.socket, {})
+        nodes.setdefault(cpu.node, {}).setdefault(cpu.core, []).append(cpu.cpu)
+    return tuple(
+        Socket(
+            number,
+            tuple(
+                Node(node, tuple(tuple(core) for core in cores.values()))
+                for node, cores in sorted(nodes.items())
+            ),
+        )
+        for number, nodes in sorted(tree.items())
+    )
+
+
+def count_cores(sockets: Sequence[Socket]) -> int:
+    """Physical cores of them all."""
+    return sum(len(socket.cores) for socket in sockets)
+
+
+def describe_sockets(sockets: Sequence[Socket]) -> str:
+    """Such as `2 sockets of 28 cores`, or `2 sockets of 28 cores and 4 NUMA nodes`."""
+    name = "1 socket" if len(sockets) == 1 else f"{len(sockets)} sockets"
+    sizes = [len(socket.cores) for socket in sockets]
+    nodes = [len(socket.nodes) for socket in sockets]
+    cores = f"{span(sizes)} core{'s' if max(sizes) > 1 else ''}"
+    in_nodes = f" and {span(nodes)} NUMA nodes" if max(nodes) > 1 else ""
+    return f"{name} of {cores}{in_nodes}"
+
+
+def span(counts: Sequence[int]) -> str:
+    """One number where all are equal, else the least and the greatest."""
+    least, greatest = min(counts), max(counts)
+    return f"{least}" if least == greatest else f"{least} to {greatest}"
+
+
+PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
+"""Where a copy may have the folder of CPUs, by what was copied."""
+
+
+def find_cpu_folder(copy: Path) -> Path:
+    """The folder of CPUs in a copy of sysfs; that of memory nodes lies beside it.
+
+    Raises:
+        InputError: The copy has none.
+    """
+    for place in PLACES:
+        if (copy / place).is_dir():
+            return copy / place
+    raise InputError(f"{copy}: no {PLACES[1]} below it; give a copy of /sys, or lscpu's output")
+
+
+def has_topology(cpu_folder: Path) -> bool:
+    """Whether the kernel tells of cores here; a sandbox may hide them."""
+    return any(cpu_folder.glob("cpu[0-9]*/topology/core_id"))
+
+
+def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
+    """The online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it.
+
+    Raises:
+        InputError: A file is missing or holds something else; names it.
+    """
+    nodes = read_nodes(cpu_folder.with_name("node"))
+    return [
+        CpuFacts(
+            cpu,
+            core_id=read_core_id(cpu_folder / f"cpu{cpu}" / "topology", cpu),
+            socket=max(0, read_id(cpu_folder / f"cpu{cpu}" / "topology" / "physical_package_id")),
+            node=nodes.get(cpu, 0),
+        )
+        for cpu in sorted(online(cpu_folder))
+    ]
+
+
+def online(cpu_folder: Path) -> frozenset[int]:
+    """CPUs that are switched on; a copy without that list counts those that have a topology."""
+    if (cpu_folder / "online").is_file():
+        return read_list(cpu_folder / "online")
+    found = cpu_folder.glob("cpu[0-9]*/topology/core_id")
+    names = (file.parts[-3].removeprefix("cpu") for file in found)
+    return frozenset(int(name) for name in names if is_number(name))
+
+
+def read_core_id(topology: Path, cpu: int) -> tuple[int, int]:
+    """The core within its socket: core ids may repeat from die to die.
+
+    Where the kernel does not know the core, the CPU counts as one.
+    """
+    die = topology / "die_id"
+    core = read_id(topology / "core_id")
+    return (read_id(die) if die.is_file() else 0, core if core >= 0 else cpu)
+
+
+def read_nodes(node_folder: Path) -> dict[int, int]:
+    """The memory node of each CPU; nothing where the kernel knows no nodes."""
+    files = sorted(node_folder.glob("node[0-9]*/cpulist"))
+    names = ((file, file.parent.name.removeprefix("node")) for file in files)
+    return {cpu: int(name) for file, name in names if is_number(name) for cpu in read_list(file)}
+
+
+def read_list(file: Path) -> frozenset[int]:
+    """The CPUs that a file of the kernel lists."""
+    try:
+        return parse_cpu_list(read_sysfs_text(file))
+    except ValueError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+def read_id(file: Path) -> int:
+    """A number; -1 where the kernel does not know."""
+    text = read_sysfs_text(file).strip()
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InputError(f"{file}: expected a number, found {text!r}") from error
+
+
+def read_sysfs_text(file: Path) -> str:
+    """The file's text."""
+    try:
+        return read_text(file, errors="replace")
+    except OSError as error:
+        advice = "copy it too, or give lscpu's output"
+        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
+
+
+COMMAND = "lscpu -p=CPU,CORE,SOCKET,NODE"
+COLUMNS = ("cpu", "core", "socket", "node")
+UNKNOWN = ("", "-")
+MOST_BYTES = 10_000_000
+"""Of an output: 65,536 CPUs have 2 MB."""
+
+
+def read_lscpu(file: Path) -> list[CpuFacts]:
+    """The online CPUs of an output of `lscpu -p` that has the columns CPU, Core, Socket and Node.
+
+    `lscpu --all` also lists CPUs that are offline, without core and socket: they are left out. The
+    node is empty for all CPUs of a host without NUMA; it is 0 then.
+
+    Raises:
+        InputError: The file cannot be read, or is something else; names file and line.
+    """
+    columns = None
+    by_number: dict[int, CpuFacts] = {}
+    for number, line in enumerate(read_lines(file), start=1):
+        place = f"{file}:{number}"
+        if line.startswith("#"):
+            columns = columns_of(line) or columns
+        elif line.strip():
+            if columns is None:
+                raise not_lscpu(place)
+            facts = facts_of(line, columns, place)
+            if facts and facts.cpu in by_number:
+                raise InputError(
+                    f"{place}: CPU {facts.cpu} is listed twice; give one host's output"
+                )
+            if facts:
+                by_number[facts.cpu] = facts
+    if not by_number:
+        raise not_lscpu(str(file))
+    return list(by_number.values())
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of the file."""
+    try:
+        return read_text(file, most_bytes=MOST_BYTES).splitlines()
+    except OSError as error:
+        advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
+        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
+    except UnicodeDecodeError as error:
+        raise not_lscpu(str(file)) from error
+
+
+def not_lscpu(place: str) -> InputError:
+    """What to give instead."""
+    return InputError(f"{place}: expected the output of: {COMMAND}")
+
+
+def columns_of(comment: str) -> Mapping[str, int] | None:
+    """Where the columns are, if this comment is the one that names them."""
+    names = [name.strip().lower() for name in comment.lstrip("#").split(",")]
+    if "cpu" not in names or not set(COLUMNS) <= set(names):
+        return None
+    return {name: names.index(name) for name in COLUMNS}
+
+
+def facts_of(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
+    """One CPU's line; None for a CPU that is offline."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) <= max(columns.values()):
+        raise InputError(
+            f"{place}: has {len(fields)} fields, fewer than its header; use: {COMMAND}"
+        )
+    values = {name: fields[column] for name, column in columns.items()}
+    if values["core"] in UNKNOWN and values["socket"] in UNKNOWN:
+        return None
+    if values["node"] in UNKNOWN:
+        values["node"] = "0"
+    for name, value in values.items():
+        if not is_number(value):
+            raise InputError(f"{place}: {name}: expected a number, found {value!r}; use: {COMMAND}")
+    return CpuFacts(
+        int(values["cpu"]),
+        core_id=(int(values["core"]),),
+        socket=int(values["socket"]),
+        node=int(values["node"]),
+    )
+
+
+MOST_NUMBERS = 65_536
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The numbers of a list such as `0-3,8`; an empty text is an empty set.
+
+    Raises:
+        ValueError: The text is not such a list.
+    """
+    stripped = text.strip()
+    if not stripped:
+        return frozenset()
+    numbers: set[int] = set()
+    listed = 0
+    for part in stripped.split(","):
+        found = numbers_of(part.strip())
+        listed += len(found)
+        if listed > MOST_NUMBERS:
+            raise ValueError(f"more than {MOST_NUMBERS:,} CPUs")
+        numbers.update(found)
+    return frozenset(numbers)
+
+
+def numbers_of(part: str) -> range:
+    """`8`, or `0-3` with both ends."""
+    first, dash, last = part.partition("-")
+    if not (is_number(first) and (is_number(last) if dash else True)):
+        raise ValueError(f"expected a list such as 0-3,8, found {part!r}")
+    if dash and int(last) < int(first):
+        raise ValueError(f"{part!r} ends before it begins")
+    return range(int(first), int(last if dash else first) + 1)
+
+
+def is_number(text: str) -> bool:
+    """Whether it is plain digits, and few enough for a CPU's number."""
+    return text.isascii() and text.isdigit() and len(text) <= 6
+
+
+def format_cpu_list(numbers: Iterable[int]) -> str:
+    """Numbers in the kernel's way, ascending, runs as `0-3`; nothing is an empty text."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

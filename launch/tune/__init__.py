@@ -1,1 +1,0 @@
-"""The planner: how many hosts, ranks and threads reach the target soonest."""

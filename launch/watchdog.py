@@ -1,0 +1,442 @@
+"""One rank's end is the end of all: each learns that another has failed, died or gone silent.
+
+Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
+that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
+host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and tells
+all; then each rank ends, wherever its main thread is. The ranks on the host of a silent one send it
+SIGKILL, since launchers wait for a process that is only stopped. Where ranks train in compute
+groups that do not wait for one another, the end of one is that of its group alone.
+
+TODO-DOC A rank as the child of a small process, so that its end need not be the end of the job.
+
+Launchers end all ranks when one of them ends badly. Where compute groups go on without a group that
+has ended, the launcher must not hear of it: it sees the keeper, which then ends well.
+
+TODO-DOC The process that has started this rank, and what to do when it is gone.
+
+MPICH's and Intel MPI's helpers kill their ranks when mpirun is gone; Open MPI's and torchrun's
+ranks would train on, in a folder that nobody knows to be in use.
+"""
+
+import ctypes
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import NoReturn
+
+from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL
+from common.process_facts import ProcessIdentity, kill_if_local
+from common.processes import STOPS
+from launch.ranks import Ranks
+from launch.rendezvous import MPI_LAUNCHERS
+from launch.topology import format_cpu_list
+
+SECONDS_BETWEEN_BEATS = 1.0
+SECONDS_FOR_KEEPERS = 0.3
+"""In which those of ranks that have ended hand on their exit codes; see `keeper`."""
+PATIENCE = 5.0
+"""How long a failing rank waits for rank 0's word, and rank 0 for the others' ends. [seconds]"""
+DIED = 1
+"""Exit code where a rank ended without a word."""
+
+BYE = b"bye"
+BEAT = b"beat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a job ends."""
+
+    rank: int
+    code: int
+    """With which all ranks exit."""
+    text: str
+    """For stderr, as it is."""
+    is_silent: bool = False
+    """Whether the rank may still exist, such as a stopped process."""
+
+
+class Watch:
+    """One rank's part in the watch."""
+
+    def __init__(
+        self,
+        rank: int,
+        connections: Mapping[int, Connection],
+        *,
+        hosts: Sequence[str],
+        processes: Sequence[ProcessIdentity | None] = (),
+    ) -> None:
+        """Use `watch_as_first` and `watch_as_other`.
+
+        Args:
+            connections: On rank 0 to all others, on others to rank 0.
+            hosts: Of all ranks, for messages.
+            processes: Of all ranks, to end a silent one; none if they are not known.
+        """
+        self._rank = rank
+        self._hosts = hosts
+        self._processes = processes
+        self._connections = dict(connections)
+        self._sending = threading.Lock()
+        self._deciding = threading.Lock()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        self._groups: Sequence[int] = ()
+        self.clean_up: Callable[[], None] = lambda: None
+        """On rank 0: removes what has been made in vain when bad input or a signal ends the job."""
+        self.lost: set[int] = set()
+        """Ranks of groups that have ended, as far as this rank knows."""
+
+    def outlive(self, groups: Sequence[int]) -> None:
+        """On rank 0: from now on others go on where a rank ends whose group is not rank 0's.
+
+        Args:
+            groups: Of each rank; none: from now on the end of any is the end of all.
+        """
+        self._groups = groups
+
+    def start(
+        self,
+        *,
+        silence_s: float,
+        launcher: int | None = None,
+        beat: Callable[[], None] | None = None,
+    ) -> None:
+        """Watch from now on, in a thread.
+
+        Args:
+            silence_s: A rank that is silent for longer has failed.
+            launcher: The parent process, whose end asks this rank to stop.
+            beat: Called every second, by a process that is alive.
+        """
+        self._thread = threading.Thread(
+            target=self._watch, args=(silence_s, launcher, beat), name="watch", daemon=True
+        )
+        self._thread.start()
+
+    def fail(self, code: int, text: str) -> NoReturn:
+        """End the job, unless another rank has failed before; this process ends with it."""
+        failure = Failure(rank=self._rank, code=code, text=text)
+        if self._rank == 0:
+            self._end(failure)
+        self._send(0, json.dumps(asdict(failure)).encode())
+        time.sleep(PATIENCE)  # the thread ends the process with the failure that was first
+        end_process(failure, prints=True)
+
+    def close(self) -> None:
+        """Part from the others in peace; every rank calls it once all have done their work."""
+        self._is_over = True
+        for rank in self._connections:
+            self._send(rank, BYE)
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+        for connection in self._connections.values():
+            connection.close()
+
+    def _watch(
+        self, silence_s: float, launcher: int | None, beat: Callable[[], None] | None
+    ) -> None:
+        ranks = {connection: rank for rank, connection in self._connections.items()}
+        heard = dict.fromkeys(ranks.values(), time.monotonic())
+        next_beat = 0.0
+        while ranks or (self.lost and not self._is_over):
+            for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
+                assert isinstance(connection, Connection)
+                heard[ranks[connection]] = time.monotonic()
+                if not self._hear(ranks[connection], connection):
+                    del ranks[connection]
+            ranks = {one: rank for one, rank in ranks.items() if rank not in self.lost}
+            now = time.monotonic()
+            if now < next_beat:
+                continue
+            next_beat = now + SECONDS_BETWEEN_BEATS
+            if beat is not None:
+                beat()
+            if is_gone(launcher):
+                launcher = None
+                stop_without_launcher()
+            for rank in ranks.values():
+                self._send(rank, BEAT)
+                if now - heard[rank] > silence_s and not self._is_over:
+                    self._end_without(
+                        rank,
+                        f"was silent for {silence_s:g} s (stopped, or cut off?)",
+                        is_silent=True,
+                    )
+
+    def _hear(self, rank: int, connection: Connection) -> bool:
+        """Take a message; returns whether there may be more."""
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            if not self._is_over:
+                self._end_without(rank, "ended without a word (killed, or out of memory?)")
+            return False
+        if message in (BYE, BEAT):
+            return message != BYE
+        failure = Failure(**json.loads(message))
+        if self._rank:
+            self._end(failure)
+        self._end_or_outlive(failure)
+        return False
+
+    def _send(self, rank: int, message: bytes) -> None:
+        # A rank that has gone is heard of, or was told of already.
+        with self._sending, suppress(OSError):
+            self._connections[rank].send_bytes(message)
+
+    def _end_without(self, rank: int, why: str, *, is_silent: bool = False) -> None:
+        """A rank is lost: end the others, or its group. Where it is rank 0, rank 1 says so."""
+        text = f"error: rank {rank} on {self._hosts[rank]} {why}"
+        failure = Failure(rank=rank, code=DIED, text=text, is_silent=is_silent)
+        if self._rank == 0:
+            self._end_or_outlive(failure)
+            return
+        if self._rank == 1:
+            print_failure(failure)
+        elif is_silent:  # the launcher ends rank 1 too as soon as rank 0 is killed
+            time.sleep(PATIENCE)
+        self._kill_silent(failure)
+        end_process(failure, prints=False)
+
+    def _end_or_outlive(self, failure: Failure) -> None:
+        """On rank 0: end all, or where the others may go on, the failed rank's group alone."""
+        if failure.rank in self.lost:  # it has ended since another of its group has
+            return
+        groups = self._groups
+        group = groups[failure.rank] if groups else 0
+        if group == 0 or failure.code == INTERRUPTED:
+            self._end(failure)
+        lost = [rank for rank, its in enumerate(groups) if its == group]
+        self.lost.update(lost)
+        print_failure(replace(failure, text=given_up(failure, group=group, ranks=lost)))
+        for rank in lost:
+            self._send(rank, json.dumps(asdict(failure)).encode())
+        self._kill_silent(failure)
+
+    def _end(self, failure: Failure) -> NoReturn:
+        """End this process; on rank 0, print and tell all others before."""
+        if self._rank == 0:
+            self._deciding.acquire()  # for ever: the first failure counts
+            if failure.code in (BAD_INPUT, INTERRUPTED, STOPPED_BY_SIGNAL):
+                self.clean_up()  # launchers may end this rank as soon as another one has ended
+            print_failure(failure)
+            for rank in self._connections:
+                self._send(rank, json.dumps(asdict(failure)).encode())
+            self._wait_for_ends(failure)
+        self._kill_silent(failure)  # last, since the launcher then ends this rank too
+        end_process(failure, prints=False)
+
+    def _kill_silent(self, failure: Failure) -> None:
+        """End a rank of this host that is stopped: the launcher would wait for it forever."""
+        # Containers may share process numbers, so the name counts too: a rank behind a network that
+        # is cut off is alive, and may be the one that goes on.
+        is_local = self._hosts[failure.rank] == self._hosts[self._rank]
+        if failure.is_silent and self._processes and is_local:
+            kill_if_local(self._processes[failure.rank])
+
+    def _wait_for_ends(self, failure: Failure) -> None:
+        """Until the others have ended: launchers kill what is left once one rank has."""
+        others = self._connections.items()
+        left = {one for rank, one in others if rank != failure.rank or failure.code != DIED}
+        end = time.monotonic() + PATIENCE
+        while left and time.monotonic() < end:
+            for connection in wait(list(left), timeout=0.1):
+                assert isinstance(connection, Connection)
+                try:
+                    connection.recv_bytes()
+                except (EOFError, OSError):
+                    left.discard(connection)
+        time.sleep(SECONDS_FOR_KEEPERS)
+
+
+def given_up(failure: Failure, *, group: int, ranks: Sequence[int]) -> str:
+    """What to say where a failure is the end of a compute group alone."""
+    its = f"its group {group}, rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
+    what = f"{its}, is given up, and the others go on"
+    if "\n" in failure.text:  # a traceback
+        return f"{failure.text}\nwarning: rank {failure.rank} has failed: {what}"
+    return f"{failure.text.replace('error: ', 'warning: ', 1)}: {what}"
+
+
+def print_failure(failure: Failure) -> None:
+    """To stderr, whole; nowhere if its reader is gone."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        print(failure.text, file=sys.stderr, flush=True)
+
+
+def end_process(failure: Failure, *, prints: bool) -> NoReturn:
+    """End now: the main thread may be in an exchange that never returns."""
+    if prints:
+        print_failure(failure)
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(failure.code)
+
+
+def watch_as_first(
+    *,
+    hosts: Sequence[str],
+    key: bytes,
+    publish: Callable[[int], None],
+    processes: Sequence[ProcessIdentity | None] = (),
+) -> Watch:
+    """Rank 0's watch, once all others have come.
+
+    Args:
+        hosts: Of all ranks, for messages.
+        key: A secret that the ranks share.
+        publish: Told the port to connect to.
+        processes: See `Watch`.
+    """
+    connections: dict[int, Connection] = {}
+    with Listener(("", 0), backlog=len(hosts), authkey=key) as listener:
+        publish(listener.address[1])
+        while len(connections) < len(hosts) - 1:
+            with suppress(AuthenticationError, EOFError, OSError):  # a stranger at the port
+                connection = listener.accept()
+                connections[int(connection.recv_bytes())] = connection
+    return Watch(0, connections, hosts=hosts, processes=processes)
+
+
+def watch_as_other(
+    rank: int,
+    *,
+    hosts: Sequence[str],
+    key: bytes,
+    address: tuple[str, int],
+    processes: Sequence[ProcessIdentity | None] = (),
+) -> Watch:
+    """Another rank's watch, connected to rank 0's at (host, port)."""
+    connection = Client(address, authkey=key)
+    connection.send_bytes(str(rank).encode())
+    return Watch(rank, {0: connection}, hosts=hosts, processes=processes)
+
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""At whether the launcher is still there, and the rank alive."""
+ENDED_BY_SIGNAL = 128
+MOST_BEATS = 4096
+
+
+@dataclass(frozen=True)
+class RankSupervisor:
+    """The rank's side."""
+
+    pipe: int
+
+    def beat(self) -> None:
+        """Say that this rank lives, and from the first time on, that the other ranks watch it too.
+
+        They then notice its end, and decide what it means to them.
+        """
+        with suppress(BlockingIOError, BrokenPipeError):  # the keeper is stopped, or gone
+            os.write(self.pipe, b".")
+
+
+def keep_this_rank(*, launcher: int | None, silence_s: float) -> RankSupervisor:
+    """Go on in a child of this process, which stays behind, small, until that has ended.
+
+    Args:
+        launcher: The process that has started this rank; where it ends the keeper does.
+        silence_s: A rank that has not beaten for so long has been given up, and is killed.
+    """
+    heard = {*STOPS, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    reads, writes = os.pipe2(os.O_NONBLOCK)
+    rank = os.fork()
+    if rank:
+        os.close(writes)
+        code, watched = ended(rank, heard, beats=reads, launcher=launcher, silence_s=silence_s)
+        end_keeper(code, watched=watched)
+    os.close(reads)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return RankSupervisor(writes)
+
+
+def ended(
+    rank: int,
+    heard: set[signal.Signals],
+    *,
+    beats: int,
+    launcher: int | None,
+    silence_s: float,
+) -> tuple[int, bool]:
+    """Hand on signals until a rank has ended.
+
+    Returns:
+        Its exit code, as shells count, and whether it had begun to beat.
+    """
+    last_beat = math.inf
+    while True:
+        found = signal.sigtimedwait(heard, SECONDS_BETWEEN_LOOKS)
+        if found is not None and found.si_signo in STOPS:
+            os.kill(rank, found.si_signo)
+        if beaten(beats):
+            last_beat = time.monotonic()
+        process, status = os.waitpid(rank, os.WNOHANG)
+        if process:
+            code = os.waitstatus_to_exitcode(status)
+            return (code if code >= 0 else ENDED_BY_SIGNAL - code), last_beat < math.inf
+        if time.monotonic() - last_beat > silence_s:  # stopped: else the job would wait for it
+            os.kill(rank, signal.SIGKILL)
+        if is_gone(launcher):  # the rank sees that its parent has gone, and stops
+            os._exit(OUR_BUG)
+
+
+def beaten(beats: int) -> bool:
+    """Whether the rank has, since the last look."""
+    try:
+        return bool(os.read(beats, MOST_BEATS))
+    except BlockingIOError:
+        return False
+
+
+def end_keeper(code: int, *, watched: bool) -> NoReturn:
+    """End as the launcher is to hear of a rank that has ended with this code."""
+    died = code == OUR_BUG or (code >= ENDED_BY_SIGNAL and code != INTERRUPTED)
+    if died and watched:
+        # By way of C's exit: MPICH tells the launcher there that it is done, as the rank could not.
+        ctypes.CDLL(None).exit(FINISHED)
+    os._exit(code)
+
+
+def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None:
+    """The process number of the launcher's part on this host; None where it may end before us.
+
+    mpirun, srun and torchrun stay until their ranks have ended. A script that starts ranks with
+    `RANK` and `WORLD_SIZE` need not.
+    """
+    stays = ranks.launcher in (*MPI_LAUNCHERS, "slurm") or "TORCHELASTIC_RUN_ID" in environment
+    return os.getppid() if stays else None
+
+
+def is_gone(launcher: int | None) -> bool:
+    """Whether it has ended: its children have got another parent."""
+    return launcher is not None and os.getppid() != launcher
+
+
+def stop_without_launcher() -> None:
+    """Ask this rank to stop, as a SIGTERM of the launcher would have done.
+
+    What it prints goes nowhere from now on: the launcher's pipes are broken, and a line of progress
+    would end the run before its checkpoint.
+    """
+    with suppress(OSError):  # at once: lines of two ranks do not mix
+        os.write(2, b"error: the launcher has ended; stopping as after SIGTERM\n")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,217 @@
+"""An ablation as its file states it: one question, who takes part, what is held against what.
+
+TODO-DOC The files of configs/ablations.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from common.errors import InputError
+from common.files import read_text
+from retinanet.config import STRICT
+from retinanet.config_file import SHIPPED, described, read_yaml
+
+Option = str | int | float | bool
+
+RATIOS = ("times as fast", "times as much", "share")
+"""Baseline over change, for times; change over baseline, as a number or in percent."""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class AblationVariant:
+    """One of those that run in turn."""
+
+    about: str
+    """What it is, in a few words."""
+    recipe: str | None = None
+    """Module that prepares it; None: the ablation's."""
+    options: dict[str, Option] = Field(default_factory=dict)
+    """For the recipe, on top of the ablation's."""
+    allocator: Literal["system", "tuned", "tcmalloc", "jemalloc"] | None = None
+    """Memory policy; None: the ablation's."""
+    huge_pages: bool = False
+    """Whether the C library asks the kernel for huge pages."""
+    memory: str | None = None
+    """Where memory lies, as numactl names it; needs a host with several memory nodes."""
+    pillow_simd: bool = False
+    """Whether Pillow-SIMD stands in Pillow's place."""
+    needs: tuple[Literal["bf16", "ipex"], ...] = ()
+    """What not every machine has; other needs show in the fields above."""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Comparison:
+    """A change against its baseline."""
+
+    change: str
+    """Name of a variant."""
+    baseline: str
+    """Another's; or the same, with another quantity."""
+    of: str = "seconds"
+    """What is compared: seconds of a run, or one of the recipe's details."""
+    baseline_of: str | None = None
+    """The baseline's, where it is another."""
+    ratio: Literal["times as fast", "times as much", "share"] = "times as fast"
+    """See `RATIOS`."""
+    paper: Annotated[float, Field(gt=0)] | None = None
+    """The paper's figure, in the same terms."""
+    more: str = ""
+    """Why ours is larger than the paper's, where it is."""
+    alike: str = ""
+    """What to say where it is about the same."""
+    less: str = ""
+    """Why ours is smaller, where it is."""
+    remark: str = ""
+    """What to say in any case."""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ChartChoice:
+    """How the picture of the ablation is drawn."""
+
+    kind: Literal["bars", "shares", "curves", "grid", "points"] = "bars"
+    """Medians as bars; parts of a whole; losses by step; throughput by ranks; by batch size."""
+    of: str = "seconds"
+    """What is drawn."""
+    parts: tuple[str, ...] = ()
+    """Of bars: details that add up to it."""
+    unit: str = "seconds"
+    """What stands at the axis."""
+    per: str = "a run"
+    """Seconds of what."""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Size:
+    """How much is measured; None takes the usual."""
+
+    image_size: Annotated[int, Field(ge=64, multiple_of=32)] | None = None
+    """Height and width. [pixels]"""
+    images: Annotated[int, Field(ge=1)] | None = None
+    """In a batch."""
+    classes: Annotated[int, Field(ge=1)] | None = None
+    """Outputs of the head for every anchor."""
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    """Counted runs of each variant."""
+    warm_up: Annotated[int, Field(ge=0)] | None = None
+    """Runs of each before them."""
+    options: dict[str, Option] = Field(default_factory=dict)
+    """For the recipe, on top of the ablation's and below the variant's."""
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Ablation:
+    """A file of configs/ablations."""
+
+    place: int
+    """Where it stands among all, ascending."""
+    question: str
+    """What one wants to know, as a question."""
+    source: str
+    """Where in which paper it is asked."""
+    says: str
+    """What is said there, in a few words of ours."""
+    recipe: str
+    """Module that prepares a variant, see `profiling.bench.variant`; or `mpirun`: whole jobs."""
+    variants: Annotated[dict[str, AblationVariant], Field(min_length=1)]
+    comparisons: tuple[Comparison, ...]
+    options: dict[str, Option] = Field(default_factory=dict)
+    """For the recipe of all variants; a precision of `auto` is BF16 where the processor has it."""
+    allocator: Literal["system", "tuned", "tcmalloc", "jemalloc"] = "tuned"
+    """Memory policy of all variants."""
+    chart: ChartChoice = ChartChoice()
+    runs_of: str | None = None
+    """Another ablation, whose runs of variants of the same names are this one's as well."""
+    calls: tuple[str, str] | None = None
+    """Two variants whose oneDNN logs are held against each other, call by call."""
+    settling: Annotated[int, Field(ge=0)] = 0
+    """Runs at the start of every turn that do not count."""
+    remark: str = ""
+    """What else a reader should know."""
+    quick: Size = Size()
+    full: Size = Size()
+
+    def size(self, name: str) -> Size:
+        """`quick` or `full`."""
+        return self.quick if name == "quick" else self.full
+
+
+SizeName = Literal["quick", "full"]
+
+Ablations = Mapping[str, Ablation]
+"""By name, in order."""
+
+FOLDER = SHIPPED / "ablations"
+SCHEMA = TypeAdapter(Ablation)
+
+
+def read_all(folder: Path = FOLDER) -> Ablations:
+    """All ablations by name, in order.
+
+    Raises:
+        InputError: A file is not what it should be.
+    """
+    found = {file.stem: read_ablation(file) for file in sorted(folder.glob("*.yaml"))}
+    return dict(sorted(found.items(), key=lambda item: item[1].place))
+
+
+def chosen(names: Sequence[str], known: Ablations) -> Ablations:
+    """The named ones, in order; all where none is named.
+
+    Raises:
+        InputError: A name is not known; says the nearest.
+    """
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
+            raise InputError(f"{name}: no such ablation; {advice}")
+    return {name: one for name, one in known.items() if name in names or not names}
+
+
+def measured_by(ablations: Ablations, known: Ablations) -> Ablations:
+    """Those that have to be measured for these: some are answered by the runs of another."""
+    names = {one.runs_of or name for name, one in ablations.items()}
+    return {name: one for name, one in known.items() if name in names}
+
+
+def read_ablation(file: Path) -> Ablation:
+    """One file.
+
+    Raises:
+        InputError: It cannot be read, or a field is not what it should be; names file and field.
+    """
+    try:
+        text = read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read as text: {error}") from error
+    tree = read_yaml(text, str(file))
+    try:
+        ablation = SCHEMA.validate_json(json.dumps(tree, default=str))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise InputError(
+            f"{file}: {field}: {message}, found {described(first['input'])}"
+        ) from error
+    for field, name in names_in(ablation):
+        if name not in ablation.variants:
+            known = ", ".join(ablation.variants)
+            raise InputError(f"{file}: {field}: {name} is no variant; there are {known}")
+    return ablation
+
+
+def names_in(ablation: Ablation) -> Iterator[tuple[str, str]]:
+    """Where a variant is named, and how."""
+    for place, one in enumerate(ablation.comparisons):
+        yield f"comparisons.{place}.change", one.change
+        yield f"comparisons.{place}.baseline", one.baseline
+    for name in ablation.calls or ():
+        yield "calls", name

@@ -1,0 +1,396 @@
+"""From a plan to its result: variants in turn, written down after every round.
+
+TODO-DOC Variants that are whole jobs: ranks started by mpirun, pinned as train.py pins them.
+
+TODO-DOC Two variants' calls of oneDNN, held against each other as `profiling compare` does.
+
+TODO-DOC The photos that decoders read.
+
+TODO-DOC One measurement on a machine at a time: two would each be wrong.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from common.console import progress
+from common.errors import InputError
+from common.files import write_whole
+from common.machine import code_version, environment, installed_versions, page_faults
+from launch.mpirun import choose_mpirun
+from profiling.ablate.plan import JOBS, READS_PHOTOS, Plan
+from profiling.ablate.result import ComparedCalls, Result, read_result, with_round, write_result
+from profiling.bench.data_variants import draw, photos_in, read_list, write_list
+from profiling.bench.job import (
+    MeasuredJob,
+    RankSteps,
+    exposed,
+    measure_ranks,
+    slowest,
+    waited_for_data,
+)
+from profiling.bench.results import background_load
+from profiling.bench.variant import Run, Variant, Workload
+from profiling.bench.worker_pool import WorkerPool, rounds_of, variant_worker
+from profiling.compare.comparison import compare, kinds_of, side_of
+from profiling.onednn_log.log import read_logs
+
+OTHER_PACKAGES = ("simplejpeg", "pillow", "numpy", "mlperf-logging", "mpich")
+MAY_DIFFER = ("code", "kernel")
+"""Between the rounds of one result: a commit more changes nothing, or the definition too."""
+
+
+def measured_on() -> dict[str, str | int]:
+    """Machine, packages and code; asks git, so once for all results of a command."""
+    return {**environment(), **installed_versions(OTHER_PACKAGES), "code": code_words()}
+
+
+def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Result:
+    """A result without rounds; `on`: see `measured_on`."""
+    return Result(
+        ablation=plan.name,
+        size=plan.size,
+        command=command,
+        environment=on,
+        definition=plan.definition,
+        left_out=plan.left_out,
+        rounds_wanted=plan.rounds,
+        began=now(),
+        ended=now(),
+    )
+
+
+def code_words() -> str:
+    """The commit that runs."""
+    code = code_version()
+    return f"{code['commit'] or 'unknown'}{' and changes' if code['is_modified'] else ''}"
+
+
+def begun_result(
+    plan: Plan, file: Path, *, command: str, on: Mapping[str, str | int], overwrite: bool
+) -> Result:
+    """What is there of a plan's result already, else one without rounds; `on`: `measured_on`.
+
+    Raises:
+        InputError: The file is of another machine, other packages or another definition.
+    """
+    fresh = fresh_result(plan, command=command, on=on)
+    if overwrite or not file.exists():
+        return fresh
+    found = read_result(file)
+    advice = "--overwrite measures anew, --out DIR keeps both"
+    for name, there in {**found.environment, "definition": found.definition}.items():
+        here = fresh.definition if name == "definition" else fresh.environment.get(name)
+        if name not in MAY_DIFFER and there != here:
+            what = f"{name} {there}, here {here}"
+            if name == "definition":
+                parts = [part for part, value in fresh.definition.items() if there[part] != value]
+                what = f"another definition ({', '.join(parts)})"
+            raise InputError(f"{file}: was measured with {what}; {advice}")
+    return replace(
+        found, rounds_wanted=max(found.rounds_wanted, plan.rounds), left_out=plan.left_out
+    )
+
+
+@dataclass
+class Photos:
+    """Found, or drawn, when the first decoder asks for them."""
+
+    folder: Path | None
+    """Of a user's photos; None: drawn scenes."""
+    scratch: Path
+    """Where the list goes, and drawn scenes."""
+    console: Console
+
+    def listed(self) -> Path:
+        """The file that lists them.
+
+        Raises:
+            InputError: The folder holds no image.
+        """
+        file = self.scratch / "photos.json"
+        if not file.exists():
+            folder = self.folder
+            if folder is None:
+                folder = draw(self.scratch / "drawn", count=COUNT, console=self.console)
+            write_list(photos_in(folder, limit=COUNT, option="--photos"), file)
+        return file
+
+    def words(self) -> str:
+        """How many they are, their size and a digest, which tells them from others anywhere.
+
+        Raises:
+            InputError: The folder holds no image.
+        """
+        contents = [photo.read_bytes() for photo in read_list(str(self.listed()))]
+        digest = hashlib.sha256(b"".join(contents)).hexdigest()
+        megabytes = sum(map(len, contents)) / 1e6
+        what = "drawn scenes" if self.folder is None else "photos"
+        return f"{len(contents)} {what}, {megabytes:.1f} MB, SHA-256 {digest[:12]}…"
+
+
+def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: Console) -> Result:
+    """Measure the rounds that are missing; each is in the file as soon as it is there.
+
+    Args:
+        plan: What to measure.
+        begun: The rounds that there are.
+        file: The result's.
+        photos: Those that decoders read; in their scratch folder is what ablations share.
+        console: Where progress is shown.
+
+    Raises:
+        WorkerDiedError, JobFailedError: A variant could not go on.
+        InputError: The file cannot be written.
+    """
+    started = now()
+    result = begun if begun.rounds else replace(begun, began=started, ended=started)
+    if result.is_complete:
+        write_result(file, result)
+        return result
+    missing = result.rounds_wanted - len(result.rounds)
+    contestants = list(plan.contestants.values())
+    total = len(contestants) * (plan.warm_up + missing)
+    start = variant_worker
+    if plan.ablation.recipe == JOBS:
+        start = job_starter(photos.scratch / "scenes", partial(console.print, soft_wrap=True))  # type: ignore[assignment]
+    with ExitStack() as stack:
+        others = stack.enter_context(background_load())
+        crew = stack.enter_context(
+            WorkerPool(
+                # Where a run draws random numbers, each round has its own, resumed or not.
+                replace(plan.workload, seed=len(result.rounds)),
+                warm_up=plan.warm_up,
+                say=console.print,
+                start=lambda one, workload: start(with_photos(one, photos), workload),
+            )
+        )
+        advance = stack.enter_context(progress(console, f"{plan.name}, runs", total=total))
+        rounds = rounds_of(
+            crew,
+            contestants,
+            rounds=missing,
+            advance=advance,
+            settling=plan.ablation.settling,
+        )
+        for of_round in rounds:
+            if plan.ablation.calls is not None and result.calls is None:
+                # With the first round, so that no result is complete without them.
+                calls = calls_of(plan.ablation.calls, crew, plan.contestants, folder=file.parent)
+                result = replace(result, calls=calls)
+            result = with_round(replace(result, facts=crew.facts), of_round, ended=now())
+            write_result(file, result)
+    result = replace(result, busy_cores=(*result.busy_cores, round(others.cores, 3)))
+    write_result(file, result)
+    return result
+
+
+def now() -> str:
+    """The time of day in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+STEPS = 4
+WARM_UP = 2
+
+
+class JobRunner:
+    """Runs a job anew each time; between two runs there is nothing."""
+
+    rss_mb = 0.0
+
+    def __init__(
+        self,
+        contestant: Variant,
+        workload: Workload,
+        *,
+        scenes: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        """Options: `ranks`, `threads`, `images` of each rank in a step, `workers` that load.
+
+        Args:
+            contestant: Its options are the job's.
+            workload: The size of images; `images` where the options do not say.
+            scenes: Folder for drawn scenes.
+            say: Is told what the ranks print.
+
+        Raises:
+            InputError: There is no mpirun.
+        """
+        options = contestant.options
+        self.images = int(options.get("images", workload.images))
+        self.facts: dict[str, Any] = {}
+        self._say = say
+        self._mpirun = choose_mpirun(None)
+        self._job = MeasuredJob(
+            ranks=int(options["ranks"]),
+            config="demo.yaml",
+            overrides=(
+                f"launch.threads={options['threads']}",
+                f"training.batch_size={self.images}",
+                f"data.image_size={workload.image_size}",
+                f"data.workers={options.get('workers', 0)}",
+                f"engine.allocator={contestant.allocator}",
+                f"engine.precision={options['precision']}",
+                f"model.num_classes={workload.classes}",
+                "data.scenes={train: 96, validation: 1}",
+                "data.class_indices=category_id",
+            ),
+            warm_up=int(options.get("warm_up_steps", WARM_UP)),
+            steps=int(options.get("steps", STEPS)),
+            alternate=False,
+            scenes=scenes,
+        )
+
+    def run(self) -> Run:
+        """A job from start to end.
+
+        Raises:
+            JobFailedError: It did not end well; its ranks have said why.
+        """
+        faults = page_faults()
+        ranks = measure_ranks(
+            self._job, mpirun=self._mpirun, advance=lambda step: None, say=self._say
+        )
+        return run_of(ranks, images=self.images, faults=page_faults() - faults)
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """A job answers nothing else."""
+        raise NotImplementedError(question)
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+def run_of(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
+    """A job's median step, and what part of it was waiting."""
+    steps = slowest(ranks)
+    seconds = median(steps)
+    return Run(
+        seconds=seconds,
+        page_faults=faults,
+        rss_mb=0.0,
+        peak_rss_mb=0.0,
+        details={
+            "images a second": len(ranks) * images / seconds,
+            "waiting for data": median(waited_for_data(ranks)),
+            "waiting for gradients": median(exposed(ranks)),
+        },
+    )
+
+
+def job_starter(
+    scenes: Path, say: Callable[[str], None]
+) -> Callable[[Variant, Workload], JobRunner]:
+    """What makes runners for `Crew`."""
+    return partial(JobRunner, scenes=scenes, say=say)
+
+
+def calls_of(
+    names: tuple[str, str], crew: WorkerPool, contestants: Mapping[str, Variant], *, folder: Path
+) -> ComparedCalls | None:
+    """Record a step of each, and what `compare` finds in the two logs, which stay in the folder.
+
+    None where one of the two cannot run here.
+    """
+    if not all(name in contestants for name in names):
+        return None
+    sides = []
+    for name in names:
+        log = folder / f"{name}.log"
+        write_whole(log, crew.worker(contestants[name]).ask("log")["log"])
+        sides.append(side_of(name, read_logs([log]), by_step=False))
+    found = compare(*sides, with_types=True, is_by_step=False)
+    return {
+        "first": names[0],
+        "second": names[1],
+        "logs": [f"{name}.log" for name in names],
+        "kinds": [
+            {
+                "kind": kind.name,
+                "first_calls": kind.first_calls,
+                "second_calls": kind.second_calls,
+                "first_ms": kind.first_ms,
+                "second_ms": kind.second_ms,
+            }
+            for kind in kinds_of(found.pairs)
+        ],
+        "only_one": [
+            {
+                "kind": pair.question.kind,
+                "direction": pair.question.direction,
+                "shape": pair.question.shape,
+                "extra_calls": pair.extra_calls,
+                "extra_ms": pair.extra_ms,
+            }
+            for pair in found.only_one[:20]
+        ],
+    }
+
+
+COUNT = 128
+
+
+def with_photos_told(plan: Plan, photos: Photos) -> Plan:
+    """A plan that says what its decoders read; one without decoders as it is."""
+    if not any(one.recipe.startswith(READS_PHOTOS) for one in plan.contestants.values()):
+        return plan
+    return replace(plan, photos=photos.words())
+
+
+def with_photos(contestant: Variant, photos: Photos) -> Variant:
+    """A contestant that reads photos, told where they are listed; others as they are."""
+    if not contestant.recipe.startswith(READS_PHOTOS):
+        return contestant
+    return replace(contestant, options={**contestant.options, "photos": str(photos.listed())})
+
+
+@contextmanager
+def alone_on_this_machine() -> Iterator[None]:
+    """Hold the machine, against others of this user, while the context lasts.
+
+    Raises:
+        InputError: Another measurement holds it.
+    """
+    # Among the temporary files, as a home may be that of many hosts.
+    lock = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
+    try:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise InputError(f"{lock}: cannot be opened: {error.strerror}; set TMPDIR") from error
+    try:
+        require_lock(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def require_lock(descriptor: int, lock: Path) -> None:
+    """Lock an open file for as long as it is open.
+
+    Raises:
+        InputError: Another process holds it, or its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(
+            "another `ablate run` measures on this machine, and both would be wrong; wait until "
+            "it has ended"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{lock}: its file system has no locks ({error.strerror}); set TMPDIR to a local one"
+        ) from error

@@ -1,0 +1,369 @@
+"""Images a second of a core: each decoder, the whole pipeline, and MLPerf's recipe beside it.
+
+Everybody reads the same photos, in a process of its own on one core and one thread, and they take
+turns: when the machine is slower for a while it is so for all. Ratios are taken round by round, and
+their median counts. Use a machine on which nothing else runs.
+
+  decode-NAME    files to uint8 arrays by one decoder (data.decoder=NAME)
+  resize-NAME    the same, and resized to uint8 squares
+  pipeline-NAME  what training does: decoded, resized, mirrored, joined to a batch, normalized
+  mlperf         what MLPerf's reference does: decoded by Pillow, to float, normalized, resized
+  loader-N       batches from N worker processes on all cores (with --workers)
+
+  python -m data bench --images /data/coco/train2017
+  python -m data bench --config coco.yaml data.root=/data/coco --workers 4
+  python -m data bench                          drawn scenes, where there are no photos at hand
+
+TODO-DOC A benchmark of photos from start to end.
+
+TODO-DOC Keeping a process to one core, so that images a second are those of a core.
+
+TODO-DOC A benchmark's results as tables for a person and as JSON for programs.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from common.cli import add_json_option, add_overrides, positive
+from common.console import make_console
+from common.errors import FINISHED, InputError
+from common.files import require_free_json, write_whole
+from common.machine import environment
+from data.decoding import DECODERS, describe_decoder, fault_of
+from profiling.bench.data_variants import (
+    MLPERF,
+    STANDARD_SIZE,
+    Source,
+    contestants_of_a_core,
+    find_source,
+    loaders,
+    write_list,
+)
+from profiling.bench.report import PIPE_WIDTH, contestant_json, findings_json, findings_table
+from profiling.bench.results import Benchmark, Finding, Results, disturbance, measure, speed_up
+from profiling.bench.variant import Variant, Workload
+from profiling.bench.worker_pool import WorkerDiedError
+
+WORKER_DIED = 1
+
+
+def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `bench`."""
+    parser = commands.add_parser(
+        "bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--images", type=Path, metavar="DIR", help="read the images of a folder")
+    source.add_argument(
+        "--config", metavar="NAME", help="read the training images of a configuration"
+    )
+    add_overrides(parser)
+    parser.add_argument(
+        "--image-size",
+        type=positive,
+        metavar="N",
+        help=f"side of the square in pixels (default: the configuration's, else {STANDARD_SIZE})",
+    )
+    parser.add_argument(
+        "--decoders", metavar="A,B", help="only these (default: all that are installed)"
+    )
+    for name, default, what in (
+        ("--limit", 128, "read so many images, spread evenly over the folder"),
+        ("--batch-size", 8, "images joined into one batch"),
+        ("--rounds", 5, "turns of everybody that count, after one that does not"),
+    ):
+        help_text = f"{what} (default: {default})"
+        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="also time loaders with 1 to N worker processes",
+    )
+    add_json_option(parser)
+
+
+def run(
+    images: Path | None,
+    *,
+    config: str | None,
+    overrides: list[str],
+    image_size: int | None,
+    decoders: str | None,
+    limit: int,
+    batch_size: int,
+    rounds: int,
+    workers: int,
+    json_file: Path | None,
+) -> int:
+    """Run the benchmark, print it and write it; returns the exit code.
+
+    Raises:
+        InputError: There are no such photos, or the file cannot be written.
+    """
+    if overrides and config is None:
+        raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
+    require_free_json(json_file)
+    console = make_console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="data-bench-") as scratch:
+        source = find_source(
+            Path(scratch),
+            images=images,
+            config=config,
+            overrides=overrides,
+            image_size=image_size,
+            limit=limit,
+            console=console,
+        )
+        described = describe_decoders(decoders, console=console)
+        try:
+            results = measure_photos(
+                source,
+                list(described),
+                batch_size=batch_size,
+                rounds=rounds,
+                workers=workers,
+                scratch=Path(scratch),
+                console=console,
+            )
+        except WorkerDiedError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return WORKER_DIED
+    print_results(results, source=source, decoders=described)
+    if json_file is not None:
+        content = as_json(results, source=source, decoders=described, batch_size=batch_size)
+        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    return FINISHED
+
+
+WARM_UP = 1
+
+
+def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]:
+    """Decoders with their versions: the chosen, or all that work here; of the others a line.
+
+    Raises:
+        InputError: A chosen one is not known, not installed, or does not work.
+    """
+    described = {}
+    for name in DECODERS if chosen is None else chosen.split(","):
+        if name not in DECODERS:
+            raise InputError(f"--decoders: {name!r} is not known; known are {', '.join(DECODERS)}")
+        fault = fault_of(name)
+        if fault is None:
+            described[name] = describe_decoder(name)
+        elif chosen is None:
+            console.print(f"{name} is left out: it {fault}", soft_wrap=True)
+        else:
+            raise InputError(f"--decoders: {name} {fault}; or leave it out")
+    return described
+
+
+def measure_photos(
+    source: Source,
+    decoders: Sequence[str],
+    *,
+    batch_size: int,
+    rounds: int,
+    workers: int,
+    scratch: Path,
+    console: Console,
+) -> Results:
+    """Let everybody read the photos in turn.
+
+    Args:
+        source: The photos.
+        decoders: Those that work here, the fastest first.
+        batch_size: Images joined into one batch.
+        rounds: Counted turns.
+        workers: Loaders with 1 to so many processes take part too.
+        scratch: A folder for the list of photos.
+        console: Where progress is shown.
+
+    Raises:
+        WorkerDiedError: A contestant could not go on, such as over a damaged image.
+    """
+    photos = scratch / "photos.json"
+    write_list(source.photos, photos)
+    workload = Workload(images=len(source.photos), image_size=source.image_size)
+    on_a_core = contestants_of_a_core(decoders, photos=photos, batch_size=batch_size)
+    results = take_turns(on_a_core, workload, rounds=rounds, console=console)
+    if not workers:
+        return results
+    # Apart: the time of their processes would be taken for other work on the machine.
+    on_all_cores = loaders(decoders[0], photos=photos, batch_size=batch_size, workers=workers)
+    others = take_turns(on_all_cores, workload, rounds=rounds, console=console)
+    return replace(
+        results,
+        contestants=[*on_a_core, *on_all_cores],
+        runs={**results.runs, **others.runs},
+        facts={**results.facts, **others.facts},
+    )
+
+
+def take_turns(
+    contestants: Sequence[Variant], workload: Workload, *, rounds: int, console: Console
+) -> Results:
+    """Let contestants do the workload in turn, each in its own process."""
+    benchmark = Benchmark(
+        name="data",
+        about="files to batches",
+        contestants=contestants,
+        findings=find,
+        rounds=rounds,
+        warm_up=WARM_UP,
+    )
+    return measure(
+        benchmark,
+        contestants,
+        workload,
+        rounds=rounds,
+        warm_up=WARM_UP,
+        where=False,
+        console=console,
+    )
+
+
+def keep_to_one_core() -> None:
+    """Keep this process and the threads it will have to the last of the cores it may use.
+
+    The last, because a machine's first core answers most of its interrupts.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+TARGET = 2.0
+"""Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
+
+
+def find(results: Results) -> list[Finding]:
+    """The pipeline of each decoder against MLPerf's recipe; the first, auto's, has the target."""
+    pipelines = [name for name in results.names if name.startswith("pipeline-")]
+    return [
+        finding
+        for place, name in enumerate(pipelines)
+        for finding in speed_up(results, name, MLPERF, at_least=TARGET if place == 0 else None)
+    ]
+
+
+def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
+    """Everybody's rate, where the pipelines' time goes, and who is how many times as fast."""
+    console = make_console(pipe_width=PIPE_WIDTH)
+    side = source.image_size
+    rounds = len(results.runs[MLPERF])
+    title = f"{len(source.photos)} images of {source.name} to {side}×{side}; {rounds} rounds"
+    console.print(title, soft_wrap=True)
+    console.print(rates_table(results))
+    console.print("where the time of an image goes:")
+    console.print(stages_table(results))
+    console.print(f"decoders: {', '.join(decoders.values())}", soft_wrap=True)
+    if source.is_drawn:
+        console.print(
+            "drawn scenes are smaller and plainer than photos; give --images DIR for your own",
+            soft_wrap=True,
+        )
+    disturbed = disturbance(results.other_cores)
+    if disturbed:
+        console.print(disturbed, soft_wrap=True)
+    with_targets = side == STANDARD_SIZE and not source.is_drawn
+    console.print(findings_table(find(results), with_targets=with_targets))
+
+
+def rates_table(results: Results) -> Table:
+    """Images a second by contestant; of one core but for loaders."""
+    table = Table()
+    table.add_column("contestant")
+    headings = ("images/s", "lowest–highest", "ms an image", "page faults an image", "peak MB")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    kind = ""
+    for contestant in results.contestants:
+        name, before = contestant.name, kind
+        kind = name.split("-", maxsplit=1)[0]
+        if before not in ("", kind):
+            table.add_section()
+        rates = image_rates(results, name)
+        table.add_row(
+            name,
+            f"{median_rate(results, name):.1f}",
+            f"{min(rates):.1f}–{max(rates):.1f}",
+            f"{1000 / median_rate(results, name):.2f}",
+            f"{results.page_faults(name) / results.workload.images:,.0f}",
+            f"{results.peak_mb(name):,.0f}",
+        )
+    return table
+
+
+def stages_table(results: Results) -> Table:
+    """What each stage of a pipeline takes."""
+    table = Table()
+    table.add_column("contestant")
+    table.add_column("stages", overflow="fold")
+    for name in results.names:
+        stages = stage_milliseconds(results, name)
+        if stages:
+            text = ", ".join(f"{stage} {value:.2f} ms" for stage, value in stages.items())
+            table.add_row(name, text)
+    return table
+
+
+def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
+    """Of an image, by stage; empty for contestants of one stage."""
+    if name != MLPERF and not name.startswith("pipeline-"):
+        return {}
+    details = results.details(name)
+    return {stage: s / results.workload.images * 1000 for stage, s in details.items()}
+
+
+def image_rates(results: Results, name: str) -> list[float]:
+    """Images a second in every round."""
+    return [results.workload.images / run.seconds for run in results.runs[name]]
+
+
+def median_rate(results: Results, name: str) -> float:
+    """Images a second in the median round."""
+    return results.workload.images / results.seconds(name)
+
+
+def as_json(
+    results: Results, *, source: Source, decoders: Mapping[str, str], batch_size: int
+) -> dict[str, Any]:
+    """Rates in images a second, seconds of whole runs, MB of 10⁶ bytes."""
+    return {
+        "benchmark": "data",
+        "source": source.name,
+        "images": len(source.photos),
+        "image_size": source.image_size,
+        "batch_size": batch_size,
+        "decoders": dict(decoders),
+        "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
+        "contestants": {
+            one.name: rates_json(results, one) | contestant_json(results, one)
+            for one in results.contestants
+        },
+        "findings": findings_json(find(results)),
+    }
+
+
+def rates_json(results: Results, contestant: Variant) -> dict[str, Any]:
+    """The median rate, and that of every round."""
+    name = contestant.name
+    return {
+        "images_per_s": median_rate(results, name),
+        "images_per_s_of_runs": image_rates(results, name),
+        "stages_ms": stage_milliseconds(results, name),
+    }

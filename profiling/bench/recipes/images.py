@@ -1,0 +1,202 @@
+"""A decoder alone: files to uint8 arrays.
+
+TODO-DOC A decoder and the resizing after it: files to uint8 squares.
+
+TODO-DOC The whole of ours: training samples, joined into a uint8 batch, normalized as one.
+
+TODO-DOC Batches from worker processes, as training gets them: on all cores, not yet normalized.
+
+TODO-DOC What MLPerf's reference does: float pictures, normalized and resized one by one.
+
+Pillow decodes, torchvision makes floats of it, half of the pictures are mirrored, each is
+normalized at its own size as `(image - mean) / std` and resized as float, and they are joined
+(torchvision's detection presets and GeneralizedRCNNTransform, which the reference has taken over).
+
+TODO-DOC How long the stages of a piece of work take.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms.functional import hflip, to_tensor
+
+from data.annotations import Annotations, ClassMap
+from data.dataset import DetectionDataset, SampleKey, collate
+from data.decoding import decode_image
+from data.loader import evaluation_loader
+from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
+from profiling.bench.data_bench import keep_to_one_core
+from profiling.bench.data_variants import read_list
+from profiling.bench.variant import Prepared, Workload
+
+
+def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared:
+    """`photos`: the file that lists them."""
+    keep_to_one_core()
+    paths = read_list(photos)
+
+    def run() -> dict[str, float]:
+        for path in paths:
+            decode_image(path, decoder=decoder)
+        return {}
+
+    return Prepared(run)
+
+
+def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared:
+    """`photos`: the file that lists them."""
+    keep_to_one_core()
+    torch.set_num_threads(1)
+    paths = read_list(photos)
+
+    def run() -> dict[str, float]:
+        for path in paths:
+            resize_image(decode_image(path, decoder=decoder), workload.image_size)
+        return {}
+
+    return Prepared(run)
+
+
+def prepare_pipeline(workload: Workload, *, photos: str, decoder: str, batch_size: str) -> Prepared:
+    """`photos`: the file that lists them. The details are seconds of each stage."""
+    keep_to_one_core()
+    torch.set_num_threads(1)
+    dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
+    keys = [SampleKey(index, seed=index) for index in range(len(dataset))]
+    size = int(batch_size)
+
+    def run() -> dict[str, float]:
+        stopwatch = Stopwatch()
+        for start in range(0, len(keys), size):
+            make_batch(dataset, keys[start : start + size], stopwatch=stopwatch)
+        return stopwatch.seconds
+
+    return Prepared(run)
+
+
+class Stopwatch:
+    """Seconds by stage, summed over all laps since it was made."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Count the time since the last lap, or since the start, to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+def make_batch(
+    dataset: DetectionDataset, keys: Sequence[SampleKey], *, stopwatch: Stopwatch
+) -> Tensor:
+    """A batch as the model takes it, float32 `[N, 3, S, S]`."""
+    samples = [dataset[key] for key in keys]
+    stopwatch.lap("decode, resize, mirror")
+    batch = collate(samples)
+    stopwatch.lap("collate")
+    images = normalize(batch.images)
+    stopwatch.lap("normalize")
+    return images
+
+
+def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> DetectionDataset:
+    """Photos as a training split without boxes, which take next to no time."""
+    sizes = []
+    for photo in photos:
+        with Image.open(photo) as image:
+            sizes.append(image.size)
+    count = len(photos)
+    annotations = Annotations(
+        category_ids=np.array([1]),
+        category_names=["thing"],
+        image_ids=np.arange(count),
+        file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
+        widths=np.array([width for width, _ in sizes], dtype=np.int32),
+        heights=np.array([height for _, height in sizes], dtype=np.int32),
+        box_offsets=np.zeros(count + 1, dtype=np.int64),
+        boxes=np.zeros((0, 4)),
+        box_category_ids=np.zeros(0, dtype=np.int64),
+        box_is_crowd=np.zeros(0, dtype=np.bool_),
+        box_areas=np.zeros(0),
+        box_ids=np.zeros(0, dtype=np.int64),
+    )
+    classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
+    return DetectionDataset(
+        annotations, Path("/"), classes, image_size=image_size, train=True, decoder=decoder
+    )
+
+
+def prepare_loader(
+    workload: Workload, *, photos: str, decoder: str, batch_size: str, workers: str
+) -> Prepared:
+    """`photos`: the file that lists them."""
+    dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
+    loader = evaluation_loader(dataset, batch_size=int(batch_size), workers=int(workers))
+    loader.start_workers()
+
+    def run() -> dict[str, float]:
+        return {"images": sum(len(batch.images) for batch in loader)}
+
+    return Prepared(run)
+
+
+def prepare_mlperf(workload: Workload, *, photos: str, batch_size: str) -> Prepared:
+    """`photos`: the file that lists them. The details are seconds of each stage."""
+    keep_to_one_core()
+    torch.set_num_threads(1)
+    paths = read_list(photos)
+    size = int(batch_size)
+
+    def run() -> dict[str, float]:
+        stopwatch = Stopwatch()
+        for start in range(0, len(paths), size):
+            seeds = range(start, min(start + size, len(paths)))
+            make_mlperf_batch(
+                [paths[seed] for seed in seeds],
+                seeds=seeds,
+                image_size=workload.image_size,
+                stopwatch=stopwatch,
+            )
+        return stopwatch.seconds
+
+    return Prepared(run)
+
+
+def make_mlperf_batch(
+    paths: Sequence[Path], *, seeds: Sequence[int], image_size: int, stopwatch: Stopwatch
+) -> Tensor:
+    """A batch as the model takes it, float32 `[N, 3, S, S]`.
+
+    Seeds mirror the same pictures as those of `data.dataset.SampleKey` do.
+    """
+    mean, std = (
+        torch.tensor(IMAGENET_MEAN)[:, None, None],
+        torch.tensor(IMAGENET_STD)[:, None, None],
+    )
+    images = []
+    for path, seed in zip(paths, seeds, strict=True):
+        with Image.open(path) as file:
+            picture = file.convert("RGB")
+        stopwatch.lap("decode")
+        image = to_tensor(picture)
+        stopwatch.lap("to float")
+        if np.random.default_rng(seed).random() < 0.5:
+            image = hflip(image)
+        stopwatch.lap("mirror")
+        image = (image - mean) / std
+        stopwatch.lap("normalize")
+        side = (image_size, image_size)
+        resized = F.interpolate(image[None], size=side, mode="bilinear", align_corners=False)
+        images.append(resized[0])
+        stopwatch.lap("resize")
+    batch = torch.stack(images)
+    stopwatch.lap("collate")
+    return batch

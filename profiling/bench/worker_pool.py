@@ -1,0 +1,388 @@
+"""The workers that are alive, no more of them than fit into memory.
+
+TODO-DOC The benchmark's side of a worker process.
+
+TODO-DOC The worker's side of `profiling.bench.worker_pool`: answer questions until there are no more.
+
+The specification is JSON, the process's only argument. Questions come as lines on standard input;
+each is answered by a line of JSON on what was standard output at the start. The process ends with
+its input, so that it never outlives who asks.
+
+TODO-DOC Contestants in turn: A B C, A B C, …, one at a time.
+
+TODO-DOC Cores that something else keeps busy while a benchmark runs on them.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from common.console import Advance
+from common.errors import InputError
+from common.machine import available_mb
+from common.processes import JsonWorker
+from profiling.bench.variant import Run, Variant, Workload
+
+SPARE_MB = 1000.0
+"""Left to the rest of the machine."""
+
+
+class Racer(Protocol):
+    """What can be run again and again, such as a worker's process."""
+
+    rss_mb: float
+    """Resident memory after its last run. [10⁶ bytes]"""
+    facts: dict[str, Any]
+
+    def run(self) -> Run:
+        """Do it once, while nothing else of the benchmark runs."""
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Put another question."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def variant_worker(contestant: Variant, workload: Workload) -> "Worker":
+    """Start a contestant's worker and wait until it is prepared.
+
+    Raises:
+        WorkerDiedError: It could not be prepared.
+        InputError: It asks for what is not here.
+    """
+    specification = {
+        "recipe": contestant.recipe,
+        "allocator": contestant.allocator,
+        "memory": contestant.memory,
+        "pinned": contestant.pinned,
+        "options": dict(contestant.options),
+        "workload": dataclasses.asdict(workload),
+    }
+    return Worker(
+        contestant.name,
+        module="profiling.bench.worker",
+        specification=specification,
+        environment=contestant.environment,
+        cache_variable=contestant.cache_variable,
+    )
+
+
+class WorkerPool:
+    """Warmed-up workers by contestant; leaving the context ends them all.
+
+    Where memory does not do for all at once, some are ended and started again at their next turn.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        warm_up: int,
+        say: Callable[[str], None],
+        available: Callable[[], float] = available_mb,
+        start: Callable[[Variant, Workload], Racer] = variant_worker,
+    ) -> None:
+        """`warm_up` runs are not counted; `say` takes lines for the user; `available` is in MB."""
+        self.workload = workload
+        self.warm_up = warm_up
+        self.say = say
+        self.available = available
+        self.start = start
+        self.workers: dict[str, Racer] = {}  # the one that ran last comes last
+        self.peak_mb: dict[str, float] = {}
+        self.facts: dict[str, dict[str, float]] = {}
+        self.told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self.workers.values():
+            worker.close()
+
+    def worker(self, contestant: Variant) -> Racer:
+        """The contestant's worker, started and warmed up if it is not there.
+
+        Raises:
+            WorkerDiedError: It ended by itself.
+        """
+        name = contestant.name
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            self.workers[name] = worker
+            self._make_room(self.peak_mb[name] - worker.rss_mb, keep=name)
+            return worker
+        # Before its first run a contestant is taken to need as much as the hungriest so far.
+        self._make_room(self.peak_mb.get(name, max(self.peak_mb.values(), default=0.0)))
+        worker = self.start(contestant, self.workload)
+        self.workers[name] = worker
+        self.facts[name] = worker.facts
+        self.peak_mb.setdefault(name, 0.0)
+        for _ in range(self.warm_up):
+            self.peak_mb[name] = worker.run().peak_rss_mb
+        return worker
+
+    def _make_room(self, need_mb: float, *, keep: str | None = None) -> None:
+        """End idle workers until `need_mb` are free: first the one whose next turn is farthest."""
+        for name in reversed([name for name in self.workers if name != keep]):
+            if self.available() >= need_mb + SPARE_MB:
+                return
+            self.workers.pop(name).close()
+            if name not in self.told:
+                self.told.add(name)
+                self.say(f"memory does not do for all at once: {name} is started again every round")
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker ended before it answered; the message is one line with its name and why."""
+
+
+class Worker:
+    """A process that `profiling.bench.worker_pool` runs in, alive until `close`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        module: str,
+        specification: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        cache_variable: str | None = None,
+    ) -> None:
+        """Start `module`, which calls `serve`, and wait until it is prepared.
+
+        `environment`: variables beside those of this process; `cache_variable`: one more, which
+        names a folder that `close` removes. `name` is for messages.
+
+        Raises:
+            WorkerDiedError: It could not be prepared.
+            InputError: It asks for what is not here.
+        """
+        self.name = name
+        self.rss_mb = 0.0
+        """Resident memory after its last run. [10⁶ bytes]"""
+        self._cache = tempfile.TemporaryDirectory() if cache_variable else None
+        variables = dict(environment or {})
+        if cache_variable and self._cache:
+            variables[cache_variable] = self._cache.name
+        self.process = JsonWorker(module, specification, environment=variables)
+        try:
+            self.facts: dict[str, Any] = self._answer()["facts"]
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> Run:
+        """Let it run once while nothing else of the benchmark runs.
+
+        Raises:
+            WorkerDiedError: It did not come back.
+        """
+        run = Run(**self.ask("run"))
+        self.rss_mb = run.rss_mb
+        return run
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Put one of the worker's questions; wait for the answer, and until it is idle again.
+
+        Raises:
+            WorkerDiedError: It did not come back.
+            InputError: It asks for what is not here.
+        """
+        self.process.ask(question)
+        answer = self._answer()
+        self._wait_until_idle()
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self.process.close()
+        if self._cache:
+            self._cache.cleanup()
+
+    def _answer(self) -> dict[str, Any]:
+        answer = self.process.answer()
+        if answer is None:
+            raise WorkerDiedError(f"{self.name}: {self.process.cause_of_death()}")
+        if "error" in answer and answer["is_input"]:
+            raise InputError(answer["error"])
+        if "error" in answer:
+            raise WorkerDiedError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def _wait_until_idle(self, *, patience: float = 2.0) -> None:
+        """Threads that spin for a while after their work would slow the next contestant down."""
+        end = time.monotonic() + patience
+        before = self._cpu_ticks()
+        while time.monotonic() < end:
+            time.sleep(0.05)  # five of the kernel's ticks
+            now = self._cpu_ticks()
+            if now == before:
+                return
+            before = now
+
+    def _cpu_ticks(self) -> int:
+        """Processor time used so far, in the kernel's ticks of 10 ms."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+
+Answering = Callable[[str], object]
+
+
+def serve(
+    settle: Callable[[dict[str, Any]], None],
+    prepare: Callable[[dict[str, Any]], tuple[Mapping[str, Any], Answering]],
+) -> None:
+    """Settle, prepare, then answer.
+
+    Args:
+        settle: Told the specification before torch is loaded; may start this command again.
+        prepare: Told it afterwards; gives the worker's facts, and what answers a question.
+    """
+    specification = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+
+    def answer(content: object) -> None:
+        answers.write(json.dumps(content) + "\n")
+
+    try:
+        settle(specification)  # where the command starts again, the pipes must be where they were
+        os.dup2(2, 1)  # what libraries print must not mix with the answers
+        facts, answer_of = prepare(specification)
+        answer({"facts": dict(facts)})
+        for question in sys.stdin:
+            answer(answer_of(question.strip()))
+    except Exception as error:  # told to the parent, which ends the work with it
+        first_line = str(error).strip().split("\n", maxsplit=1)[0]
+        is_input = isinstance(error, InputError)
+        kind = "" if is_input else f"{type(error).__name__}: "
+        answer({"error": kind + first_line, "is_input": is_input})
+        raise
+
+
+def run_interleaved(
+    crew: WorkerPool,
+    contestants: Sequence[Variant],
+    *,
+    rounds: int,
+    advance: Advance,
+    settling: int = 0,
+) -> dict[str, list[Run]]:
+    """A run of every contestant in every round, after its warm-up; by name, in order of rounds.
+
+    See `rounds_of`.
+    """
+    found = list(rounds_of(crew, contestants, rounds=rounds, advance=advance, settling=settling))
+    return {one.name: [of_round[one.name] for of_round in found] for one in contestants}
+
+
+def run_interleaved_under_load(
+    crew: WorkerPool,
+    contestants: Sequence[Variant],
+    *,
+    rounds: int,
+    advance: Advance,
+    cpus: Sequence[int],
+) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
+    """Return the runs of `take_turns`, and as many that another process slowed down, by name.
+
+    After each round every contestant runs once more while another process keeps one core busy: the
+    first of `cpus` in the first round, the next one in the next, and so on. The first one matters
+    most where main threads are on it.
+
+    Raises:
+        WorkerDiedError: A worker ended by itself.
+    """
+    quiet: dict[str, list[Run]] = {one.name: [] for one in contestants}
+    loaded: dict[str, list[Run]] = {one.name: [] for one in contestants}
+    for number, quiet_round in enumerate(
+        rounds_of(crew, contestants, rounds=rounds, advance=advance)
+    ):
+        with busy_cores([cpus[number % len(cpus)]]):
+            for contestant in contestants:
+                loaded[contestant.name].append(crew.worker(contestant).run())
+        for name, run in quiet_round.items():
+            quiet[name].append(run)
+    return quiet, loaded
+
+
+def rounds_of(
+    crew: WorkerPool,
+    contestants: Sequence[Variant],
+    *,
+    rounds: int,
+    advance: Advance,
+    settling: int = 0,
+) -> Iterator[dict[str, Run]]:
+    """A run of every contestant, by name: one round after another, once all are warm.
+
+    `settling` runs come before it in every turn, and are not counted.
+
+    Raises:
+        WorkerDiedError: A worker ended by itself.
+    """
+    done = 0
+    for contestant in contestants:
+        advance(done, f"warming up {contestant.name}")
+        crew.worker(contestant)
+        done += crew.warm_up
+    for number in range(rounds):
+        of_round = {}
+        for place, contestant in enumerate(contestants, start=1):
+            worker = crew.worker(contestant)
+            for _ in range(settling):
+                worker.run()
+            run = worker.run()
+            of_round[contestant.name] = run
+            advance(
+                done + number * len(contestants) + place, f"{contestant.name} {run.seconds:.3f} s"
+            )
+        yield of_round
+
+
+LOOP = """
+import os, sys
+print(flush=True)
+while os.getppid() == int(sys.argv[1]):
+    sum(range(100_000))
+"""
+"""A busy loop that ends with the process that started it, however that ends."""
+
+
+@contextmanager
+def busy_cores(cpus: Sequence[int]) -> Iterator[None]:
+    """Keep each of these CPUs busy while the context lasts, by a process bound to it."""
+    with ExitStack() as loops:
+        for cpu in cpus:
+            loops.enter_context(busy_core(cpu))
+        yield
+
+
+@contextmanager
+def busy_core(cpu: int) -> Iterator[None]:
+    """One of them; it is busy when the context begins."""
+    command = [sys.executable, "-I", "-c", LOOP, str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            os.sched_setaffinity(process.pid, {cpu})
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield
+        finally:
+            process.kill()

@@ -1,0 +1,465 @@
+"""`profile.onednn`: oneDNN's log of some steps, with marks of where each step and phase begins.
+
+TODO-DOC oneDNN's log switched on for a while.
+
+TODO-DOC `profile.perf`: what the processor and the kernel count in steps that are profiled.
+
+TODO-DOC `perf stat` on this process, counting only while it is told to.
+
+TODO-DOC `profile.trace`: torch.profiler's trace of some steps, with marks of what runs.
+
+TODO-DOC Marks in torch.profiler's trace that say which module called an operator.
+
+TODO-DOC The bytes that a step's operators move, counted for a trace.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.backends import mkldnn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from common.files import write_whole
+from common.processes import OUTPUT, errors_to_nowhere, flush_c, redirected
+from profiling.capture.byte_counter import ByteCounter
+from profiling.onednn_log.parse import Mark, facts_line, mark_line
+from profiling.trace.trace import KEY
+from retinanet.engine.engines import PreparedTraining
+from retinanet.engine.folded_forward import FoldedForward
+
+
+class OneDnnHook:
+    """Has oneDNN's output of a step go to a file, and adds marks; once, the run's facts.
+
+    Between steps everything is as it was, so that an evaluation leaves nothing in the log.
+    """
+
+    def __init__(self, file: Path, *, facts: Callable[[PreparedTraining], dict[str, Any]]) -> None:
+        self.file = file
+        self._facts = facts
+        self._log: int | None = None
+        self._step = 0
+        self._around_step = ExitStack()
+
+    def open(self, prepared: PreparedTraining) -> None:
+        """Begin the log with the facts.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._log = os.open(self.file, flags, 0o666)
+        self._write(facts_line(self._facts(prepared)))
+
+    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
+        """Begin to write.
+
+        Raises:
+            OSError: The log cannot be written.
+        """
+        assert self._log is not None
+        self._step = number
+        self._around_step.enter_context(redirected(OUTPUT, self._log))
+        self._around_step.enter_context(verbose())
+        self._mark(is_begin=True)
+
+    def begin_phase(self, name: str) -> None:
+        """Mark where it begins."""
+        self._mark(name, is_begin=True)
+
+    def end_phase(self, name: str) -> None:
+        """Mark where it ends."""
+        self._mark(name, is_begin=False)
+
+    def end_step(self, *, whole: bool) -> None:
+        """Cease to write; a step that is not whole has no end in the log, and so no time."""
+        if whole:
+            self._mark(is_begin=False)
+        self._around_step.close()
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self._around_step.close()
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
+
+    def _mark(self, phase: str | None = None, *, is_begin: bool) -> None:
+        flush_c()
+        self._write(mark_line(Mark(time.time_ns() / 1e6, is_begin, self._step, phase)))
+
+    def _write(self, line: str) -> None:
+        assert self._log is not None
+        os.write(self._log, line.encode())
+
+
+@contextmanager
+def verbose() -> Iterator[None]:
+    """Let oneDNN print every primitive: torch's, and the one that IPEX brings if it is loaded."""
+    with ExitStack() as stack:
+        stack.enter_context(mkldnn.verbose(mkldnn.VERBOSE_ON))
+        ipex = sys.modules.get("intel_extension_for_pytorch")
+        if ipex is not None:
+            stack.enter_context(ipex.verbose(ipex.VERBOSE_ON))
+        yield
+
+
+SOFTWARE = ("task-clock", "context-switches", "cpu-migrations", "page-faults")
+HARDWARE = (
+    "cycles",
+    "instructions",
+    "branch-misses",
+    "cache-references",
+    "cache-misses",
+    "dTLB-load-misses",
+)
+
+
+class PerfHook:
+    """Counts over steps, and nothing between them, into one JSON file."""
+
+    def __init__(self, file: Path, *, rank: int) -> None:
+        self.file = file
+        self.not_counted: list[str] = []
+        """Events that this machine has no counters for, once the file is written."""
+        self._rank = rank
+        self._perf: PerfStat | None = None
+        self._step = 0
+        self._steps: list[int] = []
+        self._begun = self._seconds = 0.0
+
+    def open(self, prepared: PreparedTraining) -> None:
+        """Start perf.
+
+        Raises:
+            PerfFailedError: It does not count here.
+        """
+        self._perf = PerfStat((*SOFTWARE, *HARDWARE))
+
+    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
+        """Begin to count.
+
+        Raises:
+            PerfFailedError: perf has ended.
+        """
+        assert self._perf is not None
+        self._step = number
+        self._perf.count(on=True)
+        self._begun = time.perf_counter()
+
+    def begin_phase(self, name: str) -> None:
+        """Nothing: it counts whole steps."""
+
+    def end_phase(self, name: str) -> None:
+        """Nothing."""
+
+    def end_step(self, *, whole: bool) -> None:
+        """Cease to count; what a broken step added makes all counts worthless.
+
+        Raises:
+            PerfFailedError: perf has ended.
+        """
+        assert self._perf is not None
+        if not whole:
+            self._perf.end()
+            self._perf = None
+            return
+        self._seconds += time.perf_counter() - self._begun
+        self._perf.count(on=False)
+        self._steps.append(self._step)
+
+    def close(self) -> None:
+        """Write the counts.
+
+        Raises:
+            InputError: They cannot be written.
+        """
+        if self._perf is None:
+            return
+        output = self._perf.end()
+        self._perf = None
+        if not self._steps:
+            return
+        counters, self.not_counted = parse_counters(output)
+        content = {
+            "rank": self._rank,
+            "steps": self._steps,
+            "seconds": round(self._seconds, 6),
+            "counters": counters,
+            "not_counted": self.not_counted,
+        }
+        write_whole(self.file, json.dumps(content, indent=1))
+
+
+def parse_counters(output: str) -> tuple[dict[str, Any], list[str]]:
+    """Read what `perf stat --field-separator ,` prints; see "CSV FORMAT" in perf-stat(1).
+
+    Returns:
+        By event, its value, unit, and the share of the time in which it was counted; and the
+        events that this machine has no counters for.
+    """
+    counters: dict[str, Any] = {}
+    missing = []
+    for line in output.splitlines():
+        fields = line.split(",")
+        if len(fields) < 5:
+            continue
+        value, unit, event, _, percent = fields[:5]
+        name = event.partition(":")[0]  # `cycles:u` where the kernel's own are not to be seen
+        try:
+            counters[name] = {"value": float(value), "unit": unit, "share": float(percent) / 100}
+        except ValueError:  # <not supported>, <not counted>
+            missing.append(name)
+    return counters, missing
+
+
+SECONDS_TO_ANSWER = 10
+
+
+class PerfFailedError(RuntimeError):
+    """perf does not count here; the message says why, in its own words."""
+
+
+class PerfStat:
+    """A `perf stat` that watches all threads of this process, also those to come."""
+
+    def __init__(self, events: Sequence[str]) -> None:
+        """Start it; it does not count yet.
+
+        Raises:
+            PerfFailedError: It is not there, or may not count.
+        """
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        command = [
+            *("perf", "stat", "--field-separator", ",", "--event", ",".join(events)),
+            *("--delay", "-1", "--control", f"fd:{commands},{answers}"),
+            *("--log-fd", str(self._output.fileno()), "--pid", str(os.getpid())),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=(commands, answers, self._output.fileno()),
+                start_new_session=True,  # Ctrl-C is the training's
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except OSError as error:
+            self._let_go()
+            raise PerfFailedError(f"perf: cannot be started: {error.strerror}") from error
+        finally:
+            os.close(commands)
+            os.close(answers)
+        self._tell("disable")  # which it is; the answer says that it works
+
+    def count(self, *, on: bool) -> None:
+        """Begin or cease to count; returns when it has.
+
+        Raises:
+            PerfFailedError: It has ended.
+        """
+        self._tell("enable" if on else "disable")
+
+    def end(self) -> str:
+        """End it; returns its output, a line of comma-separated fields for each event."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(SECONDS_TO_ANSWER)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.seek(0)
+        output = self._output.read().decode(errors="replace")
+        self._let_go()
+        return output
+
+    def _tell(self, word: str) -> None:
+        try:
+            os.write(self._commands, f"{word}\n".encode())
+            ready, _, _ = select.select([self._answers], [], [], SECONDS_TO_ANSWER)
+            answer = os.read(self._answers, 100) if ready else b""
+        except OSError:
+            answer = b""
+        if not answer.startswith(b"ack"):
+            problem = self._problem()
+            self.end()
+            raise PerfFailedError(problem)
+
+    def _problem(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        words = [line.strip() for line in lines if line.strip() not in ("", "Error:")]
+        return f"perf: {words[0] if words else 'does not answer'}"
+
+    def _let_go(self) -> None:
+        for descriptor in (self._commands, self._answers):
+            os.close(descriptor)
+        self._output.close()
+        self._errors.close()
+
+
+CPU = [ProfilerActivity.CPU]
+
+
+class TraceHook:
+    """Traces steps, and nothing between them, into one file: Chrome's JSON, packed.
+
+    Marks are `step 20`, `phase: forward` and `module: backbone.body.layer3.0.conv2`. Operators of
+    the backward pass have the sequence numbers of those of the forward pass that they belong to.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.bytes_moved: dict[str, Any] | None = None
+        """What a step's operators read and write, where that was counted; see `CountHook`."""
+        self._profiler: profile | None = None
+        self._around_step = ExitStack()
+        self._around_phase = ExitStack()
+
+    def open(self, prepared: PreparedTraining) -> None:
+        """Start the profiler, which takes a second; it traces nothing yet."""
+        # With shapes, memory would grow by a gigabyte a step of two large images.
+        self._profiler = profile(activities=CPU)
+        with errors_to_nowhere():
+            self._profiler.start()
+        self._trace(on=False)
+
+    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
+        """Begin to trace."""
+        self._trace(on=True)
+        self._around_step.enter_context(modules_marked(prepared))
+        self._around_step.enter_context(record_function(f"step {number}"))
+
+    def begin_phase(self, name: str) -> None:
+        """Mark where it begins."""
+        self._around_phase.enter_context(record_function(f"phase: {name}"))
+
+    def end_phase(self, name: str) -> None:
+        """Mark where it ends."""
+        self._around_phase.close()
+
+    def end_step(self, *, whole: bool) -> None:
+        """Cease to trace."""
+        self._around_phase.close()
+        self._around_step.close()
+        self._trace(on=False)
+
+    def close(self) -> None:
+        """Write the trace.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        if self.bytes_moved is not None:
+            profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
+        with errors_to_nowhere():  # it would tell of a GPU that is not there
+            profiler.stop()
+        partial = self.file.with_name(f".partial-{self.file.name}")
+        try:
+            profiler.export_chrome_trace(str(partial))
+            partial.replace(self.file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _trace(self, *, on: bool) -> None:
+        assert self._profiler is not None
+        with errors_to_nowhere():  # each change would be told there
+            self._profiler.toggle_collection_dynamic(enable=on, activities=CPU)
+
+
+@contextmanager
+def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
+    """Mark each module's forward pass as `module: backbone.body.layer3.0.conv2` meanwhile.
+
+    The torch engine computes most modules without calling them, and tells of them itself.
+    """
+    names = {one: f"module: {name}" for name, one in prepared.model.named_modules() if name}
+    marks: list[record_function] = []
+
+    def begin(module: nn.Module, inputs: object) -> None:
+        marks.append(record_function(names[module]))
+        marks[-1].__enter__()
+
+    def end(module: nn.Module, inputs: object, outputs: object) -> None:
+        marks.pop().__exit__(None, None, None)
+
+    handles = [one.register_forward_pre_hook(begin) for one in names]
+    handles += [one.register_forward_hook(end, always_call=True) for one in names]
+    forward = prepared.forward
+    try:
+        if isinstance(forward, FoldedForward):
+            around = forward.around
+            forward.around = lambda module: record_function(names[module])
+        yield
+    finally:
+        if isinstance(forward, FoldedForward):
+            forward.around = around
+        for handle in handles:
+            handle.remove()
+
+
+class CountHook:
+    """Counts in the step before a trace's window, and puts the sums into the trace.
+
+    Not within the window: counting takes a few hundredths of a second of Python, and would be in
+    the trace.
+    """
+
+    def __init__(self, trace: TraceHook) -> None:
+        self.file: Path = trace.file
+        self._trace = trace
+        self._phase = ""
+        self._number = 0
+        self._counter: ByteCounter | None = None
+
+    def open(self, prepared: PreparedTraining) -> None:
+        """Do nothing."""
+
+    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
+        """Begin to count."""
+        self._number = number
+        self._counter = ByteCounter(lambda: self._phase)
+        self._counter.__enter__()
+
+    def begin_phase(self, name: str) -> None:
+        """Count for a phase from now on."""
+        self._phase = name
+
+    def end_phase(self, name: str) -> None:
+        """Count for no phase."""
+        self._phase = ""
+
+    def end_step(self, *, whole: bool) -> None:
+        """Cease to count, and keep the sums of a whole step for the trace."""
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return
+        counter.__exit__(None, None, None)
+        if whole:
+            rows = [
+                [*call, moved.calls, moved.read, moved.written]
+                for call, moved in counter.moved.items()
+            ]
+            self._trace.bytes_moved = {"step": self._number, "operators": rows}
+
+    def close(self) -> None:
+        """Cease to count in a step that was broken off."""
+        self.end_step(whole=False)

@@ -1,0 +1,262 @@
+"""Bytes that the operators of a training step read and write, counted from their tensors.
+
+What counts, for every operator that torch dispatches below autograd and autocast (so composite
+operators count as their parts, and casts as operators of their own):
+
+- each tensor argument once as read, also where it is passed twice; each result once as written;
+- an argument that is changed in place as both, unless it is only overwritten (`out=`, `copy_`,
+  `fill_`), which is written alone;
+- a view, a change of shape and an allocation count nothing: results that share their arguments'
+  memory are not written, and an operator that writes nothing new reads nothing;
+- an argument that is passed and not read counts nothing, such as the weight of a convolution's
+  backward pass that makes no gradient of the input (`UNREAD`); of a table that is looked up in,
+  what is picked counts (`PICKED_FROM`).
+
+A tensor's bytes are those of its distinct elements: expanded dimensions count once. Kernels that
+ctypes calls record their bytes (`retinanet.engine.kernel_calls`). What one operator does inside is not
+seen: its scratch memory, and copies into other layouts. So this is the traffic that the operators
+ask for; less reaches memory where a tensor is still in a cache, more where an operator reads it
+twice.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retinanet.engine.kernel_calls import KernelCall, listening, tensor_bytes
+
+OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"})
+"""In-place operators that do not read what they change."""
+
+UNCOUNTED = frozenset(
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_",
+        "detach_", "as_strided_", "squeeze_", "unsqueeze_", "transpose_", "t_",
+    }
+)  # fmt: skip
+"""Operators that allocate, or change the shape in place."""
+
+UNREAD: Mapping[str, frozenset[str]] = {
+    name: frozenset({"self"})
+    for name in (
+        "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+        "new_full", "max_pool2d_with_indices_backward",
+    )
+}  # fmt: skip
+"""Arguments that give a shape or a type only."""
+
+PICKED_FROM = frozenset({"index", "index_select", "gather", "take", "embedding"})
+"""Operators that read as much of their first argument as they return."""
+
+MASKED = {
+    ("convolution_backward", "out_mask"): (("input", 1), ("weight", 0)),
+    ("convolution_backward", "output_mask"): (("input", 1), ("weight", 0)),
+}
+"""Arguments of backward passes that are read only if a result is wanted: its place in the mask."""
+
+UPDATED: Mapping[str, frozenset[str]] = {
+    "adam_fused_step": frozenset({"_0", "_1", "_2", "_5"}),
+    "_fused_adam_": frozenset({"self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"}),
+}
+"""Arguments that are changed in place, where the schema does not say so or says too much."""
+
+
+class Call(NamedTuple):
+    """The kind of operator that bytes are added up by."""
+
+    phase: str
+    operator: str
+
+
+@dataclass
+class Moved:
+    """The traffic of one operator in one phase."""
+
+    calls: int = 0
+    read: int = 0
+    written: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return bytes read and written."""
+        return self.read + self.written
+
+
+class ByteCounter(TorchDispatchMode):
+    """Counts while its context lasts, in the thread that entered it.
+
+    On CPUs autograd runs the backward pass in the thread that asked for it, so that all of a step
+    is counted. `torch.compile` compiles nothing meanwhile.
+    """
+
+    def __init__(self, phase: Callable[[], str] = lambda: "") -> None:
+        """`phase` names the part of the step that runs."""
+        super().__init__()
+        self.moved: defaultdict[Call, Moved] = defaultdict(Moved)
+        self._phase = phase
+        self._within = False
+        self._contexts = ExitStack()
+
+    def __enter__(self) -> "ByteCounter":
+        """Begin to count."""
+        self._contexts.enter_context(listening(self._take_kernel))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Cease to count."""
+        super().__exit__(*error)
+        self._contexts.close()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator and add its bytes."""
+        kwargs = kwargs or {}
+        # A custom operator's kernel may record bytes, which are in the operator's arguments too.
+        outer, self._within = self._within, True
+        try:
+            results = func(*args, **kwargs)
+        finally:
+            self._within = outer
+        read, written = operator_bytes(func, args, kwargs, results)
+        if read + written:
+            self._add(f"{func.namespace}::{operator_name(func)}", read, written)
+        return results
+
+    def _take_kernel(self, call: KernelCall) -> None:
+        if not self._within:
+            self._add(call.kernel, call.read, call.written)
+
+    def _add(self, name: str, read: int, written: int) -> None:
+        moved = self.moved[Call(self._phase(), name)]
+        moved.calls += 1
+        moved.read += read
+        moved.written += written
+
+
+def operator_name(func: Any) -> str:
+    """Return an operator's name without namespace and overload."""
+    return str(func._schema.name.split("::")[1])
+
+
+def operator_bytes(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
+) -> tuple[int, int]:
+    """Return the bytes that a call reads and writes, see the module's documentation."""
+    name = operator_name(func)
+    if name in UNCOUNTED:
+        return 0, 0
+    read, written = _Tensors(), _Tensors()
+    given = list(arguments_of(func, args, kwargs))
+    unread = UNREAD.get(name, frozenset()) | masked_out(name, given)
+    updated = UPDATED.get(name)
+    for argument, value in given:
+        tensors = list(tensors_in(value))
+        info = argument.alias_info
+        by_schema = info is not None and info.is_write
+        changes = by_schema if updated is None else argument.name in updated
+        only_written = changes and (argument.kwarg_only or name in OVERWRITTEN)
+        if changes:
+            written.add(tensors)
+        if not only_written and argument.name not in unread:
+            read.add(tensors)
+    memory = {place(tensor) for _, value in given for tensor in tensors_in(value)}
+    made = [one for one in tensors_in(results) if place(one) not in memory]
+    written.add(made)
+    if not written.bytes and next(tensors_in(results), None) is not None:
+        return 0, 0  # a view; what returns a number only has read its tensors
+    if name in PICKED_FROM and made:
+        table = next(tensors_in(args))
+        read.bytes += min(0, sum(map(tensor_bytes, made)) - tensor_bytes(table))
+    return read.bytes, written.bytes
+
+
+class _Tensors:
+    """Different tensors, and the sum of their bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            key = (place(tensor), tensor.shape)
+            if tensor.layout is torch.strided:
+                key = (*key, tensor.storage_offset(), tensor.stride())  # type: ignore[assignment]
+            if key not in self._seen:
+                self._seen.add(key)
+                self.bytes += tensor_bytes(tensor)
+
+
+def place(tensor: Tensor) -> int:
+    """Return what tells memory apart that tensors may share."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage()._cdata
+
+
+def arguments_of(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Return the schema's arguments with the values that were given."""
+    for number, argument in enumerate(func._schema.arguments):
+        if number < len(args):
+            yield argument, args[number]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def masked_out(name: str, given: Sequence[tuple[Any, Any]]) -> frozenset[str]:
+    """Return the arguments that are not read because their results are not wanted."""
+    return frozenset(
+        unneeded
+        for argument, mask in given
+        for unneeded, wanted in MASKED.get((name, argument.name), ())
+        if not mask[wanted]
+    )
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Return the tensors of an argument or a result: itself, or those of a list."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_in(one)
+
+
+class CurrentPhase:
+    """The phases of a step (`retinanet.training.loop`) as the name of the one that runs."""
+
+    def __init__(self) -> None:
+        """Nothing runs yet."""
+        self.name = ""
+
+    def notes(self, steps: range) -> list[str]:
+        """Return nothing."""
+        return []
+
+    @contextmanager
+    def step(self, number: int, prepared: object) -> Iterator[None]:
+        """Surround a step."""
+        yield
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Surround a phase; within another one it counts alone."""
+        before, self.name = self.name, name
+        try:
+            yield
+        finally:
+            self.name = before

@@ -1,0 +1,437 @@
+"""When each layer works, forward and backward, without changing what it computes.
+
+Forward, a layer's time is between its module's hooks. Every node of autograd's graph that is made
+meanwhile is the layer's; nodes carry the number of their making. Backward, its time is that of its
+nodes, each between hooks of the node, and of adding its weights' gradients to `grad`. So nothing
+is wrapped: operators that overwrite their input, modules that run several times and functions of
+our own are timed as they are. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
+
+TODO-DOC One iteration: forward and backward pass, watched layer by layer or not. No weights change.
+
+TODO-DOC Stamps of time on the device that computes.
+
+TODO-DOC What a worker is asked: `warm-up N`, `measure N`, `primitives 1`.
+
+TODO-DOC The networks that can be timed: weights and batches from random numbers, the same every time.
+
+TODO-DOC What a worker tells of its network before any time counts.
+"""
+
+import time
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torchvision
+from torch import Tensor, autograd, nn
+from torch.autograd.graph import Node
+from torch.nn import functional as F
+
+from common.errors import InputError
+from common.machine import peak_resident_mb
+from data.transforms import normalize
+from profiling.bench.memory_policy import huge_pages_mb
+from profiling.bench.profilers import onednn_seconds
+from profiling.bench.recipes.step import make_batch, make_weights
+from profiling.bench.recipes.torchvision import Flop, flop_by_layer
+from profiling.bench.variant import Workload
+from profiling.bench.worker_pool import Answering
+from profiling.layers.study import PLAIN_EVERY, Subject
+from profiling.peaks.measure import versions
+from retinanet.config import ModelConfig
+from retinanet.engine.engines import torch_forward
+from retinanet.engine.folded_forward import FoldedForward
+from retinanet.loss.detection import detection_loss
+from retinanet.model.retinanet import HeadOutputs, RetinaNet
+from retinanet.training.build import build_model
+
+LOSS = "loss"
+
+
+class Span(NamedTuple):
+    """Work between two stamps."""
+
+    layer: str | None
+    """None: between layers."""
+    work: str
+    """`forward`, or the name of a node of the graph."""
+    start: Any
+    end: Any
+
+
+class NodeRange(NamedTuple):
+    """The numbers of the nodes that one call of a layer made."""
+
+    first: int
+    end: int
+    layer: str
+
+
+class Clock(NamedTuple):
+    """How to take stamps, and what lies between two of them."""
+
+    stamp: Callable[[], Any]
+    """Of the place that the work has come to."""
+    milliseconds: Callable[[Any, Any], float]
+    """From one stamp to a later one, after `finish`."""
+    finish: Callable[[], None]
+    """Wait until all stamps are taken."""
+
+
+class Recorder:
+    """The spans of one iteration after another: use `attached`, then the methods in order."""
+
+    def __init__(self, network: nn.Module, clock: Clock) -> None:
+        """Watch the modules of `network` that have no modules inside."""
+        self.clock = clock
+        self.names = {
+            module: name
+            for name, module in network.named_modules()
+            if not any(True for _ in module.children())
+        }
+        self._owners = {
+            parameter: name
+            for module, name in self.names.items()
+            for parameter in module.parameters(recurse=False)
+        }
+        self.spans: list[Span] = []
+        self._ranges: list[NodeRange] = []
+        self._begun: list[tuple[str, Any, int]] = []
+
+    def clear(self) -> None:
+        """Forget the iteration before."""
+        self.spans, self._ranges = [], []
+
+    @contextmanager
+    def attached(self, folded: FoldedForward | None) -> Iterator[None]:
+        """Be told of all layers meanwhile; `folded` computes them without calling modules."""
+        handles: list[Any] = []
+        for module, name in self.names.items():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.begin(name)))
+            handles.append(module.register_forward_hook(lambda *_: self.end()))
+        around = folded.around if folded else None
+        if folded:
+            folded.around = self._around
+        try:
+            yield
+        finally:
+            if folded and around:
+                folded.around = around
+            for handle in handles:
+                handle.remove()
+
+    def begin(self, layer: str) -> None:
+        """A layer begins its forward pass."""
+        self._begun.append((layer, self.clock.stamp(), autograd._get_sequence_nr()))
+
+    def end(self) -> None:
+        """The layer that began last has ended."""
+        end = self.clock.stamp()
+        layer, start, first = self._begun.pop()
+        self.spans.append(Span(layer, "forward", start, end))
+        self._ranges.append(NodeRange(first, autograd._get_sequence_nr(), layer))
+
+    @contextmanager
+    def region(self, layer: str) -> Iterator[None]:
+        """What happens meanwhile is a layer's."""
+        self.begin(layer)
+        yield
+        self.end()
+
+    def watch_backward(self, loss: Tensor) -> None:
+        """Be told of each node of the graph that ends in `loss`, when its backward pass runs."""
+        starts = [one.first for one in self._ranges]  # ascending: layers do not overlap
+        for node in nodes_of(loss):
+            self._watch(node, self._layer_of(node, starts))
+
+    def _around(self, module: nn.Module) -> AbstractContextManager[object]:
+        name = self.names.get(module)
+        return nullcontext() if name is None else self.region(name)
+
+    def _layer_of(self, node: Node, starts: list[int]) -> str | None:
+        parameter = getattr(node, "variable", None)
+        if parameter is not None:  # the node that adds to a parameter's gradient
+            return self._owners.get(parameter)
+        number: int = node._sequence_nr()  # type: ignore[attr-defined]
+        place = bisect_right(starts, number) - 1
+        # Calls that made no nodes have empty ranges, maybe at the same number.
+        if place >= 0 and number < self._ranges[place].end:
+            return self._ranges[place].layer
+        return None
+
+    def _watch(self, node: Node, layer: str | None) -> None:
+        work = node.name()
+        begun: list[Any] = []
+
+        def before(gradients: object) -> None:
+            begun.append(self.clock.stamp())
+
+        def after(inputs: object, outputs: object) -> None:
+            self.spans.append(Span(layer, work, begun.pop(), self.clock.stamp()))
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+
+def nodes_of(loss: Tensor) -> Iterable[Node]:
+    """Each node of the graph that ends in `loss`, once."""
+    found: dict[Node, None] = {}
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            left += [following for following, _ in node.next_functions]
+    return found
+
+
+class TimedModel(NamedTuple):
+    """A network with its batch, ready to run."""
+
+    network: nn.Module
+    forward: Callable[[], Any]
+    """The network's outputs for the batch."""
+    loss: Callable[[Any], Tensor]
+    """The loss of such outputs."""
+    folded: FoldedForward | None
+    """What computes the network where its modules are not called."""
+
+
+def plain_iteration(timed: TimedModel, clock: Clock) -> dict[str, float]:
+    """Milliseconds of the whole `forward` and `backward`, watched by nobody."""
+    return run_once(timed, clock, recorder=None)
+
+
+def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
+    """Milliseconds of the whole `forward` and `backward`, and of each layer.
+
+    Returns:
+        Beside them `layers`, by name [forward, backward], where backward is None for a layer that
+        had none, and `nodes`: backward between layers, by node of autograd's graph.
+    """
+    recorder.clear()
+    with recorder.attached(timed.folded):
+        found: dict[str, Any] = run_once(timed, recorder.clock, recorder=recorder)
+    forward: dict[str, float] = defaultdict(float)
+    backward: dict[str, float] = defaultdict(float)
+    nodes: dict[str, float] = defaultdict(float)
+    for span in recorder.spans:
+        spent = recorder.clock.milliseconds(span.start, span.end)
+        if span.layer is None:
+            nodes[span.work] += spent
+        else:
+            (forward if span.work == "forward" else backward)[span.layer] += spent
+    found["layers"] = {name: [forward[name], backward.get(name)] for name in forward}
+    found["nodes"] = dict(nodes)
+    return found
+
+
+def run_once(timed: TimedModel, clock: Clock, *, recorder: Recorder | None) -> dict[str, float]:
+    """The passes, with a stamp before and after each."""
+    timed.network.zero_grad(set_to_none=True)
+    clock.finish()
+    start = clock.stamp()
+    outputs = timed.forward()
+    with recorder.region(LOSS) if recorder else nullcontext():
+        loss = timed.loss(outputs)
+    middle = clock.stamp()
+    if recorder:
+        recorder.watch_backward(loss)
+    begin = clock.stamp()
+    loss.backward()
+    end = clock.stamp()
+    clock.finish()
+    return {
+        "forward": clock.milliseconds(start, middle),
+        "backward": clock.milliseconds(begin, end),
+    }
+
+
+def clock_of(device: str) -> Clock:
+    """The clock of `cpu` or `cuda`.
+
+    A processor's work is done when the call returns. A GPU is given its work in a queue, so that
+    stamps are events in that queue.
+
+    Raises:
+        InputError: There is no GPU that torch can use.
+    """
+    if device == "cpu":
+        return Clock(time.perf_counter_ns, lambda one, other: (other - one) / 1e6, lambda: None)
+    if not torch.cuda.is_available():
+        raise InputError("--device: cuda: torch finds no GPU that it can use; leave it out")
+    return Clock(record_event, lambda one, other: one.elapsed_time(other), torch.cuda.synchronize)
+
+
+def record_event() -> torch.cuda.Event:
+    """An event at this place of the current queue."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def answers_on(timed: TimedModel, recorder: Recorder) -> Answering:
+    """What answers, each with an object of JSON."""
+    measured = 0
+
+    def warm_up(count: int) -> dict[str, Any]:
+        done = [plain_iteration(timed, recorder.clock) for _ in range(count)]
+        return {"last_ms": sum(done[-1].values()), "peak_mb": peak_resident_mb()}
+
+    def measure(count: int) -> dict[str, Any]:
+        nonlocal measured
+        watched, plain = [], []
+        for _ in range(count):
+            watched.append(watched_iteration(timed, recorder))
+            if measured % PLAIN_EVERY == 0:
+                plain.append(plain_iteration(timed, recorder.clock))
+            measured += 1
+        memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
+        return {"watched": watched, "plain": plain, **memory}
+
+    def primitives(_: int) -> dict[str, Any]:
+        return {"seconds": onednn_seconds(lambda: plain_iteration(timed, recorder.clock))}
+
+    questions = {"warm-up": warm_up, "measure": measure, "primitives": primitives}
+
+    def answer(question: str) -> object:
+        word, count = question.split()
+        return questions[word](int(count))
+
+    return answer
+
+
+CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
+    "alexnet": torchvision.models.alexnet,
+    "resnet50": torchvision.models.resnet50,
+    "resnext50": torchvision.models.resnext50_32x4d,
+}
+CATEGORIES = 1000
+"""Of ImageNet."""
+
+
+def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:
+    """Make the network and its batch; without `onednn` no kernels of ours convolve either."""
+    torch.manual_seed(subject.seed)
+    if subject.model == "retinanet":
+        return timed_retinanet(subject, onednn=onednn)
+    network = CLASSIFIERS[subject.model]()
+    network.train().to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.randn(subject.batch, 3, subject.image_size, subject.image_size)
+    images = images.to(subject.device).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(CATEGORIES, (subject.batch,)).to(subject.device)
+
+    def forward() -> Tensor:
+        with model_autocast(subject):
+            outputs: Tensor = network(images)
+        return outputs
+
+    return TimedModel(
+        network, forward, lambda outputs: F.cross_entropy(outputs.float(), labels), None
+    )
+
+
+def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
+    """Ours as train.py runs it on processors; on a GPU its modules are called one by one."""
+    workload = workload_of(subject)
+    network = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
+    network.load_state_dict(make_weights(workload))
+    network.train().to(subject.device)
+    batch = make_batch(workload)
+    images = batch.images.to(subject.device)
+    targets = [{k: v.to(subject.device) for k, v in one.items()} for one in batch.targets]
+    folded = None
+    if subject.device == "cpu":
+        convolutions = "auto" if onednn else "onednn"
+        made = torch_forward(network, precision=subject.precision, convolutions=convolutions)
+        assert isinstance(made, FoldedForward)
+        folded = made
+
+    def forward() -> HeadOutputs:
+        if folded is not None:
+            return folded(normalize(images))
+        with model_autocast(subject):
+            outputs: HeadOutputs = network(normalize(images))
+        return outputs
+
+    def loss(outputs: HeadOutputs) -> Tensor:
+        size = (subject.image_size, subject.image_size)
+        anchors = network.anchors(size, outputs.feature_sizes)
+        form = "auto" if subject.device == "cpu" else "reference"
+        losses = detection_loss(outputs, anchors, targets, focal_form=form)
+        return torch.stack(list(losses.values())).sum()
+
+    return TimedModel(network, forward, loss, folded)
+
+
+def flop_of(subject: Subject) -> dict[str, Flop]:
+    """The arithmetic of each layer that convolves or multiplies a matrix; computes nothing."""
+    size = subject.image_size
+    with torch.device("meta"):
+        images = torch.empty(subject.batch, 3, size, size)
+        if subject.model == "retinanet":
+            network: nn.Module = RetinaNet(num_classes=workload_of(subject).classes)
+        else:
+            network = CLASSIFIERS[subject.model]()
+        return flop_by_layer(network, partial(network, images))
+
+
+def workload_of(subject: Subject) -> Workload:
+    """The benchmark's, with this batch."""
+    return Workload(images=subject.batch, image_size=subject.image_size, seed=subject.seed)
+
+
+def model_autocast(subject: Subject) -> torch.autocast:
+    """The context in which a network of plain modules computes in the subject's precision."""
+    enabled = subject.precision == "bf16"
+    return torch.autocast(subject.device, dtype=torch.bfloat16, enabled=enabled)
+
+
+def facts_of(
+    subject: Subject,
+    timed: TimedModel,
+    layers: Sequence[str],
+    recorder: Recorder,
+    *,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Its layers in the order of their first call, and what computes them.
+
+    Args:
+        subject: What is timed.
+        timed: The network.
+        layers: Names of those that ran.
+        recorder: It has watched an iteration.
+        notes: Sentences about cores and memory.
+    """
+    modules = dict(timed.network.named_modules())
+    flop = flop_of(subject)
+    calls = Counter(span.layer for span in recorder.spans if span.work == "forward")
+    first = {span.layer: place for place, span in reversed(list(enumerate(recorder.spans)))}
+    return {
+        "layers": [
+            {
+                "name": name,
+                "type": LOSS if name == LOSS else type(modules[name]).__name__,
+                "calls": calls[name],
+                "trains": name != LOSS and trains(modules[name]),
+                "gflop_forward": flop.get(name, Flop()).forward / 1e9,
+                "gflop_backward": flop.get(name, Flop()).backward / 1e9,
+            }
+            for name in sorted(layers, key=lambda name: first[name])
+        ],
+        "winograd": timed.folded is not None and timed.folded.has_winograd,
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if subject.device == "cuda" else "cpu",
+        "notes": list(notes),
+    }
+
+
+def trains(layer: nn.Module) -> bool:
+    """Whether it has weights that get gradients."""
+    return any(parameter.requires_grad for parameter in layer.parameters())

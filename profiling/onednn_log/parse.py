@@ -1,0 +1,260 @@
+"""One line of oneDNN's log: what it tells, in the formats of 1.0 to 3.12.
+
+    dnnl_verbose,exec,cpu,convolution,jit:avx2,forward_training,src_f32::…,,alg:…,mb2_ic16…,0.46
+    onednn_verbose,1795230198093.04,exec,cpu,reorder,…                       2.x with time stamps
+    onednn_verbose,v1,1795230198093.04,primitive,create:cache_miss,cpu,…     3.x
+    onednn_verbose,v1,graph,exec,cpu,100002,sdp,…                            graphs and ukernels
+
+oneDNN's own page on its verbose mode describes the fields; what it leaves out (1.0's missing
+attributes, lines of GEMM calls, micro-kernels, graphs, and attention) is from real logs and from
+the sources that print them.
+
+TODO-DOC Lines that a run of ours adds to oneDNN's log: who it is, and where each step and phase begins.
+
+    profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
+    profilednn_mark,1795230198092.696,begin,20
+    profilednn_mark,1795230198092.801,begin,20,forward
+    profilednn_mark,1795230198904.113,end,20,forward
+    profilednn_mark,1795230199310.207,end,20
+
+A mark's first number is milliseconds since 1970, as in oneDNN's own time stamps.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from sys import intern
+from typing import Any, Literal, NamedTuple
+
+from profiling.onednn_log.problem import MemoryDescriptor, Problem, parse_memories
+
+MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
+COMPONENTS = ("primitive", "graph", "ukernel", "common")
+ENGINE = re.compile(r"(?:cpu|gpu|any)(?::\d+)?(?:2(?:cpu|gpu)(?::\d+)?)?")
+OLD_QUERY = re.compile(r"query:\w+:[\dx]+")
+ATTENDED = re.compile(r"(?:query|key|val|msk):")
+FIELDS = 8
+"""Between an operation and its time."""
+MESSAGES = ("error", "warning", "debuginfo")
+
+
+class Head(NamedTuple):
+    """A line without its marker, its time stamp and its time: equal for equal work."""
+
+    text: str
+    time: str
+    """The last field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a head tells."""
+
+    kind: Literal["execution", "creation", "dispatch", "message", "info"]
+    problem: Problem | None = None
+    text: str = ""
+    """Of a creation the cache's state, of a dispatch the reason, else the message."""
+
+
+def head_of(text: str) -> Head:
+    """Take apart what follows the marker."""
+    rest = text
+    if rest[:1] == "v" and rest[1:2].isdigit():
+        rest = rest.partition(",")[2]
+    rest = without_time_stamp(rest)
+    for component in COMPONENTS:
+        if rest.startswith(component + ","):
+            inner = without_time_stamp(rest[len(component) + 1 :])
+            rest = f"{component},{inner}"
+            break
+    head, _, time = rest.rpartition(",")
+    return Head(head, time)
+
+
+def without_time_stamp(text: str) -> str:
+    """Leave out a first field such as `1795230198092.696045`."""
+    if not text[:1].isdigit():
+        return text
+    first, _, rest = text.partition(",")
+    return rest if first.replace(".", "", 1).isdigit() else text
+
+
+def milliseconds(time: str) -> float:
+    """The last field of an execution or a creation.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    try:
+        value = float(time)
+    except ValueError:
+        raise ValueError("its last field is not a time; the line may be cut") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"a time of {time} ms")
+    return value
+
+
+def meaning_of(head: Head) -> Meaning:
+    """What a line tells, whatever its time.
+
+    Raises:
+        ValueError: It is none that is known; the message says what is wrong, in a few words.
+    """
+    fields = head.text.split(",") if head.text else []
+    component = "primitive"
+    if fields and fields[0] in COMPONENTS:
+        component = fields.pop(0)
+    if not fields:
+        if component == "primitive" and head.time.startswith("info"):
+            return Meaning("info", text=head.time)
+        raise ValueError("it ends after its marker; the line may be cut")
+    operation, *fields = fields
+    name, _, state = operation.partition(":")
+    if operation == "info":
+        return Meaning("info", text=",".join([*fields, head.time]))
+    if state == "dispatch":
+        return Meaning("dispatch", text=fields[-1] if fields else "")
+    if operation in MESSAGES or state in ("check", "debug", "start", "external"):
+        return Meaning("message", text=": ".join([operation, *fields[:3]]))
+    if name == "exec" and not state:
+        return Meaning("execution", problem=problem_of(component, fields))
+    if name in ("create", "create_nested", "compile"):
+        nested = "nested_" if name == "create_nested" else ""
+        return Meaning("creation", problem=problem_of(component, fields), text=nested + state)
+    raise ValueError(f"unknown operation {operation[:40]!r}")
+
+
+def problem_of(component: str, fields: list[str]) -> Problem:
+    """The fields between the operation and the time.
+
+    Raises:
+        ValueError: They are not those of a problem.
+    """
+    if not fields or not ENGINE.fullmatch(fields[0]):
+        raise ValueError("no engine after the operation")
+    if component == "graph":
+        return graph_problem(fields)
+    if fields[1:2] == ["sdpa"] and any(OLD_QUERY.fullmatch(field) for field in fields):
+        return attention_problem(fields)
+    if len(fields) == FIELDS - 1:  # 1.0 and 1.1 have no attributes
+        fields = [*fields[:5], "", *fields[5:]]
+    if len(fields) != FIELDS:
+        raise ValueError(f"{len(fields) + 1} fields after the operation, where 8 or 9 are known")
+    engine, kind, implementation, direction, memories, attributes, auxiliary, shape = fields
+    if not re.fullmatch(r"[a-z_]+", kind) or not re.fullmatch(r"[a-z_]+", direction):
+        raise ValueError(f"no primitive with propagation: {kind[:30]!r}, {direction[:30]!r}")
+    return Problem(
+        component=component,
+        engine=intern(engine),
+        kind=intern(kind),
+        implementation=intern(implementation),
+        direction=intern(direction),
+        memories=parse_memories(memories),
+        attributes=intern(attributes.strip()),
+        auxiliary=intern(auxiliary.strip()),
+        shape=shape.strip(),
+    )
+
+
+def graph_problem(fields: list[str]) -> Problem:
+    """A compiled partition: its kind, its operations' names, its tensors."""
+    if len(fields) < 6:
+        raise ValueError("too few fields for a graph's partition; the line may be cut")
+    engine, *rest = fields
+    if rest[0].isdigit():  # the partition's number differs from run to run
+        rest = rest[1:]
+    kind, operations, *rest = rest
+    implementation = ""
+    while rest and not rest[-1].startswith(("in", "out", "fpm:", "attrs:")) and ":" not in rest[-1]:
+        implementation = f"{rest.pop()}:{implementation}" if implementation else rest.pop()
+    fpmath = rest.pop() if rest and rest[-1].startswith("fpm:") else ""
+    return Problem(
+        component="graph",
+        engine=engine,
+        kind=kind,
+        implementation=implementation,
+        direction="undef",
+        memories=(),
+        attributes=fpmath,
+        auxiliary=operations,
+        shape=" ".join(part for part in rest if part),
+    )
+
+
+def attention_problem(fields: list[str]) -> Problem:
+    """Attention as 3.5 to 3.8 have it: a field for each tensor; later it is as all others."""
+    engine, kind, implementation, *rest = fields
+    tensors = [field for field in rest if field.count(":") > 1 and ATTENDED.match(field)]
+    memories = []
+    for tensor in tensors:
+        role, type_, *tail = [*tensor.split(":"), ""]
+        memories.append(MemoryDescriptor(role, type_, tag=tail[1] if len(tail) > 2 else ""))
+    return Problem(
+        component="primitive",
+        engine=engine,
+        kind=kind,
+        implementation=implementation,
+        direction="undef",
+        memories=tuple(memories),
+        attributes=" ".join(field for field in rest if field and field not in tensors),
+        auxiliary="",
+        shape=" ".join(tensors),
+    )
+
+
+MARK = "profilednn_mark,"
+FACTS = "profilednn_facts,"
+PHASES = ("data", "forward", "loss", "backward", "optimizer")
+"""In order; with several batches a step the middle three repeat (`retinanet.training.loop`)."""
+
+
+class Mark(NamedTuple):
+    """The begin or the end of a step, or of a phase of it."""
+
+    milliseconds: float
+    is_begin: bool
+    step: int
+    phase: str | None
+
+
+def mark_line(mark: Mark) -> str:
+    """A mark as a line of the log, newline included."""
+    edge = "begin" if mark.is_begin else "end"
+    phase = f",{mark.phase}" if mark.phase else ""
+    return f"{MARK}{mark.milliseconds:.6f},{edge},{mark.step}{phase}\n"
+
+
+def facts_line(facts: dict[str, Any]) -> str:
+    """What a reader of the log needs to know of the run, as a line of it."""
+    return f"{FACTS}{json.dumps(facts)}\n"
+
+
+def parse_mark(text: str) -> Mark:
+    """Read what follows `MARK`.
+
+    Raises:
+        ValueError: It is not what `mark_line` writes.
+    """
+    milliseconds, edge, step, *phase = text.rstrip().split(",")
+    if edge not in ("begin", "end") or len(phase) > 1:
+        raise ValueError("not a mark of a step")
+    time = float(milliseconds)
+    if not math.isfinite(time):
+        raise ValueError(f"a time of {time} ms")
+    return Mark(time, edge == "begin", int(step), phase[0] if phase else None)
+
+
+def parse_facts(text: str) -> dict[str, Any]:
+    """Read what follows `FACTS`.
+
+    Raises:
+        ValueError: It is not a JSON object.
+    """
+    try:
+        facts = json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
+    if not isinstance(facts, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004
+    return facts

@@ -1,1 +1,0 @@
-"""Running benchdnn, oneDNN's own benchmark, on a log's problems."""

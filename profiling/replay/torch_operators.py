@@ -1,0 +1,513 @@
+"""Every kind of primitive that torch reaches.
+
+TODO-DOC Matrix products: `matmul` and `inner_product`.
+
+TODO-DOC What touches each number once: activations, sums and products, softmax; on oneDNN's tensors.
+
+TODO-DOC Batch normalization, on oneDNN's own tensors.
+
+TODO-DOC Pooling, on oneDNN's own tensors.
+
+TODO-DOC Recurrent layers.
+
+TODO-DOC Reorders that are asked for; those inside other operators come back with them.
+
+TODO-DOC One question to the worker: run a problem. Loads torch.
+
+TODO-DOC A problem's work, run again and again under oneDNN's own clock. Loads torch: for the worker.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.backends import mkldnn
+
+from common.processes import OUTPUT, redirected
+from profiling.onednn_log.parse import Mark, mark_line
+from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import listed_sizes, named_sizes
+from profiling.peaks.peaks import last_level_bytes
+from profiling.replay.replay import problem_of
+from profiling.replay.same_problem import (
+    Geometry,
+    geometry,
+    is_plain,
+    order_of,
+    other_attributes,
+    post_ops,
+)
+from profiling.replay.torch_convolutions import FUSED, prepare_convolution, unary_of
+from profiling.replay.torch_tensors import (
+    NotReachedError,
+    Run,
+    make_opaque,
+    make_tensor,
+    memory_of,
+    name_of,
+    require_memory,
+    require_plain,
+    type_of,
+)
+
+
+def prepare_matmul(problem: Problem) -> Run:
+    """The product of two matrices, or of batches of them; `sum` adds it to what is there.
+
+    Raises:
+        NotReachedError: torch gives such a product to another library, or does not fuse that.
+    """
+    left_memory, right_memory = require_memory(problem, "src"), require_memory(problem, "wei")
+    others = other_attributes(problem)
+    precision = [LESS_PRECISE[one] for one in others if one in LESS_PRECISE]
+    scales = [one for one in others if one.startswith(SCALED)]
+    if len(precision) + len(scales) < len(others) or len(scales) > 1:
+        raise NotReachedError(f"torch sets no {' '.join(others)}")
+    if left_memory.type == "f32" and not precision:
+        raise NotReachedError("torch gives float32 products to another library")
+    if problem.memory("bia") is not None:
+        raise NotReachedError("torch adds a matmul's bias beforehand")
+    left_dims, right_dims = listed_sizes(problem.shape)[:2]  # oneDNN 2 has the product's too
+    if not 2 <= len(left_dims) <= 3:
+        raise NotReachedError(f"torch asks for products of 2 or 3 dimensions, not {len(left_dims)}")
+    left, right = make_tensor(left_dims, left_memory), make_tensor(right_dims, right_memory)
+    run = product(left, right, fused=post_ops(problem), is_scaled=bool(scales))
+    return with_precision(precision[0], run) if precision else run
+
+
+def prepare_inner_product(problem: Problem) -> Run:
+    """A linear layer, [mb, ic] × [oc, ic]ᵀ, forward or backward.
+
+    Raises:
+        NotReachedError: torch does not call it so.
+    """
+    if any(name in named_sizes(problem.shape) for name in ("id", "ih", "iw")):
+        raise NotReachedError("torch flattens what goes into a linear layer")
+    found = geometry(problem.shape)
+    weight = make_row_major(found.channels_out, found.channels_in, problem, "wei")
+    bias = problem.memory("bia") or problem.memory("diff_bia")
+    bias_tensor = None if bias is None else make_tensor((found.channels_out,), bias)
+    source, result = require_memory(problem, "src"), memory_of(problem, "dst")
+    if problem.direction == "forward_inference":
+        after = unary_of(post_ops(problem), only=tuple(FUSED))
+        data = make_tensor(found.src, source)
+        return lambda: torch.ops.mkldnn._linear_pointwise(
+            data, weight, bias_tensor, after.name or "none", list(after.scalars), after.algorithm
+        )
+    require_plain(problem)
+    data, gradient = make_opaque(found.src, source), make_opaque(found.dst, result or source)
+    calls: dict[str, Callable[[], object]] = {
+        "forward_training": lambda: torch.ops.aten.mkldnn_linear(data, weight, bias_tensor),
+        "backward_data": lambda: torch.ops.aten.mkldnn_linear_backward_input(
+            list(found.src), gradient, weight
+        ),
+        "backward_weights": lambda: torch.ops.aten.mkldnn_linear_backward_weights(
+            gradient, data, weight, bias is not None
+        ),
+    }
+    if problem.direction not in calls:
+        raise NotReachedError(f"torch does not call {name_of(problem)}")
+    return calls[problem.direction]
+
+
+def prepare_pooling(problem: Problem) -> Run:
+    """The largest or the mean of windows, forward or backward.
+
+    Raises:
+        NotReachedError: torch has no such call.
+    """
+    require_plain(problem)
+    sizes = geometry(problem.shape)
+    spatial = len(sizes.input)
+    if spatial not in (2, 3):
+        raise NotReachedError(f"torch pools oneDNN's tensors in 2 or 3 dimensions, not {spatial}")
+    memory = require_memory(problem, "src", "data")
+    source = make_opaque(sizes.src, memory)
+    gradient = make_opaque(sizes.dst, memory_of(problem, "dst") or memory)
+    calls = calls_of(problem.algorithm, sizes, source, gradient)
+    if problem.direction not in calls:
+        raise NotReachedError(f"torch does not call {name_of(problem)} of {problem.algorithm}")
+    return calls[problem.direction]
+
+
+def prepare_eltwise(problem: Problem) -> Run:
+    """An activation, forward or backward.
+
+    Raises:
+        NotReachedError: torch computes it itself.
+    """
+    require_plain(problem)
+    (dims,) = listed_sizes(problem.shape)
+    memory = require_memory(problem, "src", "data")
+    if problem.direction.startswith("forward") and problem.algorithm in ACTIVATIONS:
+        data = make_opaque(dims, memory)
+        return lambda: ACTIVATIONS[problem.algorithm](data)
+    if problem.direction == "backward_data" and problem.algorithm in BACKWARD:
+        data, gradient = make_opaque(dims, memory), make_opaque(dims, memory)
+        return lambda: BACKWARD[problem.algorithm](gradient, data)
+    raise NotReachedError(f"torch computes {problem.algorithm} {problem.direction} itself")
+
+
+def prepare_prelu(problem: Problem) -> Run:
+    """A leaky activation whose slopes are learned, forward.
+
+    Raises:
+        NotReachedError: It is backward.
+    """
+    require_plain(problem)
+    if not problem.direction.startswith("forward"):
+        raise NotReachedError(f"torch computes {name_of(problem)} itself")
+    dims, slopes = listed_sizes(problem.shape)
+    data = make_opaque(dims, require_memory(problem, "src", "data"))
+    weight = torch.rand(max(slopes), dtype=type_of(require_memory(problem, "wei")))
+    return lambda: torch.prelu(data, weight)
+
+
+def prepare_softmax(problem: Problem) -> Run:
+    """Softmax, forward.
+
+    Raises:
+        NotReachedError: torch computes it itself.
+    """
+    require_plain(problem)
+    axis = next((word[5:] for word in problem.auxiliary.split() if word.startswith("axis:")), "1")
+    if not problem.direction.startswith("forward") or problem.algorithm == "softmax_log":
+        raise NotReachedError(f"torch computes {name_of(problem)} {problem.algorithm} itself")
+    data = make_opaque(listed_sizes(problem.shape)[0], require_memory(problem, "src", "data"))
+    return lambda: torch.softmax(data, int(axis))
+
+
+def prepare_binary(problem: Problem) -> Run:
+    """The product of two tensors.
+
+    Raises:
+        NotReachedError: torch computes it itself.
+    """
+    require_plain(problem)
+    if problem.algorithm not in BINARY:
+        raise NotReachedError(f"torch computes {problem.algorithm} itself")
+    first, second, *_ = listed_sizes(problem.shape)
+    memory = require_memory(problem, "src", "src0")
+    one, other = make_opaque(first, memory), make_opaque(second, memory)
+    return lambda: BINARY[problem.algorithm](one, other)
+
+
+def prepare_sum(problem: Problem) -> Run:
+    """The sum of two tensors.
+
+    Raises:
+        NotReachedError: There are more than two.
+    """
+    require_plain(problem)
+    sources = [one for one in problem.memories if one.role.startswith("src")]
+    if len(sources) != 2:
+        raise NotReachedError(f"torch adds two tensors at a time, not {len(sources)}")
+    dims = listed_sizes(problem.shape)[0]
+    one, other = make_opaque(dims, sources[0]), make_opaque(dims, sources[1])
+    return lambda: torch.add(one, other)
+
+
+def prepare_batch_normalization(problem: Problem) -> Run:
+    """Forward with the batch's statistics or with given ones, or backward.
+
+    Raises:
+        NotReachedError: torch has no such call.
+    """
+    require_plain(problem)
+    found = named_sizes(problem.shape)
+    spatial = [found[f"i{letter}"] for letter in "dhw" if f"i{letter}" in found]
+    data = make_opaque((found["mb"], found["ic"], *spatial), require_memory(problem, "src", "data"))
+    scale, shift, mean = (torch.randn(found["ic"]) for _ in range(3))
+    variance = torch.rand(found["ic"]) + 0.5
+    aten = torch.ops.aten
+    if problem.direction in ("forward_training", "forward_inference"):
+        trains = problem.direction == "forward_training"
+        return lambda: aten.native_batch_norm(
+            data, scale, shift, mean, variance, trains, MOMENTUM, EPSILON
+        )
+    if problem.direction == "backward":
+        gradient = data.clone()
+        kept, deviation = mean.clone(), variance.rsqrt()
+        return lambda: aten.native_batch_norm_backward(
+            gradient, data, scale, mean, variance, kept, deviation, True, EPSILON, [True] * 3
+        )
+    raise NotReachedError(f"torch does not call {name_of(problem)}")
+
+
+def prepare_rnn(problem: Problem) -> Run:
+    """One layer of a long short-term memory, in one direction.
+
+    Raises:
+        NotReachedError: It is another cell, or backward, which torch runs with what forward left.
+    """
+    require_plain(problem)
+    sizes = named_sizes(problem.shape)
+    one_way = "direction:unidirectional_left2right" in problem.auxiliary
+    if problem.algorithm != "vanilla_lstm" or not one_way or sizes.get("l", 1) != 1:
+        raise NotReachedError("torch gives oneDNN one layer of an LSTM at a time, left to right")
+    if problem.direction not in ("forward_training", "forward_inference", "backward"):
+        raise NotReachedError(f"torch does not call {name_of(problem)}")
+    dtype = type_of(require_memory(problem, "src_layer"))
+    cell = torch.nn.LSTM(sizes["slc"], sizes["dhc"], dtype=dtype)
+    given = torch.randn(sizes["t"], sizes["mb"], sizes["slc"], dtype=dtype)
+    if problem.direction == "forward_inference":
+        return lambda: cell(given)
+    if problem.direction == "forward_training":
+        return torch.enable_grad()(lambda: cell(given))
+
+    def forward_and_backward() -> None:
+        with torch.enable_grad():
+            outputs, _ = cell(given)
+            outputs.backward(torch.ones_like(outputs))
+
+    return forward_and_backward
+
+
+def prepare_reorder(problem: Problem) -> Run:
+    """A copy into oneDNN's tensors, another type, or another order of dimensions.
+
+    Raises:
+        NotReachedError: Only some other operator makes such a reorder on its way.
+    """
+    require_plain(problem)
+    source, target = require_memory(problem, "src"), require_memory(problem, "dst")
+    (dims,) = listed_sizes(problem.shape)
+    if not (is_plain(source.tag) and is_plain(target.tag)):
+        raise NotReachedError("no operator of this log makes this reorder here")
+    if target.tag != "".join(sorted(target.tag)):
+        raise NotReachedError(f"torch asks for no reorder to {target.tag}")
+    if source.tag == target.tag:
+        data, wanted = make_opaque(dims, source), type_of(target)
+        return lambda: data.to_dense(wanted)
+    order = order_of(source.tag)
+    moved = [place for place, where in enumerate(order) if place != where]
+    if len(moved) != 2 or source.type != target.type:
+        raise NotReachedError(f"torch asks for no reorder from {source.tag} to {target.tag}")
+    swapped = list(dims)
+    swapped[moved[0]], swapped[moved[1]] = swapped[moved[1]], swapped[moved[0]]
+    other = torch.empty(swapped, dtype=type_of(source)).normal_().to_mkldnn()
+    return lambda: torch.ops.aten._mkldnn_transpose(other, moved[0], moved[1])
+
+
+OPERATORS: Mapping[str, Callable[[Problem], Run]] = {
+    "convolution": prepare_convolution,
+    "deconvolution": prepare_convolution,
+    "matmul": prepare_matmul,
+    "inner_product": prepare_inner_product,
+    "pooling": prepare_pooling,
+    "eltwise": prepare_eltwise,
+    "prelu": prepare_prelu,
+    "softmax": prepare_softmax,
+    "binary": prepare_binary,
+    "sum": prepare_sum,
+    "batch_normalization": prepare_batch_normalization,
+    "rnn": prepare_rnn,
+    "reorder": prepare_reorder,
+}
+
+
+def prepare(problem: Problem) -> Run:
+    """Build a problem's tensors; what comes back does its work once.
+
+    Raises:
+        NotReachedError: torch has no call for it; the message says why.
+    """
+    if problem.kind not in OPERATORS:
+        raise NotReachedError(f"torch does not call oneDNN's {problem.kind}")
+    try:
+        return OPERATORS[problem.kind](problem)
+    except (ValueError, KeyError, IndexError) as error:
+        raise NotReachedError(f"its shape {problem.shape} is not understood") from error
+
+
+LESS_PRECISE = {"attr-fpmath:bf16": "medium"}
+"""oneDNN's permission to compute float32 in bfloat16, and torch's."""
+SCALED = ("attr-scales:src0:0", "attr-oscale:0")
+"""torch's factor on a product; the log does not tell it."""
+OTHER_THAN_1 = 0.5
+
+
+def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: bool) -> Run:
+    """The call for a product, plain or added to something."""
+    is_vector = left.dim() == 2 and right.shape[1] == 1  # of which `mm` makes its transpose
+    if not fused and not is_scaled:
+        if is_vector:
+            return lambda: torch.mv(left, right[:, 0])
+        return (lambda: torch.bmm(left, right)) if left.dim() == 3 else lambda: left @ right
+    name, *factor = fused[0].split(":") if fused else ("nothing",)
+    if len(fused) != 1 or name != "sum":
+        raise NotReachedError(f"torch does not fuse {'+'.join(fused)} into a matmul")
+    beta, alpha = float(factor[0]) if factor else 1.0, OTHER_THAN_1 if is_scaled else 1.0
+    added = torch.empty(*left.shape[:-1], right.shape[-1], dtype=left.dtype).normal_()
+    if is_vector:
+        return lambda: torch.addmv(added[:, 0], left, right[:, 0], beta=beta, alpha=alpha)
+    add = torch.baddbmm if left.dim() == 3 else torch.addmm
+    return lambda: add(added, left, right, beta=beta, alpha=alpha)
+
+
+def with_precision(precision: str, run: Run) -> Run:
+    """The same while float32 products may be less precise."""
+
+    def run_so() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            run()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return run_so
+
+
+def make_row_major(rows: int, columns: int, problem: Problem, role: str) -> Tensor:
+    """A weight as torch stores it, whatever the library makes of it."""
+    memory = require_memory(problem, role)
+    return make_tensor((columns, rows), memory).reshape(rows, columns).contiguous()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {
+    "eltwise_relu": torch.relu,
+    "eltwise_logistic": torch.sigmoid,
+    "eltwise_tanh": torch.tanh,
+    "eltwise_gelu_erf": torch.nn.functional.gelu,
+    "eltwise_gelu_tanh": lambda data: torch.nn.functional.gelu(data, approximate="tanh"),
+}
+BACKWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "eltwise_relu": lambda gradient, data: torch.ops.aten.threshold_backward(gradient, data, 0),
+    "eltwise_gelu_erf": torch.ops.aten.gelu_backward,
+    "eltwise_gelu_tanh": lambda gradient, data: torch.ops.aten.gelu_backward(
+        gradient, data, approximate="tanh"
+    ),
+}
+BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {"binary_mul": torch.mul}
+
+EPSILON, MOMENTUM = 1e-5, 0.1
+
+
+def calls_of(
+    algorithm: str, sizes: Geometry, source: Tensor, gradient: Tensor
+) -> dict[str, Callable[[], object]]:
+    """By direction."""
+    number = len(sizes.input)
+    window = (sizes.kernel, sizes.stride, sizes.padding)
+    aten = torch.ops.aten
+    if algorithm == "pooling_max":
+        pool = getattr(aten, f"mkldnn_max_pool{number}d")
+        pool_backward = getattr(aten, f"mkldnn_max_pool{number}d_backward")
+        pooled = pool(source, *window)
+        trained = source.detach().requires_grad_()
+        return {
+            "forward_inference": lambda: pool(source, *window),
+            "forward_training": torch.enable_grad()(lambda: pool(trained, *window)),
+            "backward_data": lambda: pool_backward(gradient, pooled, source, *window),
+            "backward": lambda: pool_backward(gradient, pooled, source, *window),
+        }
+    with_padding = algorithm != "pooling_avg_exclude_padding"
+    pool = getattr(aten, f"avg_pool{number}d")
+    pool_backward = getattr(aten, f"avg_pool{number}d_backward")
+    more = (False, with_padding)
+    return {
+        "forward_training": lambda: pool(source, *window, *more),
+        "forward_inference": lambda: pool(source, *window, *more),
+        "backward_data": lambda: pool_backward(gradient, source, *window, *more, None),
+        "backward": lambda: pool_backward(gradient, source, *window, *more, None),
+    }
+
+
+REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
+"""What torch raises where it does not like its arguments; the next problem can still be run."""
+
+
+def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, Any]:
+    """Run a problem: `{"hot": 20, "cold": 20}` tells how often, `{"why_not": "…"}` why it did not.
+
+    Args:
+        question: `problem`, `log`, `repeats` and `cold`, as `TorchWorker.run` sends them.
+        flush: Drives everything out of the caches.
+    """
+    try:
+        with torch.no_grad():
+            runs = measure(
+                prepare(problem_of(question["problem"])),
+                Path(question["log"]),
+                repeats=question["repeats"],
+                flush=flush if question["cold"] else None,
+            )
+    except NotReachedError as error:
+        return {"why_not": str(error)}
+    except REFUSALS as error:
+        first_line = (str(error).strip() or type(error).__name__).split("\n", maxsplit=1)[0]
+        return {"why_not": f"torch: {first_line}"}
+    return {"hot": runs.hot, "cold": runs.cold}
+
+
+WARM_UP = 2
+"""The first run makes kernels, the second finds memory where the first left it."""
+LEAST_RUNS = 3
+SECONDS = 2.0
+"""For a problem's hot runs, and as long for its cold ones; the least number takes what it takes."""
+TIMES_THE_CACHES = 2
+WITHOUT_KNOWN_CACHES = 256 << 20
+CPUS = Path("/sys/devices/system/cpu")
+
+
+class Runs(NamedTuple):
+    """How often a problem was run."""
+
+    hot: int
+    cold: int
+
+
+def flusher(cpus: Path = CPUS) -> Callable[[], object]:
+    """A call that drives everything else out of the caches, on all compute threads.
+
+    It reads and writes twice as much as all last-level caches hold, or 256 MiB where the kernel
+    does not tell their sizes. Each thread streams its part, so that its own caches go too.
+    """
+    size = TIMES_THE_CACHES * last_level_bytes(cpus) or WITHOUT_KNOWN_CACHES
+    buffer = torch.zeros(size // 4)
+    return lambda: buffer.add_(1.0)
+
+
+def measure(
+    run: Callable[[], object], log: Path, *, repeats: int, flush: Callable[[], object] | None
+) -> Runs:
+    """Run hot, then cold if there is a `flush`, and let oneDNN write each run into `log`.
+
+    Each run is a step of the log, counted from 0, so that a reader tells them apart.
+    """
+    for _ in range(WARM_UP):
+        run()
+    with (
+        log.open("ab", buffering=0) as file,
+        redirected(OUTPUT, file.fileno()),
+        mkldnn.verbose(mkldnn.VERBOSE_ON),
+    ):
+        hot = repeat(run, first=0, repeats=repeats, before=None)
+        cold = repeat(run, first=hot, repeats=repeats, before=flush) if flush else 0
+    return Runs(hot, cold)
+
+
+def repeat(
+    run: Callable[[], object], *, first: int, repeats: int, before: Callable[[], object] | None
+) -> int:
+    """Run, marked as steps from `first` on, until there are enough or time is up; how often."""
+    end = time.monotonic() + SECONDS
+    done = 0
+    while done < max(repeats, LEAST_RUNS) and (done < LEAST_RUNS or time.monotonic() < end):
+        if before is not None:
+            before()
+        mark(first + done, is_begin=True)
+        run()
+        mark(first + done, is_begin=False)
+        done += 1
+    return done
+
+
+def mark(step: int, *, is_begin: bool) -> None:
+    """Write a mark where oneDNN writes; it flushes each of its lines."""
+    os.write(OUTPUT, mark_line(Mark(time.time() * 1000, is_begin, step, None)).encode())

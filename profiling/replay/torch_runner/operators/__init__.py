@@ -1,1 +1,0 @@
-"""For each kind of primitive, the call of torch that reaches it. Loads torch: for the worker."""

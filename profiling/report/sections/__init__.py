@@ -1,1 +1,0 @@
-"""The chapters of the page: each from the material to plain blocks."""

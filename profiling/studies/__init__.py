@@ -1,0 +1,1 @@
+"""Studies that run whole trainings: scaling, the planner, compute groups."""

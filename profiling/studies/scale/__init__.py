@@ -1,0 +1,1 @@
+"""`python -m launch scale`: throughput of training by ranks and threads."""

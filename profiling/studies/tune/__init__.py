@@ -1,0 +1,1 @@
+"""`python -m launch tune`: the hosts, ranks, threads and batches that reach a target soonest."""

@@ -1,0 +1,315 @@
+"""The chart of one step in time: what runs when, and a closer look where it changes most.
+
+TODO-DOC The closer look of a timeline: calls within calls, where most spans begin.
+
+TODO-DOC The chart of the operators that cost most outside oneDNN.
+
+TODO-DOC The chart of a step's time: phases, and what each is spent in.
+
+TODO-DOC Colours of the pictures of a trace.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from common.charts import new_figure
+from common.console import significant
+from profiling.trace.analysis import Analysis, clipped
+from profiling.trace.operators import CATEGORIES, Category
+from profiling.trace.report import Costly, module_text, times_of
+from profiling.trace.steps import EVALUATE, UNMARKED, Cell
+from profiling.trace.trace import Trace, stretches
+
+SLIVERS = 1000
+"""Of the step; each about as wide as a dot of the picture."""
+
+
+def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> Figure:
+    """The step of median duration: phases, a lane for each thread, changes, and a closer look."""
+    cells = median_step(analysis)
+    window = Window(cells[0].start, cells[-1].end)
+    threads = analysis.steps.training_threads
+    figure = new_figure(14, 5.6 + 1.0 * len(threads))
+    heights = [0.25, *(1.0 for _ in threads), 0.7, 2.6]
+    axes = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
+    draw_phases(axes[0], cells, window)
+    for place, thread in enumerate(threads):
+        draw_lane(axes[1 + place], trace, analysis, cells, thread=thread)
+        axes[1 + place].set_ylabel("backward\nthread" if place else "main\nthread")
+        axes[1 + place].sharex(axes[0])
+    starts = [trace.operators.start[one] for one in analysis.working]
+    starts = [start for start in starts if window.start <= start < window.end]
+    draw_density(axes[-2], starts, window)
+    axes[-2].sharex(axes[0])
+    for one in axes[:-2]:
+        one.tick_params(bottom=False, labelbottom=False)
+    axes[0].set_xlim(0, (window.end - window.start) / 1e6)
+    sliver = (window.end - window.start) / SLIVERS / 1e6
+    axes[-2].set_xlabel(
+        "milliseconds since the step began; the height of a colour is its share of each "
+        f"{sliver:.2g} ms"
+    )
+    closer = busiest(starts, window)
+    for one in axes[1:-2]:
+        mark_closer(one, closer, window)
+    draw_closer(axes[-1], trace, analysis, closer, window)
+    add_legend(figure, analysis)
+    figure.suptitle(title)
+    return figure
+
+
+def median_step(analysis: Analysis) -> list[Cell]:
+    """The cells of the step of median duration."""
+    durations = sorted(analysis.steps.durations.items(), key=lambda item: item[1])
+    number = durations[(len(durations) - 1) // 2][0]
+    return [cell for cell in analysis.steps.cells if cell.step == number]
+
+
+class Window(NamedTuple):
+    """A piece of time. [ns]"""
+
+    start: int
+    end: int
+
+
+def draw_phases(axes: Axes, cells: Sequence[Cell], window: Window) -> None:
+    """A strip with the names of phases."""
+    whole = window.end - window.start
+    marked = (cell for cell in cells if cell.phase != UNMARKED)
+    for place, cell in enumerate(marked):
+        left, width = (cell.start - window.start) / 1e6, (cell.end - cell.start) / 1e6
+        axes.barh(0, width, left=left, color=PHASES[place % len(PHASES)], height=1.0)
+        if cell.end - cell.start > 0.006 * whole * len(cell.phase):
+            axes.text(left + width / 2, 0, cell.phase, color="white", ha="center", va="center",
+                      fontsize=9)  # fmt: skip
+    axes.set_ylim(-0.5, 0.5)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def draw_lane(
+    axes: Axes, trace: Trace, analysis: Analysis, cells: Sequence[Cell], *, thread: int
+) -> None:
+    """Cut the step into slivers; the height of a colour is its share of the sliver."""
+    start, end = cells[0].start, cells[-1].end
+    edges = np.linspace(0, end - start, SLIVERS + 1)
+    shares = np.zeros((len(CATEGORIES), SLIVERS))
+    lane = stretches(trace.operators, trace.by_thread.get(thread, ()))
+    for (begin, over, span), _ in clipped(lane, cells):
+        first = min(SLIVERS - 1, int((begin - start) * SLIVERS / (end - start)))
+        last = min(SLIVERS - 1, int((over - start) * SLIVERS / (end - start)))
+        inside = slice(first, last + 1)
+        width = np.minimum(edges[first + 1 : last + 2], over - start) - np.maximum(
+            edges[inside], begin - start
+        )
+        shares[analysis.origins.category[span], inside] += np.maximum(width, 0.0)
+    shares /= edges[1]
+    axes.set_facecolor(GAPS)
+    below = np.zeros(SLIVERS)
+    for place, category in enumerate(CATEGORIES):
+        above = below + shares[place]
+        if shares[place].any():
+            axes.stairs(above, edges / 1e6, baseline=below, fill=True, color=COLOURS[category],
+                        linewidth=0)  # fmt: skip
+        below = above
+    axes.set_ylim(0, 1)
+    axes.set_yticks([])
+
+
+def draw_density(axes: Axes, starts: Sequence[int], window: Window) -> None:
+    """How many working spans begin in each millisecond."""
+    whole = (window.end - window.start) / 1e6
+    counts, edges = np.histogram(
+        [(start - window.start) / 1e6 for start in starts], bins=250, range=(0, whole)
+    )
+    axes.stairs(counts / (edges[1] - edges[0]), edges, fill=True, color="#495057")
+    axes.set_ylabel("working\nspans\na ms")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def mark_closer(axes: Axes, closer: Window, window: Window) -> None:
+    """Where in the step the closer look is."""
+    left, right = ((edge - window.start) / 1e6 for edge in closer)
+    axes.axvspan(left, right, facecolor="none", edgecolor="black", linewidth=1.5, clip_on=False)
+
+
+def add_legend(figure: Figure, analysis: Analysis) -> None:
+    """Colours of what is there."""
+    names = [one.value for one in analysis.categories] + ["gaps: no operator runs"]
+    colours = [COLOURS[one] for one in analysis.categories] + [GAPS]
+    handles = [Patch(color=colour) for colour in colours]
+    figure.legend(handles, names, loc="outside lower center", ncol=len(names), frameon=False)
+
+
+CLOSER = 300
+"""The closer look shows so small a part of the step."""
+MOST_SPANS = 60
+"""That the closer look has; if there are more, it is closer still."""
+DEEPEST = 9
+"""Levels of calls that the closer look shows."""
+LABELLED = 0.006, 0.04
+"""Shares of the closer look's width from which a span has its name in it, upright and lying."""
+SEPARATED = 0.003
+"""Share of its width from which a span is set off from its neighbours."""
+LETTERS = 150
+"""Of a name that spans the whole width."""
+UPRIGHT_LETTERS = 12
+
+
+def busiest(starts: Sequence[int], window: Window) -> Window:
+    """The part of a step in which most working spans begin, short enough to see each."""
+    length = max(1, (window.end - window.start) // CLOSER)
+    begin, count = densest(starts, length)
+    while count > MOST_SPANS and length > 2:
+        length //= 2
+        begin, count = densest(starts, length)
+    begin = begin if count else window.start
+    return Window(begin - length // 50, begin - length // 50 + length)
+
+
+def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
+    """Where most of the starts fit into a length, and how many those are."""
+    best, most, first = 0, 0, 0
+    for place, start in enumerate(starts):
+        while starts[first] <= start - length:
+            first += 1
+        if place - first + 1 > most:
+            best, most = starts[first], place - first + 1
+    return best, most
+
+
+def draw_closer(
+    axes: Axes, trace: Trace, analysis: Analysis, closer: Window, window: Window
+) -> None:
+    """Spans of the main thread one below the other, as they call each other."""
+    spans, origins = trace.operators, analysis.origins
+    depth: dict[int, int] = {}
+    whole = closer.end - closer.start
+    axes.barh(0, whole / 1e6, left=(closer.start - window.start) / 1e6, height=0.9, color=GAPS)
+    for span in trace.by_thread.get(analysis.steps.main_thread, ()):
+        if spans.end[span] < closer.start or spans.start[span] >= closer.end:
+            continue
+        depth[span] = depth.get(origins.around[span], -1) + 1
+        if depth[span] >= DEEPEST:
+            continue
+        begin = max(spans.start[span], closer.start)
+        width = min(spans.end[span], closer.end) - begin
+        left = (begin - window.start) / 1e6
+        axes.barh(depth[span], width / 1e6, left=left, height=0.9, edgecolor="white",
+                  linewidth=0.5 if width > SEPARATED * whole else 0,
+                  color=COLOURS[CATEGORIES[origins.category[span]]])  # fmt: skip
+        name = spans.name_of(span).removeprefix(EVALUATE).removeprefix("aten::")
+        label(axes, name, left=left, depth=depth[span], width=width / 1e6, share=width / whole)
+    axes.set_xlim(*((edge - window.start) / 1e6 for edge in closer))
+    axes.set_ylim(min(DEEPEST, max(depth.values(), default=0) + 1) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_ylabel("closer:\ncalls within\ncalls")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.ticklabel_format(useOffset=False)
+    axes.set_xlabel(f"milliseconds; the {whole / 1e6:.3g} ms framed above, where most spans begin")
+
+
+def label(axes: Axes, name: str, *, left: float, depth: int, width: float, share: float) -> None:
+    """As much of a span's name as fits in it: lying, upright, or nothing."""
+    upright, lying = LABELLED
+    if share >= lying:
+        axes.text(left, depth, f" {name[: int(LETTERS * share)]}", va="center", fontsize=7,
+                  color="white", clip_on=True)  # fmt: skip
+    elif share >= upright:
+        axes.text(left + width / 2, depth, name[:UPRIGHT_LETTERS], rotation=90, ha="center",
+                  va="center", fontsize=6, color="white", clip_on=True)  # fmt: skip
+
+
+LONGEST_NAME = 52
+
+
+def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: bool) -> Figure:
+    """A bar for each operator and phase, with its calls and the module that costs most."""
+    figure = new_figure(12, 1.7 + 0.36 * max(1, len(costly)))
+    axes = figure.subplots()
+    for place, one in enumerate(costly):
+        axes.barh(place, one.self_ms, color=COLOURS[Category(one.category)], height=0.7)
+        module = f", {module_text(one)}" if modules_are_known else ""
+        calls = f"{significant(one.calls)} calls"
+        text = f"  {significant(one.self_ms)} ms, {one.share:.1%}, {calls}{module}"
+        axes.text(one.self_ms, place, text, va="center", fontsize=8)
+    names = [f"{shortened(one.operator)}  [{one.phase}]" for one in costly]
+    axes.set_yticks(range(len(costly)), names, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 2.0 * max((one.self_ms for one in costly), default=1.0))
+    axes.set_xlabel(
+        "milliseconds of self time; share of the wall time"
+        + (", the costliest module with its part, + how many others" if modules_are_known else "")
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    for category in dict.fromkeys(Category(one.category) for one in costly):
+        axes.bar(0, 0, color=COLOURS[category], label=category.value)
+    if costly:
+        axes.legend(loc="lower right", frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
+def shortened(name: str) -> str:
+    """What fits beside a bar."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+SMALLEST_LABELLED = 0.045
+"""Share of the longest bar from which a piece has its milliseconds in it."""
+
+
+def draw_split(analysis: Analysis, *, title: str) -> Figure:
+    """A bar for each phase, in pieces by category; lengths are milliseconds a step."""
+    phases = analysis.steps.phases
+    times = [times_of(analysis, phase) for phase in phases]
+    longest = max(wall for wall, *_ in times)
+    figure = new_figure(10, 1.9 + 0.55 * len(phases))
+    axes = figure.subplots()
+    names = [one.value for one in analysis.categories] + ["gaps: no operator runs"]
+    colours = [COLOURS[one] for one in analysis.categories] + [GAPS]
+    for place, (wall, *parts) in enumerate(times):
+        draw_bar(axes, place, parts, colours, longest=longest)
+        share = wall / sum(of_phase for of_phase, *_ in times)
+        axes.text(wall, place, f"  {significant(wall)} ms, {share:.1%}", va="center", fontsize=9)
+    axes.set_yticks(range(len(phases)), phases)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.2 * longest)
+    axes.set_xlabel(f"milliseconds {'a step' if analysis.steps.are_marked else 'in all'}")
+    axes.spines[["top", "right"]].set_visible(False)
+    for name, colour in zip(names, colours, strict=True):
+        axes.bar(0, 0, color=colour, label=name)
+    figure.legend(loc="outside lower center", ncol=len(names), frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
+def draw_bar(
+    axes: Axes, place: int, parts: list[float], colours: list[str], *, longest: float
+) -> None:
+    """The pieces of one phase, one after the other."""
+    start = 0.0
+    for part, colour in zip(parts, colours, strict=True):
+        axes.barh(place, part, left=start, color=colour, height=0.7)
+        if part >= SMALLEST_LABELLED * longest:
+            ink = "black" if colour == GAPS else "white"
+            axes.text(start + part / 2, place, f"{part:,.0f}", ha="center", va="center",
+                      color=ink, fontsize=9)  # fmt: skip
+        start += part
+
+
+COLOURS = {
+    Category.ONEDNN: "#3c8ddc",
+    Category.OURS: "#2f9e44",
+    Category.PRODUCTS: "#9c36b5",
+    Category.COMMUNICATION: "#e6194b",
+    Category.OTHER: "#f08c00",
+}
+GAPS = "#dee2e6"
+PHASES = ("#343a40", "#868e96")
+"""Neighbours differ."""

@@ -1,0 +1,287 @@
+"""Where each operator comes from: the module that called it, and what its own time is.
+
+TODO-DOC How fragmented a trace is: which spans work, and which are short.
+
+TODO-DOC What an operator's own time is spent in, by its name.
+"""
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from profiling.trace.steps import EVALUATE
+from profiling.trace.trace import (
+    NO_SEQUENCE,
+    Annotation,
+    ByThread,
+    Spans,
+    Trace,
+    parents,
+    stretches,
+)
+
+MODULE_MARK = "module: "
+ACCUMULATE = f"{EVALUATE}torch::autograd::AccumulateGrad"
+UNKNOWN = ""
+"""The module of an operator that none called, or that is not told."""
+
+
+@dataclass
+class Origins:
+    """A row for each operator of a trace."""
+
+    module: "array[int]"
+    """A place in `module_names`."""
+    category: "array[int]"
+    """A place in `CATEGORIES`."""
+    around: "array[int]"
+    """The operator that called it, or -1."""
+    module_names: list[str]
+
+
+class _Node:
+    """A node of the graph that autograd runs: what its operators inherit."""
+
+    def __init__(self, start: int, module: int, *, is_elsewhere: bool) -> None:
+        self.start = start
+        self.module = module
+        self.is_elsewhere = is_elsewhere
+
+
+def find_origins(trace: Trace, *, main_thread: int) -> Origins:
+    """Follow annotations forward, and autograd's sequence numbers back.
+
+    An operator's module is the innermost around it, by `module: NAME` annotations, else by torch's
+    own spans of modules, whose names are joined: `Sequential_0.Conv2d_1`. An operator of the
+    backward pass has the module of the forward operator that made its node: that of the same
+    sequence number, and of several the last to begin. Nodes that store gradients have no number;
+    they get the module of the node before them.
+    """
+    return _Follower(trace, main_thread).follow()
+
+
+class _Follower:
+    """Goes through the threads, the main one first, since forward comes before backward."""
+
+    def __init__(self, trace: Trace, main_thread: int) -> None:
+        self._trace = trace
+        self._main = main_thread
+        zeros = bytes(8 * len(trace.operators))
+        self._found = Origins(array("q", zeros), array("q", zeros), array("q", zeros), [UNKNOWN])
+        self._places = {UNKNOWN: 0}
+        self._categories = [CATEGORIES.index(category_of(one)) for one in trace.operators.names]
+        self._made_by: dict[tuple[int, int], int] = {}
+        """From thread and sequence number to the forward operator."""
+        self._elsewhere: set[tuple[int, int]] = set()
+        """Nodes whose forward convolution was not oneDNN's."""
+
+    def follow(self) -> Origins:
+        marks = [
+            one._replace(text=one.text.removeprefix(MODULE_MARK))
+            for one in self._trace.annotations
+            if one.text.startswith(MODULE_MARK)
+        ]
+        modules = marks or list(paths(self._trace.modules))
+        for thread in sorted(self._trace.by_thread, key=lambda thread: thread != self._main):
+            here = [one for one in modules if one.thread == thread]
+            self._follow_thread(self._trace.by_thread[thread], here)
+        return self._found
+
+    def _follow_thread(self, ordered: Sequence[int], modules: Sequence[Annotation]) -> None:
+        spans, found = self._trace.operators, self._found
+        nodes: dict[int, _Node] = {}
+        last: _Node | None = None
+        waiting, around = iter(modules), list[Annotation]()
+        coming = next(waiting, None)
+        for span, parent in parents(spans, ordered):
+            start, name = spans.start[span], spans.name_of(span)
+            while coming and coming.start <= start:
+                around.append(coming)
+                coming = next(waiting, None)
+            while around and around[-1].end <= start:
+                around.pop()
+            found.around[span] = parent
+            node = nodes.get(parent)
+            if name.startswith(EVALUATE):
+                node = last = self._node(span, last)
+            if node:
+                nodes[span] = node
+            is_inside = bool(around) and (node is None or around[-1].start >= node.start)
+            module = self._place(around[-1].text) if is_inside else node.module if node else 0
+            found.module[span] = module
+            self._note_category(span, name, node)
+            if spans.sequence[span] != NO_SEQUENCE and not spans.is_backward[span]:
+                key = spans.thread[span], spans.sequence[span]
+                self._made_by[key] = span
+
+    def _node(self, span: int, before: _Node | None) -> _Node:
+        spans = self._trace.operators
+        start, sequence = spans.start[span], spans.sequence[span]
+        if sequence == NO_SEQUENCE:
+            is_store = spans.name_of(span) == ACCUMULATE
+            module = before.module if before and is_store else 0
+            return _Node(start, module, is_elsewhere=False)
+        key = self._forward_thread(span), sequence
+        maker = self._made_by.get(key)
+        module = 0 if maker is None else self._found.module[maker]
+        return _Node(start, module, is_elsewhere=key in self._elsewhere)
+
+    def _forward_thread(self, span: int) -> int:
+        spans = self._trace.operators
+        place = spans.thread[span], spans.start[span]
+        return self._trace.forward_threads.get(place, self._main)
+
+    def _note_category(self, span: int, name: str, node: _Node | None) -> None:
+        spans, found = self._trace.operators, self._found
+        found.category[span] = self._categories[spans.name[span]]
+        if name == CONVOLUTION_BACKWARD and node and node.is_elsewhere:
+            found.category[span] = CATEGORIES.index(Category.OTHER)
+        elif ELSEWHERE.match(name):
+            one = span
+            while one >= 0:
+                self._elsewhere.add((spans.thread[one], spans.sequence[one]))
+                one = found.around[one]
+
+    def _place(self, module: str) -> int:
+        place = self._places.setdefault(module, len(self._found.module_names))
+        if place == len(self._found.module_names):
+            self._found.module_names.append(module)
+        return place
+
+
+def paths(modules: Iterable[Annotation]) -> Iterator[Annotation]:
+    """Modules by begin, each with the names of those around it before its own."""
+    around: dict[int, list[Annotation]] = {}
+    for one in modules:
+        outer = around.setdefault(one.thread, [])
+        while outer and outer[-1].end <= one.start:
+            outer.pop()
+        path = f"{outer[-1].text}.{one.text}" if outer else one.text
+        outer.append(one._replace(text=path))
+        yield outer[-1]
+
+
+SHORT_NS = 100_000
+"""Spans below 0.1 ms are short: calling an operator takes some 0.01 to 0.05 ms of them."""
+
+
+class Piece(IntEnum):
+    """Of what length the pieces are into which operator time falls.
+
+    A piece is a span that works, with all that it calls, or the time between two calls of a span
+    that mostly calls others.
+    """
+
+    CALLING = 0
+    """Between calls, less than 0.1 ms."""
+    SHORT = 1
+    """Work of less than 0.1 ms."""
+    LONG = 2
+    """Either, of 0.1 ms or longer."""
+
+
+def own_times(spans: Spans, by_thread: ByThread) -> "array[int]":
+    """Of each span the time in which none of its children runs. [ns]"""
+    own = array("q", bytes(8 * len(spans)))
+    for ordered in by_thread.values():
+        for start, end, span in stretches(spans, ordered):
+            own[span] += end - start
+    return own
+
+
+def working_spans(
+    spans: Spans, by_thread: ByThread, *, around: Sequence[int], own: Sequence[int]
+) -> tuple["array[int]", bytes]:
+    """Find the spans that work, and tell for each span what it is.
+
+    A span works if at least half of its duration is its own, and it lies in no other that does: a
+    convolution works, and the allocations inside are parts of its work; `aten::conv2d` around it
+    only calls.
+
+    Args:
+        spans: The operators.
+        by_thread: In order, see `Spans.by_thread`.
+        around: Of each span the one that called it, or -1.
+        own: Of each span its own time. [ns]
+
+    Returns:
+        The places of working spans, and of each span the kind of piece it is in; `CALLING` stands
+        for all that only call, however long.
+    """
+    pieces = bytearray(len(spans))
+    works = array("q")
+    for ordered in by_thread.values():
+        for span in ordered:
+            parent = around[span]
+            if parent >= 0 and pieces[parent] != Piece.CALLING:
+                pieces[span] = pieces[parent]
+                continue
+            duration = spans.end[span] - spans.start[span]
+            if 2 * own[span] >= duration:
+                pieces[span] = Piece.SHORT if duration < SHORT_NS else Piece.LONG
+                works.append(span)
+    return works, bytes(pieces)
+
+
+CONVOLUTION_BACKWARD = "aten::convolution_backward"
+"""Calls oneDNN without an operator of its own in between, in torch 2."""
+
+ONEDNN = re.compile(
+    r"""
+    (aten::|mkldnn::|mkldnn_prepacked::)_*mkldnn_ |  # convolution, linear, pooling, reorders, rnn
+    aten::to_mkldnn | mkldnn::_ |                    # and torch.compile's: _convolution_pointwise …
+    onednn::q |                                      # quantized, torch.compile's
+    aten::convolution_backward(_overrideable)?$ |
+    torch_ipex::(convolution_(forward_impl|backward)|conv_transpose|ipex_linear|linear_backward)|
+    torch_ipex::lstm | ipex::qlinear | ipex_prepack::(convolution|linear|deconv) |
+    LlgaFusionGroup | llga::                         # oneDNN graph
+    """,
+    re.VERBOSE,
+)
+PRODUCTS = re.compile(
+    r"""aten::(addmm_?|_addmm_activation|mm|bmm|baddbmm_?|addbmm_?|mv|addmv_?|dot|vdot|linear|
+    matmul|_scaled_mm|_int_mm)$ | mkl::_ | torch_ipex::(ipex_MKLSGEMM|mkl_sgemm|bmm_|matmul)""",
+    re.VERBOSE,
+)
+OURS = re.compile(
+    r"""_(Winograd|Tile)?Convolution(Backward)?$ |        # of retinanet/engine: convolutions,
+    _BatchNorm(Backward)?$ |                              # norms that train,
+    _AddRelu$ | _BranchesBackward$ |                      # sums and masks
+    (OnePassAdam|Lamb)\.step$ |                           # retinanet/engine/optimizers.py, lamb.py
+    retinanet:: | GeneratedBackwardFor_retinanet_         # retinanet/loss/focal_kernel.py
+    """,
+    re.VERBOSE,
+)
+COMMUNICATION = re.compile(r"c10d::|gloo:|mpi:|ccl:|oneccl|nccl:|ucc:|record_param_comms")
+ELSEWHERE = re.compile(
+    r"aten::(_?slow_conv|slow_conv_dilated|thnn_conv|_conv_depthwise|_nnpack|xnnpack|cudnn_conv)"
+)
+"""Convolutions that oneDNN has no part in: float64, or where it is switched off."""
+
+
+class Category(StrEnum):
+    """Where time goes. In the order in which tables and pictures have them."""
+
+    ONEDNN = "oneDNN"
+    OURS = "our kernels"
+    PRODUCTS = "matrix products"
+    COMMUNICATION = "communication"
+    OTHER = "other operators"
+
+
+CATEGORIES = tuple(Category)
+
+
+def category_of(name: str) -> Category:
+    """The category of an operator's own time, by its name alone."""
+    for pattern, category in (
+        (ONEDNN, Category.ONEDNN),
+        (OURS, Category.OURS),
+        (PRODUCTS, Category.PRODUCTS),
+        (COMMUNICATION, Category.COMMUNICATION),
+    ):
+        if pattern.match(name):
+            return category
+    return Category.OTHER

@@ -1,0 +1,247 @@
+"""How often a run writes a checkpoint: `30min`, `500 steps`, `epoch`.
+
+TODO-DOC A window of a run's steps, as a configuration gives it: `20-22`, or `20`.
+
+TODO-DOC The libraries that can compute COCO's metric; the numbers are the same.
+
+TODO-DOC How many images each rank takes of a batch: all as many, as told, or in proportion to speed.
+
+`training.batch_size` is their mean, however they are split: the images of a step, the learning rate
+and the steps of an epoch are the same.
+
+TODO-DOC How much momentum an optimizer has of its own where compute groups add some by themselves.
+
+Gradients that are applied late pull on in the direction of earlier steps, which is what momentum
+does. With g groups of one speed this implicit momentum is 1 − 1/g (Mitliagkas et al. 2016,
+"Asynchrony begets Momentum, with an Application to Deep Learning", arXiv 1605.09774, theorem 3).
+Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4) lowers the explicit one accordingly.
+
+TODO-DOC Which ranks are one compute group (`distributed.groups`).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Literal, get_args
+
+from pydantic_core import PydanticCustomError
+
+from common.errors import InputError
+from launch.topology import format_cpu_list
+
+INTERVAL = re.compile(r"(?:([1-9][0-9]{0,8}) ?)?(s|min|h|steps?|epochs?)")
+SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """So many of a unit."""
+
+    count: int
+    unit: Literal["seconds", "steps", "epochs"]
+
+
+def is_interval(text: str) -> bool:
+    """Whether `interval_of` reads it."""
+    match = INTERVAL.fullmatch(text)
+    return match is not None and (match[1] is not None or match[2] == "epoch")
+
+
+def interval_of(text: str) -> Interval:
+    """The interval that a text means of which `is_interval` is true."""
+    match = INTERVAL.fullmatch(text)
+    assert match is not None
+    count, unit = int(match[1] or 1), match[2]
+    if unit in SECONDS:
+        return Interval(count * SECONDS[unit], "seconds")
+    return Interval(count, "steps" if unit.startswith("step") else "epochs")
+
+
+STEP_WINDOW = re.compile(r"([1-9][0-9]{0,11})(?:-([1-9][0-9]{0,11}))?")
+MOST_STEPS = 10_000
+"""Of a window: a step's records take about a megabyte."""
+
+
+def is_window(text: str) -> bool:
+    """Whether it is 1 to `MOST_STEPS` steps, counted from 1, and the last not before the first."""
+    return bool(STEP_WINDOW.fullmatch(text)) and 0 < len(window_of(text)) <= MOST_STEPS
+
+
+def window_of(text: str | None) -> range:
+    """The steps of a window that `is_window`; none at all for None."""
+    if text is None:
+        return range(0)
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+MetricLibrary = Literal["faster-coco-eval", "pycocotools"]
+METRIC_LIBRARIES: tuple[MetricLibrary, ...] = get_args(MetricLibrary)
+DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
+
+BatchSplit = Literal["even", "speed"] | tuple[int, ...]
+"""What `distributed.batch_split` may be."""
+MOST_IMAGES = 10**6
+"""Of a rank in a batch. What fits a host's memory is checked before a run."""
+
+
+def require_split(value: object) -> object:
+    """Refuse what is neither a word for a split nor the images of each rank."""
+    if isinstance(value, str) and value in ("even", "speed"):
+        return value
+    counts = tuple(value) if isinstance(value, list | tuple) else ()
+    if counts and all(type(one) is int and 1 <= one <= MOST_IMAGES for one in counts):
+        return counts
+    advice = "input should be even, speed, or the images of each rank, such as [3, 1]"
+    raise PydanticCustomError("batch_split", advice)
+
+
+def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[int, ...]:
+    """Images of each rank in a batch; even where `speed` is still to be measured.
+
+    Args:
+        split: As in the configuration.
+        batch_size: Images of a rank, on average.
+        ranks: How many there are.
+
+    Raises:
+        InputError: A list is not of these ranks, or not of this batch.
+    """
+    if isinstance(split, str):
+        return (batch_size,) * ranks
+    total = ranks * batch_size
+    if len(split) != ranks or sum(split) != total:
+        numbers = "1 number" if ranks == 1 else f"{ranks} numbers"
+        raise InputError(
+            f"distributed.batch_split: expected {numbers} with the sum {total} (ranks × "
+            f"training.batch_size={batch_size}), even or speed, found {list(split)}"
+        )
+    return split
+
+
+def split_by_speed(
+    speeds: Sequence[float], *, images: int, most: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The images of each rank with which the slowest rank is done soonest.
+
+    A rank's time is taken to be proportional to its images. Each has one; every further image goes
+    where it would be done first, so that no other split ends earlier.
+
+    Args:
+        speeds: Of each rank, above 0. [images/s]
+        images: Of all ranks together, one each at least.
+        most: Of each rank, what its memory holds, together `images` at least; none: all of them.
+    """
+    limits = most or [images] * len(speeds)
+    assert min(speeds) > 0 and len(speeds) <= images <= sum(limits) and min(limits) > 0
+    split = [1] * len(speeds)
+    next_done = [(2 / speed, rank) for rank, speed in enumerate(speeds) if limits[rank] > 1]
+    heapify(next_done)
+    for _ in range(images - len(speeds)):
+        _, rank = heappop(next_done)
+        split[rank] += 1
+        if split[rank] < limits[rank]:
+            heappush(next_done, ((split[rank] + 1) / speeds[rank], rank))
+    return tuple(split)
+
+
+def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
+    """Images of the rank that has most, as far as a configuration says."""
+    return batch_size if isinstance(split, str) else max(split)
+
+
+def described_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
+    """Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
+
+    Args:
+        images: Of each rank in a batch.
+        speeds: Of each rank, where they were measured. [images/s]
+    """
+    ranks_of = {count: [r for r, one in enumerate(images) if one == count] for count in images}
+    parts = [
+        f"{count} on rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
+        for count, ranks in ranks_of.items()
+    ]
+    unit = "image" if images[0] == 1 else "images"
+    words = ", ".join(parts).replace(" on", f" {unit} on", 1)
+    if not speeds:
+        return words
+    measured = (range_of([speeds[rank] for rank in ranks]) for ranks in ranks_of.values())
+    return f"{words}, by measured speed {' and '.join(measured)} images/s"
+
+
+def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
+    """What a configuration says of so many ranks, in words; empty where all have as many.
+
+    Raises:
+        InputError: A list is not of these ranks, or not of this batch.
+    """
+    images = split_at_start(split, batch_size=batch_size, ranks=ranks)
+    if split == "speed" and ranks > 1 and batch_size > 1:
+        return f"{sum(images)} images, split by the speed of each rank as measured at the start"
+    return described_split(images) if len(set(images)) > 1 else ""
+
+
+def range_of(speeds: Sequence[float]) -> str:
+    """`2.10`, or `0.68–0.71`."""
+    lowest, highest = f"{min(speeds):.2f}", f"{max(speeds):.2f}"
+    return lowest if lowest == highest else f"{lowest}–{highest}"
+
+
+DEFAULT_BETA1 = 0.9
+"""Adam's and LAMB's without groups, as MLPerf has it."""
+
+
+def implicit_momentum(groups: int) -> float:
+    """What so many groups add by not waiting for one another."""
+    return 1 - 1 / groups
+
+
+def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
+    """What is left for the optimizer's own; 0 where the groups bring more than `total`."""
+    return max(0.0, round(total - implicit_momentum(groups), 6))
+
+
+def beta1_of(told: float | Literal["auto"], *, groups: int) -> float:
+    """What `training.beta1` comes to with so many groups."""
+    return explicit_momentum(groups) if told == "auto" else told
+
+
+def ranks_of_groups(ranks: int, groups: int) -> list[tuple[int, ...]]:
+    """Neighbours make a group: of 8 ranks, 0-3 and 4-7. `groups` divides `ranks`."""
+    size = ranks // groups
+    return [tuple(range(first, first + size)) for first in range(0, ranks, size)]
+
+
+def group_of_rank(rank: int, *, ranks: int, groups: int) -> int:
+    """The number of a rank's compute group."""
+    return rank // (ranks // groups)
+
+
+def require_groups(groups: int, *, ranks: int) -> None:
+    """Refuse groups that are not of equal size.
+
+    Raises:
+        InputError: `groups` does not divide the ranks.
+    """
+    if ranks % groups == 0:
+        return
+    fitting = [str(one) for one in range(1, ranks + 1) if ranks % one == 0]
+    words = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
+    there = "there is 1 rank" if ranks == 1 else f"there are {ranks} ranks"
+    raise InputError(
+        f"distributed.groups: {groups} groups cannot be of equal size: {there}; use {words}"
+    )
+
+
+def planned_groups(groups: int, *, ranks: int) -> str:
+    """What a configuration says of so many ranks, in words; empty where there is one group.
+
+    Raises:
+        InputError: `groups` does not divide the ranks.
+    """
+    require_groups(groups, ranks=ranks)
+    size = ranks // groups
+    of = "1 rank" if size == 1 else f"{size} ranks"
+    return f"{groups} of {of}, none waits for another" if groups > 1 else ""

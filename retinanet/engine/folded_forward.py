@@ -1,0 +1,254 @@
+"""A RetinaNet's forward pass, arranged for speed: the same numbers, other operators.
+
+TODO-DOC The running statistics of norms that train: a forward pass changes them, a step may not count.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.resnet import Bottleneck
+from torchvision.ops import FrozenBatchNorm2d
+
+from retinanet.engine.batch_norm import batch_norm
+from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
+from retinanet.engine.masked_sum import branches
+from retinanet.engine.tile_convolution import has_tiles
+from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
+from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
+
+Norm: TypeAlias = FrozenBatchNorm2d | nn.BatchNorm2d
+
+Around: TypeAlias = Callable[[nn.Module], AbstractContextManager[object]]
+"""What surrounds a module's arithmetic, such as a mark in a trace."""
+
+NOTHING = nullcontext()
+
+
+def nothing_around(module: nn.Module) -> AbstractContextManager[object]:
+    """Leave the module's arithmetic as it is."""
+    return NOTHING
+
+
+class FoldedForward:
+    """`FoldedForward(model, …)(images)` is `model(images)`, faster, with equal gradients.
+
+    Constant norms and ReLUs are folded into their convolutions, residual sums overwrite one of
+    their terms, and weights are cast once a step. What belongs to frozen layers is folded and cast
+    only once. The model keeps its parameters, and may be trained, loaded into and saved in between.
+    """
+
+    def __init__(self, model: RetinaNet, *, precision: str, convolutions: str = "auto") -> None:
+        """Look once at what the machine can do.
+
+        Args:
+            precision: "bf16" or "float32", that of convolutions and activations.
+            convolutions: "onednn" for all, "winograd" for the 3×3 ones of heads and pyramid in
+                BF16, or "auto": see `choose_winograd`; AMX's own kernels where there is AMX.
+
+        Raises:
+            InputError: `winograd` is asked for, and this machine cannot.
+        """
+        self._model = model
+        self._precision = precision
+        self.has_winograd = precision == "bf16" and choose_winograd(convolutions)
+        self._own = convolutions != "onednn"
+        self.around: Around = nothing_around
+        """May be changed between two calls. No module's hook, as few modules are called."""
+        self._frozen: dict[nn.Conv2d, _FrozenConvolution] = {}
+
+    @property
+    def own_kernels(self) -> str | None:
+        """Which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
+        has_amx = self._own and self._precision == "bf16" and has_tiles()
+        names = ["winograd"] * self.has_winograd + ["tiles"] * has_amx
+        return ", ".join(names) or None
+
+    def __call__(self, images: Tensor) -> HeadOutputs:
+        """`images`: [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
+        if self._precision == "bf16":
+            images = images.bfloat16()
+        backbone = self._model.backbone
+        with self.around(backbone.body):
+            maps = self._body(images)
+        with self.around(backbone.fpn):
+            levels = self._pyramid(maps)
+        with self.around(self._model.head):
+            return self._head(levels)
+
+    def _body(self, images: Tensor) -> list[Tensor]:
+        body = self._model.backbone.body
+        maps = []
+        [features] = self._normed(images, body.conv1, body.bn1, relu=True)
+        # Where pooling returns zero its inputs are, so that a mask behind it serves for both.
+        features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1)
+        for layer in (body.layer1, body.layer2, body.layer3, body.layer4):
+            for block in layer:
+                features = self._block(block, features)
+            if layer is not body.layer1:
+                features, for_pyramid = branches(features, 2)
+                maps.append(for_pyramid)
+        return maps
+
+    def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
+        """The block's result from that of the one before, whose only reader it is."""
+        with self.around(block):
+            inner, shortcut = self._normed(
+                features, block.conv1, block.bn1, relu=True, gated=True, passes=True
+            )
+            if block.downsample is not None:
+                [shortcut] = self._normed(shortcut, block.downsample[0], block.downsample[1])
+            [inner] = self._normed(inner, block.conv2, block.bn2, relu=True, gated=True)
+            [result] = self._normed(
+                inner, block.conv3, block.bn3, relu=True, gated=True, added=shortcut
+            )
+            return result
+
+    def _normed(
+        self,
+        features: Tensor,
+        module: nn.Conv2d,
+        norm: Norm,
+        *,
+        relu: bool = False,
+        gated: bool = False,
+        added: Tensor | None = None,
+        passes: bool = False,
+    ) -> list[Tensor]:
+        """Convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
+        geometry = geometry_of(module)
+        with self.around(module):
+            if not _is_constant(norm):
+                maps, *passed = convolve(
+                    [features], module.weight, None,
+                    geometry=geometry, gated=gated, passes=passes, own=self._own,
+                )  # fmt: skip
+                assert isinstance(norm, nn.BatchNorm2d)
+                return [batch_norm(maps, norm, added, relu=relu), *passed]
+            if not module.weight.requires_grad and not features.requires_grad:
+                weight, shift = self._frozen_weight(module, norm, features.dtype)
+                maps = convolution(
+                    features, weight, shift, geometry, relu=relu, added=added, own=self._own
+                )
+                return [maps, features] if passes else [maps]
+            scale, shift = constant_line(norm)
+            return convolve(
+                [features], module.weight, shift,
+                geometry=geometry, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
+                own=self._own,
+            )  # fmt: skip
+
+    def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        fpn = self._model.backbone.fpn
+        merged: list[Tensor] = []
+        for features, block in zip(reversed(maps), reversed(fpn.inner_blocks), strict=True):
+            [lateral] = self._convolve([features], block[0])
+            if merged:
+                lateral = lateral.add_(F.interpolate(merged[-1], size=lateral.shape[-2:]))
+            merged.append(lateral)
+        blocks = zip(reversed(merged), fpn.layer_blocks, strict=True)
+        levels = [self._convolve([features], block[0])[0] for features, block in blocks]
+        [p6] = self._convolve(levels[-1:], fpn.extra_blocks.p6)
+        [p7] = self._convolve([F.relu(p6)], fpn.extra_blocks.p7)
+        return [*levels, p6, p7]
+
+    def _head(self, levels: list[Tensor]) -> HeadOutputs:
+        head = self._model.head
+        classes, boxes = head.classification_head, head.regression_head
+        return HeadOutputs(
+            cls_logits=[
+                by_anchor(maps, classes.num_classes)
+                for maps in self._tower(levels, classes.conv, classes.cls_logits)
+            ],
+            bbox_regression=[
+                by_anchor(maps, 4) for maps in self._tower(levels, boxes.conv, boxes.bbox_reg)
+            ],
+            feature_sizes=[(level.shape[2], level.shape[3]) for level in levels],
+        )
+
+    def _tower(self, levels: list[Tensor], hidden: nn.Sequential, last: nn.Conv2d) -> list[Tensor]:
+        for depth, layer in enumerate(hidden):
+            module = cast(nn.Conv2d, cast(nn.Sequential, layer)[0])
+            levels = self._convolve(levels, module, relu=True, gated=depth > 0)
+        return self._convolve(levels, last, gated=True)
+
+    def _convolve(
+        self,
+        levels: Sequence[Tensor],
+        module: nn.Conv2d,
+        *,
+        relu: bool = False,
+        gated: bool = False,
+    ) -> list[Tensor]:
+        """A convolution with bias; `relu` and `gated` as in `convolve`."""
+        assert module.bias is not None
+        geometry = geometry_of(module)
+        with self.around(module):
+            if self.has_winograd and suits_winograd(levels, module.weight, geometry):
+                return winograd_convolve(levels, module.weight, module.bias, relu=relu)
+            return convolve(
+                levels, module.weight, module.bias,
+                geometry=geometry, relu=relu, gated=gated, own=self._own,
+            )  # fmt: skip
+
+    def _frozen_weight(
+        self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The folded weight and bias of a layer that does not train, computed once."""
+        assert norm.running_mean is not None and norm.running_var is not None
+        sources = (module.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        versions = (dtype, *(source._version for source in sources))
+        kept = self._frozen.get(module)
+        if kept is None or kept.versions != versions:
+            # Tensors made in inference mode could not be used in a training step later.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                scale, shift = constant_line(norm)
+                weight = cast_weight(module.weight, scale, dtype)
+                kept = _FrozenConvolution(versions, weight, shift)
+            self._frozen[module] = kept
+        return kept.weight, kept.shift
+
+
+class _FrozenConvolution(NamedTuple):
+    versions: tuple[object, ...]
+    """Of the tensors that it was made from: torch counts their changes."""
+    weight: Tensor
+    shift: Tensor
+
+
+def constant_line(norm: Norm) -> tuple[Tensor, Tensor]:
+    """A norm of constant statistics as `scale * x + shift`, each float32 [channels]."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    return scale, norm.bias - norm.running_mean * scale
+
+
+def _is_constant(norm: nn.Module) -> bool:
+    return isinstance(norm, FrozenBatchNorm2d) or not norm.training
+
+
+class RunningStatistics:
+    """Those of one model, kept before a step; a few hundred KB."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Find the norms whose statistics move in the mode that the model is in."""
+        self._own: list[Tensor] = [
+            statistic
+            for module in model.modules()
+            if isinstance(module, nn.BatchNorm2d) and module.training
+            for statistic in module.buffers(recurse=False)
+        ]
+        self._kept = [torch.empty_like(one) for one in self._own]
+
+    def keep(self) -> None:
+        """Remember them as they are."""
+        if self._own:
+            torch._foreach_copy_(self._kept, self._own)
+
+    def put_back(self) -> None:
+        """Make them what they were."""
+        if self._own:
+            torch._foreach_copy_(self._own, self._kept)

@@ -1,0 +1,254 @@
+"""RetinaNet-ResNeXt50: images in, class logits and box deltas of every anchor out.
+
+TODO-DOC The two towers that are run on every level of the pyramid, with shared weights.
+
+TODO-DOC The feature pyramid on top of the backbone: P3 to P7.
+
+TODO-DOC Names of parameters in checkpoints: older spellings are turned into today's.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from retinanet.model.anchors import ANCHORS_PER_LOCATION, anchors_for
+from retinanet.model.backbone import ResNeXtBody
+
+
+class HeadOutputs(NamedTuple):
+    """What the network says of a batch of N images, one entry for each of P3 to P7."""
+
+    cls_logits: list[Tensor]
+    """[N, H * W * 9, K] for each level."""
+    bbox_regression: list[Tensor]
+    """[N, H * W * 9, 4] for each level: (dx, dy, dw, dh) from the anchor, see `encode_boxes`."""
+    feature_sizes: list[tuple[int, int]]
+    """(H, W) of each level."""
+
+
+class RetinaNet(nn.Module):
+    """The network of Lin et al., "Focal Loss for Dense Object Detection", as MLPerf trains it.
+
+    `num_classes` counts the outputs K of every anchor; there is none for background beyond what
+    the label numbering brings. `norm` ("frozen" or "batch") and `trainable_layers` (0 to 5) are
+    the backbone's, see ResNeXtBody. Loss and post-processing are functions beside the model.
+
+    Names in `state_dict` are those of `torchvision.models.detection.RetinaNet` with a
+    resnext50_32x4d FPN backbone. `load_state_dict` also takes torchvision's older spellings, the
+    prefix `module.`, and checkpoints of the other `norm`.
+    """
+
+    def __init__(
+        self, *, num_classes: int, norm: str = "frozen", trainable_layers: int = 3
+    ) -> None:
+        """Raises InputError for an unknown `norm` or a `trainable_layers` outside 0 to 5."""
+        super().__init__()
+        self.backbone = BackboneWithFPN(norm=norm, trainable_layers=trainable_layers)
+        self.head = RetinaNetHead(
+            channels=PYRAMID_CHANNELS, num_anchors=ANCHORS_PER_LOCATION, num_classes=num_classes
+        )
+        self._anchor_geometry: tuple[object, ...] = ()
+        self._anchors: list[Tensor] = []
+        self.register_load_state_dict_pre_hook(_accept_old_keys)
+
+    def forward(self, images: Tensor) -> HeadOutputs:
+        """`images`: [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
+        outputs: HeadOutputs = self.head(self.backbone(images))
+        return outputs
+
+    def anchors(
+        self, image_size: tuple[int, int], feature_sizes: Sequence[tuple[int, int]]
+    ) -> list[Tensor]:
+        """`anchors_for` on the model's device; the last geometry is kept, and must not be changed.
+
+        Sizes are (height, width). Returns float32 [H * W * 9, 4] xyxy pixels for each level.
+        """
+        device = self.head.regression_head.bbox_reg.weight.device
+        geometry = (image_size, tuple(feature_sizes), device)
+        if geometry != self._anchor_geometry:
+            # Tensors made in inference mode could not be used in a training step later.
+            with torch.inference_mode(mode=False):
+                self._anchors = anchors_for(image_size, feature_sizes, device=device)
+            self._anchor_geometry = geometry
+        return self._anchors
+
+
+def _accept_old_keys(
+    _module: nn.Module, state_dict: dict[str, Any], prefix: str, *_unused: object
+) -> None:
+    rename_old_keys(state_dict, prefix)
+
+
+PRIOR_PROBABILITY = 0.01
+"""Foreground probability of a fresh model everywhere (Lin et al., Focal Loss, section 4.1)."""
+
+TOWER_DEPTH = 4
+
+
+class ClassificationHead(nn.Module):
+    """Logits of every class at every anchor; one [N, H * W * A, K] for each level."""
+
+    def __init__(self, *, channels: int, num_anchors: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.conv = _tower(channels)
+        self.cls_logits = _convolution(channels, num_anchors * num_classes)
+        prior_logit = -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY)
+        nn.init.constant_(_bias(self.cls_logits), prior_logit)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """`features`: [N, channels, H, W] for each level."""
+        return [
+            by_anchor(_convolve_evenly(self.cls_logits, self.conv(level)), self.num_classes)
+            for level in features
+        ]
+
+
+class RegressionHead(nn.Module):
+    """Box deltas of every anchor; one [N, H * W * A, 4] for each level."""
+
+    def __init__(self, *, channels: int, num_anchors: int) -> None:
+        super().__init__()
+        self.conv = _tower(channels)
+        self.bbox_reg = _convolution(channels, num_anchors * 4)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """`features`: [N, channels, H, W] for each level."""
+        return [by_anchor(self.bbox_reg(self.conv(level)), 4) for level in features]
+
+
+class RetinaNetHead(nn.Module):
+    """Both towers. Parameter names are those of torchvision's RetinaNetHead without norms."""
+
+    def __init__(self, *, channels: int, num_anchors: int, num_classes: int) -> None:
+        super().__init__()
+        self.classification_head = ClassificationHead(
+            channels=channels, num_anchors=num_anchors, num_classes=num_classes
+        )
+        self.regression_head = RegressionHead(channels=channels, num_anchors=num_anchors)
+
+    def forward(self, features: Sequence[Tensor]) -> HeadOutputs:
+        """`features`: [N, channels, H, W] for each level."""
+        return HeadOutputs(
+            cls_logits=self.classification_head(features),
+            bbox_regression=self.regression_head(features),
+            feature_sizes=[(level.shape[2], level.shape[3]) for level in features],
+        )
+
+
+def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
+    """3x3, same size, weights N(0, 0.01), biases 0."""
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
+    nn.init.normal_(convolution.weight, std=0.01)
+    nn.init.zeros_(_bias(convolution))
+    return convolution
+
+
+def _bias(convolution: nn.Conv2d) -> Tensor:
+    assert convolution.bias is not None
+    return convolution.bias
+
+
+def _convolve_evenly(convolution: nn.Conv2d, features: Tensor) -> Tensor:
+    """A 3x3 convolution, exact and safe for an odd number of output channels too.
+
+    oneDNN 3.7's BF16 backward-data kernel takes channels in pairs. Where the last is single, it
+    multiplies what follows the gradient in memory by zero: if that is NaN by chance, so is the
+    gradient. COCO's 91 classes × 9 anchors are odd. A channel of zero weights makes them even.
+    """
+    bias = _bias(convolution)
+    if len(bias) % 2 == 0 or not torch.is_grad_enabled():
+        maps: Tensor = convolution(features)
+        return maps
+    weight = F.pad(convolution.weight, (0, 0, 0, 0, 0, 0, 0, 1))
+    return F.conv2d(features, weight, F.pad(bias, (0, 1)), padding=1)[:, : len(bias)]
+
+
+def _tower(channels: int) -> nn.Sequential:
+    # A Sequential in each place gives torchvision's key `conv.0.0.weight`.
+    return nn.Sequential(
+        *(
+            nn.Sequential(_convolution(channels, channels), nn.ReLU(inplace=True))
+            for _ in range(TOWER_DEPTH)
+        )
+    )
+
+
+def by_anchor(maps: Tensor, values: int) -> Tensor:
+    """[N, A * values, H, W] as [N, H * W * A, values]: a view where `maps` is channels_last."""
+    return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, values)
+
+
+BODY_CHANNELS = [512, 1024, 2048]
+PYRAMID_CHANNELS = 256
+
+
+class BackboneWithFPN(nn.Module):
+    """A body and its pyramid, with torchvision's parameter names `body.*` and `fpn.*`.
+
+    P6 and P7 are made from P5 by strided convolutions (torchvision's LastLevelP6P7 with 256 input
+    channels, as MLPerf's reference). Convolutions start Kaiming-uniform with a=1, biases 0.
+    """
+
+    def __init__(self, *, norm: str, trainable_layers: int) -> None:
+        super().__init__()
+        self.body = ResNeXtBody(norm=norm, trainable_layers=trainable_layers)
+        self.fpn = FeaturePyramidNetwork(
+            BODY_CHANNELS,
+            PYRAMID_CHANNELS,
+            extra_blocks=LastLevelP6P7(PYRAMID_CHANNELS, PYRAMID_CHANNELS),
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """[N, 3, H, W] normalized images to P3 … P7, each [N, 256, h, w], strides 8 to 128."""
+        return list(self.fpn(self.body(images)).values())
+
+
+_OLD_TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.(weight|bias)")
+_OLD_PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.(weight|bias)")
+
+_TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.0\.(weight|bias)")
+_PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.0\.(weight|bias)")
+
+
+def current_key(key: str) -> str:
+    """Today's spelling of a parameter's name; a name that is not an old one stays as it is.
+
+    Old are `module.` in front (written by DistributedDataParallel), towers in which convolutions
+    and ReLUs were counted together (`conv.2.weight`, today `conv.1.0.weight`) and pyramid blocks
+    without an inner index (`inner_blocks.0.weight`, today `inner_blocks.0.0.weight`). The latter
+    two come from older torchvision releases and from models copied out of them.
+    """
+    key = key.removeprefix("module.")
+    if tower := _OLD_TOWER.fullmatch(key):
+        return f"{tower[1]}.{int(tower[2]) // 2}.0.{tower[3]}"
+    if block := _OLD_PYRAMID.fullmatch(key):
+        return f"{block[1]}.0.{block[2]}"
+    return key
+
+
+def mlperf_key(key: str) -> str:
+    """The old spelling of a parameter's name, as MLPerf's reference implementation has it."""
+    if tower := _TOWER.fullmatch(key):
+        key = f"{tower[1]}.{int(tower[2]) * 2}.{tower[3]}"
+    elif block := _PYRAMID.fullmatch(key):
+        key = f"{block[1]}.{block[2]}"
+    return f"module.{key}"
+
+
+def rename_old_keys(state_dict: dict[str, Any], prefix: str) -> None:
+    """Rename old spellings in place, among the keys that start with `prefix`.
+
+    Where both spellings of a name are there the old one stays, for strict loading to object to.
+    """
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        new_key = prefix + current_key(key.removeprefix(prefix))
+        if new_key not in state_dict:
+            state_dict[new_key] = state_dict.pop(key)

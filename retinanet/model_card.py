@@ -1,0 +1,431 @@
+"""What a model card tells, as plain values.
+
+TODO-DOC What a model is for, and what it is not: sentences that follow from facts.
+
+TODO-DOC A model card's text: Markdown with a head of YAML, as hubs of models read them.
+
+The fields of the head are Hugging Face's (https://huggingface.co/docs/hub/model-cards).
+
+TODO-DOC Writing a card beside a checkpoint, unless somebody has made it their own.
+
+TODO-DOC A run's facts for the model card of a checkpoint that was evaluated.
+"""
+
+import hashlib
+import io
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+
+from common.cli import installed
+from common.console import clock
+from common.errors import printable
+from data.dataset import DetectionDataset
+from data.sources import SplitName
+from retinanet.config_file import configured_split
+from retinanet.evaluation.metric import ClassResult, Evaluation
+from retinanet.training.checkpoint import checkpoint_folder
+from retinanet.training.checkpoint_state import TrainingPosition
+from retinanet.training.metrics_file import read_metrics
+
+if TYPE_CHECKING:
+    from retinanet.training.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFacts:
+    """A split of the data set."""
+
+    annotations: str
+    """Its file."""
+    images: str
+    """Its folder."""
+    number_of_images: int
+    number_of_boxes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """Of a checkpoint that was evaluated."""
+
+    name: str
+    """The run's."""
+    checkpoint: str
+    """The folder, as commands take it."""
+    python: str
+    """The interpreter, as commands take it."""
+    step: int
+    total_steps: int
+    epochs: float
+    image_size: int
+    parameters: int
+    is_pretrained: bool
+    is_drawn: bool
+    """Whether the data are scenes that were drawn for it."""
+    train: SplitFacts
+    validation: SplitFacts
+    settings: Mapping[str, str]
+    """How it was trained: a name and a value a row."""
+    summary: Mapping[str, float]
+    """`SUMMARY_NAMES` to values; nan where nothing could be measured."""
+    classes: tuple[ClassResult, ...]
+
+    @property
+    def is_its_own_test(self) -> bool:
+        """Whether it was evaluated on the pictures that it was trained on."""
+        one, other = self.train, self.validation
+        return one.annotations == other.annotations
+
+
+WEAK = 0.1
+"""mAP of a class that is hardly found."""
+FEW = 1000
+"""Training pictures below which a detector of photographs has seen little."""
+
+
+def sentences(facts: CardFacts) -> Iterator[str]:
+    """In order of weight, plain text."""
+    if facts.is_drawn:
+        yield (
+            "It was trained on drawn scenes: it shows that training works here, and finds nothing "
+            "useful in photographs."
+        )
+    else:
+        yield (
+            "It is for pictures like those that it was trained on, and for the classes below alone."
+        )
+    if facts.is_its_own_test:
+        yield (
+            "It was evaluated on the pictures that it was trained on: the numbers say how well it "
+            "has learnt them by heart, and nothing of how it does on others."
+        )
+    if facts.step < facts.total_steps:
+        yield f"It is of step {facts.step} of {facts.total_steps}: the training was not at its end."
+    if not facts.is_drawn and facts.train.number_of_images < FEW:
+        yield f"{facts.train.number_of_images} pictures are few to learn from."
+    if not facts.is_pretrained:
+        yield "The training began with random weights, not with those of a pretrained backbone."
+    yield from sentences_on_classes(facts)
+    small, large = facts.summary["map_small"], facts.summary["map_large"]
+    if small < large / 2:  # false where one is not known
+        yield (
+            f"Small objects are found less well: mAP {small:.3f} below 32×32 pixels, {large:.3f} "
+            "above 96×96."
+        )
+    yield (
+        f"Pictures are squeezed to {facts.image_size}×{facts.image_size} pixels: what is a few "
+        "pixels wide after that is lost."
+    )
+    yield (
+        "Other cameras, places, seasons and people than those of its pictures were not measured. "
+        "Before it decides anything that matters, evaluate it on pictures of where it is to work."
+    )
+
+
+def sentences_on_classes(facts: CardFacts) -> Iterator[str]:
+    """Those that were not measured, and those that are hardly found."""
+    measured = [one for one in facts.classes if not math.isnan(one.map)]
+    unknown = len(facts.classes) - len(measured)
+    if unknown:
+        yield (
+            f"{unknown} of {len(facts.classes)} classes have no box in the pictures of the "
+            "evaluation: how well they are found is not known."
+        )
+    weak = sum(one.map < WEAK for one in measured)
+    if weak:
+        yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
+
+
+SUMMARY_ROWS = (
+    ("map", "mAP, IoU 0.50:0.95"),
+    ("map_50", "mAP, IoU 0.50"),
+    ("map_75", "mAP, IoU 0.75"),
+    ("map_small", "mAP of small objects, below 32×32 pixels"),
+    ("map_medium", "mAP of medium objects"),
+    ("map_large", "mAP of large objects, above 96×96 pixels"),
+    ("mar_1", "mean recall, 1 box an image"),
+    ("mar_10", "mean recall, 10 boxes an image"),
+    ("mar_100", "mean recall, 100 boxes an image"),
+)
+CLASSES_SHOWN = 10
+"""Of each end of the table, where there are more than twice as many."""
+NAMES_SHOWN = 400
+LONGEST = 200
+"""Characters of a name or a path."""
+
+
+def model_card(facts: CardFacts) -> str:
+    """The whole card."""
+    parts = [
+        f"---\n{head(facts)}---",
+        f"# {plain(facts.name)}: RetinaNet-ResNeXt50, step {facts.step}",
+        f"A detector of {len(facts.classes)} classes: RetinaNet with a ResNeXt50-32x4d backbone "
+        f"and a feature pyramid, {facts.parameters / 1e6:.1f} million parameters, for pictures of "
+        f"{facts.image_size}×{facts.image_size} pixels. This page was written by the training from "
+        "what it knows. Correct it, and it will not be written over.",
+        f"## Numbers\n\n{summary_table(facts)}",
+        classes_part(facts.classes),
+        "## What it is for, and what not\n\n" + "\n".join(f"- {one}" for one in sentences(facts)),
+        f"## Data\n\n{data_table(facts)}\n\nClasses: {class_names(facts)}",
+        "## Training\n\n" + table(("what", "value"), [*facts.settings.items()]),
+        f"## Use\n\n{commands(facts)}",
+        "## Licence\n\nThe licence of these weights is for whoever trained them to choose, and the "
+        "pictures that they were trained on may have a say in it: put it into this page, and into "
+        "`license` in its head. The code that made them is under the Apache License 2.0.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def head(facts: CardFacts) -> str:
+    """What programs read."""
+    metrics = [
+        {"type": name, "name": words, "value": round(facts.summary[name], 4)}
+        for name, words in SUMMARY_ROWS
+        if not math.isnan(facts.summary[name])
+    ]
+    dataset = "drawn scenes" if facts.is_drawn else short(facts.validation.annotations)
+    result: dict[str, Any] = {
+        "task": {"type": "object-detection"},
+        "dataset": {"name": dataset, "type": "coco"},
+        "metrics": metrics,
+    }
+    content = {
+        "license": "unknown",
+        "library_name": "pytorch",
+        "pipeline_tag": "object-detection",
+        "tags": ["object-detection", "retinanet", "resnext50_32x4d"],
+        "model-index": [{"name": short(facts.name), "results": [result] if metrics else []}],
+    }
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    text = io.StringIO()
+    yaml.dump(content, text)
+    return text.getvalue()
+
+
+def summary_table(facts: CardFacts) -> str:
+    """COCO's numbers on the validation pictures."""
+    rows = [(words, shown(facts.summary[name])) for name, words in SUMMARY_ROWS]
+    return table((f"COCO's metric on {facts.validation.number_of_images} pictures", "value"), rows)
+
+
+def classes_part(classes: Sequence[ClassResult]) -> str:
+    """A table of the classes; of many the best and the worst."""
+    ranked = sorted((one for one in classes if not math.isnan(one.map)), key=lambda one: -one.map)
+    title = "## Classes\n\n"
+    if not ranked:
+        return f"{title}No class could be measured: the pictures have no boxes."
+    if len(ranked) > 2 * CLASSES_SHOWN:
+        title += f"The {CLASSES_SHOWN} best and the {CLASSES_SHOWN} worst of {len(ranked)}:\n\n"
+        ranked = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
+    rows = [(one.name, shown(one.map), shown(one.map_50), str(one.true_boxes)) for one in ranked]
+    return title + table(("class", "mAP", "mAP, IoU 0.50", "true boxes"), rows)
+
+
+def data_table(facts: CardFacts) -> str:
+    """The two splits."""
+
+    def row(name: str, split: SplitFacts) -> tuple[str, ...]:
+        counts = f"{split.number_of_images:,}", f"{split.number_of_boxes:,}"
+        return name, *counts, split.annotations, split.images
+
+    rows = [row("training", facts.train), row("validation", facts.validation)]
+    return table(("split", "images", "boxes", "annotations", "folder"), rows)
+
+
+def class_names(facts: CardFacts) -> str:
+    """All, as far as a page can show them."""
+    names = [plain(one.name) for one in facts.classes[:NAMES_SHOWN]]
+    rest = len(facts.classes) - len(names)
+    return ", ".join(names) + (f" and {rest} more" if rest else "")
+
+
+def commands(facts: CardFacts) -> str:
+    """How to find boxes, measure, and take the model elsewhere."""
+    start = [facts.python, "-m", "retinanet"]
+    checkpoint = ["--checkpoint", facts.checkpoint]
+    lines = [
+        [*start, "predict", *checkpoint, "photo.jpg"],
+        [*start, "evaluate", *checkpoint, "--annotations", "mine.json", "--images", "photos"],
+        [*start, "export", *checkpoint, "--out", "model.onnx"],
+    ]
+    text = "\n".join(printable(shlex.join(line)) for line in lines)
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    return f"{fence}bash\n{text}\n{fence}"
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown's, whatever the cells hold."""
+    lines = [heading, ["---"] * len(heading), *([plain(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plain(text: str) -> str:
+    """Text within a line of Markdown that shows as it is."""
+    return re.sub(r"([\\`*_\[\]<>|&~$])", r"\\\1", short(text))
+
+
+def short(text: str) -> str:
+    """Printable, and of a bounded length."""
+    return printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…").strip()
+
+
+def shown(value: float) -> str:
+    """Three digits, or a dash where there was nothing to measure."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+CARD = "MODEL_CARD.md"
+MARK = "<!-- Written by the training. SHA-256 of all above: "
+
+
+def write_card(folder: Path, text: str) -> bool:
+    """Write `MODEL_CARD.md` into a checkpoint's folder, in place of one of our own.
+
+    Args:
+        folder: Is not made: a checkpoint that was removed meanwhile does not come back.
+        text: Ends with an end of line.
+
+    Returns:
+        Whether it was written: not where the card that is there was changed by somebody.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    file = folder / CARD
+    if file.exists() and not is_ours(file.read_bytes()):
+        return False
+    content = text.encode("utf-8", "backslashreplace")
+    partial = folder / f".{CARD}.partial"
+    try:
+        partial.write_bytes(content + f"{MARK}{hashlib.sha256(content).hexdigest()} -->\n".encode())
+        partial.replace(file)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def is_ours(content: bytes) -> bool:
+    """Whether a card is as the training has written it."""
+    text, mark, rest = content.rpartition(MARK.encode())
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return bool(mark) and rest.split(b" ")[0] == digest
+
+
+def leave_card(
+    run: "Trainer", evaluation: Evaluation, *, position: TrainingPosition, epochs: float
+) -> None:
+    """Write the card of a checkpoint whose weights were evaluated, on rank 0.
+
+    Nothing that goes wrong here ends a training: it is a warning.
+
+    Args:
+        run: The run.
+        evaluation: Of the weights.
+        position: Where they are.
+        epochs: The same, with the share of the running one.
+    """
+    folder = checkpoint_folder(run.folder.checkpoints, position.step)
+    if not folder.is_dir():  # it could not be written, or newer ones have taken its place
+        return
+    try:
+        facts = facts_of(run, evaluation, folder=folder, step=position.step, epochs=epochs)
+        if not write_card(folder, model_card(facts)):
+            run.say(f"note: {folder / CARD} was edited, and stays as it is")
+    except FileNotFoundError:
+        return  # the checkpoint has just been removed, as newer ones are there
+    except Exception as error:  # whatever it is, days of training are worth more than a page
+        reason = (
+            isinstance(error, OSError) and error.strerror
+        ) or f"{type(error).__name__}: {error}"
+        run.say(f"warning: {folder / CARD}: cannot be written: {reason}; training goes on")
+
+
+def facts_of(
+    run: "Trainer", evaluation: Evaluation, *, folder: Path, step: int, epochs: float
+) -> CardFacts:
+    """All that the run knows of a checkpoint."""
+    return CardFacts(
+        name=run.config.run.name,
+        checkpoint=str(folder),
+        python=installed("python"),
+        step=step,
+        total_steps=run.plan.total_steps,
+        epochs=epochs,
+        image_size=run.description.image_size,
+        parameters=sum(one.numel() for one in run.model.parameters()),
+        is_pretrained=run.config.model.pretrained_backbone is not None,
+        is_drawn=run.config.data.scenes is not None,
+        train=split_facts(run, "train", run.data.train),
+        validation=split_facts(run, "validation", run.data.validation),
+        settings={**settings_of(run, step=step, epochs=epochs), **circumstances(run, step=step)},
+        summary=evaluation.summary,
+        classes=evaluation.classes,
+    )
+
+
+def split_facts(run: "Trainer", name: SplitName, dataset: DetectionDataset) -> SplitFacts:
+    """Of one split; images are those that are looked at."""
+    settings = run.config.data
+    root = settings.root if settings.scenes is None else run.folder.scenes
+    split = configured_split(settings, name, root=root)
+    return SplitFacts(
+        annotations=str(split.annotations),
+        images=str(split.images),
+        number_of_images=len(dataset),
+        number_of_boxes=len(dataset.annotations.boxes),
+    )
+
+
+def settings_of(run: "Trainer", *, step: int, epochs: float) -> dict[str, str]:
+    """What was asked for."""
+    training, ranks = run.config.training, run.group.size
+    images = run.plan.images_per_batch * training.gradient_accumulation
+    warmup = f"after a warm-up of {training.warmup_epochs:g} epochs"
+    return {
+        "steps": f"{step} of {run.plan.total_steps}, {epochs:.4g} epochs",
+        "images in a step": f"{images}, by {ranks} {'rank' if ranks == 1 else 'ranks'}",
+        "optimizer": training.optimizer,
+        "learning rate": f"{training.learning_rate:g}, {training.schedule} {warmup}",
+        "precision": f"{run.description.precision}, engine {run.engine}",
+        "norms": run.description.norm,
+        "layers of the backbone that train": f"{run.description.trainable_layers} of 5",
+        "seed": str(run.config.run.seed),
+    }
+
+
+def circumstances(run: "Trainer", *, step: int) -> dict[str, str]:
+    """Where, how long and with what, as the run's files have it."""
+    environment = environment_of(run)
+    packages = environment.get("packages", {})
+    code = environment.get("code", {})
+    commit = code.get("commit") or "not known"
+    seconds = [one["seconds"] for one in read_metrics(run.folder.metrics) if is_step(one, step)]
+    return {
+        "time in steps": clock(math.fsum(seconds)),
+        "processor": f"{environment.get('processor') or 'not known'}, "
+        f"{environment.get('usable_cpus', '?')} CPUs",
+        "versions": ", ".join(f"{name} {found}" for name, found in packages.items()),
+        "code": commit + (" with changes of its own" if code.get("is_modified") else ""),
+    }
+
+
+def is_step(record: dict[str, Any], last: int) -> bool:
+    """Whether a record of the metrics is of a step up to the last."""
+    return record.get("kind") == "step" and record["step"] <= last
+
+
+def environment_of(run: "Trainer") -> dict[str, Any]:
+    """What the run wrote down of its surroundings when it began."""
+    return json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))

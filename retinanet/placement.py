@@ -1,0 +1,334 @@
+"""The place on its host that a configuration asks for.
+
+TODO-DOC `python -m launch plan`: which cores, memory and environment each rank would get.
+
+TODO-DOC The command line of `python -m launch plan`.
+"""
+
+import argparse
+import io
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+from common.cli import add_json_option, add_overrides, number_of_ranks
+from common.errors import FINISHED, InputError
+from common.files import require_free_json, write_whole
+from launch.binding import host_cpus
+from launch.environment import installed_openmp
+from launch.hosts import hosts_with_ranks
+from launch.limits import Allowance, read_allowance
+from launch.mpirun import ANY_RANKS_OPTION, ranks_option
+from launch.plan import Plan, make_plan, plan_as_json, print_plan
+from launch.rank_context import RankContext, chosen_backend, enter_rank_context
+from launch.ranks import Ranks
+from launch.shares import CoreRequest
+from launch.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
+from launch.watchdog import keep_this_rank, launcher_process
+from retinanet.config import Config
+from retinanet.config_file import load_config
+from retinanet.config_types import (
+    group_of_rank,
+    planned_groups,
+    planned_split,
+    require_groups,
+    split_at_start,
+)
+
+
+def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> RankContext:
+    """Take it, before torch is loaded; see `take_place`.
+
+    A oneDNN log that will be written has a time in every line: oneDNN looks for that only once.
+    Without `binding` the ranks only meet, to look at their hosts: no cores, no libraries.
+
+    Raises:
+        InputError: Something asked for is not installed, or does not fit this host or its ranks.
+    """
+    if config.profile.onednn_steps:
+        os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
+    if not binding:
+        return enter_rank_context(
+            ranks,
+            request=CoreRequest(threads=1, comm_cores=0, loader_cores=0),
+            allocator="system",
+            backend="gloo",
+            pinned=False,
+            timeout_s=config.distributed.timeout_s,
+        )
+    require_groups(config.distributed.groups, ranks=ranks.size)
+    split_at_start(  # refuses one of other ranks
+        config.distributed.batch_split, batch_size=config.training.batch_size, ranks=ranks.size
+    )
+    place = enter_rank_context(
+        ranks,
+        request=core_request(config),
+        allocator=config.engine.allocator,
+        backend=config.distributed.backend,
+        pinned=config.launch.pin,
+        timeout_s=config.distributed.timeout_s,
+    )
+    groups = config.distributed.groups
+    if groups == 1 or group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
+        return place
+    # Its end may be that of its group alone, if the launcher does not hear of it.
+    keeper = keep_this_rank(
+        launcher=launcher_process(ranks, os.environ), silence_s=config.distributed.timeout_s
+    )
+    return replace(place, keeper=keeper)
+
+
+def core_request(config: Config) -> CoreRequest:
+    """The cores that each rank asks for."""
+    threads = config.launch.threads
+    return CoreRequest(
+        threads=None if threads == "auto" else threads,
+        comm_cores=config.launch.comm_cores,
+        loader_cores=config.data.reserve_cores,
+    )
+
+
+NOT_PINNED = "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
+
+
+def plan_command(
+    *,
+    ranks: int | None,
+    hosts: str | None,
+    config: str,
+    overrides: list[str],
+    topology: Path | None,
+    cpus: frozenset[int] | None,
+    quota: float | None,
+    openmp: str | None,
+    backend: str | None,
+    json_file: Path | None,
+) -> int:
+    """Plan, print and write; returns the exit code.
+
+    Raises:
+        InputError: The ranks do not fit, or a file cannot be read or written.
+    """
+    require_free_json(json_file)
+    settings = load_config(config, overrides)
+    host = read_topology(topology)
+    allowance = allowance_for(host, described=topology is not None)
+    plan = configured_plan(
+        settings,
+        host,
+        allowed=chosen_cpus(host.restricted(allowance.cpus), cpus),
+        quota=allowance.quota if quota is None else quota,
+        hosts=planned_hosts(hosts, ranks=ranks, topology=topology),
+        openmp=openmp,
+        backend=backend,
+    )
+    print_plan(plan)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(plan_as_json(plan), indent=1, ensure_ascii=False))
+    return FINISHED
+
+
+def print_plan_here(settings: Config, ranks: Ranks) -> None:
+    """The plan of a run that has been started: of the ranks on this host, where nothing binds them.
+
+    How batches are split comes first, unless evenly, and how ranks make groups. Its lines are
+    YAML's comments, since they follow a configuration.
+
+    Raises:
+        InputError: The ranks do not fit the host, the split or the groups.
+    """
+    split, batch_size = settings.distributed.batch_split, settings.training.batch_size
+    batches = planned_split(split, batch_size=batch_size, ranks=ranks.size)
+    groups = planned_groups(settings.distributed.groups, ranks=ranks.size)
+    host = read_topology()
+    plan = configured_plan(
+        settings,
+        host,
+        allowed=host.restricted(host_cpus(ranks)),
+        quota=read_allowance().quota,
+        hosts=((socket.gethostname(), ranks.local_size),),
+        option=ranks_option(ranks.launcher),
+    )
+    # In stdout's encoding, since tables are drawn with the characters that it has.
+    shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
+    with redirect_stdout(shown):
+        print_plan(plan)
+    shown.seek(0)
+    if batches:
+        print(f"# batches: {batches}")
+    if groups:
+        print(f"# compute groups: {groups}")
+    for line in shown.read().splitlines():
+        print(f"# {line}".rstrip())
+
+
+def configured_plan(
+    settings: Config,
+    host: Topology,
+    *,
+    allowed: Topology,
+    quota: float | None,
+    hosts: Sequence[tuple[str, int]],
+    openmp: str | None = None,
+    backend: str | None = None,
+    option: str = ANY_RANKS_OPTION,
+) -> Plan:
+    """`make_plan` with a configuration's wishes; None: what is installed here.
+
+    Raises:
+        InputError: The ranks do not fit.
+    """
+    plan = make_plan(
+        host,
+        allowed=allowed,
+        quota=quota,
+        hosts=hosts,
+        request=core_request(settings),
+        openmp=openmp or installed_openmp(),
+        backend=backend or chosen_backend(settings.distributed.backend),
+        option=option,
+    )
+    return plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED))
+
+
+def planned_hosts(
+    hosts: str | None, *, ranks: int | None, topology: Path | None
+) -> tuple[tuple[str, int], ...]:
+    """Those of `--hosts`, or one: this machine, or the one that a file describes."""
+    if hosts is not None:
+        return hosts_with_ranks(hosts, ranks=ranks)
+    name = socket.gethostname() if topology is None else topology.stem
+    return ((name, ranks or 1),)
+
+
+def allowance_for(host: Topology, *, described: bool) -> Allowance:
+    """What this process may use of this machine, or all of one that is described."""
+    if not described:
+        return read_allowance()
+    return Allowance(
+        cpus=frozenset(cpu.cpu for cpu in host.cpus),
+        quota=None,
+        memory_nodes=frozenset(cpu.node for cpu in host.cpus),
+    )
+
+
+def chosen_cpus(usable: Topology, cpus: frozenset[int] | None) -> Topology:
+    """Those of `--cpus`, if it was given.
+
+    Raises:
+        InputError: Some may not be used, or are not there; names those that may.
+    """
+    if cpus is None:
+        return usable
+    numbers = frozenset(cpu.cpu for cpu in usable.cpus)
+    if not cpus or not cpus <= numbers:
+        raise InputError(
+            f"--cpus {format_cpu_list(cpus)}: the host has no CPU "
+            f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
+        )
+    return usable.restricted(cpus)
+
+
+ABOUT = """\
+Show where each rank of a training would run: on which cores it computes, exchanges gradients and
+loads images, in which memory, with which environment. Nothing is started.
+
+It is what `mpirun -np N python train.py …` does by itself, with the same configuration. Without
+--topology it is planned for this machine, within what this process may use: its CPUs, and the CPU
+quota of its container. With --topology it is planned for another one, from its own description:
+
+  lscpu -p=CPU,CORE,SOCKET,NODE > big.txt        # there, or in a job on one of its nodes"""
+
+EXAMPLES = """\
+examples:
+  python -m launch plan                                              # one rank, this machine
+  python -m launch plan --np 8 --topology big.txt
+  python -m launch plan --np 8 --topology big.txt --hosts a,b        # 4 ranks each
+  python -m launch plan --topology big.txt --hosts 'node[01-16]:4'   # 64 ranks
+  python -m launch plan --np 4 --topology big.txt launch.comm_cores=2 data.reserve_cores=4
+  python -m launch plan --np 2 --topology big.txt --cpus 0-15        # a cpuset
+  python -m launch plan --topology big.txt --quota 7.5               # a container's CPU limit
+  python -m launch plan --np 8 --config openimages.yaml --json plan.json"""
+
+
+def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `plan` to the commands of a command line."""
+    parser = commands.add_parser(
+        "plan",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--np",
+        dest="ranks",
+        type=number_of_ranks,
+        metavar="N",
+        help="ranks over all hosts (default: the counts of --hosts, or 1)",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="a,b or node[01-04]: --np shared evenly; or with counts, a:4,b:4; hosts are alike",
+    )
+    parser.add_argument(
+        "--config",
+        default="demo.yaml",
+        metavar="NAME",
+        help="a YAML file, or a name in configs/, as train.py takes it (default: demo.yaml)",
+    )
+    add_overrides(parser)
+    add_host_options(parser)
+    parser.add_argument(
+        "--openmp",
+        choices=["gnu", "intel"],
+        help="whose variables the environment sets (default: the runtime that is installed here)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=["gloo", "ccl"],
+        help="what exchanges gradients (default: distributed.backend, or what is installed here)",
+    )
+    add_json_option(parser, "write the plan here too, every rank's CPUs and environment")
+    parser.set_defaults(run=plan_command)
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """What each host is, and what of it may be used."""
+    parser.add_argument(
+        "--topology",
+        type=Path,
+        metavar="FILE",
+        help="another host: output of lscpu -p=CPU,CORE,SOCKET,NODE, or a folder, a copy of /sys",
+    )
+    parser.add_argument(
+        "--cpus", type=cpu_list, metavar="LIST", help="use these CPUs only, such as 0-3,8"
+    )
+    parser.add_argument(
+        "--quota", type=cpus_of_time, metavar="CPUS", help="a container's CPU quota, such as 1.5"
+    )
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """CPUs as the kernel lists them."""
+    try:
+        return parse_cpu_list(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def cpus_of_time(text: str) -> float:
+    """A positive number of CPUs, which need not be whole."""
+    try:
+        cpus = float(text)
+    except ValueError:
+        cpus = math.nan
+    if not 0 < cpus < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of CPUs such as 1.5, found {text!r}")
+    return cpus

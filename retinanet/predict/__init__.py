@@ -1,0 +1,1 @@
+"""`python -m retinanet predict`: boxes in a user's pictures and videos."""

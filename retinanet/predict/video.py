@@ -1,0 +1,403 @@
+"""Detecting in videos and before cameras: every frame, or every few, drawn and timed.
+
+TODO-DOC Frames of a video file or a camera, by PyAV (FFmpeg's libraries).
+
+TODO-DOC A video that browsers play, by PyAV (FFmpeg's libraries).
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from common.console import SECONDS_BETWEEN_LINES, Advance, progress
+from common.errors import InputError, printable
+from common.files import open_regular
+from data.decoding import MAX_PIXELS
+from retinanet.evaluation.detections import ImageDetections
+from retinanet.evaluation.pictures import draw_detections
+from retinanet.predict.files import Source
+from retinanet.predict.images import DetectionCounter, Search, counted
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+MOST_WAITING = 32
+"""Frames that wait for the network, whether they are looked at or not: memory is kept small."""
+NOTHING = ImageDetections(
+    image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
+)
+"""Before the first frame that is looked at."""
+
+
+def detect_in_video(source: Source, search: Search, *, every: int) -> None:
+    """Look at a video's frames, until it ends or a signal asks to stop.
+
+    A frame that is not looked at shows the boxes of the one before. A video that cannot be opened
+    or is damaged is told of.
+
+    Args:
+        source: The video or camera, and where the drawn copy goes.
+        search: What finds boxes, and where they go.
+        every: 1 looks at all frames, 2 at every second one, from the first on.
+
+    Raises:
+        InputError: An output cannot be written.
+    """
+    frames_before = search.tally.frames
+    with ExitStack() as stack:
+        try:
+            video = stack.enter_context(open_video(source))
+        except InputError as error:
+            search.tally.problem(str(error))
+            return
+        writer = None
+        if search.draws:
+            rate = {"rate": video.rate, "time_base": video.time_base}
+            writer = stack.enter_context(VideoWriter(source.drawn, **rate))
+        title = printable(str(source.file))
+        advance = stack.enter_context(frames_progress(search.console, title, video.total))
+        seconds, shown = 0.0, NOTHING
+        waiting = groups(video.frames, search.tally, every=every, batch_size=search.batch_size)
+        for frames in waiting:
+            shown = look_at(source, frames, video, search, every=every, shown=shown, writer=writer)
+            seconds = seconds_at(frames[-1], video)
+            advance(frames[-1].number + 1, "")
+            if search.stop.received:
+                break
+        else:
+            if ends_early(seconds, video.seconds):
+                said = f"ends after {seconds:.1f} of {video.seconds:.1f} seconds; it was cut short"
+                search.tally.problem(f"{source.file}: {said}")
+    where = f" → {source.drawn}" if search.draws else ""
+    looked_at = counted(search.tally.frames - frames_before, "frame")
+    line = printable(f"{source.file}{where}: {looked_at} looked at")
+    search.console.print(line, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a video."""
+
+    number: int
+    """From 0."""
+    pixels: NDArray[np.uint8]
+    """[H, W, 3] RGB, upright"""
+    place: int
+    """When it is shown, in the video's `time_base`, from 0; later than that of the frame before."""
+
+
+@dataclass(frozen=True)
+class Video:
+    """An open video."""
+
+    rate: Fraction
+    """Frames a second, on average."""
+    time_base: Fraction
+    """Of the frames' places. [seconds]"""
+    total: int
+    """Frames, as far as the file says; 0 where it does not."""
+    seconds: float
+    """That it lasts, as far as the file says; 0 where it does not."""
+    frames: Iterator[Frame]
+    """Raises InputError where the file is damaged."""
+
+
+class VideoWriter:
+    """A context manager: however it is left, the file has its name and plays."""
+
+    def __init__(self, file: Path, *, rate: Fraction, time_base: Fraction) -> None:
+        """Make ready; the file is begun at the first frame, whose size it takes.
+
+        Args:
+            file: An .mp4.
+            rate: Frames a second.
+            time_base: Of the frames' places. [seconds]
+        """
+        self._file = file
+        self._partial = file.with_name(f".{file.stem}.partial{file.suffix}")
+        self._rate = rate
+        self._time_base = time_base
+        self._container: Any = None
+        self._stream: Any = None
+
+    def __enter__(self) -> Self:
+        """The writer itself."""
+        return self
+
+    def add(self, pixels: NDArray[np.uint8], place: int) -> None:
+        """Write a frame.
+
+        Args:
+            pixels: [H, W, 3] RGB; all frames are of one size.
+            place: When it is shown, in `time_base`, later than the one before.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        import av  # noqa: PLC0415
+
+        try:
+            if self._stream is None:
+                self._begin(*pixels.shape[:2])
+            frame = av.VideoFrame.from_ndarray(even(pixels), format="rgb24")
+            frame.pts, frame.time_base = place, self._time_base
+            self._container.mux(self._stream.encode(frame))
+        except (av.FFmpegError, OSError) as error:
+            raise InputError(f"{self._file}: cannot be written: {reason(error)}") from error
+
+    def _begin(self, height: int, width: int) -> None:
+        import av  # noqa: PLC0415
+
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._container = av.open(str(self._partial), "w", format="mp4")
+        codec = next(name for name in CODECS if name in av.codecs_available)
+        stream = self._container.add_stream(codec, rate=self._rate, options=CODECS[codec])
+        stream.width, stream.height = width + width % 2, height + height % 2
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.time_base = self._time_base
+        self._stream = stream
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write what the encoder still holds, and give the file its name."""
+        import av  # noqa: PLC0415
+
+        if self._container is None:
+            return
+        try:
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+            self._partial.replace(self._file)
+        except (av.FFmpegError, OSError) as problem:
+            with suppress(OSError):
+                self._partial.unlink(missing_ok=True)
+            raise InputError(f"{self._file}: cannot be written: {reason(problem)}") from problem
+
+
+def look_at(
+    source: Source,
+    frames: Sequence[Frame],
+    video: Video,
+    search: Search,
+    *,
+    every: int,
+    shown: ImageDetections,
+    writer: VideoWriter | None,
+) -> ImageDetections:
+    """Find the boxes of some frames, and draw them on these and on those between.
+
+    Args:
+        source: The video.
+        frames: In order.
+        video: The same, open.
+        search: What finds boxes, and where they go.
+        every: Every how many frames are looked at.
+        shown: The boxes of the frame before.
+        writer: Of the drawn copy.
+
+    Returns:
+        The boxes of the last frame.
+    """
+    wanted = [frame for frame in frames if frame.number % every == 0]
+    found = search.detector.find([frame.pixels for frame in wanted]) if wanted else []
+    boxes = dict(zip((frame.number for frame in wanted), found, strict=True))
+    for frame in frames:
+        if frame.number in boxes:
+            shown = boxes[frame.number]
+            place = {"frame": frame.number, "seconds": seconds_at(frame, video)}
+            search.note(source.file, shown, **place)
+        if writer is not None:
+            names = search.detector.names
+            drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
+            writer.add(drawn, frame.place)
+    search.tally.frames += len(wanted)
+    return shown
+
+
+def seconds_at(frame: Frame, video: Video) -> float:
+    """When a frame is shown, from the first one on."""
+    return round(float(frame.place * video.time_base), 3)
+
+
+def ends_early(seconds: float, told: float) -> bool:
+    """Whether the last frame is more than a second, and a tenth, before the end that is told."""
+    return told - seconds > max(1.0, told / 10)
+
+
+def groups(
+    frames: Iterator[Frame], tally: DetectionCounter, *, every: int, batch_size: int
+) -> Iterator[list[Frame]]:
+    """Frames in order, with at most a batch to look at in each list.
+
+    Where the video is damaged it is told of, after what was before.
+    """
+    waiting: list[Frame] = []
+    problem = ""
+    while not problem:
+        try:
+            frame = next(frames, None)
+        except InputError as error:
+            problem, frame = str(error), None
+        if frame is None:
+            break
+        waiting.append(frame)
+        wanted = sum(one.number % every == 0 for one in waiting)
+        if wanted == batch_size or len(waiting) == MOST_WAITING:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+    if problem:
+        tally.problem(problem)
+
+
+def frames_progress(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
+    """The progress of a video; of one whose length is not known the frames so far."""
+    if total:
+        return progress(console, f"{title}, frames", total=total)
+    return nullcontext(frames_so_far(console, title))
+
+
+def frames_so_far(console: Console, title: str) -> Advance:
+    """A line every `SECONDS_BETWEEN_LINES`."""
+    last = time.monotonic()
+
+    def advance(done: int, note: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            console.print(f"{title}: frame {done}; Ctrl-C ends it", soft_wrap=True)
+
+    return advance
+
+
+CAMERA_FORMAT = "v4l2"
+"""Linux' cameras."""
+FILES_ONLY = {
+    "protocol_whitelist": "file",
+    "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
+}
+"""FFmpeg would take a list of files for a video, whatever its name, and open all that it names."""
+MICROSECONDS = 1_000_000
+"""Of a container's duration, in a second."""
+USUAL_RATE = Fraction(25)
+"""Frames a second of a video that does not say."""
+
+
+@contextmanager
+def open_video(source: Source) -> Iterator[Video]:
+    """Open a video file or a camera.
+
+    Raises:
+        InputError: It cannot be opened, or holds no pictures.
+    """
+    import av  # noqa: PLC0415
+
+    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # what it says is in the errors too
+    camera = source.kind == "camera"
+    try:
+        if not camera:
+            open_regular(source.file).close()  # FFmpeg would wait for the writer of a FIFO
+        container = av.open(
+            str(source.file),
+            format=CAMERA_FORMAT if camera else None,
+            options={} if camera else FILES_ONLY,
+        )
+    except (av.FFmpegError, OSError, ValueError) as error:
+        kind = "camera" if camera else "video"
+        raise InputError(f"{source.file}: cannot be read as a {kind}: {reason(error)}") from error
+    with container:
+        if not container.streams.video:
+            raise InputError(f"{source.file}: holds no pictures; give a video")
+        stream = container.streams.video[0]
+        if stream.width * stream.height > MAX_PIXELS:
+            size = f"{stream.width}×{stream.height} pixels"
+            raise InputError(f"{source.file}: {size} exceed the limit of {MAX_PIXELS}")
+        stream.thread_type = "AUTO"
+        rate = stream.average_rate or stream.guessed_rate or USUAL_RATE
+        time_base = stream.time_base or 1 / rate
+        yield Video(
+            rate=rate,
+            time_base=time_base,
+            total=total_frames(container, stream, rate),
+            seconds=(container.duration or 0) / MICROSECONDS,
+            frames=frames_of(source, container, step=max(1, round(1 / (rate * time_base)))),
+        )
+
+
+def total_frames(container: "InputContainer", stream: "VideoStream", rate: Fraction) -> int:
+    """How many there are, as the file says or as its duration lets expect."""
+    if stream.frames:
+        return stream.frames
+    return round(container.duration * rate / MICROSECONDS) if container.duration else 0
+
+
+def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iterator[Frame]:
+    """The frames, each later than the one before, whatever the file says.
+
+    Args:
+        source: Named in messages.
+        container: Open.
+        step: What lies between two frames where the file does not say.
+
+    Raises:
+        InputError: The file is damaged; the frames before are good.
+    """
+    import av  # noqa: PLC0415
+
+    first: int | None = None
+    last = -step
+    number = 0
+    try:
+        for frame in container.decode(video=0):
+            if first is None:
+                first = frame.pts or 0
+            place = last + step if frame.pts is None else max(frame.pts - first, last + 1)
+            yield Frame(number, upright(frame), place)
+            last = place
+            number += 1
+    except (av.FFmpegError, OSError) as error:
+        raise InputError(f"{source.file}: damaged after frame {number}: {reason(error)}") from error
+    if number == 0:
+        raise InputError(f"{source.file}: holds no frames that can be decoded")
+
+
+def upright(frame: "VideoFrame") -> NDArray[np.uint8]:
+    """A frame's pixels, turned as the telephone was held."""
+    pixels = frame.to_ndarray(format="rgb24")
+    return np.ascontiguousarray(np.rot90(pixels, k=round(frame.rotation / 90)))
+
+
+def reason(error: Exception) -> str:
+    """What FFmpeg says."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+CODECS = {
+    "libx264": {"crf": "20", "preset": "veryfast"},
+    "libopenh264": {},
+    "libvpx-vp9": {"crf": "30", "b": "0", "deadline": "realtime", "cpu-used": "6"},
+}
+"""The first that FFmpeg's build has; browsers play each of them in an .mp4."""
+
+
+def even(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """With a row or column doubled where their number is odd, which the codecs do not take."""
+    height, width = pixels.shape[:2]
+    return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

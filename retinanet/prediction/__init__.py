@@ -1,1 +1,0 @@
-"""A checkpoint's boxes in a user's own pictures and videos: drawn, and as JSON."""

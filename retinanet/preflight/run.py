@@ -1,0 +1,301 @@
+"""What a run's folder holds, and what the command would do with it.
+
+TODO-DOC Whether a run's folder can be written.
+
+TODO-DOC Whether a run's checkpoints and results find room on the disk.
+
+TODO-DOC Whether the weights that a run starts from are there.
+
+TODO-DOC Whether batches can be split among the ranks, and ranks into groups, as they are told to be.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.errors import InputError
+from common.locks import has_locks, is_locked
+from retinanet.config import Config, ModelConfig, TrainingConfig
+from retinanet.config_types import planned_groups, planned_split
+from retinanet.preflight.findings import Finding, amount, failure, ok, warning
+from retinanet.training.build import FROM_TORCHVISION, build_model, dropped_parts, starting_weights
+from retinanet.training.checkpoint import newest_whole
+from retinanet.training.checkpoint_state import TrainingPosition
+from retinanet.training.resume import require_same_settings
+from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, refusal_of_folder
+
+RUN_FOLDER = "run folder"
+
+
+def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
+    """Look at the folder, and at the newest checkpoint in it; nothing there is changed.
+
+    Args:
+        path: `runs/NAME`.
+        config: What the command would run.
+        resume: Whether the command goes on with what is there.
+        overwrite: Whether it removes what is there.
+    """
+    if is_locked(path / LOCK):
+        fix = "set run.name, or wait for its end"
+        return failure(RUN_FOLDER, f"{path}: another run is writing there", fix=fix)
+    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
+    if refused is not None:
+        found, _, fix = refused.rpartition("; ")
+        return failure(RUN_FOLDER, found, fix=fix)
+    if holds_work(path):
+        return work_there(path, config, resume=resume, overwrite=overwrite)
+    found = f"{path} holds no run yet" if path.exists() else f"{path} will be made"
+    return ok(RUN_FOLDER, "; ".join((found, *notes_on_folder(path))))
+
+
+def work_there(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
+    """What becomes of an earlier run's work."""
+    if overwrite:
+        fix = "leave --overwrite out to keep it, with --resume or run.name=NEW"
+        return warning(RUN_FOLDER, f"{path}: the run that is there will be removed", fix=fix)
+    if not resume:
+        fix = "give --resume, --overwrite, or run.name=NEW"
+        return failure(RUN_FOLDER, f"{path}: holds another run's work", fix=fix)
+    return newest_checkpoint(path / "checkpoints", config)
+
+
+def resumes(path: Path, *, resume: bool, auto_resume: bool) -> bool:
+    """Whether the command goes on with what is there."""
+    return resume or (auto_resume and holds_work(path))
+
+
+def newest_checkpoint(folder: Path, config: Config) -> Finding:
+    """The one that --resume goes on from, after looking at every byte of it."""
+    checkpoint, problems = newest_whole(folder)
+    fix = "give --overwrite to begin anew, or another run.name"
+    if checkpoint is None:
+        if problems:
+            return failure(
+                RUN_FOLDER, f"{problems[0]}; no checkpoint in {folder} is whole", fix=fix
+            )
+        return ok(RUN_FOLDER, f"{folder} holds no checkpoint yet: the run begins anew")
+    try:
+        require_same_settings(checkpoint, config)
+    except InputError as error:
+        return failure(RUN_FOLDER, str(error), fix="")
+    found = f"goes on from {checkpoint.folder}, which is whole"
+    if is_finished(checkpoint.position, config.training):
+        raised = "raise training.epochs or training.max_steps to train on"
+        found = f"{checkpoint.folder} is a finished run's; {raised}"
+    if problems:
+        return warning(RUN_FOLDER, f"{found}; {problems[0]}", fix="nothing: it will be skipped")
+    return ok(RUN_FOLDER, found)
+
+
+def is_finished(position: TrainingPosition, training: TrainingConfig) -> bool:
+    """Whether no step is left; a target that was reached is not looked at."""
+    limit = training.max_steps
+    return position.epoch >= training.epochs or (limit is not None and position.step >= limit)
+
+
+WRITING = "writing"
+FIX = "set run.root to a folder that can be written"
+WRITTEN_TO = ("checkpoints", "eval", "pictures", "tensorboard")
+"""Folders of a run that may be there already, and another user's."""
+
+
+def check_writing(folder: Path) -> Finding:
+    """Write a file there, or in the nearest folder above it that exists; nothing is left.
+
+    Modes alone do not tell: root may write where they forbid it, and nobody may on a file system
+    that is mounted read-only.
+
+    Args:
+        folder: The run's.
+    """
+    try:
+        place = existing(folder)
+        places = [place]
+        if place == folder.absolute():
+            places += [place / name for name in WRITTEN_TO if (place / name).is_dir()]
+    except OSError as error:
+        return failure(WRITING, f"{folder}: cannot be looked into: {error.strerror}", fix=FIX)
+    if not place.is_dir():
+        return failure(WRITING, f"{place}: is a file", fix="set run.name or run.root")
+    for one in places:
+        problem = trial_write(one)
+        if problem:
+            return failure(WRITING, f"{one}: cannot be written: {problem}", fix=FIX)
+    made = "" if place == folder.absolute() else f", where {folder} will be made"
+    written = f"a file was written in {place}{made}, and removed"
+    if not has_locks(place):
+        written += "; its file system has no locks: .lock.owner shows where a run is alive"
+    return ok(WRITING, written)
+
+
+def existing(path: Path) -> Path:
+    """The path itself, or the nearest above it that exists; absolute.
+
+    Raises:
+        OSError: It cannot be told, since a folder on the way may not be entered.
+    """
+    whole = path.absolute()
+    return next(one for one in (whole, *whole.parents) if one.exists())
+
+
+def trial_write(folder: Path) -> str | None:
+    """Write a page into a file that has no name, so that not even a kill leaves it behind.
+
+    Returns:
+        Why it fails; None where it does not.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+DISK = "disk space"
+FILES_OF_A_CHECKPOINT = 5
+"""Its folder included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskNeed:
+    """What a run will write."""
+
+    checkpoint: int
+    """One checkpoint. [bytes]"""
+    checkpoints: int
+    """The most that there are at a time: those that are kept, and one being written."""
+    rest: int
+    """Scenes, detections and metrics, roughly and at the most. [bytes]"""
+
+    @property
+    def all(self) -> int:
+        """[bytes]"""
+        return self.checkpoint * self.checkpoints + self.rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeSpace:
+    """What a file system has left for this user."""
+
+    size: int
+    """[bytes]"""
+    files: int | None
+    """Files that it can still take (inodes); None where it sets no limit."""
+
+
+def free_space(folder: Path) -> FreeSpace:
+    """Of the file system that a folder is on. A quota that it does not report is not seen.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    status = os.statvfs(folder)
+    is_root = os.geteuid() == 0
+    blocks = status.f_bfree if is_root else status.f_bavail
+    files = (status.f_ffree if is_root else status.f_favail) if status.f_files else None
+    return FreeSpace(size=blocks * status.f_frsize, files=files)
+
+
+def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed: int) -> Finding:
+    """Hold what a run will write against the space that there is.
+
+    Args:
+        place: Where it writes; for the message.
+        free: Of the file system there.
+        need: What the run will write.
+        held: What it has written before and keeps. [bytes]
+        freed: What it removes at its start. [bytes]
+    """
+    room = free.size + freed
+    wanted = max(0, need.all - held)
+    parts = f"{need.checkpoints} checkpoints of {amount(need.checkpoint)}"
+    if held:
+        parts += f", of which {amount(held)} are there,"
+    if need.rest:
+        parts += f" and up to {amount(need.rest)} of results"
+    have = f"{amount(room)} are free on the file system of {place}"
+    if freed:
+        have += f", with the {amount(freed)} that --overwrite removes"
+    fix = "free some, set run.root, or lower checkpoint.keep"
+    if room < need.checkpoint and held < need.checkpoint:
+        found = f"a checkpoint takes {amount(need.checkpoint)}, and only {have}"
+        return failure(DISK, found, fix="free some, or set run.root to another file system")
+    if free.files is not None and free.files < FILES_OF_A_CHECKPOINT * need.checkpoints:
+        found = f"only {free.files} more files (inodes) fit on the file system of {place}"
+        return warning(DISK, found, fix="remove files, or set run.root")
+    if room < wanted:
+        return warning(DISK, f"{have}, and the run writes {parts}", fix=fix)
+    return ok(DISK, f"{have}; the run writes {parts}")
+
+
+def size_of(folder: Path) -> int:
+    """What all files below a folder take on the disk, each once. [bytes]"""
+    found = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                found += Path(root, name).lstat().st_blocks * 512
+            except OSError:  # a live run removes and renames meanwhile
+                continue
+    return found
+
+
+WEIGHTS = "weights"
+
+
+def check_weights(settings: ModelConfig) -> Finding:
+    """Read the pretrained backbone and put it into a model; a download is not begun."""
+    source = settings.pretrained_backbone
+    if source == FROM_TORCHVISION and not is_downloaded():
+        found = f"torchvision's are not in {torch.hub.get_dir()} yet"
+        fix = "the run downloads them first; without a network give model.pretrained_backbone=FILE"
+        return warning(WEIGHTS, found, fix=fix)
+    try:
+        weights = starting_weights(settings)
+        if weights is not None:
+            with torch.device("cpu"):
+                build_model(settings, num_classes=1, weights=weights)
+    except InputError as error:
+        return failure(WEIGHTS, str(error), fix="")
+    if weights is None:
+        return ok(WEIGHTS, "random ones")
+    dropped = dropped_parts(weights)
+    rest = f"; a whole detector, of which these are dropped: {dropped}" if dropped else ""
+    return ok(WEIGHTS, f"{source}: read, and they fit{rest}")
+
+
+def is_downloaded() -> bool:
+    """Whether torchvision's weights are in torch's cache."""
+    from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
+
+    name = Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name
+    return Path(torch.hub.get_dir(), "checkpoints", name).is_file()
+
+
+BATCHES = "batches"
+GROUPS = "compute groups"
+
+
+def check_split(config: Config, *, ranks: int) -> list[Finding]:
+    """Hold `distributed.batch_split` against so many ranks; nothing where it is even."""
+    split, batch_size = config.distributed.batch_split, config.training.batch_size
+    try:
+        planned = planned_split(split, batch_size=batch_size, ranks=ranks)
+    except InputError as error:
+        return [failure(BATCHES, str(error), fix="")]
+    return [ok(BATCHES, planned)] if planned else []
+
+
+def check_groups(config: Config, *, ranks: int) -> list[Finding]:
+    """Hold `distributed.groups` against so many ranks; nothing where there is one."""
+    try:
+        planned = planned_groups(config.distributed.groups, ranks=ranks)
+    except InputError as error:
+        return [failure(GROUPS, str(error), fix="")]
+    return [ok(GROUPS, planned)] if planned else []

@@ -1,0 +1,1 @@
+"""Compute groups that update common weights without waiting for each other."""

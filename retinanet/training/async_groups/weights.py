@@ -1,0 +1,340 @@
+"""One model's weights, which compute groups read and update without waiting for one another.
+
+Hadjis et al. 2016, "Omnivore: An Optimizer for Multi-device Deep Learning on CPUs and GPUs", arXiv
+1606.04487, section 3: a group computes a gradient at the weights that it has read, and by the time
+it is applied others may have updated them. Weights and optimizer state lie in memory that the ranks
+of a host share; a group's first rank takes the optimizer's step there itself.
+
+TODO-DOC The common weights of compute groups as a rank on another host sees them: by way of rank 0.
+
+A thread of rank 0 for each such group takes its gradients, takes the optimizer's step with them,
+and gives back the weights as they are then.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from retinanet.engine.optimizers import is_one_block
+from retinanet.engine.shared_gradients import LINE, MemoryPlace, SharedMemory, map_memory
+
+VALUES_OF_A_LINE = LINE // 4
+VERSION_AT = LINE
+"""Behind the name. [bytes]"""
+VALUES_AT = 2 * LINE
+SECONDS_BETWEEN_TRIES = 0.0005
+
+SLOTS = {
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+}
+"""What each optimizer keeps of a parameter, under torch's names."""
+COUNTING = ("adam", "lamb")
+"""Those that keep the number of its steps too."""
+
+MakeOptimizer = Callable[[nn.Module], Optimizer]
+"""Such as `make_optimizer` with all but the model told."""
+
+
+class GroupWeights:
+    """The weights as one rank sees them."""
+
+    def __init__(
+        self,
+        place: MemoryPlace,
+        parameters: Sequence[nn.Parameter],
+        *,
+        optimizer: str,
+        make: MakeOptimizer,
+        timeout_s: float,
+    ) -> None:
+        """Map what `memory_of_weights` has made.
+
+        Args:
+            place: Of that memory.
+            parameters: This rank's own that train, float32; only their layout is looked at.
+            optimizer: `adam`, `lamb` or `sgd`.
+            make: Makes it.
+            timeout_s: How long to wait for others, each of whom is done in less than a second.
+
+        Raises:
+            OSError: The memory cannot be seen from here.
+        """
+        slots = SLOTS[optimizer]
+        memory = map_memory(place, bytes_of_weights(parameters, slots))
+        self._lock = os.open(place[0], os.O_RDWR)  # of its own: what opens it twice excludes itself
+        self._timeout_s = timeout_s
+        self._version = torch.frombuffer(
+            memory.mapped, dtype=torch.int64, count=1, offset=VERSION_AT
+        )
+        values = torch.frombuffer(memory.mapped, dtype=torch.float32, offset=VALUES_AT)
+        counts, *blocks = split_values(values, parameters, slots)
+        self._weights = [nn.Parameter(one) for one in placed(blocks[0], parameters)]
+        self.optimizer = make(nn.ParameterList(self._weights))
+        if optimizer in COUNTING:
+            for index, weight in enumerate(self._weights):
+                self.optimizer.state[weight]["step"] = counts[index]
+        for slot, block in zip(slots, blocks[1:], strict=True):
+            for weight, view in zip(self._weights, placed(block, parameters), strict=True):
+                self.optimizer.state[weight][slot] = view
+        self._read = 0
+
+    def fill(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
+        """Put in a rank's own weights, and its optimizer's state if it has one; one rank does."""
+        with torch.no_grad():
+            for weight, own in zip(self._weights, parameters, strict=True):
+                weight.copy_(own)
+                state = self.optimizer.state[weight]
+                for slot, value in optimizer.state.get(own, {}).items():
+                    if value is not None:
+                        state[slot].copy_(value)
+
+    def take_back(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
+        """Put weights and state into a rank's own parameters and optimizer, once nobody updates."""
+        self.copy_to(parameters)
+        for weight, own in zip(self._weights, parameters, strict=True):
+            state = optimizer.state[own]
+            for slot, value in self.optimizer.state[weight].items():
+                if slot in state and state[slot] is not None:
+                    state[slot].copy_(value)
+                else:
+                    state[slot] = value.clone()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep all others out meanwhile; a process that ends lets go, however it ends.
+
+        Raises:
+            TimeoutError: Another rank keeps them for too long.
+        """
+        end = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    text = (
+                        f"timed out: another group has kept the weights for {self._timeout_s:g} s"
+                    )
+                    raise TimeoutError(text) from None
+            time.sleep(SECONDS_BETWEEN_TRIES)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
+        """Take the optimizer's step while they are held.
+
+        Args:
+            gradients: Of the rank's own parameters, in their order, at what it has last read.
+            learning_rate: Of this step.
+
+        Returns:
+            The staleness: how many updates of others came between that reading and this step.
+        """
+        for weight, gradient in zip(self._weights, gradients, strict=True):
+            weight.grad = gradient
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        staleness = int(self._version) - self._read
+        self._version += 1
+        return staleness
+
+    def copy_to(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Read the weights, while they are held or nobody updates them."""
+        with torch.no_grad():
+            for own, weight in zip(parameters, self._weights, strict=True):
+                own.copy_(weight)
+        self._read = int(self._version)
+
+
+def memory_of_weights(parameters: Sequence[nn.Parameter], *, optimizer: str) -> SharedMemory:
+    """Memory for such weights and an optimizer's state; its maker closes it once all have mapped.
+
+    Raises:
+        OSError: There is not so much memory.
+    """
+    return SharedMemory(bytes_of_weights(parameters, SLOTS[optimizer]))
+
+
+def bytes_of_weights(parameters: Sequence[nn.Parameter], slots: Sequence[str]) -> int:
+    """Of all that is shared."""
+    return VALUES_AT + 4 * (lines_of(len(parameters)) + values_of(parameters) * (1 + len(slots)))
+
+
+def split_values(
+    values: Tensor, parameters: Sequence[nn.Parameter], slots: Sequence[str]
+) -> list[Tensor]:
+    """The numbers of steps, the weights, and each slot: parts of one long tensor."""
+    size = values_of(parameters)
+    return list(values.split([lines_of(len(parameters)), *[size] * (1 + len(slots))]))
+
+
+def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+    """Parts of a block in the shapes and memory layouts of parameters, each on lines of its own."""
+    start = 0
+    for one in parameters:
+        assert one.dtype == torch.float32 and is_one_block(one)
+        yield block[start : start + one.numel()].as_strided(one.shape, one.stride())
+        start += lines_of(one.numel())
+
+
+def values_of(parameters: Sequence[nn.Parameter]) -> int:
+    """How many numbers a block has, the ends of lines included."""
+    return sum(lines_of(one.numel()) for one in parameters)
+
+
+def lines_of(count: int) -> int:
+    """So many numbers, rounded up to whole lines."""
+    return -(-count // VALUES_OF_A_LINE) * VALUES_OF_A_LINE
+
+
+STEP, READ, END = 1.0, 2.0, 3.0
+"""What a rank asks for."""
+
+
+class ServedWeights:
+    """Stands in for `GroupWeights` where those are on another host."""
+
+    def __init__(
+        self, pair: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, compress: bool
+    ) -> None:
+        """Ask over a group of two ranks, this one and the job's rank 0.
+
+        Args:
+            pair: The two.
+            parameters: This rank's own that train.
+            compress: Whether gradients travel in BF16.
+        """
+        self._pair = pair
+        self._gradients = gradient_buffer(parameters, compress=compress)
+        self._gradient_views = list(placed(self._gradients, parameters))
+        self._weights = torch.empty(values_of(parameters))
+        self._weight_views = list(placed(self._weights, parameters))
+        self._is_fresh = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing to do: rank 0 holds them while it takes a step, or reads."""
+        yield
+
+    def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
+        """See `GroupWeights.step`; the new weights come back with the answer.
+
+        Raises:
+            RuntimeError: Rank 0 has ended.
+        """
+        for view, gradient in zip(self._gradient_views, gradients, strict=True):
+            view.copy_(gradient)
+        self._ask(STEP, learning_rate)
+        dist.send(self._gradients, dst=0, group=self._pair)
+        return self._hear()
+
+    def copy_to(self, parameters: Sequence[nn.Parameter]) -> None:
+        """See `GroupWeights.copy_to`; what a step has just brought is not asked for again."""
+        if not self._is_fresh:
+            self._ask(READ)
+            self._hear()
+        with torch.no_grad():
+            for own, weight in zip(parameters, self._weight_views, strict=True):
+                own.copy_(weight)
+        self._is_fresh = False
+
+    def close(self) -> None:
+        """Say that nothing more will be asked."""
+        self._ask(END)
+
+    def _ask(self, what: float, learning_rate: float = 0.0) -> None:
+        question = torch.tensor([what, learning_rate], dtype=torch.float64)
+        dist.send(question, dst=0, group=self._pair)
+
+    def _hear(self) -> int:
+        staleness = torch.empty(1, dtype=torch.int64)
+        dist.recv(staleness, src=0, group=self._pair)
+        dist.recv(self._weights, src=0, group=self._pair)
+        self._is_fresh = True
+        return int(staleness)
+
+
+def gradient_buffer(parameters: Sequence[nn.Parameter], *, compress: bool) -> Tensor:
+    """Room for all gradients, in the order and layout of the weights, as they travel."""
+    return torch.empty(values_of(parameters), dtype=torch.bfloat16 if compress else torch.float32)
+
+
+class WeightsServer:
+    """Rank 0's threads, one for each group that is not on its host."""
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[int, dist.ProcessGroup]],
+        parameters: Sequence[nn.Parameter],
+        *,
+        make_view: Callable[[], GroupWeights],
+        compress: bool,
+        begin_thread: Callable[[], None],
+    ) -> None:
+        """Begin to serve.
+
+        Args:
+            pairs: The first rank of each group, and its group with rank 0.
+            parameters: As on all ranks.
+            make_view: The weights, once for each thread.
+            compress: See `ServedWeights`.
+            begin_thread: Called first in each thread.
+        """
+        self._parameters = parameters
+        self._compress = compress
+        self._begin_thread = begin_thread
+        self._threads = [
+            Thread(
+                target=self._serve,
+                args=(rank, pair, make_view()),
+                name=f"weights for rank {rank}",
+                daemon=True,
+            )
+            for rank, pair in pairs
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Wait until all that are left have said that they are done."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _serve(self, rank: int, pair: dist.ProcessGroup, weights: GroupWeights) -> None:
+        self._begin_thread()
+        gradients = gradient_buffer(self._parameters, compress=self._compress)
+        gradient_views = list(placed(gradients, self._parameters))
+        values = torch.empty(values_of(self._parameters))
+        copies = [nn.Parameter(one) for one in placed(values, self._parameters)]
+        question = torch.empty(2, dtype=torch.float64)
+        staleness = torch.zeros(1, dtype=torch.int64)
+        with suppress(RuntimeError):  # the rank has ended, of which the watch tells
+            while True:
+                dist.recv(question, src=rank, group=pair)
+                what, learning_rate = question.tolist()
+                if what == END:
+                    return
+                if what == STEP:
+                    dist.recv(gradients, src=rank, group=pair)
+                with weights.held():
+                    if what == STEP:
+                        floats = [one.float() for one in gradient_views]
+                        staleness[0] = weights.step(floats, learning_rate=learning_rate)
+                    weights.copy_to(copies)
+                dist.send(staleness, dst=rank, group=pair)
+                dist.send(values, dst=rank, group=pair)

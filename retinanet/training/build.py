@@ -1,0 +1,399 @@
+"""The model and its optimizer at a run's start.
+
+TODO-DOC Backbone weights to start from, and the refusal to start without where that cannot work.
+
+TODO-DOC Weights in torch's own files (`.pth`), each of which is a pickle: a program that builds objects.
+
+`weights_only=True` lets such a program build tensors and plain containers only. In torch before
+2.10 it does so carelessly: CVE-2026-24747, memory that a file made for it can corrupt, and with it
+run code. So such files are read here alone, for `python -m retinanet convert` and for the one file
+of torchvision's that is known by its hash.
+
+TODO-DOC Files that are no checkpoint, and by their names are something else that this project knows.
+"""
+
+import argparse
+import hashlib
+import io
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from common.errors import InputError, printable
+from common.files import read_bytes
+from retinanet.config import ModelConfig, TrainingConfig
+from retinanet.config_types import beta1_of
+from retinanet.engine.optimizers import make_optimizer
+from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
+from retinanet.model.retinanet import RetinaNet, current_key
+from retinanet.training.nonfinite import require_finite_tensors
+
+
+def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
+    """The pretrained backbone's weights, or None for a start from random ones.
+
+    Raises:
+        InputError: They cannot be read or are not finite, or a start without them could not train.
+    """
+    require_trainable_start(
+        settings.pretrained_backbone,
+        norm=settings.norm,
+        trainable_layers=settings.trainable_layers,
+    )
+    if settings.pretrained_backbone is None:
+        return None
+    weights = read_backbone_weights(settings.pretrained_backbone)
+    file = f"model.pretrained_backbone: {settings.pretrained_backbone}"
+    require_finite_tensors(weights, file=file)
+    return weights
+
+
+def build_model(
+    settings: ModelConfig, *, num_classes: int, weights: Mapping[str, Tensor] | None
+) -> RetinaNet:
+    """A RetinaNet in channels_last memory; weights are random but for the backbone's, if given.
+
+    Raises:
+        InputError: The weights are not a ResNeXt50-32x4d's.
+    """
+    model = RetinaNet(
+        num_classes=num_classes,
+        norm=settings.norm,
+        trainable_layers=settings.trainable_layers,
+    )
+    if weights is not None:
+        source = f"model.pretrained_backbone: {settings.pretrained_backbone}"
+        load_pretrained_backbone(model.backbone.body, weights, source=source)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def build_optimizer(
+    settings: TrainingConfig, model: nn.Module, *, engine: str, groups: int = 1
+) -> Optimizer:
+    """The optimizer of the parameters that train.
+
+    Args:
+        settings: `training` of the configuration.
+        model: What has the parameters.
+        engine: `torch` or `ipex`.
+        groups: Compute groups, which bring momentum of their own.
+    """
+    return make_optimizer(
+        model,
+        name=settings.optimizer,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        beta1=beta1_of(settings.beta1, groups=groups),
+        weight_decay=settings.weight_decay,
+        fused=engine != "ipex",  # it puts its own fused step into torch's plain optimizers
+    )
+
+
+FROM_TORCHVISION = "torchvision"
+
+
+def require_trainable_start(
+    pretrained_backbone: str | None, *, norm: str, trainable_layers: int
+) -> None:
+    """Refuse random weights that nothing could train.
+
+    Frozen layers would stay random, and frozen norms would let random layers' activations grow
+    from block to block.
+
+    Raises:
+        InputError: Says what to set.
+    """
+    if pretrained_backbone is not None:
+        return
+    frozen = "model.norm: frozen" if norm == "frozen" else ""
+    if trainable_layers < 5:
+        frozen = f"model.trainable_layers: {trainable_layers}"
+    if frozen:
+        raise InputError(
+            f"{frozen} needs pretrained weights; set model.pretrained_backbone to a "
+            ".safetensors file of resnext50_32x4d, or to `torchvision` to download them; "
+            "or train from random weights with model.norm=batch model.trainable_layers=5"
+        )
+
+
+def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
+    """Weights of a resnext50_32x4d.
+
+    Args:
+        pretrained_backbone: A .safetensors file, or `torchvision` for ImageNet's weights
+            (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts from), from torch's cache
+            or its download site.
+
+    Raises:
+        InputError: There is no such file, it holds something else, or the site is not reachable.
+    """
+    if pretrained_backbone == FROM_TORCHVISION:
+        return read_torchvision_weights()
+    file = Path(pretrained_backbone)
+    if not file.is_file():
+        raise InputError(
+            f"model.pretrained_backbone: {file} does not exist; give a .safetensors file or "
+            "`torchvision`"
+        )
+    try:
+        return load_file(file)
+    except Exception as error:  # OSError, SafetensorError, and what a hostile header may cause
+        reason = str(error).strip().split("\n", maxsplit=1)[0][:160]
+        raise InputError(f"model.pretrained_backbone: {file} cannot be read: {reason}") from error
+
+
+def dropped_parts(weights: Mapping[str, Tensor]) -> str:
+    """Return what of a whole detector a backbone leaves out; nothing for a classifier's weights."""
+    if not any(name.startswith(IN_DETECTOR) for name in weights):
+        return ""
+    dropped = [name for name in weights if not name.startswith(IN_DETECTOR)]
+    parts = Counter(".".join(name.split(".")[:2]) for name in dropped)
+    return ", ".join(f"{printable(part[:60])} ({count})" for part, count in parts.most_common(5))
+
+
+def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) -> list[str]:
+    """Return what a run tells about the weights it starts from."""
+    dropped = dropped_parts(weights or {})
+    if not dropped:
+        return []
+    return [
+        f"model.pretrained_backbone: {source} is a whole detector, of which only the backbone is "
+        f"used; dropped, by number of tensors: {dropped}"
+    ]
+
+
+def read_torchvision_weights() -> dict[str, Tensor]:
+    """ImageNet weights from torch's cache; they are downloaded to it if they are not there.
+
+    The file is a pickle, so its whole hash is compared before anything of it is loaded.
+
+    Raises:
+        InputError: It cannot be fetched or read, or is another file.
+    """
+    from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
+
+    url = ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url
+    file = Path(torch.hub.get_dir()) / "checkpoints" / IMAGENET_FILE
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            digits = file.stem.rpartition("-")[2]
+            torch.hub.download_url_to_file(url, str(file), hash_prefix=digits)
+        content = file.read_bytes()
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"model.pretrained_backbone: torchvision: {url} could not be fetched "
+            f"({error}); fetch it elsewhere to {file}, or train from random weights "
+            "with model.norm=batch model.trainable_layers=5"
+        ) from error
+    if not is_imagenet_file(content):
+        raise InputError(
+            f"model.pretrained_backbone: torchvision: {file} is not the file that torchvision "
+            "publishes (its SHA-512 differs), and was not loaded; remove it, and it is fetched anew"
+        )
+    return unpickle_weights(content, file).tensors
+
+
+IMAGENET_FILE = "resnext50_32x4d-7cdf4587.pth"
+"""`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`: the digits are those that its SHA-256 begins with."""
+IMAGENET_SHA512 = (
+    "15c9f0bc1c8d64750712f86ffaded3b0bc6a87e77a395dcda3013d8af65b7ebf"
+    "3ca1c24dd3aae60c0d83e510b4d27731f0526b6f9392c0a85ffc18e5fecd8a13"
+)
+"""The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
+It comes from another source than the digits in the name."""
+SUFFIXES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
+WRAPPINGS = ("model", "state_dict")
+"""Keys under which training scripts put a state_dict: torchvision's and MLPerf's, and others."""
+
+LARGEST_RATIO = 4
+"""Bytes of tensors to those of the file: tensors that share memory, such as tied weights, are
+copied each."""
+NAMES_SHOWN = 5
+MOST_BYTES = 8_000_000_000
+"""Of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
+REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
+"""How torch names what a pickle would have called."""
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class PickledWeights:
+    """What a file holds."""
+
+    tensors: dict[str, Tensor]
+    """Dense, each with memory of its own, under today's names."""
+    renamed: int
+    """How many had an older spelling; see `retinanet.model.retinanet`."""
+    dropped: tuple[str, ...]
+    """What stood beside them and is no tensor."""
+
+
+def refuse_pickle(path: Path, *, what: str) -> None:
+    """Refuse a file that is a pickle by its name, where `what` is expected.
+
+    Raises:
+        InputError: Says which command makes weights of it that can be trained from.
+    """
+    if path.suffix in SUFFIXES:
+        raise InputError(
+            f"{path}: is a pickle, which could run code, and no {what}; its weights can be trained "
+            f"from: python -m retinanet convert {path} --out {path.with_suffix('.safetensors')}; a "
+            f"whole detector becomes a checkpoint: python -m retinanet convert --detector {path} "
+            f"--classes FILE.json --out {path.with_suffix('')}"
+        )
+
+
+def is_imagenet_file(content: bytes) -> bool:
+    """Whether these are the bytes of torchvision's own file."""
+    return hashlib.sha512(content).hexdigest() == IMAGENET_SHA512
+
+
+def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
+    """Return a file's bytes, and whether they are torchvision's own, which need no trust.
+
+    Raises:
+        InputError: It cannot be read, or is not trusted.
+    """
+    try:
+        content = read_bytes(file, most_bytes=MOST_BYTES)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    is_known = is_imagenet_file(content)
+    if not trust and not is_known:
+        raise InputError(
+            f"{file}: is a pickle, which can run code as it is loaded: torch's weights_only=True, "
+            "by which it is read here, has a known hole before torch 2.10 (CVE-2026-24747); "
+            "nothing was read; if you trust whoever made the file, give --trust"
+        )
+    return content, is_known
+
+
+def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
+    """Load a state_dict, bare or under one of `WRAPPINGS`. The bytes must be trusted.
+
+    Raises:
+        InputError: They are no such file, or hold no dense tensors under names.
+    """
+    _require_plausible_sizes(content, file)
+    try:
+        # torchvision's and MLPerf's scripts save their command line beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
+        raise InputError(f"{file}: cannot be read: {reason_of(error)}") from error
+    limit = len(content)
+    entries, dropped = without_wrapping(loaded)
+    given = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    dropped += [str(name) for name in entries if name not in given]
+    if not given or not all(isinstance(name, str) for name in given):
+        raise InputError(f"{file}: holds no state_dict; save model.state_dict()")
+    if sum(min(_size(value), limit) for value in given.values()) > LARGEST_RATIO * limit:
+        raise InputError(f"{file}: its tensors say that they are larger than the file; damaged")
+    names = {name: current_key(name) for name in given}
+    if len(set(names.values())) < len(names):
+        names = {name: name for name in given}  # both spellings of a name: the model will object
+    return PickledWeights(
+        {names[name]: dense(value, name, file, limit) for name, value in given.items()},
+        renamed=sum(new != old for old, new in names.items()),
+        dropped=tuple(dropped),
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Return why torch.load failed, without its advice and the escape codes in it."""
+    text = str(error)
+    if refused := REFUSED_GLOBAL.search(text):
+        return (
+            f"holds {refused[1][:100]}, which is neither a tensor nor a plain container, and may "
+            "be code; save the model's state_dict() alone"
+        )
+    return ESCAPE_CODE.sub("", text.strip().split("\n", maxsplit=1)[0])[:160]
+
+
+def told(file: Path, content: bytes, weights: PickledWeights, *, is_known: bool) -> list[str]:
+    """What was read and what of it was dropped, line by line."""
+    origin = "torchvision's, by its SHA-512" if is_known else "unpickled because you said --trust"
+    digest = hashlib.sha256(content).hexdigest()
+    lines = [f"{file}: {len(content):,} bytes, sha256 {digest}, {origin}"]
+    if weights.renamed:
+        lines.append(f"renamed: {weights.renamed:,} tensors, from older spellings of their names")
+    if weights.dropped:
+        lines.append(f"dropped, being no tensors: {shown(weights.dropped)}")
+    return [printable(line) for line in lines]
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few names."""
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(name[:60] for name in names[:NAMES_SHOWN]) + more
+
+
+def _require_plausible_sizes(content: bytes, file: Path) -> None:
+    """Refuse an archive that says it inflates to more than the file: torch.save stores tensors as
+    they are, and torch.load allocates what the archive says.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except Exception:  # torch's older format, or a damaged archive: torch.load tells which
+        return
+    if size > len(content):
+        raise InputError(
+            f"{file}: inflates to {size:,} bytes from {len(content):,}; "
+            "save it again with torch.save, which does not compress"
+        )
+
+
+def _size(value: Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def without_wrapping(loaded: object) -> tuple[Mapping[Any, Any], list[str]]:
+    """The state_dict in what a file holds, and the names of what stands beside it."""
+    if not isinstance(loaded, dict):
+        return {}, []
+    for wrapping in WRAPPINGS:
+        inner = loaded.get(wrapping)
+        if isinstance(inner, dict):
+            return inner, [str(name) for name in loaded if name != wrapping]
+    return loaded, []
+
+
+def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
+    """A tensor as safetensors holds them: contiguous, its memory shared with no other.
+
+    Raises:
+        InputError: It is sparse or quantized, or needs more bytes than `limit`, the file's.
+    """
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise InputError(f"{file}: {name}: is no dense tensor; save the model's plain state_dict()")
+    if _size(value) > limit:
+        raise InputError(f"{file}: {name}: says that it is larger than the file; it is damaged")
+    return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+EXPORTED = (".onnx", ".pt2")
+
+
+def refuse_what_is_no_checkpoint(path: Path) -> None:
+    """Refuse weights as a pickle, and exported models, where a checkpoint is expected.
+
+    Raises:
+        InputError: Says what to give.
+    """
+    refuse_pickle(path, what="checkpoint of a run")
+    if path.suffix in EXPORTED:
+        raise InputError(
+            f"{path}: is an exported model, for other programs; give --checkpoint what it was made "
+            "of, such as runs/NAME/checkpoints/best"
+        )

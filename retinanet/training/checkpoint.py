@@ -1,0 +1,454 @@
+"""Checkpoints: safetensors for tensors, JSON for the rest, a SHA-256 of every part.
+
+A checkpoint is a folder `step-000500/` with `model.safetensors` (torchvision's names),
+`optimizer.safetensors`, for several ranks with norms that train `ranks.safetensors`, and
+`state.json`. It gets its name once it is whole and on the disk. Nothing is pickled.
+
+TODO-DOC Reading checkpoints: nothing of one is used before its SHA-256 was found to be right.
+
+TODO-DOC Writing checkpoints: a folder gets its name once it is whole and on the disk.
+
+TODO-DOC Which of a run's checkpoints is meant, and which is the newest that is whole.
+
+TODO-DOC The optimizer's state as named tensors, and back.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from common.errors import InputError
+from common.files import open_regular
+from retinanet.engine.optimizers import laid_out_as
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.checkpoint_state import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RANKS_FILE,
+    STATE_FILE,
+    ModelDescription,
+    Part,
+    State,
+    TrainingPosition,
+    read_state,
+    state_text,
+)
+from retinanet.training.distributed import RankState, rank_states
+from retinanet.training.nonfinite import require_finite_tensors
+
+__all__ = [
+    "Checkpoint",
+    "ModelDescription",
+    "State",
+    "TrainingPosition",
+    "find_checkpoint",
+    "newest_whole",
+    "read_checkpoint",
+]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's JSON, and where its tensors are."""
+
+    folder: Path
+    state: State
+
+    @property
+    def model(self) -> ModelDescription:
+        """What it takes to build the model."""
+        return self.state.model
+
+    @property
+    def position(self) -> TrainingPosition:
+        """How far the run had come."""
+        return self.state.position
+
+    @property
+    def trains_norms_on_ranks(self) -> bool:
+        """Whether each rank has running statistics of its own."""
+        return self.model.norm == "batch" and len(self.state.random_states) > 1
+
+    def require_whole(self) -> None:
+        """Check that nothing is missing to resume, and that every part is what was written.
+
+        Raises:
+            InputError: Names the first file that is missing, cut short, changed, or holds a value
+                that is infinite or NaN.
+        """
+        ranks = (RANKS_FILE,) if self.trains_norms_on_ranks else ()
+        for name in dict.fromkeys((MODEL_FILE, OPTIMIZER_FILE, *ranks, *self.state.parts)):
+            file = self.require_unchanged(name)
+            require_finite_tensors(mapped_tensors(file), file=file)
+
+    def require_unchanged(self, name: str) -> Path:
+        """See that a part is what was written; returns the file.
+
+        Raises:
+            InputError: It is missing, cut short or changed.
+        """
+        file = self.folder / name
+        part = self.state.parts.get(name)
+        if part is None:
+            raise InputError(f"{self.folder / STATE_FILE}: names no {name}; use another checkpoint")
+        try:
+            size = file.stat().st_size
+            if size != part.bytes:
+                raise InputError(f"{file}: damaged: {size} bytes, {part.bytes} were written")
+            found = file_digest(file)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+        if found != part.sha256:
+            raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
+        return file
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return copies of the tensors of a part, so that the file need not stay.
+
+        Raises:
+            InputError: It is not what was written, not safetensors, or holds a value that is
+                infinite or NaN.
+        """
+        file = self.require_unchanged(name)
+        tensors = {key: mapped.clone() for key, mapped in mapped_tensors(file).items()}
+        require_finite_tensors(tensors, file=file)
+        return tensors
+
+    def build_model(self) -> RetinaNet:
+        """The model with the checkpoint's weights, channels_last.
+
+        Raises:
+            InputError: The weights cannot be read or do not fit.
+        """
+        model = RetinaNet(
+            num_classes=self.model.num_classes,
+            norm=self.model.norm,
+            trainable_layers=self.model.trainable_layers,
+        )
+        self.load_weights(model)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def load_weights(self, model: RetinaNet) -> None:
+        """Put the checkpoint's weights into a model.
+
+        Raises:
+            InputError: The weights cannot be read or do not fit.
+        """
+        tensors = self.tensors(MODEL_FILE)
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            detail = " ".join(str(error).split())[:200]
+            file = self.folder / MODEL_FILE
+            raise InputError(f"{file}: does not fit the configured model: {detail}") from error
+
+    def load_training_state(self, model: RetinaNet, optimizer: Optimizer) -> None:
+        """Put weights and the optimizer's state back as they were.
+
+        Raises:
+            InputError: A file cannot be read, or belongs to another model.
+        """
+        self.load_weights(model)
+        tensors = self.tensors(OPTIMIZER_FILE)
+        state = optimizer_state(tensors, model, file=self.folder / OPTIMIZER_FILE)
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def rank_states(self) -> list[RankState]:
+        """What each rank had of its own.
+
+        Raises:
+            InputError: A file cannot be read.
+        """
+        statistics = self.tensors(RANKS_FILE) if RANKS_FILE in self.state.parts else {}
+        states = rank_states(self.state.random_states, statistics)
+        if len({frozenset(state.statistics) for state in states}) > 1:
+            file = self.folder / RANKS_FILE
+            raise InputError(f"{file}: ranks have statistics of different norms")
+        return states
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint's JSON; its tensors are read when they are asked for.
+
+    Args:
+        path: See `find_checkpoint`.
+
+    Raises:
+        InputError: There is no checkpoint, or its `state.json` is not ours or damaged.
+    """
+    folder = find_checkpoint(path)
+    return Checkpoint(folder, read_state(folder))
+
+
+def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint below `checkpoints/` of which every part is what was written.
+
+    Returns:
+        The checkpoint, or None where there is none; and what is wrong with each newer one.
+    """
+    problems = []
+    for folder in newest_first(checkpoints):
+        try:
+            checkpoint = Checkpoint(folder, read_state(folder))
+            checkpoint.require_whole()
+        except InputError as error:
+            problems.append(str(error))
+        else:
+            return checkpoint, problems
+    return None, problems
+
+
+def mapped_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; the file is mapped as long as one of them lives.
+
+    Raises:
+        InputError: It cannot be read, or is not safetensors.
+    """
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file}: cannot be read as safetensors: {error}") from error
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    with open_regular(file) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+PARTIAL = ".partial"
+REMOVED = ".removed"
+"""A folder's name before it is whole, and while it is being removed: a dot before, this behind."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint is made of. The tensors belong to it alone: training goes on meanwhile."""
+
+    parts: Mapping[str, Mapping[str, Tensor]]
+    """Tensors by file and name."""
+    state: State
+    """Without the parts, which are known once they are written."""
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies as safetensors takes them."""
+    return {
+        name: one.detach().clone(memory_format=torch.contiguous_format)
+        for name, one in tensors.items()
+    }
+
+
+def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str] = {}) -> None:
+    """Write a checkpoint's folder.
+
+    Args:
+        final: Its name, in a folder that exists; replaced if it is there.
+        contents: What goes into it.
+        texts: Other files, by name.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it, and what was there stays.
+    """
+    partial = final.with_name(f".{final.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        parts = {}
+        for name, tensors in contents.parts.items():
+            file = partial / name
+            save(tensors, file)
+            parts[name] = Part(sha256=file_digest(file), bytes=file.stat().st_size)
+        written = {STATE_FILE: state_text(replace(contents.state, parts=parts)), **texts}
+        for name, text in written.items():
+            (partial / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        for path in [*partial.iterdir(), partial]:
+            flush_to_disk(path)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    remove(final)
+    partial.rename(final)
+    flush_to_disk(final.parent)
+
+
+def save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which is what a full disk is told as
+        raise OSError(None, str(error)) from error
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: then no crash undoes them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rewrite_state(folder: Path, state: State) -> None:
+    """Replace what a checkpoint says of itself, at once; its tensors stay.
+
+    Raises:
+        OSError: It cannot be written; what was there stays.
+    """
+    partial = folder / f".{STATE_FILE}{PARTIAL}"
+    try:
+        partial.write_text(state_text(state), encoding="utf-8")
+        flush_to_disk(partial)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    partial.replace(folder / STATE_FILE)
+    flush_to_disk(folder)
+
+
+def point_to(link: Path, folder: Path) -> None:
+    """Make `link` name `folder` beside it, at once."""
+    partial = link.with_name(f".{link.name}{PARTIAL}")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(folder.name)
+    partial.replace(link)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint: first its name, so that none is ever half there."""
+    if not folder.exists():
+        return
+    doomed = folder.with_name(f".{folder.name}{REMOVED}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_old(checkpoints: Path, *, keep: int) -> None:
+    """Keep the newest `keep` checkpoints, and those that `best` and `last` point to."""
+    linked = {(checkpoints / name).resolve() for name in (BEST, LAST)}
+    for folder in newest_first(checkpoints)[keep:]:
+        if folder.resolve() not in linked:
+            remove(folder)
+
+
+def remove_unfinished(checkpoints: Path) -> None:
+    """Remove what writers and removers that were killed have left."""
+    for pattern in (f".*{PARTIAL}", f".*{REMOVED}"):
+        for path in checkpoints.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def checkpoint_folder(checkpoints: Path, step: int) -> Path:
+    """Where the checkpoint after so many steps is."""
+    return checkpoints / name_of(step)
+
+
+BEST, LAST = "best", "last"
+"""Links beside the checkpoints."""
+
+NAME = re.compile(r"step-([0-9]{6,18})")
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint folder that a user's path means.
+
+    Args:
+        path: A checkpoint's folder, a file in it, or a run's folder (its best, else its last).
+
+    Raises:
+        InputError: There is none.
+    """
+    candidates = (
+        path,
+        path.parent,
+        path / "checkpoints" / BEST,
+        path / "checkpoints" / LAST,
+        path / BEST,
+        path / LAST,
+    )
+    if path.exists():
+        for candidate in candidates:
+            if (candidate / STATE_FILE).is_file():
+                return candidate
+    reason = "holds no checkpoint" if path.exists() else "does not exist"
+    raise InputError(f"{path}: {reason}; give runs/NAME/checkpoints/best or a folder like it")
+
+
+def name_of(step: int) -> str:
+    """The folder's name of the checkpoint after so many steps."""
+    return f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    """The inverse of `name_of`."""
+    match = NAME.fullmatch(folder.name)
+    assert match, folder
+    return int(match[1])
+
+
+def newest_first(checkpoints: Path) -> list[Path]:
+    """The checkpoints' folders below `checkpoints/`, by step."""
+    if not checkpoints.is_dir():
+        return []
+    found = [one for one in checkpoints.iterdir() if NAME.fullmatch(one.name) and one.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def trainable_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that train, in the optimizer's order."""
+    return [name for name, value in model.named_parameters() if value.requires_grad]
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state under the parameters' names: `backbone.fpn…weight/exp_avg`."""
+    names = trainable_names(model)
+    return {
+        f"{names[index]}/{slot}": tensor
+        for index, slots in optimizer.state_dict()["state"].items()
+        for slot, tensor in slots.items()
+    }
+
+
+def optimizer_state(
+    tensors: Mapping[str, Tensor], model: nn.Module, *, file: Path
+) -> dict[int, dict[str, Tensor]]:
+    """The inverse of `optimizer_tensors`: the slots of each parameter that trains, in their order.
+
+    Raises:
+        InputError: A parameter is not known or of another shape, or lacks a slot that others have.
+    """
+    parameters = dict(model.named_parameters())
+    places = {name: index for index, name in enumerate(trainable_names(model))}
+    state: dict[int, dict[str, Tensor]] = {index: {} for index in places.values()}
+    for key, tensor in tensors.items():
+        name, _, slot = key.rpartition("/")
+        if name not in places:
+            raise InputError(f"{file}: {name} does not train in the configured model")
+        if tensor.dim() and tensor.shape != parameters[name].shape:
+            raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
+        state[places[name]][slot] = laid_out_as(parameters[name], tensor)
+    # An optimizer would start anew, in silence, for a parameter that has none.
+    slots = {slot for own in state.values() for slot in own}
+    for name, index in places.items():
+        for slot in sorted(slots - state[index].keys()):
+            raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")
+    return state

@@ -1,0 +1,272 @@
+"""`python -m retinanet convert`: weights from a `.pth` as safetensors, once.
+
+TODO-DOC `python -m retinanet convert --detector`: a detector of other scripts as a checkpoint, once.
+
+TODO-DOC The classes of a detector that comes without them: from COCO-format JSON, or a list of names.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+from torch import Tensor
+
+from common.errors import FINISHED, InputError
+from common.files import require_free_outputs, write_whole
+from data.annotations import UNNAMED, ClassMap
+from data.coco_json import category_columns, check_unique
+from data.index import open_annotations
+from data.json_columns import JsonTable
+from retinanet.config import config_to_tree
+from retinanet.config_file import config_from_tree
+from retinanet.model.anchors import ANCHORS_PER_LOCATION
+from retinanet.model.retinanet import RetinaNet
+from retinanet.training.build import read_trusted, told, unpickle_weights
+from retinanet.training.checkpoint import Contents, write_checkpoint
+from retinanet.training.checkpoint_state import (
+    MODEL_FILE,
+    STATE_FILE,
+    ModelDescription,
+    State,
+    TrainingPosition,
+)
+from retinanet.training.distributed import random_states
+
+
+def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
+    """Write the tensors of a `.pth` to a safetensors file, and say what was left out.
+
+    Args:
+        file: torch's file: a state_dict, alone or under `model` or `state_dict`.
+        out: Where they go; its name ends in `.safetensors`.
+        trust: Whether the user trusts whoever made `file`. torchvision's own file needs no word.
+        overwrite: Whether `out` may be replaced.
+
+    Raises:
+        InputError: The file is not trusted, cannot be read or holds no weights, or `out` exists.
+    """
+    if out.suffix != ".safetensors":
+        raise InputError(f"--out: {out}: expected a name that ends in .safetensors")
+    require_free_outputs([out], overwrite=overwrite)
+    content, is_known = read_trusted(file, trust=trust)
+    weights = unpickle_weights(content, file)
+    written = save(weights.tensors, metadata={"format": "pt"})
+    write_whole(out, written)
+    print("\n".join(told(file, content, weights, is_known=is_known)))
+    digest = hashlib.sha256(written).hexdigest()
+    print(f"{out}: {len(weights.tensors):,} tensors, {len(written):,} bytes, sha256 {digest}")
+    return FINISHED
+
+
+IMAGE_SIZE = 800
+"""To which MLPerf's reference resizes, and torchvision's scripts the shorter side. [pixels]"""
+LOGITS = "head.classification_head.cls_logits.weight"
+NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
+"""Norms are constants in evaluation, however they were trained; nothing else is trained further."""
+
+
+def convert_detector(
+    *, detector: Path, classes: Path, out: Path, image_size: int, trust: bool, overwrite: bool
+) -> int:
+    """Write a checkpoint without an optimizer's state, for `evaluate`, `predict` and `export`.
+
+    Args:
+        detector: torch's file of a RetinaNet-ResNeXt50: a state_dict, alone or under `model` or
+            `state_dict`, as the scripts of torchvision and of MLPerf's reference save it.
+        classes: COCO-format JSON with the categories, or names; see `read_class_map`.
+        out: The checkpoint's folder.
+        image_size: Side of the square that images are resized to. [pixels]
+        trust: Whether the user trusts whoever made `detector`.
+        overwrite: Whether a checkpoint that was converted to `out` earlier may be replaced.
+
+    Raises:
+        InputError: The file is not trusted, cannot be read or holds another model, the classes do
+            not fit it, or `out` exists or cannot be written.
+    """
+    require_free_folder(out, overwrite=overwrite)
+    content, is_known = read_trusted(detector, trust=trust)
+    weights = unpickle_weights(content, detector)
+    tensors = detector_tensors(weights.tensors, source=str(detector))
+    class_map = read_class_map(classes, outputs=outputs_of(tensors))
+    lines = told(detector, content, weights, is_known=is_known)
+    state = converted_state(class_map, image_size=image_size)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{out}: cannot be written: {reason}; set --out") from error
+    named = sum(name != UNNAMED for name in class_map.names)
+    print("\n".join(lines))
+    print(
+        f"{out}: {len(tensors):,} tensors, {class_map.num_classes} outputs per anchor, {named} of "
+        f"them with a name, images of {image_size}×{image_size} pixels"
+    )
+    return FINISHED
+
+
+def require_free_folder(out: Path, *, overwrite: bool) -> None:
+    """Refuse to replace anything but an earlier conversion, which `overwrite` allows.
+
+    Raises:
+        InputError: Something else is there, or it was not asked for.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    if not overwrite:
+        raise InputError(f"{out}: exists; give --overwrite or another --out")
+    try:
+        names = set() if out.is_symlink() else {file.name for file in out.iterdir()}
+    except OSError:  # a file, or a folder that cannot be read
+        names = set()
+    if names != {MODEL_FILE, STATE_FILE}:
+        raise InputError(f"{out}: is no converted detector, and is not replaced; set --out")
+
+
+def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
+    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms.
+
+    Raises:
+        InputError: Names the first that differs from the model's, or is not finite.
+    """
+    tensors = {key: one for key, one in given.items() if not key.endswith("num_batches_tracked")}
+    if LOGITS not in tensors or tensors[LOGITS].dim() != 4:
+        raise InputError(
+            f"{source}: holds no RetinaNet: {LOGITS} is missing; give the file of a whole "
+            "detector, or convert a backbone without --detector"
+        )
+    with torch.device("meta"):
+        model = RetinaNet(num_classes=max(1, outputs_of(tensors)), norm=NORM)
+    expected = model.state_dict()
+    advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
+    for key in (*expected, *tensors):
+        wrong = ""
+        if key not in tensors:
+            wrong = "is missing"
+        elif key not in expected:
+            wrong = "is not known"
+        elif tensors[key].shape != expected[key].shape:
+            shapes = list(tensors[key].shape), list(expected[key].shape)
+            wrong = f"has shape {shapes[0]} instead of {shapes[1]}"
+        elif not tensors[key].is_floating_point() or not tensors[key].isfinite().all():
+            wrong = "holds values that are not finite numbers"
+        if wrong:
+            raise InputError(f"{source}: is no RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
+    return {key: one.to(torch.float32) for key, one in tensors.items()}
+
+
+def outputs_of(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many classes each anchor has."""
+    return len(tensors[LOGITS]) // ANCHORS_PER_LOCATION
+
+
+def converted_state(class_map: ClassMap, *, image_size: int) -> State:
+    """Return the state of a checkpoint that no run of this program has written."""
+    settings = {
+        "run": {"name": "converted"},
+        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
+        "data": {"image_size": image_size},
+        "engine": {"precision": PRECISION},
+    }
+    return State(
+        model=ModelDescription(
+            num_classes=class_map.num_classes,
+            norm=NORM,
+            trainable_layers=TRAINABLE_LAYERS,
+            image_size=image_size,
+            precision=PRECISION,
+            classes=class_map.to_json(),
+        ),
+        position=TrainingPosition(
+            step=0, epoch=0, images=0, images_per_epoch=0, map_here=None, best_map=None
+        ),
+        setup={"ranks": 1},
+        config=config_to_tree(config_from_tree(settings, "command line")),
+        random_states=[random_states()],
+        parts={},
+    )
+
+
+MOST_BYTES = 16 << 20
+"""A larger file is read as annotations, by parts."""
+
+
+def read_class_map(file: Path, *, outputs: int) -> ClassMap:
+    """Return which output of an anchor is which category.
+
+    Where all category ids are below `outputs`, they are the outputs' indices, as torchvision's and
+    MLPerf's scripts train: COCO's ids 1 to 90 are among 91 outputs, and the outputs between them
+    are unnamed. Otherwise there must be a category for each output, in the order of the file.
+
+    Args:
+        file: COCO-format annotations, an object with `categories` alone, or a list of names: a JSON
+            list or a line of text each, from output 0 on.
+        outputs: Classes of each anchor.
+
+    Raises:
+        InputError: It cannot be read, or the categories do not fit.
+    """
+    ids, names = read_categories(file, outputs)
+    if not len(ids):
+        raise InputError(f"{file}: names no class")
+    if ids.min() >= 0 and ids.max() < outputs:
+        return ClassMap.by_category_id(ids, names, outputs)
+    if len(ids) == outputs:
+        return ClassMap.contiguous(ids, names)
+    raise InputError(
+        f"{file}: {len(ids)} categories with ids from {ids.min()} to {ids.max()}, but the detector "
+        f"has {outputs} outputs per anchor; give the annotations that it was trained with"
+    )
+
+
+def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return category ids and names.
+
+    Raises:
+        InputError: The file cannot be read, or is a list of names of another length than `outputs`.
+    """
+    if file.is_dir() or (file.is_file() and file.stat().st_size > MOST_BYTES):
+        annotations = open_annotations(file)
+        return annotations.category_ids, tuple(annotations.category_names)
+    if not file.is_file():
+        raise InputError(f"{file}: is no file; give --classes a JSON file or a list of names")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from error
+    if not text.lstrip().startswith(("{", "[")):
+        names = [line.strip() for line in text.splitlines() if line.strip()]
+        return numbered(names, file, outputs)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not JSON: {error}") from error
+    if isinstance(content, list) and set(map(type, content)) <= {str}:
+        return numbered(content, file, outputs)
+    entries = content.get("categories") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")
+    columns = category_columns(JsonTable(file, "categories", entries))
+    check_unique(columns["id"], path=file, name="categories")
+    return columns["id"], tuple(columns["name"])
+
+
+def numbered(
+    names: list[str], file: Path, outputs: int
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return names with their places as ids.
+
+    Raises:
+        InputError: There are not as many as outputs.
+    """
+    if len(names) != outputs:
+        raise InputError(
+            f"{file}: {len(names)} names, but the detector has {outputs} outputs per anchor; name "
+            f"each ({UNNAMED} for one without a class), or give annotations with category ids"
+        )
+    return np.arange(outputs), tuple(names)

@@ -1,0 +1,239 @@
+"""The data that a configuration names: a data set's two splits, or drawn scenes.
+
+TODO-DOC Where images are loaded, and what becomes of those that cannot be read.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from common.console import progress
+from common.errors import InputError
+from common.locks import one_process_at_a_time
+from data.dataset import DetectionData, open_data
+from data.decoding import describe_decoder, resolve_decoder
+from data.loader import evaluation_loader, training_loader
+from data.sampler import EvaluationBatches, TrainingBatches
+from data.synthetic import make_scenes
+from launch.process_group import ProcessGroup
+from retinanet.config import Config, DataConfig, ScenesConfig
+from retinanet.config_file import configured_split
+from retinanet.training.distributed import in_turn
+from retinanet.training.loop import StepResult
+
+
+def open_run_data(
+    config: Config, *, scenes_folder: Path, console: Console, group: ProcessGroup | None = None
+) -> DetectionData:
+    """Open both splits, on rank 0 first; draw the scenes before where they are asked for.
+
+    Args:
+        config: Its section `data`, `model.num_classes`, and `run.seed` for drawing.
+        scenes_folder: Where drawn scenes go.
+        console: Shows the progress of drawing, and of making indexes.
+        group: All ranks, each of which calls this.
+
+    Raises:
+        InputError: Fields contradict each other, the decoder is not installed, or files are
+            missing or not what they should be.
+    """
+    opened = partial(opened_here, config, scenes_folder=scenes_folder, console=console)
+    return in_turn(group or ProcessGroup(), opened)
+
+
+def opened_here(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:
+    """`open_run_data` on one rank."""
+    settings = config.data
+    decoder = resolve_decoder(settings.decoder)
+    root = settings.root
+    if settings.scenes is not None:
+        require_no_files(settings)
+        root = scenes_folder
+        draw_scenes(root, settings.scenes, seed=config.run.seed, console=console)
+    return open_data(
+        configured_split(settings, "train", root=root),
+        configured_split(settings, "validation", root=root),
+        image_size=settings.image_size,
+        class_indices=settings.class_indices,
+        num_classes=config.model.num_classes,
+        skip_images_without_boxes=settings.images_without_boxes == "skip",
+        console=console,
+        decoder=decoder,
+        replace_bad_images=settings.on_bad_image == "skip",
+    )
+
+
+def draw_scenes(root: Path, settings: ScenesConfig, *, seed: int, console: Console) -> None:
+    """Draw both splits' scenes, unless they are there, and show the progress."""
+    total = settings.train + settings.validation
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        # Ranks on hosts with disks of their own draw there; one of each host is enough.
+        one_process_at_a_time(root.with_name(f".{root.name}.lock")),
+        progress(console, "drawing scenes", total=total) as advance,
+    ):
+        make_scenes(
+            root,
+            seed=seed,
+            train=settings.train,
+            validation=settings.validation,
+            advance=advance,
+        )
+
+
+def require_no_files(settings: DataConfig) -> None:
+    """Refuse a configuration that asks for drawn scenes and for a data set.
+
+    Raises:
+        InputError: Names the field that was given beside `data.scenes`.
+    """
+    files = {
+        "data.root": settings.root,
+        "data.train_annotations": settings.train_annotations,
+        "data.train_images": settings.train_images,
+        "data.validation_annotations": settings.validation_annotations,
+        "data.validation_images": settings.validation_images,
+    }
+    for name, value in files.items():
+        if value is not None:
+            raise InputError(
+                f"{name}: {value} is given beside data.scenes; add data.scenes=null to train on "
+                "it, or start from --config coco.yaml or openimages.yaml"
+            )
+
+
+LARGEST_SHARE = 0.01
+"""Of a step. What loading in the training process may take of it before it moves out."""
+FIRST_STEPS = 3
+"""Steps that are longer than others, since kernels are built and memory is filled."""
+STEPS_MEASURED = 8
+
+
+class Loading:
+    """Both splits' batches, the processes that load them, and what was wrong with images."""
+
+    def __init__(
+        self,
+        data: DetectionData,
+        *,
+        batch_size: int,
+        evaluation_batch_size: int,
+        seed: int,
+        workers: int | Literal["auto"],
+        cores: tuple[int, ...],
+        bad_image_limit: int,
+        rank: int = 0,
+        ranks: int = 1,
+        evaluation_rank: int = 0,
+        evaluation_ranks: int = 1,
+    ) -> None:
+        self.batches = TrainingBatches(
+            len(data.train), batch_size=batch_size, seed=seed, rank=rank, ranks=ranks
+        )
+        self.bad_images = BadImages(bad_image_limit)
+        self.decoder = data.train.decoder
+        self.workers = loading_processes(workers, reserved_cores=len(cores))
+        self.watch = LoadingWatch(is_open=workers == "auto" and not cores)
+        self.train = training_loader(data.train, self.batches, workers=self.workers, cores=cores)
+        self.validation = evaluation_loader(
+            data.validation,
+            batch_size=evaluation_batch_size,
+            workers=self.workers,
+            cores=cores,
+            rank=evaluation_rank,
+            ranks=evaluation_ranks,
+        )
+        for loader in (self.train, self.validation):
+            loader.start_workers()
+            loader.in_this_process = self.watch.is_open
+
+    def share_evaluation(self, *, rank: int, ranks: int) -> None:
+        """From now on evaluate this rank's part among so many ranks."""
+        batches = self.validation.batch_sampler.batches
+        assert isinstance(batches, EvaluationBatches)
+        batches.share(rank=rank, ranks=ranks)
+
+    def describe(self) -> str:
+        """Who decodes, and where, for a person."""
+        where = "in the training process"
+        if self.watch.is_open:
+            where += ", unless that costs too much of a step"
+        elif self.workers:
+            where = f"in {self.workers} {'process' if self.workers == 1 else 'processes'} beside it"
+        return f"{describe_decoder(self.decoder)}, {where}"
+
+    def move_out_if_needed(self, result: StepResult) -> str | None:
+        """Note a step. Returns, once at most, why loading now goes on in a process of its own.
+
+        The iteration that the step was of then has to begin again from the next step on.
+        """
+        reason = self.watch.step(result)
+        if reason:
+            self.train.in_this_process = self.validation.in_this_process = False
+        return reason
+
+
+def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
+    """How many to start: as told, or one for each reserved core, or one that may be needed."""
+    return max(1, reserved_cores) if workers == "auto" else workers
+
+
+@dataclass
+class LoadingWatch:
+    """With `data.workers=auto`: moves loading out of the training process if it costs too much.
+
+    A process of its own takes the same time of a core that training would have. Where loading is
+    waiting for a disk or a network, or the training leaves a core idle, it is gained. Nothing is
+    lost (docs/experiments.md), but neither is anything won below `LARGEST_SHARE`.
+    """
+
+    is_open: bool
+    """Whether there is something to decide."""
+    seen: list[StepResult] = field(default_factory=list)
+
+    def step(self, result: StepResult) -> str | None:
+        """Note a step. Returns, once at most, why loading should move, in words for a person."""
+        if not self.is_open:
+            return None
+        self.seen.append(result)
+        if len(self.seen) < FIRST_STEPS + STEPS_MEASURED:
+            return None
+        self.is_open = False
+        measured = self.seen[FIRST_STEPS:]
+        waited = sum(one.data_seconds for one in measured)
+        share = waited / sum(one.seconds for one in measured)
+        self.seen.clear()
+        if share <= LARGEST_SHARE:
+            return None
+        text = f"loading took {share:.1%} of the steps: from now on a process of its own does it"
+        needed = math.ceil(share / (1 - share))
+        if needed > 1:
+            text += f", and {needed} could keep up (data.workers={needed})"
+        return text
+
+
+@dataclass
+class BadImages:
+    """The images of a run that could not be read, up to a limit. Each counts once."""
+
+    limit: int
+    seen: set[str] = field(default_factory=set)
+
+    def note(self, problems: tuple[str, ...]) -> list[str]:
+        """Take a step's; returns those that are new.
+
+        Raises:
+            InputError: They are more than the limit.
+        """
+        new = [problem for problem in dict.fromkeys(problems) if problem not in self.seen]
+        self.seen.update(new)
+        if new and len(self.seen) > self.limit:
+            raise InputError(
+                f"{new[-1]}; more than data.bad_image_limit={self.limit} images could not be read: "
+                "run `python -m data verify`, which finds all of them"
+            )
+        return new

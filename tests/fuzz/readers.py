@@ -1,0 +1,174 @@
+"""How each reader is called with bytes. A function returns where the reader behaves."""
+
+import itertools
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from data.coco_json import read_annotations
+from data.decoding import decode_image, installed_decoders
+from data.index import open_index
+from data.openimages.boxes import parse_names, parse_numbers, read_image_ids, read_lines
+from data.openimages.class_lists import read_class_descriptions
+from launch.binding import cpus_of_job, slurm_affinities
+from launch.hosts import Host, expand_hosts, hosts_with_ranks, ranks_of_hosts, read_hostfile
+from launch.limits import read_memory_nodes, read_quota
+from launch.ranks import Ranks, read_ranks
+from launch.rendezvous import master_port, meet_in_slurm
+from launch.topology import describe_sockets, read_topology, sockets_of
+from profiling.onednn_log.log import read_logs
+from profiling.stats.rows import rows_of
+from retinanet.config import Config, config_to_tree
+from retinanet.config_file import config_from_tree, load_config
+from retinanet.mlperf.convergence import FEWEST, rcp
+from retinanet.mlperf.log import continued
+from retinanet.mlperf.official import check
+from tests.fuzz.refusals import value_or_refusal
+from tests.fuzz.seeds import index_files
+from tests.fuzz.written import written
+
+CUT = b"\x00\x00"
+"""Between the parts of an input that has several."""
+
+
+def check_config(data: bytes, folder: Path) -> None:
+    """A YAML file, then `section.field=value` pairs."""
+    text, *pairs = data.split(CUT)
+    file = written(folder / "fuzzed.yaml", text)
+    overrides = [pair.decode("utf-8", "surrogateescape") for pair in pairs]
+    config = value_or_refusal(lambda: load_config(str(file), overrides), str(file), "command line")
+    if config is not None:
+        assert isinstance(config, Config)
+        assert config_from_tree(config_to_tree(config), "again") == config
+
+
+def check_annotations(data: bytes, folder: Path) -> None:
+    """A COCO-format JSON file."""
+    file = written(folder / "fuzzed.json", data)
+    found = value_or_refusal(lambda: read_annotations(file), str(file))
+    if found is not None:
+        assert len(found.file_names) == len(found) == len(found.box_offsets) - 1
+        assert np.isfinite(found.boxes).all()
+        found.images_with_objects()
+
+
+def check_index(data: bytes, folder: Path) -> None:
+    """An index of which one file is replaced: its number, then its content."""
+    names = sorted(index_files())
+    index = folder / "fuzzed.index"
+    if not index.exists():
+        for name in names:
+            written(index / name, index_files()[name])
+    changed = names[data[0] % len(names)] if data else names[0]
+    written(index / changed, data[1:])
+    found = value_or_refusal(lambda: open_index(index), str(index))
+    if found is not None:
+        assert all(isinstance(name, str) for name in (*found.file_names, *found.category_names))
+        assert [found.boxes[found.boxes_of(row)].shape[1] for row in range(len(found))]
+        found.images_with_objects()
+    written(index / changed, index_files()[changed])
+
+
+def check_openimages(data: bytes, folder: Path) -> None:
+    """The boxes' CSV file, the classes', and a list of images, all of the same bytes."""
+    file = written(folder / "fuzzed.csv", data)
+    labels = {"/m/cat": 0, "/m/dog": 1}
+    columns = ("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", *FLAG_COLUMNS)
+
+    def read_boxes() -> None:
+        for lines in read_lines(file, columns=columns, advance=lambda done, note: None):
+            ids, indices = parse_names(lines, labels)
+            corners, flags = parse_numbers(lines)
+            assert len(ids) == len(indices) == len(corners) == len(flags) == len(lines.texts)
+
+    for read in (read_boxes, lambda: read_class_descriptions(file), lambda: read_image_ids(file)):
+        value_or_refusal(read, str(file))
+
+
+FLAG_COLUMNS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
+
+
+def check_image(data: bytes, folder: Path) -> None:
+    """An image file, by every decoder that is installed, upright and as it is stored."""
+    file = written(folder / "fuzzed.image", data)
+    for decoder, upright in itertools.product(installed_decoders(), (False, True)):
+        read = partial(decode_image, file, decoder=decoder, apply_exif_orientation=upright)
+        pixels = value_or_refusal(read, str(file))
+        if pixels is not None:
+            assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
+
+
+def check_log(data: bytes, folder: Path) -> None:
+    """oneDNN's log, to the rows of its table."""
+    file = written(folder / "fuzzed.log", data)
+    log = value_or_refusal(lambda: read_logs([file]), str(file))
+    if log is not None:
+        assert sum(row.calls for row in rows_of(log.calls())) > 0
+        assert log.ranks == sorted(log.ranks) and log.steps == sorted(log.steps)
+
+
+def check_mlperf_log(data: bytes, folder: Path) -> None:
+    """A run's `mlperf.log`, by the official checkers, and as what a resumed run goes on with."""
+    file = written(folder / "mlperf.log", data)
+    value_or_refusal(lambda: check(run=file, rules=None, json_file=None), str(file))
+    others = [written(folder / f"{number}.log", data) for number in range(FEWEST)]
+    value_or_refusal(lambda: rcp(runs=others, rules=None, json_file=None), str(folder))
+    kept = continued(file, step=3, is_evaluated=False)
+    assert [line.text for line in kept] == file.read_text(encoding="utf-8").splitlines()
+
+
+def check_hosts(data: bytes, folder: Path) -> None:
+    """A hostfile, and the same text as `--hosts`."""
+    file = written(folder / "hosts", data)
+    hosts: tuple[Host, ...] | None = value_or_refusal(lambda: read_hostfile(file), str(file))
+    if hosts is not None:
+        assert hosts and all(not host.name.startswith("-") for host in hosts)
+        value_or_refusal(lambda: ranks_of_hosts(hosts, ranks=4), "--np", "--hosts", "hosts")
+    text = data.decode("utf-8", "surrogateescape")
+    value_or_refusal(lambda: expand_hosts(text), "hosts")
+    for ranks in (None, 6):
+        value_or_refusal(partial(hosts_with_ranks, text, ranks=ranks), "host", "--np")
+
+
+def check_topology(data: bytes, folder: Path) -> None:
+    """`--topology` as lscpu's output, as files of sysfs, and the files of control groups."""
+    file = written(folder / "lscpu.txt", data)
+    copy = folder / "sys"
+    for name in ("cpu/online", "cpu/cpu0/topology/core_id", "node/node0/cpulist"):
+        written(copy / name, data)
+    written(copy / "cpu/cpu0/topology/physical_package_id", b"0")
+    for path in (file, copy):
+        topology = value_or_refusal(partial(read_topology, path), str(path))
+        if topology is not None:
+            assert describe_sockets(sockets_of(topology))
+    for name in ("cgroup", "status", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        written(folder / name, data)
+    quota = read_quota(process=folder, cgroups=folder)
+    assert quota is None or 0 < quota < float("inf")
+    assert all(node >= 0 for node in read_memory_nodes(folder / "status"))
+
+
+VARIABLES = ("RANK", "SIZE", "PMI_", "MPI_", "SLURM_", "MASTER_", "hosts ")
+"""Parts of the names of which a refusal must hold one."""
+
+
+def check_environment(data: bytes, folder: Path) -> None:
+    """Variables, one `NAME=value` a line."""
+    pairs = (line.partition("=") for line in data.decode("utf-8", "surrogateescape").split("\n"))
+    environment = {name: value for name, equals, value in pairs if equals}
+    ranks: Ranks | None = value_or_refusal(lambda: read_ranks(environment), *VARIABLES)
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: master_port(environment),
+        lambda: meet_in_slurm(environment),
+        lambda: cpus_of_job(environment),
+    )
+    for read in readers:
+        value_or_refusal(read, *VARIABLES)
+    if ranks is not None:
+        assert 0 <= ranks.local_rank < ranks.local_size <= ranks.size
+        assert ranks.local_rank <= ranks.rank < ranks.size
+        own = frozenset(os.sched_getaffinity(0))
+        value_or_refusal(lambda: slurm_affinities(environment, ranks, own=own), *VARIABLES)
