@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from common.cli import run_command
 from common.errors import FINISHED, STOPPED_BY_SIGNAL
-from launch.rank_context import RankContext
+from launch.pinning import RankContext
 from launch.ranks import read_ranks
-from launch.startup import rank0_only_errors
+from launch.rendezvous import rank0_only_errors
 from retinanet.config import Config
 from retinanet.config_file import load_config, parse_run_arguments, print_config
 from retinanet.placement import place_on_host, print_plan_here

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from common.errors import OUR_BUG
-from common.process_facts import own_process, start_time
+from common.machine import own_process, start_time
 
 RENEWED_EVERY = 15.0
 """[seconds]"""

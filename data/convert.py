@@ -9,8 +9,6 @@ beforehand, and makes MLPerf's JSON from OpenImages' CSV files.
   python -m data convert oidv6-train-annotations-bbox.csv \\
       --class-descriptions class-descriptions-boxable.csv --images train/data \\
       --out train/labels/openimages-mlperf.json         MLPerf's 264 classes, then its index
-
-TODO-DOC JSON on its way to an index, and what is said of the result.
 """
 
 import argparse

@@ -19,8 +19,7 @@ from common.errors import InputError
 from data.annotations import Annotations, ClassMap
 from data.decoding import decode_image
 from data.index import open_annotations
-from data.json_columns import shown
-from data.sources import Split, image_path, is_resized_copy
+from data.sources import Split, image_path, is_resized_copy, shown
 from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 
 

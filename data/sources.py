@@ -5,11 +5,11 @@ TODO-DOC Where an image of annotations lies: always below the folder of images.
 TODO-DOC Which sizes of images and boxes can be trained on; here nothing loads torch.
 """
 
+import json
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from common.errors import InputError
-from data.json_columns import shown
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
@@ -123,3 +123,12 @@ def fits_both_ways(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
     if annotated in (stored, turned):
         return stored == turned
     return is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)
+
+
+def shown(value: object) -> str:
+    """A JSON value in one short line, for an error message."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a value that is nested too deep"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,14 +12,6 @@ stratification, Sechidis et al. 2011).
 
 Photos that are nearly alike, such as frames of one video, should all be on one side, or the mAP
 promises too much: a random split does not see to that.
-
-TODO-DOC A COCO-format JSON in two: every image, with its boxes, on one side.
-
-TODO-DOC Iterative stratification: each class's images on both sides in the shares of the whole.
-
-Sechidis, Tsoumakas, Vlahavas: On the Stratification of Multi-Label Data, ECML PKDD 2011,
-algorithm 1, for two sides. In addition the sides' sizes are exact, and each side is to have an
-image of every class that two images show, as far as its size allows.
 """
 
 import argparse

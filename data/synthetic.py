@@ -5,14 +5,6 @@ DIR/images and DIR/annotations/instances_default.json. Six classes, with names o
 
   python -m data scenes --out my-photos
   python -m data scenes --out my-photos --images 1000 --seed 7
-
-TODO-DOC Drawn scenes: a small detection data set made from a seed, in OpenImages' tree.
-
-Every scene is a night sky over hills, with up to five objects whose class names are OpenImages'
-own. Colours, sizes, places and proportions vary; objects hide one another a little. The same seed
-gives the same files, byte for byte, under one version of Pillow.
-
-TODO-DOC The objects of drawn scenes: each class has a painter that fills a box.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 from common.errors import InputError
-from common.process_facts import read_proc_text, read_status
+from common.machine import read_proc_text, read_status
 from launch.ranks import Ranks, tasks_per_node
 from launch.topology import Topology, format_cpu_list, parse_cpu_list
 

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.process_facts import read_proc_text, read_status
+from common.machine import read_proc_text, read_status
 from launch.topology import parse_cpu_list
 
 PROCESS = Path("/proc/self")

@@ -3,9 +3,12 @@
 TODO-DOC Shares of ranks that are bound to no cores: they have a number of threads.
 
 TODO-DOC One process on chosen cores: one compute thread on each, as the ranks of a training have them.
+
+TODO-DOC A rank takes its place on its host, before torch is loaded: cores, memory, environment.
 """
 
 import os
+import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +27,7 @@ from launch.binding import (
 )
 from launch.environment import (
     find_intel,
+    installed_backend,
     intel_is_loaded,
     loaded_openmp,
     prefer_memory,
@@ -35,8 +39,10 @@ from launch.limits import Allowance, read_allowance
 from launch.mpirun import ranks_option
 from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
+from launch.rendezvous import Rendezvous, Wait, deadline, meet, part
 from launch.shares import CoreRequest, Share, spare_cpus
 from launch.topology import Topology, count_cores, format_cpu_list, read_topology, sockets_of
+from launch.watchdog import RankSupervisor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,3 +326,75 @@ def check_cores(share: Share) -> list[str]:
         *check_thread_count(share.threads),
         *check_compute_threads(share, openmp=loaded_openmp()),
     ]
+
+
+START_ADVICE = (
+    "they have not all started; check that each host can be reached by ssh, and that no firewall "
+    "blocks TCP ports between the hosts"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """What a rank has been given, and where it meets the others."""
+
+    ranks: Ranks
+    pinned: Pinned
+    meeting: Rendezvous | None
+    """None for one rank alone."""
+    backend: str
+    """`gloo` or `ccl`."""
+    keeper: RankSupervisor | None = None
+    """The process between this one and the launcher, if there is one."""
+
+
+def enter_rank_context(
+    ranks: Ranks,
+    *,
+    request: CoreRequest,
+    allocator: str,
+    backend: str,
+    pinned: bool,
+    timeout_s: float,
+) -> RankContext:
+    """Settle all that must be settled before torch is loaded. Call it first of all.
+
+    It may start this process's command again, once, with libraries preloaded.
+
+    Args:
+        ranks: Which of the job's ranks this process is.
+        request: The cores that it asks for.
+        allocator: See `set_allocator`.
+        backend: `auto`, `shared`, `gloo` or `ccl`.
+        pinned: Whether to keep to cores and memory of its own.
+        timeout_s: Ends the process if the others do not come.
+
+    Raises:
+        InputError: Something asked for is not installed or does not fit this host.
+    """
+    chosen = chosen_backend(backend)
+    preload(allocator)
+    meeting = None
+    if ranks.size > 1:
+        wait = Wait(f"the other {ranks.size - 1} ranks", advice=START_ADVICE)
+        with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
+            meeting = meet(ranks, os.environ)
+    affinities = meeting.affinities if meeting else None
+    given = pin(ranks, affinities=affinities, request=request, backend=chosen, enabled=pinned)
+    part(ranks)
+    return RankContext(ranks=ranks, pinned=given, meeting=meeting, backend=chosen)
+
+
+def chosen_backend(name: str) -> str:
+    """torch's backend for what `distributed.backend` says: `gloo` or `ccl`.
+
+    Raises:
+        InputError: oneCCL is asked for and not installed.
+    """
+    installed = installed_backend()
+    if name == "ccl" and installed != "ccl":
+        raise InputError(
+            "distributed.backend: ccl: the package oneccl_bindings_for_pytorch is not installed; "
+            "install Intel's build for this torch, or set distributed.backend=gloo"
+        )
+    return installed if name in ("auto", "ccl") else "gloo"

@@ -22,20 +22,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.errors import INTERRUPTED, InputError, described, exit_code_of
-from common.process_facts import ProcessIdentity, own_process
+from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
-from launch.pinning import check_pinning
-from launch.rank_context import RankContext
+from launch.pinning import RankContext, check_pinning
 from launch.ranks import Ranks
 from launch.rendezvous import (
     SECONDS_TO_CONNECT,
     Rendezvous,
+    Wait,
+    deadline,
     interface_of,
     interface_towards,
     network_of_this_process,
     reachable,
 )
-from launch.startup import Wait, deadline
 from launch.topology import format_cpu_list
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 

@@ -25,19 +25,6 @@ not after 300 s.
 
 Exit status is mpirun's. Ctrl-C, SIGTERM and SIGHUP let the ranks write a checkpoint first, and so
 does the end of this process; a second Ctrl-C ends them at once.
-
-TODO-DOC A command in this one's place: its signals and its exit status are this one's.
-
-TODO-DOC How a job is asked to stop so that its ranks have time for a checkpoint.
-
-TODO-DOC The helper that MPICH's and Intel MPI's mpirun start on their own host, and that ends first.
-
-TODO-DOC Who has started whom.
-
-TODO-DOC Which hosts of a job have started: those from which its launcher has a connection.
-
-A host starts when ssh has reached it and its helper of mpirun has connected back. Where a firewall
-drops the second, mpirun waits for ever and prints nothing.
 """
 
 import argparse
@@ -57,7 +44,7 @@ from types import FrameType
 
 from common.cli import number_of_ranks
 from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
-from common.process_facts import read_proc_text, read_status
+from common.machine import read_proc_text, read_status
 from launch.hosts import (
     add_where,
     hosts_with_ranks,

@@ -34,7 +34,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import NoReturn
 
 from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL
-from common.process_facts import ProcessIdentity, kill_if_local
+from common.machine import ProcessIdentity, kill_if_local
 from common.processes import STOPS
 from launch.ranks import Ranks
 from launch.rendezvous import MPI_LAUNCHERS

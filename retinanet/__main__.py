@@ -4,12 +4,6 @@
 of it that other programs run. `convert` makes a .pth of somebody whom you trust into a file that
 training reads; `compile` compiles the C++ ahead of time; `mlperf` runs MLCommons' official
 checkers, and tells what its reference runs took.
-
-TODO-DOC The options of `python -m retinanet evaluate`.
-
-TODO-DOC The options of `python -m retinanet predict`.
-
-TODO-DOC The options of `python -m retinanet export`.
 """
 
 import argparse

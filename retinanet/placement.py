@@ -25,8 +25,8 @@ from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.limits import Allowance, read_allowance
 from launch.mpirun import ANY_RANKS_OPTION, ranks_option
+from launch.pinning import RankContext, chosen_backend, enter_rank_context
 from launch.plan import Plan, make_plan, plan_as_json, print_plan
-from launch.rank_context import RankContext, chosen_backend, enter_rank_context
 from launch.ranks import Ranks
 from launch.shares import CoreRequest
 from launch.topology import Topology, format_cpu_list, parse_cpu_list, read_topology

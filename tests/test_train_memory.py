@@ -10,9 +10,9 @@ from statistics import median
 import pytest
 
 from retinanet.config_file import load_config
-from retinanet.preflight.data import known_data
+from retinanet.preflight.check import need_of_rank, sizes_of_model
 from retinanet.preflight.memory import LOADED
-from retinanet.preflight.quick import need_of_rank, sizes_of_model
+from retinanet.preflight.run import known_data
 from tests.fast_precision import FAST_PRECISION
 
 REPOSITORY = Path(__file__).resolve().parents[1]

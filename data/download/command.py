@@ -19,10 +19,6 @@ A mirror is a server that holds, below its URL,
   coco        annotations/annotations_trainval2017.zip, train2017/NAME.jpg, val2017/NAME.jpg
   openimages  class-descriptions-boxable.csv, oidv6-train-annotations-bbox.csv,
               validation-annotations-bbox.csv, train/ID.jpg, validation/ID.jpg
-
-TODO-DOC The options of `python -m data download`.
-
-TODO-DOC SIGTERM, as batch systems send it, ends a download as Ctrl-C does.
 """
 
 import argparse
@@ -40,9 +36,14 @@ from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
 from data.download.datasets import download_coco, download_openimages
 from data.download.fetching import RetryPolicy
-from data.download.folder import MISSING_LIST, Request, one_download, write_missing_list
 from data.download.http import FetchError, MissingFileError
-from data.download.images import HttpOptions
+from data.download.images import (
+    MISSING_LIST,
+    HttpOptions,
+    Request,
+    one_download,
+    write_missing_list,
+)
 from data.sources import SplitName
 
 INCOMPLETE = 1

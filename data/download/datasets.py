@@ -22,11 +22,16 @@ from common.console import progress_in_bytes
 from common.errors import InputError
 from data.coco_json import stream_lists
 from data.download.fetching import Check, check_class_descriptions, csv_with, zip_with
-from data.download.folder import Request, check_space, tidy
 from data.download.http import PART_SUFFIX
-from data.download.images import Images, fetch_file, fetch_images
-from data.openimages.boxes import CORNERS, FLAGS, image_id_texts, image_ids_with_boxes
-from data.openimages.class_lists import ClassList, resolve_classes
+from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
+from data.openimages.boxes import (
+    CORNERS,
+    FLAGS,
+    ClassList,
+    image_id_texts,
+    image_ids_with_boxes,
+    resolve_classes,
+)
 from data.openimages.export import write_coco_json
 from data.sources import Split, SplitName, known_trees
 

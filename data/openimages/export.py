@@ -28,8 +28,15 @@ from common.console import Advance, progress, progress_in_bytes
 from common.errors import InputError
 from common.processes import process_pool, results_of, usable_cores
 from data.decoding import DAMAGE, FORMATS
-from data.openimages.boxes import FLAGS, IMAGE_ID, Boxes, image_id_texts, read_boxes, read_image_ids
-from data.openimages.class_lists import resolve_classes
+from data.openimages.boxes import (
+    FLAGS,
+    IMAGE_ID,
+    Boxes,
+    image_id_texts,
+    read_boxes,
+    read_image_ids,
+    resolve_classes,
+)
 
 
 class Summary(NamedTuple):

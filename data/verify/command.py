@@ -15,14 +15,6 @@ that trains on it. Nothing else is changed: not the annotations, not the images.
 
 Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or no such file,
 130 Ctrl-C.
-
-TODO-DOC What `python -m data verify` is asked for.
-
-TODO-DOC From a configuration to a verdict: both splits, and what to do next.
-
-TODO-DOC An index of what is good in a split.
-
-TODO-DOC What to do next, and the clean indexes where they are wanted.
 """
 
 import argparse

@@ -26,16 +26,17 @@ from data.annotations import Annotations, GrowingColumns, positions_in
 from data.coco_json import (
     GROUP_FIELDS,
     INT32_MAX,
+    INT64_MAX,
     NO_ID,
     Advance,
+    JsonTable,
     box_columns,
     category_columns,
     image_columns,
     no_garbage_collection,
     stream_lists,
 )
-from data.json_columns import INT64_MAX, JsonTable, shown
-from data.sources import leaves_folder
+from data.sources import leaves_folder, shown
 from data.verify.findings import Findings, Place
 
 

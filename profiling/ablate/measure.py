@@ -31,7 +31,7 @@ from common.machine import code_version, environment, installed_versions, page_f
 from launch.mpirun import choose_mpirun
 from profiling.ablate.plan import JOBS, READS_PHOTOS, Plan
 from profiling.ablate.result import ComparedCalls, Result, read_result, with_round, write_result
-from profiling.bench.data_variants import draw, photos_in, read_list, write_list
+from profiling.bench.data_bench import draw, photos_in, read_list, write_list
 from profiling.bench.job import (
     MeasuredJob,
     RankSteps,

@@ -18,8 +18,7 @@ from launch.environment import ALLOCATORS, find
 from launch.limits import read_allowance
 from profiling.ablate.definition import Ablation, AblationVariant, Option, SizeName
 from profiling.ablate.result import Definition, MeasuredVariant
-from profiling.bench.memory_policy import huge_pages_environment, huge_pages_remark
-from profiling.bench.variant import Variant, Workload
+from profiling.bench.variant import Variant, Workload, huge_pages_environment, huge_pages_remark
 
 USUAL = {
     "quick": {"image_size": 320, "images": 1, "classes": 264, "rounds": 8, "warm_up": 2},

@@ -35,7 +35,6 @@ from profiling.ablate.analysis import (
 from profiling.ablate.charts import picture
 from profiling.ablate.definition import SizeName, read_all
 from profiling.ablate.result import Result, default_folder
-from profiling.report.charts import chart
 from profiling.report.page import (
     Block,
     Cell,
@@ -46,6 +45,7 @@ from profiling.report.page import (
     Section,
     Table,
     Text,
+    chart,
     listed,
     render_page,
     sentence,

@@ -13,9 +13,9 @@ from statistics import median
 
 from common.cli import positive, run_command
 from common.errors import FINISHED
-from launch.rank_context import RankContext
+from launch.pinning import RankContext
 from launch.ranks import read_ranks
-from launch.startup import rank0_only_errors
+from launch.rendezvous import rank0_only_errors
 from profiling.bench.job import MARK
 from retinanet.config import Config
 from retinanet.config_file import load_config

@@ -18,14 +18,13 @@ from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free_json, write_whole
 from launch.environment import ALLOCATORS, find, installed_openmp
+from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP
 from profiling.bench.checkpoint_benchmark import add_checkpoint_benchmark
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.metric_benchmark import add_metric_benchmark
-from profiling.bench.parts import EVALUATE, LOSS, OPTIMIZER
 from profiling.bench.readers import add_index_benchmark, add_log_benchmark
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import Benchmark, measure
-from profiling.bench.training import STEP
 from profiling.bench.variant import STANDARD, Variant, Workload, choose
 from profiling.bench.worker_pool import WorkerDiedError
 

@@ -13,12 +13,6 @@ their median counts. Use a machine on which nothing else runs.
   python -m data bench --images /data/coco/train2017
   python -m data bench --config coco.yaml data.root=/data/coco --workers 4
   python -m data bench                          drawn scenes, where there are no photos at hand
-
-TODO-DOC A benchmark of photos from start to end.
-
-TODO-DOC Keeping a process to one core, so that images a second are those of a core.
-
-TODO-DOC A benchmark's results as tables for a person and as JSON for programs.
 """
 
 import argparse
@@ -29,30 +23,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from common.cli import add_json_option, add_overrides, positive
-from common.console import make_console
+from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from common.machine import environment
-from data.decoding import DECODERS, describe_decoder, fault_of
-from profiling.bench.data_variants import (
-    MLPERF,
-    STANDARD_SIZE,
-    Source,
-    contestants_of_a_core,
-    find_source,
-    loaders,
-    write_list,
-)
+from data.decoding import DECODERS, SUFFIXES, describe_decoder, fault_of
+from data.synthetic import make_scenes
 from profiling.bench.report import PIPE_WIDTH, contestant_json, findings_json, findings_table
 from profiling.bench.results import Benchmark, Finding, Results, disturbance, measure, speed_up
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import WorkerDiedError
+from retinanet.config_file import configured_split, load_config
 
 WORKER_DIED = 1
 
@@ -171,6 +158,16 @@ def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]
         else:
             raise InputError(f"--decoders: {name} {fault}; or leave it out")
     return described
+
+
+class Source(NamedTuple):
+    """What is read, and to what size."""
+
+    name: str
+    """For people."""
+    photos: list[Path]
+    image_size: int
+    is_drawn: bool
 
 
 def measure_photos(
@@ -367,3 +364,131 @@ def rates_json(results: Results, contestant: Variant) -> dict[str, Any]:
         "images_per_s_of_runs": image_rates(results, name),
         "stages_ms": stage_milliseconds(results, name),
     }
+
+
+RECIPES = "data.bench.recipes"
+MLPERF = "mlperf"
+
+
+def contestants_of_a_core(
+    decoders: Sequence[str], *, photos: Path, batch_size: int
+) -> list[Variant]:
+    """Those that run on one core, in the order of the table.
+
+    Args:
+        decoders: Those that work here, the fastest first.
+        photos: The file that lists them.
+        batch_size: Images joined into one batch.
+    """
+    listed = {"photos": str(photos)}
+    batched = {**listed, "batch_size": str(batch_size)}
+    alone = [
+        Variant(
+            name=f"{stage}-{decoder}",
+            about=about,
+            recipe=f"{RECIPES}.{stage}",
+            options={**options, "decoder": decoder},
+        )
+        for stage, about, options in (
+            ("decode", "files to uint8 arrays", listed),
+            ("resize", "the same, and resized to uint8 squares", listed),
+            ("pipeline", "training samples, joined and normalized", batched),
+        )
+        for decoder in decoders
+    ]
+    mlperf = Variant(
+        name=MLPERF,
+        about="Pillow, to float, normalized, resized, joined",
+        recipe=f"{RECIPES}.mlperf",
+        options=batched,
+    )
+    return [*alone, mlperf]
+
+
+def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Variant]:
+    """Loaders with 1 to `workers` processes, on all cores."""
+    options = {"photos": str(photos), "batch_size": str(batch_size), "decoder": decoder}
+    return [
+        Variant(
+            name=f"loader-{count}",
+            about="batches from worker processes, not normalized",
+            recipe=f"{RECIPES}.loader",
+            options={**options, "workers": str(count)},
+        )
+        for count in range(1, workers + 1)
+    ]
+
+
+STANDARD_SIZE = 800
+"""MLPerf's, for which the target is. [pixels]"""
+
+
+def find_source(
+    scratch: Path,
+    *,
+    images: Path | None,
+    config: str | None,
+    overrides: Sequence[str],
+    image_size: int | None,
+    limit: int,
+    console: Console,
+) -> Source:
+    """Find the photos.
+
+    Args:
+        scratch: A folder for drawn scenes.
+        images: A folder; goes before `config`.
+        config: A configuration whose training split is read.
+        overrides: `section.field=value` on top of it.
+        image_size: None takes the configuration's, else 800. [pixels]
+        limit: No more images than this.
+        console: Shows the progress of drawing.
+
+    Raises:
+        InputError: The configuration or the folder does not exist, or holds no image.
+    """
+    size = image_size or STANDARD_SIZE
+    if images is not None:
+        return Source(str(images), photos_in(images, limit=limit), size, is_drawn=False)
+    if config is not None:
+        settings = load_config(config, overrides).data
+        size = image_size or settings.image_size
+        if settings.scenes is None:
+            folder = configured_split(settings, "train", root=settings.root).images
+            return Source(str(folder), photos_in(folder, limit=limit), size, is_drawn=False)
+    folder = draw(scratch, count=limit, console=console)
+    return Source("drawn scenes", photos_in(folder, limit=limit), size, is_drawn=True)
+
+
+def draw(scratch: Path, *, count: int, console: Console) -> Path:
+    """Draw scenes and show the progress; returns the folder of their images."""
+    with progress(console, "drawing scenes", total=count + 1) as advance:
+        make_scenes(scratch / "scenes", seed=0, train=count, validation=1, advance=advance)
+    return scratch / "scenes" / "train" / "data"
+
+
+def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Path]:
+    """Up to `limit` images of a folder, spread evenly over its names in order; absolute paths.
+
+    `option` is the one that names the folder, for messages.
+
+    Raises:
+        InputError: It is no folder, or it holds no image.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{option}: {folder} is not a folder; give one with images")
+    photos = sorted(file for file in folder.resolve().iterdir() if file.suffix.lower() in SUFFIXES)
+    if not photos:
+        raise InputError(f"{option}: {folder} holds no {', '.join(SUFFIXES)}; give another folder")
+    count = min(limit, len(photos))
+    return [photos[place * len(photos) // count] for place in range(count)]
+
+
+def write_list(photos: Sequence[Path], file: Path) -> None:
+    """List photos in a file, for the processes of contestants."""
+    file.write_text(json.dumps([str(photo) for photo in photos]), encoding="utf-8")
+
+
+def read_list(file: str) -> list[Path]:
+    """The photos of `write_list`."""
+    return [Path(photo) for photo in json.loads(Path(file).read_text(encoding="utf-8"))]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from common.cli import add_overrides, positive, run_command
 from common.errors import FINISHED
-from launch.rank_context import RankContext
+from launch.pinning import RankContext
 from launch.ranks import read_ranks
-from launch.startup import rank0_only_errors
+from launch.rendezvous import rank0_only_errors
 from profiling.bench.job import MARK
 from retinanet.config import Config, ModelConfig
 from retinanet.config_file import load_config
@@ -64,8 +64,8 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: RankCo
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.process_group import joined
     from profiling.bench.measured_steps import measure, open_training, steps_without_end
-    from retinanet.training.batch_split import settle_batches
     from retinanet.training.distributed import make_exchange
+    from retinanet.training.rank_speed import settle_batches
 
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         settings = config.model if arguments.own_model else ModelConfig()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from common.console import make_console
 from data.dataset import Batch
+from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
-from launch.rank_context import RankContext
 from profiling.bench.job import RankSteps
 from profiling.bench.recipes.step import make_weights
 from profiling.bench.variant import Workload

@@ -87,7 +87,7 @@ def measure(library: str, images: int, found: int) -> dict[str, Any]:
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
     import numpy as np
 
-    from profiling.bench.generated import generated_detections, generated_truth
+    from profiling.bench.readers import generated_detections, generated_truth
     from retinanet.evaluation.metric import TABLES, coco_metric
 
     [chosen] = (name for name in TABLES if name == library)

@@ -16,8 +16,8 @@ from rich.table import Table
 from common.console import make_console, significant
 from common.files import write_whole
 from common.machine import environment
+from profiling.bench.benchmarks import step_gflops
 from profiling.bench.results import BytesMoved, Finding, Results, disturbance
-from profiling.bench.training import step_gflops
 from profiling.bench.variant import STANDARD, Variant
 
 MOST_MOVING = 20

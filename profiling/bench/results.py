@@ -30,7 +30,7 @@ from profiling.bench.worker_pool import (
     run_interleaved,
     run_interleaved_under_load,
 )
-from profiling.onednn_log.problem import COMPUTING
+from profiling.onednn_log.work import COMPUTING
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
 """Of a training step, in order."""

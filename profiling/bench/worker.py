@@ -9,8 +9,7 @@ from common.machine import page_faults, peak_resident_mb, resident_mb
 from launch.environment import set_allocator
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
-from profiling.bench.memory_policy import apply_memory
-from profiling.bench.variant import Prepared, Workload
+from profiling.bench.variant import Prepared, Workload, apply_memory
 from profiling.bench.worker_pool import Answering, serve
 
 RECIPE_MODULES = {

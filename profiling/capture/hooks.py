@@ -25,8 +25,8 @@ from common.cli import installed
 from common.errors import InputError
 from common.machine import installed_versions
 from common.processes import python_output_apart
+from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
-from launch.rank_context import RankContext
 from launch.topology import format_cpu_list
 from profiling.capture.backends import CountHook, OneDnnHook, PerfFailedError, PerfHook, TraceHook
 from retinanet.config import Config

@@ -150,7 +150,7 @@ def write_files(comparison: Comparison, folder: Path) -> None:
     """
     # Here, because matplotlib is slow to load, and printing needs none.
     from common.charts import write_picture  # noqa: PLC0415
-    from profiling.compare.charts import draw_comparison  # noqa: PLC0415
+    from profiling.compare.comparison import draw_comparison  # noqa: PLC0415
 
     table = [pair_json(pair) for pair in (*comparison.only_one, *comparison.both)]
     rows = (pair.values() for pair in table)

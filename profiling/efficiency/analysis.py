@@ -24,8 +24,7 @@ from common.console import progress
 from common.errors import InputError
 from profiling.bench.results import background_load
 from profiling.onednn_log.log import OneDnnLog, Where
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import named_sizes
+from profiling.onednn_log.work import Problem, named_sizes
 from profiling.peaks.peaks import Peaks, cautions_of_peaks, roofline_ms
 from profiling.replay.benchdnn import find_benchdnn
 from profiling.replay.replay import Replay, ReplayTime, conditions_of

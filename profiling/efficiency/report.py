@@ -24,7 +24,7 @@ from profiling.efficiency.analysis import (
     kind_and_direction,
     readable,
 )
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 
 WORST = 3
 REASONS = 5

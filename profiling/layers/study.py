@@ -19,7 +19,7 @@ from rich.console import Console
 from common.console import progress
 from common.errors import InputError
 from common.machine import available_mb
-from profiling.bench.memory_policy import huge_pages_environment
+from profiling.bench.variant import huge_pages_environment
 from profiling.bench.worker_pool import SPARE_MB, Worker
 
 MODULE = "profiling.layers.worker"

@@ -34,11 +34,10 @@ from torch.nn import functional as F
 from common.errors import InputError
 from common.machine import peak_resident_mb
 from data.transforms import normalize
-from profiling.bench.memory_policy import huge_pages_mb
 from profiling.bench.profilers import onednn_seconds
 from profiling.bench.recipes.step import make_batch, make_weights
 from profiling.bench.recipes.torchvision import Flop, flop_by_layer
-from profiling.bench.variant import Workload
+from profiling.bench.variant import Workload, huge_pages_mb
 from profiling.bench.worker_pool import Answering
 from profiling.layers.study import PLAIN_EVERY, Subject
 from profiling.peaks.measure import versions

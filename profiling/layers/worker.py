@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
-from profiling.bench.memory_policy import apply_memory
+from profiling.bench.variant import apply_memory
 from profiling.bench.worker_pool import Answering, serve
 from profiling.layers.study import Configuration, Subject
 

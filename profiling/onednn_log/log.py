@@ -40,7 +40,7 @@ from profiling.onednn_log.parse import (
     parse_facts,
     parse_mark,
 )
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 
 
 class Where(NamedTuple):

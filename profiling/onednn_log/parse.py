@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any, Literal, NamedTuple
 
-from profiling.onednn_log.problem import MemoryDescriptor, Problem, parse_memories
+from profiling.onednn_log.work import MemoryDescriptor, Problem, parse_memories
 
 MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
 COMPONENTS = ("primitive", "graph", "ukernel", "common")

@@ -3,13 +3,22 @@
 TODO-DOC Peaks measured now, in a process of its own, so that the caller needs no torch.
 
 TODO-DOC The option `--peaks`: measured now, from a file, or none.
+
+TODO-DOC Measure peaks in a process of its own: `python -m profiling.peaks.command SHARE`.
+
+The argument is a `Share` as JSON. Lines of JSON on what was standard output at the start tell what
+is being done, and at the end what was found.
 """
 
 import argparse
+import json
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,11 +26,21 @@ from common.cli import add_json_option, positive
 from common.console import Advance, make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
+from common.machine import environment
 from common.processes import JsonWorker
-from launch.pinning import choose_cores
+from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
+from profiling.bench.results import background_load
 from profiling.onednn_log.log import OneDnnLog
-from profiling.peaks.peaks import Peaks, are_disturbed, load_peaks, peaks_of, print_peaks, save
+from profiling.peaks.peaks import (
+    Peaks,
+    are_disturbed,
+    load_peaks,
+    memory_buffer_bytes,
+    peaks_of,
+    print_peaks,
+    save,
+)
 
 ABOUT = """\
 Measure what this machine can do at most: GFLOP/s for each type of number, and the memory's
@@ -115,7 +134,7 @@ def ask_worker(share: Share, advance: Advance) -> dict[str, object]:
     Raises:
         InputError: It ended before.
     """
-    process = JsonWorker("profiling.peaks.worker", asdict(share))
+    process = JsonWorker("profiling.peaks.command", asdict(share))
     try:
         while answer := process.answer():
             if "found" in answer:
@@ -176,3 +195,48 @@ def peaks_as_asked(
     elif folder is not None:
         save(peaks, folder / "peaks.json")
     return peaks
+
+
+def main() -> None:
+    """Take the cores, measure, tell."""
+    share = share_of(json.loads(sys.argv[1]))
+    notes = take_cores(share)  # may start this command again: pipes are still where they were
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+
+    def advance(percent: int, what: str) -> None:
+        answers.write(json.dumps({"percent": percent, "next": what}) + "\n")
+
+    notes += check_cores(share)
+    # torch had to wait for the cores.
+    from profiling.peaks.measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
+
+    with background_load() as others:
+        advance(0, "which types there are")
+        works, left_out = prepare_works()
+        rates = measure_rates(works, advance)
+        bandwidths = measure_bandwidths(buffer_bytes=memory_buffer_bytes())
+    found = {
+        "matrix_gflop_per_s": {name: max(works.values()) for name, works in rates.items()},
+        "bandwidth_gb_per_s": max(bandwidths.values()),
+        "threads": share.threads,
+        "cpus": list(share.cpus),
+        "cpu": str(environment()["cpu"]),
+        "versions": versions(),
+        "rates": rates,
+        "bandwidths": bandwidths,
+        "left_out": left_out,
+        "other_cores": others.cores,
+        "notes": notes,
+    }
+    answers.write(json.dumps({"found": found}) + "\n")
+
+
+def share_of(fields: dict[str, Any]) -> Share:
+    """A share from its fields as JSON has them."""
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Share(**{**fields, **lists})
+
+
+if __name__ == "__main__":
+    main()

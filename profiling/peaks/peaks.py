@@ -23,13 +23,11 @@ from rich.table import Table
 from common.console import print_cautions
 from common.errors import InputError
 from common.files import read_json_object, write_whole
-from common.machine import available_mb
-from common.process_facts import read_proc_text
+from common.machine import available_mb, read_proc_text
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.results import DISTURBING_CORES, disturbance
 from profiling.onednn_log.log import OneDnnLog
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import gbyte, gflop
+from profiling.onednn_log.work import Problem, gbyte, gflop
 
 
 @dataclass(frozen=True)

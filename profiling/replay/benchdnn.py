@@ -21,8 +21,7 @@ from launch.environment import BINDING_VARIABLES, prefer_memory
 from launch.limits import read_allowance
 from profiling.onednn_log.log import OneDnnLog, read_logs
 from profiling.onednn_log.parse import MARKER, Head, head_of, meaning_of, milliseconds
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import DRIVERS
+from profiling.onednn_log.work import DRIVERS, Problem
 from profiling.replay.replay import Conditions
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")

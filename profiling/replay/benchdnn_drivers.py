@@ -17,7 +17,7 @@ TODO-DOC Pooling and resampling: benchdnn's drivers `pool` and `resampling`.
 
 import re
 
-from profiling.onednn_log.problem import MemoryDescriptor, Problem
+from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.replay.benchdnn_fields import (
     Dialect,
     NotExpressibleError,

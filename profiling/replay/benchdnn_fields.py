@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from profiling.onednn_log.problem import MemoryDescriptor, Problem
+from profiling.onednn_log.work import MemoryDescriptor, Problem
 
 DIMENSIONS = re.compile(r"\d+(?:x\d+)*")
 UNKNOWN_SIZE = re.compile(r"\*|-\d{10}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.files import require_free_outputs, write_whole
 from profiling.onednn_log.log import Calls
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn_drivers import (
     batch_normalization_line,
     binary_line,

@@ -23,7 +23,7 @@ from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
 from profiling.bench.results import background_load
 from profiling.onednn_log.log import Calls, OneDnnLog, add_logs, read_with_progress
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, ask_benchdnn, find_benchdnn
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_files import ProblemFiles, write_problem_files

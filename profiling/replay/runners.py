@@ -22,8 +22,7 @@ from common.console import progress, say
 from launch.topology import format_cpu_list
 from profiling.bench.results import disturbance
 from profiling.onednn_log.log import Calls, OneDnnLog
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import gbyte
+from profiling.onednn_log.work import Problem, gbyte
 from profiling.replay.benchdnn import (
     TEMPLATE,
     Benchdnn,

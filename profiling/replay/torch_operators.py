@@ -29,29 +29,30 @@ from torch.backends import mkldnn
 
 from common.processes import OUTPUT, redirected
 from profiling.onednn_log.parse import Mark, mark_line
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import listed_sizes, named_sizes
+from profiling.onednn_log.work import Problem, listed_sizes, named_sizes
 from profiling.peaks.peaks import last_level_bytes
-from profiling.replay.replay import problem_of
-from profiling.replay.same_problem import (
+from profiling.replay.replay import (
     Geometry,
     geometry,
     is_plain,
     order_of,
     other_attributes,
     post_ops,
+    problem_of,
 )
-from profiling.replay.torch_convolutions import FUSED, prepare_convolution, unary_of
-from profiling.replay.torch_tensors import (
+from profiling.replay.torch_convolutions import (
+    FUSED,
     NotReachedError,
     Run,
     make_opaque,
     make_tensor,
     memory_of,
     name_of,
+    prepare_convolution,
     require_memory,
     require_plain,
     type_of,
+    unary_of,
 )
 
 

@@ -30,10 +30,17 @@ from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from profiling.onednn_log.log import Calls, read_logs
-from profiling.onednn_log.problem import Problem
-from profiling.peaks.worker import share_of
-from profiling.replay.replay import Conditions, Replay, ReplayTime
-from profiling.replay.same_problem import Work, difference, same_layouts, work_of
+from profiling.onednn_log.work import Problem
+from profiling.peaks.command import share_of
+from profiling.replay.replay import (
+    Conditions,
+    Replay,
+    ReplayTime,
+    Work,
+    difference,
+    same_layouts,
+    work_of,
+)
 
 
 class TorchWorker:
@@ -304,10 +311,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     notes += check_cores(share)
     # torch had to wait for the cores.
-    from profiling.replay.torch_operators import (  # noqa: PLC0415
-        answer,
-        flusher,
-    )
+    from profiling.replay.torch_operators import answer, flusher  # noqa: PLC0415
 
     flush = flusher()
     answers.write(json.dumps({"notes": notes}) + "\n")

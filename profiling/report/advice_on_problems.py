@@ -11,8 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from profiling.efficiency.analysis import kind_and_direction, readable
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import named_sizes
+from profiling.onednn_log.work import Problem, named_sizes
 from profiling.peaks.peaks import Peaks, roofline_ms
 from profiling.report.advice import Advice
 from profiling.report.material import Measured, MeasuredProblem, parts_of

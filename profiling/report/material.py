@@ -18,10 +18,9 @@ from common.files import read_json_object
 from profiling.compare.comparison import Comparison
 from profiling.efficiency.analysis import Efficiency, Steps, steps_of
 from profiling.onednn_log.log import Calls, OneDnnLog
-from profiling.onednn_log.problem import Problem
-from profiling.onednn_log.work import gbyte, gflop
+from profiling.onednn_log.work import Problem, gbyte, gflop
 from profiling.peaks.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
-from profiling.stats.rows import told_apart
+from profiling.stats.tables import told_apart
 from profiling.trace.analysis import Analysis, BesideLog
 from profiling.trace.trace import Trace
 

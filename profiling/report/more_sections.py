@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from common.console import significant
-from profiling.compare.charts import draw_comparison
 from profiling.compare.comparison import (
     Comparison,
     Pair,
+    draw_comparison,
     hint_on_types,
     kinds_of,
     library_of,
@@ -32,7 +32,7 @@ from profiling.efficiency.analysis import (
     kind_and_direction,
     project,
 )
-from profiling.efficiency.charts import draw_efficiency
+from profiling.efficiency.command import draw_efficiency
 from profiling.report.advice import (
     ALIKE,
     Advice,
@@ -59,7 +59,6 @@ from profiling.report.advice_on_problems import (
     reorders,
     slow_convolutions,
 )
-from profiling.report.charts import chart
 from profiling.report.material import Counters, Material, Traced
 from profiling.report.page import (
     Block,
@@ -71,6 +70,7 @@ from profiling.report.page import (
     Suggestions,
     Table,
     Text,
+    chart,
     count,
     number,
     percent,

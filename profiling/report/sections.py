@@ -24,7 +24,6 @@ from profiling.efficiency.analysis import kind_and_direction, readable
 from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks.peaks import Peaks
 from profiling.report.advice import Advice, summary_of, title_of
-from profiling.report.charts import chart, draw_lost, draw_phases
 from profiling.report.material import (
     Material,
     Measured,
@@ -50,15 +49,17 @@ from profiling.report.page import (
     Section,
     Table,
     Text,
+    chart,
     count,
+    draw_lost,
+    draw_phases,
     listed,
     number,
     percent,
     render_page,
     three,
 )
-from profiling.stats.charts import draw_distribution, draw_roofline
-from profiling.stats.rows import Part, rows_of
+from profiling.stats.tables import Part, draw_distribution, draw_roofline, rows_of
 
 
 def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:

@@ -21,8 +21,8 @@ from common.files import csv_parts, require_free_json, require_free_outputs, wri
 from profiling.onednn_log.log import OneDnnLog, Where, add_logs, read_with_progress
 from profiling.peaks.command import add_peaks_option, peaks_as_asked
 from profiling.peaks.peaks import Peaks, cautions_of_peaks
-from profiling.stats import rows
-from profiling.stats.rows import Part, Row, parts_of, rows_of
+from profiling.stats import tables
+from profiling.stats.tables import Part, Row, parts_of, rows_of
 
 EXAMPLES = """\
 examples:
@@ -95,12 +95,12 @@ def stats_command(
     if json_file is not None:
         write_parts(json_file, json_parts(log, parts, table))
     if out is not None:
-        values = attrgetter(*rows.COLUMNS)
-        write_parts(out / "primitives.csv", csv_parts(rows.COLUMNS, map(values, table)))
-        found = rows.parameters_of(calls)
+        values = attrgetter(*tables.COLUMNS)
+        write_parts(out / "primitives.csv", csv_parts(tables.COLUMNS, map(values, table)))
+        found = tables.parameters_of(calls)
         write_parts(
             out / "parameters.csv",
-            csv_parts(rows.PARAMETER_COLUMNS, map(attrgetter(*rows.PARAMETER_COLUMNS), found)),
+            csv_parts(tables.PARAMETER_COLUMNS, map(attrgetter(*tables.PARAMETER_COLUMNS), found)),
         )
         write_pictures(log, table, peaks=peaks_used, folder=out)
         say(console, f"tables and pictures: {out}")
@@ -124,10 +124,7 @@ def write_pictures(
     """
     # Here, because matplotlib is slow to load, and printing needs none.
     from common.charts import write_picture  # noqa: PLC0415
-    from profiling.stats.charts import (  # noqa: PLC0415
-        draw_distribution,
-        draw_roofline,
-    )
+    from profiling.stats.tables import draw_distribution, draw_roofline  # noqa: PLC0415
 
     name = ", ".join(Path(file).name for file in log.files[:3])
     if len(log.files) > 3:
@@ -164,9 +161,9 @@ def json_parts(log: OneDnnLog, parts: Sequence[Part], table: Sequence[Row]) -> I
         "problems": [],
     }
     yield json.dumps(numbers, indent=1).removesuffix("]\n}").encode()
-    values = attrgetter(*rows.COLUMNS)
+    values = attrgetter(*tables.COLUMNS)
     for place, row in enumerate(table):
-        fields = dict(zip(rows.COLUMNS, values(row), strict=True))
+        fields = dict(zip(tables.COLUMNS, values(row), strict=True))
         text = json.dumps(fields, separators=(",\n   ", ": "))
         yield f"{',' if place else ''}\n  {{\n   {text[1:-1]}\n  }}".encode()
     yield b"\n ]\n}" if table else b"]\n}"

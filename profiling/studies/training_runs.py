@@ -19,7 +19,7 @@ from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
 from profiling.bench.job import REPOSITORY, JobFailedError, running
 from profiling.studies.async_groups.search import Setting, points_of
-from profiling.studies.tune.probes import Evaluated, ProbeRun, Probes
+from profiling.studies.tune.measurements import Evaluated, ProbeRun, Probes
 from retinanet.training.metrics_file import read_metrics
 
 SECONDS_FOR_A_CHECKPOINT = 600.0

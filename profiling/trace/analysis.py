@@ -23,13 +23,15 @@ from profiling.trace.operators import (
     CATEGORIES,
     SHORT_NS,
     Category,
+    Cell,
     Origins,
     Piece,
+    Steps,
     find_origins,
+    find_steps,
     own_times,
     working_spans,
 )
-from profiling.trace.steps import Cell, Steps, find_steps
 from profiling.trace.trace import OPTIMIZER_STEP, Stretch, Trace, overlay, stretches
 
 

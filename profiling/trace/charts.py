@@ -20,9 +20,8 @@ from matplotlib.patches import Patch
 from common.charts import new_figure
 from common.console import significant
 from profiling.trace.analysis import Analysis, clipped
-from profiling.trace.operators import CATEGORIES, Category
+from profiling.trace.operators import CATEGORIES, EVALUATE, UNMARKED, Category, Cell
 from profiling.trace.report import Costly, module_text, times_of
-from profiling.trace.steps import EVALUATE, UNMARKED, Cell
 from profiling.trace.trace import Trace, stretches
 
 SLIVERS = 1000

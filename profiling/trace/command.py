@@ -195,12 +195,7 @@ def write_pictures(
     """
     # Here, because matplotlib is slow to load, and printing needs none.
     from common.charts import write_picture  # noqa: PLC0415
-    from profiling.trace.charts import (  # noqa: PLC0415
-        draw_operators,
-        draw_split,
-        draw_timeline,
-        median_step,
-    )
+    from profiling.trace.charts import draw_operators, draw_split, draw_timeline, median_step  # noqa: PLC0415
 
     name, step = analysis.file.name, "a step" if analysis.steps.are_marked else "the whole trace"
     number = median_step(analysis)[0].step

@@ -28,8 +28,13 @@ from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.pictures import spread_indices
-from retinanet.export.formats import Detector, description_of, format_of
-from retinanet.export.program import DETECTIONS_PER_IMAGE, NMS_IOU
+from retinanet.export.program import (
+    DETECTIONS_PER_IMAGE,
+    NMS_IOU,
+    Detector,
+    description_of,
+    format_of,
+)
 from retinanet.model.postprocess import Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import refuse_what_is_no_checkpoint

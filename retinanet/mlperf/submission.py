@@ -28,8 +28,7 @@ from common.cli import installed
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_whole
-from common.machine import cpu_field, processor_name
-from common.process_facts import read_proc_text, read_status
+from common.machine import cpu_field, processor_name, read_proc_text, read_status
 from launch.topology import Topology, count_cores, read_topology, sockets_of
 from retinanet.mlperf.log import RunLog, read_run_log
 from retinanet.mlperf.official import check_package, official_version

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from common.errors import InputError
 from common.files import open_regular
 from data.annotations import ClassMap
-from data.json_columns import shown
+from data.sources import shown
 
 FORMAT = 2
 """Raised when a reader of an older format could go wrong."""

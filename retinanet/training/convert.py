@@ -19,9 +19,8 @@ from torch import Tensor
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_whole
 from data.annotations import UNNAMED, ClassMap
-from data.coco_json import category_columns, check_unique
+from data.coco_json import JsonTable, category_columns, check_unique
 from data.index import open_annotations
-from data.json_columns import JsonTable
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
 from retinanet.model.anchors import ANCHORS_PER_LOCATION

@@ -17,8 +17,8 @@ from common.cli import resuming_command
 from common.console import progress
 from data.dataset import DetectionData
 from launch.mpirun import launcher_command
+from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
-from launch.rank_context import RankContext
 from launch.run import stopping_notes
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
@@ -34,7 +34,6 @@ from retinanet.training.async_groups.groups import (
     living_group,
     make_compute_groups,
 )
-from retinanet.training.batch_split import settle_batches
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpoint_state import ModelDescription
 from retinanet.training.checkpointer import Checkpointer
@@ -43,6 +42,12 @@ from retinanet.training.distributed import agreed_batches, make_exchange, merged
 from retinanet.training.evaluation import PendingEvaluation, evaluate, settle
 from retinanet.training.loop import NO_PROFILER, StepProfiler, StepResult, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteSteps
+from retinanet.training.rank_speed import (
+    BackgroundLoad,
+    SlowRank,
+    advice_on_slow_rank,
+    settle_batches,
+)
 from retinanet.training.recorder import (
     NullRecorder,
     Recorder,
@@ -55,7 +60,6 @@ from retinanet.training.run_checkpoints import begin_checkpoint, leave_checkpoin
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import learning_rate_factor, plan_steps
 from retinanet.training.signals import StopRequest
-from retinanet.training.stragglers import BackgroundLoad, SlowRank, advice_on_slow_rank
 
 
 class Trainer:

@@ -364,7 +364,7 @@ RULES = (
     Rule(
         r"mpirun (?!.*train\.py).*",
         How.CANNOT,
-        why="a launcher's options alone; tests/launch/start/test_mpirun_command.py",
+        why="a launcher's options alone; tests/launch/test_mpirun_command.py",
     ),
     # recipes
     Rule(
@@ -447,22 +447,22 @@ RULES = (
     Rule(
         r"python -m launch scale .*",
         How.PARSED,
-        why=OF_TESTS + "tests/launch/scale/test_scale_command.py",
+        why=OF_TESTS + "tests/profiling/studies/scale/test_scale_command.py",
     ),
     Rule(
         r"python -m launch groups .*",
         How.PARSED,
-        why=OF_TESTS + "tests/launch/groups/test_groups_command.py",
+        why=OF_TESTS + "tests/profiling/studies/async_groups/test_groups_command.py",
     ),
     Rule(
         r"python -m launch tune .*--measure-hosts .*",
         How.PARSED,
-        why="two hosts; tests/launch/tune/test_named_hosts.py",
+        why="two hosts; tests/profiling/studies/tune/test_named_hosts.py",
     ),
     Rule(
         r"python -m launch tune --plan coco\.json .*",
         How.PARSED,
-        why="it trains; tests/launch/tune/test_trained_data.py",
+        why="it trains; tests/profiling/studies/tune/test_trained_data.py",
     ),
     Rule(
         r"python -m launch tune --plan scenes\.json .*--probe .*",

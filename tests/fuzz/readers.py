@@ -11,8 +11,13 @@ import numpy as np
 from data.coco_json import read_annotations
 from data.decoding import decode_image, installed_decoders
 from data.index import open_index
-from data.openimages.boxes import parse_names, parse_numbers, read_image_ids, read_lines
-from data.openimages.class_lists import read_class_descriptions
+from data.openimages.boxes import (
+    parse_names,
+    parse_numbers,
+    read_class_descriptions,
+    read_image_ids,
+    read_lines,
+)
 from launch.binding import cpus_of_job, slurm_affinities
 from launch.hosts import Host, expand_hosts, hosts_with_ranks, ranks_of_hosts, read_hostfile
 from launch.limits import read_memory_nodes, read_quota
@@ -20,7 +25,7 @@ from launch.ranks import Ranks, read_ranks
 from launch.rendezvous import master_port, meet_in_slurm
 from launch.topology import describe_sockets, read_topology, sockets_of
 from profiling.onednn_log.log import read_logs
-from profiling.stats.rows import rows_of
+from profiling.stats.tables import rows_of
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.mlperf.convergence import FEWEST, rcp

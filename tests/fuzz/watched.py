@@ -4,7 +4,7 @@ WATCHED = {
     "annotations": (
         "data.coco_json",
         "data.coco_json",
-        "data.json_columns",
+        "data.coco_json",
         "data.annotations",
         "data.annotations",
         "data.annotations",
@@ -22,7 +22,7 @@ WATCHED = {
     "hosts": ("launch.hosts", "launch.hosts"),
     "image": ("data.decoding", "PIL"),
     "index": ("data.index", "data.annotations", "numpy.lib"),
-    "log": ("profiling.onednn_log", "profiling.stats.rows"),
+    "log": ("profiling.onednn_log", "profiling.stats.tables"),
     "openimages": ("data.openimages",),
     "topology": ("launch.host",),
 }

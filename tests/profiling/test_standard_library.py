@@ -57,8 +57,8 @@ def run_python(standard_library: Path, *arguments: str) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     "program",
     [
-        "import cProfile, profiling.trace.trace, profiling.stats.rows",
-        "import profiling.trace.trace, profiling.stats.rows, cProfile",
+        "import cProfile, profiling.trace.trace, profiling.stats.tables",
+        "import profiling.trace.trace, profiling.stats.tables, cProfile",
     ],
     ids=["standard first", "ours first"],
 )

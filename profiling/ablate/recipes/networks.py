@@ -20,7 +20,7 @@ from profiling.bench.recipes.step import make_weights
 from profiling.bench.variant import Prepared, Workload
 from profiling.layers.study import Subject
 from profiling.layers.timing import TimedModel, model_autocast, timed_model
-from profiling.onednn_log.problem import direction_name
+from profiling.onednn_log.work import direction_name
 from retinanet.config import ModelConfig
 from retinanet.engine.convolution import (
     Geometry,

@@ -31,8 +31,7 @@ from data.dataset import DetectionDataset, SampleKey, collate
 from data.decoding import decode_image
 from data.loader import evaluation_loader
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
-from profiling.bench.data_bench import keep_to_one_core
-from profiling.bench.data_variants import read_list
+from profiling.bench.data_bench import keep_to_one_core, read_list
 from profiling.bench.variant import Prepared, Workload
 
 

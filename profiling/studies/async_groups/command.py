@@ -131,7 +131,7 @@ def of_settings(kept: Kept, settings: Sequence[Setting]) -> list[Probed]:
 
 def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> None:
     """Print the probes and the choice, and draw them."""
-    from profiling.studies.async_groups.charts import loss_chart  # noqa: PLC0415
+    from profiling.studies.async_groups.report import loss_chart  # noqa: PLC0415
 
     chosen = best(kept.probes)
     chart = loss_chart(kept.probes, chosen, title=title_of(job, settings))
@@ -147,7 +147,7 @@ def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> N
 
 def say_trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> None:
     """Print the whole trainings, and draw them."""
-    from profiling.studies.async_groups.charts import map_chart  # noqa: PLC0415
+    from profiling.studies.async_groups.report import map_chart  # noqa: PLC0415
 
     chart = map_chart(kept.trained, title=title_of(job, settings))
     write_whole(job.folder / TRAINED_CHART, chart)

@@ -27,12 +27,15 @@ from common.files import require_free, write_whole
 from profiling.bench.job import JobFailedError
 from profiling.bench.results import disturbance
 from profiling.bench.worker_pool import WorkerDiedError
-from profiling.studies.tune.choice import Plan, PlannerOptions, answer, why_it_loses
 from profiling.studies.tune.forecast import (
     Convergence,
     Forecast,
+    Plan,
+    PlannerOptions,
+    answer,
     convergence_of_mlperf,
     convergence_of_probes,
+    why_it_loses,
 )
 from profiling.studies.tune.gather import gathered
 from profiling.studies.tune.measurements import Measurements
@@ -159,7 +162,7 @@ def put_out(
         write_whole(asked.slurm, slurm_script(found.winner, words))
         console.print(f"Slurm: sbatch {asked.slurm}", soft_wrap=True)
     if asked.chart is not None:
-        from profiling.studies.tune.charts import landscape  # noqa: PLC0415
+        from profiling.studies.tune.report import landscape  # noqa: PLC0415
 
         title = (
             f"RetinaNet until {convergence.epochs.target}, {measured.image_size}×"

@@ -14,19 +14,27 @@ from rich.console import Console
 from common.errors import InputError
 from launch.mpirun import choose_mpirun
 from profiling.studies.training_runs import ProbedTraining, run_probe
-from profiling.studies.tune.choice import PlannerOptions
-from profiling.studies.tune.forecast import Allocation, fitted_to, forecast, host_model, workload_of
+from profiling.studies.tune.forecast import (
+    Allocation,
+    PlannerOptions,
+    fitted_to,
+    forecast,
+    host_model,
+    workload_of,
+)
 from profiling.studies.tune.host import measure_between, named_hosts, what_to_measure
 from profiling.studies.tune.measure import OPENIMAGES, fresh, measure_host, trained_data
 from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
+    ProbeRun,
+    Probes,
+    RateRule,
     read_measurements,
     require_same,
     write_measurements,
 )
 from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape
-from profiling.studies.tune.probes import ProbeRun, Probes, RateRule
 from profiling.studies.tune.report import duration_words
 from retinanet.config import Config
 from retinanet.config_file import load_config

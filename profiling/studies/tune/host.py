@@ -93,9 +93,9 @@ def memory_check(config: Config, *, classes: int) -> Callable[[Shape], bool]:
         classes: Of the model.
     """
     from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
-    from retinanet.preflight.data import KnownData  # noqa: PLC0415
+    from retinanet.preflight.check import need_of_rank  # noqa: PLC0415
     from retinanet.preflight.memory import model_bytes  # noqa: PLC0415
-    from retinanet.preflight.quick import need_of_rank  # noqa: PLC0415
+    from retinanet.preflight.run import KnownData  # noqa: PLC0415
 
     left = memory_left()
     sizes = model_bytes(config.model, config.training, num_classes=classes)

@@ -10,7 +10,7 @@ import pytest
 from common.errors import InputError
 from data.coco_json import read_annotations
 from data.download.command import add_download, run
-from data.download.folder import one_download
+from data.download.images import one_download
 from data.sources import SplitName, find_split
 from tests.data.download.datasets import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import InputError
-from data.download.folder import MISSING_LIST, check_space, one_download, tidy, write_missing_list
+from data.download.images import MISSING_LIST, check_space, one_download, tidy, write_missing_list
 from tests.without_locks import built_library, without_locks
 
 Usage = namedtuple("Usage", "total used free")
@@ -76,7 +76,7 @@ def test_a_file_system_without_locks_takes_one_download(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from data.download.folder import one_download
+from data.download.images import one_download
 from common.errors import InputError
 try:
     with one_download(Path(sys.argv[1])):

@@ -6,8 +6,15 @@ import pytest
 
 from common.errors import InputError
 from data.openimages import boxes as boxes_module
-from data.openimages.boxes import CORNERS, FLAGS, Boxes, image_ids_with_boxes, read_boxes
-from data.openimages.class_lists import ClassList, resolve_classes
+from data.openimages.boxes import (
+    CORNERS,
+    FLAGS,
+    Boxes,
+    ClassList,
+    image_ids_with_boxes,
+    read_boxes,
+    resolve_classes,
+)
 from tests.data.openimages.csv_tables import (
     HEADER,
     LABELS,

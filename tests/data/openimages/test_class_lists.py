@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from data.openimages.class_lists import (
+from data.openimages.boxes import (
     NOT_CHOSEN,
     mlperf_classes,
     read_class_descriptions,

@@ -10,14 +10,13 @@ import torch
 
 from data.transforms import normalize
 from profiling.bench import command
+from profiling.bench.benchmarks import EVALUATE, LOSS, STEP, loss_findings, step_findings
 from profiling.bench.command import BENCHMARKS
-from profiling.bench.parts import EVALUATE, LOSS, loss_findings
 from profiling.bench.profilers import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
 from profiling.bench.recipes import parts, step
 from profiling.bench.recipes.parts import make_outputs
 from profiling.bench.recipes.step import feature_sizes, make_batch
 from profiling.bench.results import BytesMoved, Primitives, Results
-from profiling.bench.training import STEP, step_findings
 from profiling.bench.variant import Prepared, Run, Variant, Workload
 from retinanet.engine.kernel_calls import own_kernel
 from retinanet.model.retinanet import RetinaNet

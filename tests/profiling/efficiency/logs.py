@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 from profiling.replay.replay import Conditions, Replay, ReplayTime
-from tests.profiling.replay.torch_runner.problems import v3
+from tests.profiling.replay.problems import v3
 
 HEADER = """\
 onednn_verbose,v1,info,oneDNN v3.7.1 (commit 8d263e6)

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import InputError
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
-from profiling.bench.memory_policy import (
+from profiling.bench.variant import (
     MemoryChoice,
     huge_pages_environment,
     huge_pages_mb,
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 READ_BACK = """
 import ctypes, platform
 from launch.limits import read_allowance
-from profiling.bench.memory_policy import apply_memory
+from profiling.bench.variant import apply_memory
 for text in ("interleave", "membind=0", "preferred=0", "local"):
     apply_memory(text, allowed=read_allowance().memory_nodes or {0})
     call = {"x86_64": 239, "aarch64": 236}[platform.machine()]

@@ -3,7 +3,7 @@
 import pytest
 
 from profiling.onednn_log.parse import head_of, meaning_of, milliseconds
-from profiling.onednn_log.problem import MemoryDescriptor, Problem, parse_memory
+from profiling.onednn_log.work import MemoryDescriptor, Problem, parse_memory
 from tests.profiling.onednn_log.lines import (
     CONVOLUTION_SHAPE,
     DAMAGED,

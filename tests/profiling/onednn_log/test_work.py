@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from profiling.bench.recipes.torchvision import convolution_flop
-from profiling.onednn_log.problem import MemoryDescriptor, Problem
-from profiling.onednn_log.work import gbyte, gflop
+from profiling.onednn_log.work import MemoryDescriptor, Problem, gbyte, gflop
 
 
 def problem(kind: str, shape: str, *types: str, auxiliary: str = "", direction: str = "undef"

@@ -7,7 +7,7 @@ import pytest
 from common.errors import InputError
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import head_of, meaning_of
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_files import write_problem_files
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from profiling.onednn_log.parse import head_of, meaning_of
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn_fields import Dialect, NotExpressibleError
 from profiling.replay.benchdnn_files import problem_line
 

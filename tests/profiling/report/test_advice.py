@@ -7,7 +7,7 @@ import pytest
 from profiling.compare.comparison import Comparison, compare, side_of
 from profiling.efficiency.analysis import Steps, efficiency_of
 from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
-from profiling.onednn_log.problem import MemoryDescriptor, Problem
+from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report.advice import (

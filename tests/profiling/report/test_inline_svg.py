@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 from common.charts import new_figure
-from profiling.report.charts import chart, clean, inline_svg
+from profiling.report.page import chart, clean, inline_svg
 
 
 def drawn(text: str = "a title") -> str:

@@ -110,7 +110,7 @@ def test_a_distinct_problem_takes_few_bytes(tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from profiling.onednn_log.log import read_logs\n"
-        "from profiling.stats.rows import rows_of\n"
+        "from profiling.stats.tables import rows_of\n"
         "table = rows_of(read_logs([Path(sys.argv[1])]).calls())\n"
         "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
     )

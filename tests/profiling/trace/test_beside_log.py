@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import InputError
 from profiling.onednn_log.log import Calls, OneDnnLog, Where, read_logs
-from profiling.onednn_log.problem import Problem
+from profiling.onednn_log.work import Problem
 from profiling.trace.analysis import Analysis, analyze, lay_beside
 from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace

@@ -130,7 +130,7 @@ def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_a_step_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    from profiling.trace.steps import find_steps
+    from profiling.trace.operators import find_steps
 
     later = [{**one, "ts": one["ts"] + 2000, "name": one["name"].replace("step 20", "step 21")}
              for one in STEP]  # fmt: skip

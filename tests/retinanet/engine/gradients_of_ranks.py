@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from launch.rank_context import RankContext, enter_rank_context
+from launch.pinning import RankContext, enter_rank_context
 from launch.ranks import read_ranks
 from launch.shares import CoreRequest
 

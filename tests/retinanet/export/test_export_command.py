@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from retinanet.__main__ import main
-from retinanet.export import formats
+from retinanet.export import program
 from retinanet.training.checkpoint import read_checkpoint
 from tests.commands import RunHere
 from tests.random_detectors import random_detector, write_detector
@@ -116,10 +116,10 @@ def test_a_file_that_finds_something_else_is_not_kept(
     other = random_detector(score=-2.0)
 
     def write(model: object, file: Path, **options: object) -> None:
-        formats.write_torch(other, file, **options)  # type: ignore[arg-type]
+        program.write_torch(other, file, **options)  # type: ignore[arg-type]
 
-    faulty = replace(formats.FORMATS[".pt2"], write=write)
-    monkeypatch.setitem(formats.FORMATS, ".pt2", faulty)
+    faulty = replace(program.FORMATS[".pt2"], write=write)
+    monkeypatch.setitem(program.FORMATS, ".pt2", faulty)
     out = tmp_path / "out"
     done = run_here(main, "export", "--checkpoint", checkpoint, "--out", out / "model.pt2")
     assert done.returncode == 2 and done.stdout == ""

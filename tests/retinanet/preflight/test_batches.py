@@ -1,11 +1,11 @@
 from retinanet.config_file import load_config
 from retinanet.preflight.findings import Finding
-from retinanet.preflight.run import check_groups, check_split
+from retinanet.preflight.run import check_batch_split, check_groups
 
 
 def checked(split: str, *, ranks: int) -> list[Finding]:
     words = ["training.batch_size=2", f"distributed.batch_split={split}"]
-    return check_split(load_config("demo.yaml", words), ranks=ranks)
+    return check_batch_split(load_config("demo.yaml", words), ranks=ranks)
 
 
 def test_a_list_of_the_planned_ranks_is_told_and_even_batches_are_not() -> None:

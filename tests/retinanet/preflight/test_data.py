@@ -6,9 +6,9 @@ from PIL import Image
 
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree
-from retinanet.preflight import data as data_module
-from retinanet.preflight.data import check_data, sampled
+from retinanet.preflight import run
 from retinanet.preflight.findings import Finding
+from retinanet.preflight.run import check_data, sampled
 from tests.data.coco_files import write_json
 
 IMAGES = 6
@@ -97,7 +97,7 @@ def test_other_categories_in_the_validation_split_are_a_failure(root: Path) -> N
 def test_annotations_too_large_to_be_read_now_are_told(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_module, "READ_UP_TO", 10)
+    monkeypatch.setattr(run, "READ_UP_TO", 10)
     found = checked(root)
     assert levels(found) == ["warning", "warning"]
     assert "has no index yet" in found[0].found

@@ -1,6 +1,6 @@
 from launch.limits import MemoryLeft
 from retinanet.config_file import load_config
-from retinanet.preflight.quick import images_that_fit
+from retinanet.preflight.check import images_that_fit
 
 GB = 10**9
 CONFIG = load_config("demo.yaml", ["training.batch_size=4", "data.image_size=800"])

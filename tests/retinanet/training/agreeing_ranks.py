@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from launch.rank_context import enter_rank_context
+from launch.pinning import enter_rank_context
 from launch.ranks import read_ranks
 from launch.shares import CoreRequest
 

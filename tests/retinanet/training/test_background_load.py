@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.process_facts import waiting_of_threads
+from common.machine import waiting_of_threads
 from profiling.bench.worker_pool import busy_cores
-from retinanet.training.stragglers import BackgroundLoad
+from retinanet.training.rank_speed import BackgroundLoad
 from tests.launch.processes_left import children_of
 
 CPU = max(os.sched_getaffinity(0))

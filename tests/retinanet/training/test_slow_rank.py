@@ -4,7 +4,7 @@ import pytest
 
 from retinanet.config_file import load_config
 from retinanet.training.loop import StepResult
-from retinanet.training.stragglers import STEPS, SlowRank, advice_on_slow_rank
+from retinanet.training.rank_speed import STEPS, SlowRank, advice_on_slow_rank
 
 RESULT = StepResult(
     step=1,

@@ -1,0 +1,187 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.cli import installed, resuming_command, run_command
+from common.errors import InputError
+from common.machine import fastest_precision
+from retinanet.config import field_names
+from retinanet.config_file import parse_run_arguments
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def train_py(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *words]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def fail(error: BaseException) -> int:
+    raise error
+
+
+def test_a_users_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: fail(InputError("file: field: wrong"))) == 2
+    assert capsys.readouterr().err == "error: file: field: wrong\n"
+
+
+def test_an_interruption_is_one_line_and_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: fail(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_our_own_bugs_are_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)
+
+
+def test_flags_may_stand_between_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["train.py", "run.seed=1", "--config", "coco", "run.name=x", "--resume", "data.root=y"]
+    monkeypatch.setattr(sys, "argv", words)
+    arguments = parse_run_arguments("")
+    assert arguments.overrides == ["run.seed=1", "run.name=x", "data.root=y"]
+    assert arguments.config == "coco" and arguments.resume and not arguments.overwrite
+
+
+def test_resume_and_overwrite_exclude_each_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", "--overwrite"])
+    with pytest.raises(SystemExit) as caught:
+        parse_run_arguments("")
+    assert caught.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_the_resuming_command_repeats_the_words_and_adds_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--overwrite", "run.root=a b"])
+    assert resuming_command() == f"{installed('python')} train.py 'run.root=a b' --resume"
+
+
+def test_programs_are_named_as_they_can_be_typed_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
+    monkeypatch.chdir(tmp_path)
+    assert installed("tensorboard") == ".venv/bin/tensorboard"
+    monkeypatch.chdir("/")
+    assert installed("python") == str((tmp_path / ".venv/bin/python").relative_to("/"))
+    monkeypatch.setattr(sys, "executable", "/elsewhere/bin/python3")
+    monkeypatch.chdir(tmp_path)
+    assert installed("python") == "/elsewhere/bin/python"
+
+
+def test_help_lists_every_field_and_loads_no_torch() -> None:
+    done = train_py("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert all(f"{name}:" in done.stdout for name in field_names())
+    assert " torch\n" not in done.stderr and " retinanet.config\n" in done.stderr
+
+
+def test_a_dry_run_prints_the_whole_configuration_and_writes_nothing(tmp_path: Path) -> None:
+    done = train_py("--dry-run", "training.epochs=3", f"run.root={tmp_path / 'runs'}")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "epochs: 3" in done.stdout and f"precision: {fastest_precision()}" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "start"),
+    [
+        (["training.epocks=3"], {}, "error: command line: training.epocks: no such field"),
+        (["training.epochs=x"], {}, "error: command line: training.epochs: "),
+        (["--config", "none.yaml"], {}, "error: none.yaml: "),
+        ([], {"PMI_SIZE": "2"}, "error: PMI_SIZE=2: "),
+    ],
+)
+def test_bad_input_is_told_in_one_line_and_nothing_is_written(
+    words: list[str], environment: dict[str, str], start: str, tmp_path: Path
+) -> None:
+    done = train_py(*words, f"run.root={tmp_path / 'runs'}", **environment)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(start) and done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+ASCII = {"PYTHONIOENCODING": "ascii"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py --help",
+        "train.py --dry-run run.root=räume",
+        "-m data --help",
+        "-m launch plan --np 2 --cpus 0-1",
+        "-m launch plan --help",
+        "-m profiling ablate list",
+        "-m retinanet --help",
+    ],
+)
+def test_no_command_ends_because_of_a_character(words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *words.split()],
+        cwd=REPOSITORY,
+        env={**os.environ, **ASCII},
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr and b"UnicodeEncodeError" not in done.stderr
+    assert done.returncode == 0 or b"--cpus" in done.stderr, done.stderr
+    assert (done.stdout + done.stderr).isascii()
+
+
+def test_a_run_does_not_end_because_of_a_character(tmp_path: Path) -> None:
+    done = train_py(
+        f"run.root={tmp_path / 'räume'}",
+        "data.scenes.train=2",
+        "data.scenes.validation=1",
+        "data.image_size=64",
+        "data.workers=0",
+        "engine.precision=float32",
+        "training.max_steps=1",
+        "launch.pin=false",
+        **ASCII,
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii() and "r\\xe4ume" in done.stdout
+    assert (tmp_path / "räume" / "demo" / "metrics.jsonl").exists()
+
+
+def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
+    program = (
+        "from common.charts import as_png, new_figure\n"
+        "from common.cli import run_command\n"
+        "def draw():\n"
+        "    figure = new_figure(3, 2)\n"
+        "    figure.suptitle('\\U0001f984 $\\\\bad$')\n"
+        "    return len(as_png(figure)) == 0\n"
+        "raise SystemExit(run_command(draw))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ranks_that_are_silenced_take_any_character() -> None:
+    program = (
+        "import io\n"
+        "from launch.rendezvous import silenced\n"
+        "with silenced(io.StringIO()):\n"
+        "    print('\\u00d7 \\udcff')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program],
+        cwd=REPOSITORY,
+        env={**os.environ, **ASCII, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,121 @@
+"""What a job's ranks do in `test_process_group.py`: they join, and one of them ends badly, or none.
+
+group_program.py CASE TIMEOUT_S
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common.cli import run_command
+from common.errors import InputError, NonFiniteLossError
+from launch.pinning import enter_rank_context
+from launch.ranks import read_ranks
+from launch.shares import CoreRequest
+
+LONG = 100.0
+"""Longer than any test waits. [seconds]"""
+
+
+def stop_for(seconds: float) -> None:
+    """Be a slow rank: a process that gets no time on its processor."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def main() -> int:
+    case, timeout_s = sys.argv[1], float(sys.argv[2])
+    ranks = read_ranks(os.environ)
+    place = enter_rank_context(
+        ranks,
+        request=CoreRequest(threads=1),
+        allocator="tuned",
+        backend="auto",
+        pinned="PIN" in os.environ,
+        timeout_s=timeout_s,
+    )
+    if case == "late" and ranks.rank == 1:
+        time.sleep(LONG)
+    from launch.process_group import ProcessGroup, joined
+
+    def exchange(group: ProcessGroup) -> int:
+        group.all_gather(0)
+        return 0
+
+    def only_on(rank: int, act: Callable[[], object], group: ProcessGroup) -> int:
+        if group.rank == rank:
+            time.sleep(0.5)  # the others are in their exchange, or at work
+            act()
+        if "busy" in case:
+            time.sleep(LONG)
+        return exchange(group)
+
+    def talk(group: ProcessGroup) -> int:
+        import torch
+
+        if group.rank == 1:
+            stop_for(2.0)
+        tensor = torch.full((2,), float(group.rank))
+        group.average([tensor])
+        copied = torch.full((2,), float(group.rank))
+        group.broadcast([copied])
+        rows = (1, 2, 0)[group.rank]
+        halves, numbers = torch.full((rows, 2), group.rank + 0.5), torch.arange(rows)
+        said = {
+            "all_gather": group.all_gather(group.rank * 10),
+            "gather": group.gather(group.rank * 10),
+            "gather_rows": [column.tolist() for column in group.gather_rows([halves, numbers])],
+            "from_first": group.from_first(lambda: f"made by {group.rank}"),
+            "average": tensor.tolist(),
+            "broadcast": copied.tolist(),
+        }
+        sys.stdout.write(f"rank {group.rank}: {said}\n")  # whole, or lines would mix
+        return 0
+
+    def in_run_folder(act: Callable[[], object], group: ProcessGroup) -> int:
+        from retinanet.training.run_folder import claim_run_folder
+
+        path = Path(os.environ["RUN_FOLDER"])
+        with claim_run_folder(path, resume=False, overwrite=False, group=group):
+            return only_on(1, act, group)
+
+    def raises(error: BaseException) -> Callable[[], object]:
+        def act() -> None:
+            raise error
+
+        return act
+
+    def sends(number: signal.Signals) -> Callable[[], object]:
+        return lambda: os.kill(os.getpid(), number)
+
+    cases: dict[str, Callable[[ProcessGroup], int]] = {
+        "talk": talk,
+        "stopped": lambda group: 75,
+        "input": lambda group: only_on(1, raises(InputError("a.json: field: wrong")), group),
+        "input of all": lambda group: only_on(
+            group.rank, raises(InputError("a.json: field: wrong")), group
+        ),
+        "input, in a run folder": lambda group: in_run_folder(
+            raises(InputError("a.json: field: wrong")), group
+        ),
+        "bug, in a run folder": lambda group: in_run_folder(raises(LookupError("a bug")), group),
+        "not finite": lambda group: only_on(1, raises(NonFiniteLossError("loss nan")), group),
+        "bug": lambda group: only_on(1, raises(LookupError("a bug")), group),
+        "bug of the first": lambda group: only_on(0, raises(LookupError("a bug")), group),
+        "killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
+        "busy, killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
+        "busy, first killed": lambda group: only_on(0, sends(signal.SIGKILL), group),
+        "busy, frozen": lambda group: only_on(1, sends(signal.SIGSTOP), group),
+        "busy, first frozen": lambda group: only_on(0, sends(signal.SIGSTOP), group),
+        "stuck": lambda group: only_on(1, lambda: time.sleep(LONG), group),
+    }
+    with joined(place, timeout_s=timeout_s) as group:
+        return cases.get(case, exchange)(group)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,38 @@
+"""Ranks of which some fail before they have met: starting_ranks.py MOMENT RANK[,RANK…]
+
+MOMENT: `arguments`, `before` the meeting, or `after` it. The ranks fail one after the other.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+from common.cli import run_command
+from common.errors import InputError
+from launch.ranks import read_ranks
+from launch.rendezvous import meet, part, rank0_only_errors
+
+
+def main() -> int:
+    ranks = read_ranks(os.environ)
+    moment, failing = sys.argv[1], map(int, sys.argv[2].split(","))
+
+    def fail_at(now: str) -> None:
+        if now == moment and ranks.rank in failing:
+            time.sleep(0.5 * ranks.rank)
+            if now == "arguments":
+                argparse.ArgumentParser().parse_args(["--nonsense"])
+            raise InputError("a.json: field: wrong")
+
+    with rank0_only_errors(ranks):
+        fail_at("arguments")
+        fail_at("before")
+        meet(ranks, os.environ)
+        fail_at("after")
+        part(ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,200 @@
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from launch.environment import ALLOCATORS, STARTED_AGAIN, find, preloading
+from tests.fast_precision import FAST_PRECISION
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+FAULTS_OF_TEN_TENSORS = """
+import sys
+from launch.environment import set_allocator
+from common.machine import page_faults
+set_allocator(sys.argv[1])
+import torch
+torch.set_num_threads(1)
+for _ in range(25):  # the heap takes four to eight rounds to grow as far as it has to
+    torch.ones(25_000_000)
+before = page_faults()
+for _ in range(10):
+    torch.ones(25_000_000)
+print(page_faults() - before)
+"""
+
+PROCESS = """
+import json, os, sys
+from launch.environment import set_allocator
+from common.cli import run_command
+def main():
+    set_allocator(sys.argv[1])
+    maps = open("/proc/self/maps").read()
+    print(json.dumps({
+        "pid": os.getpid(),
+        "arguments": sys.argv[1:],
+        "flags": [sys.flags.utf8_mode, sys.warnoptions],
+        "environment": dict(os.environ),
+        "loaded": [name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps],
+        "pipe": os.read(int(sys.argv[2]), 5).decode() if len(sys.argv) > 2 else None,
+    }))
+    return 0
+sys.exit(run_command(main))
+"""
+
+
+def run(
+    text: str, *arguments: str, flags: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *flags, "-c", text, *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def faults(policy: str) -> int:
+    done = run(FAULTS_OF_TEN_TENSORS, policy)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def faults_of_system() -> int:
+    return faults("system")
+
+
+def installed(name: str) -> bool:
+    """Whether the allocator can be preloaded here; where not, that is what must be said."""
+    if find(ALLOCATORS[name]) is not None:
+        return True
+    done = run(PROCESS, name)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"error: engine.allocator: {name}: its library is not installed" in done.stderr
+    assert f"apt-get install {ALLOCATORS[name].package}" in done.stderr
+    return False
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the policy is glibc's")
+def test_kept_memory_is_used_again_without_page_faults(faults_of_system: int) -> None:
+    assert faults("tuned") < faults_of_system / 20
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_a_preloaded_allocator_is_told_to_keep_memory(name: str, faults_of_system: int) -> None:
+    if installed(name):
+        assert faults(name) < faults_of_system / 20
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_the_command_starts_again_as_it_was(name: str) -> None:
+    if not installed(name):
+        return
+    read, write = os.pipe()
+    os.write(write, b"hello")
+    flags = ["-X", "utf8", "-W", "error::UserWarning"]
+    process = subprocess.Popen(
+        [sys.executable, *flags, "-c", PROCESS, name, str(read), "a b", "--c=ü"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        pass_fds=[read],
+    )
+    output, _ = process.communicate(timeout=60)
+    found = json.loads(output)
+    assert found["loaded"] == [name]
+    assert found["pid"] == process.pid
+    assert found["arguments"] == [name, str(read), "a b", "--c=ü"]
+    assert found["flags"] == [1, ["error::UserWarning"]]
+    assert found["pipe"] == "hello"  # as mpirun's processes have one
+    for setting, value in ALLOCATORS[name].settings.items():
+        assert found["environment"][setting] == value
+    assert STARTED_AGAIN not in found["environment"]  # which its own children would take over
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_a_library_that_the_user_preloads_is_taken_as_it_is(name: str, tmp_path: Path) -> None:
+    library = find(ALLOCATORS[name])
+    if not installed(name) or library is None:
+        return
+    done = run(PROCESS, name, LD_PRELOAD=library)
+    environment = json.loads(done.stdout)["environment"]
+    assert environment["LD_PRELOAD"] == library
+    assert not set(ALLOCATORS[name].settings) & set(environment)
+
+
+def test_a_users_settings_go_first() -> None:
+    environment = {"LD_PRELOAD": "/lib/other.so", "MALLOC_CONF": "narenas:1", "HOME": "/root"}
+    settings = {"MALLOC_CONF": "thp:always", "MORE": "1"}
+    assert preloading(environment, "libjemalloc.so.2", settings) == {
+        "LD_PRELOAD": "libjemalloc.so.2:/lib/other.so",
+        "MALLOC_CONF": "narenas:1",
+        "MORE": "1",
+        "HOME": "/root",
+    }
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_a_library_that_the_linker_refuses_ends_in_one_line_and_no_loop(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    (folder / f"lib{ALLOCATORS[name].libraries[0]}.so.9").write_text("no library")
+    text = f"import sys; sys.prefix = {str(tmp_path)!r}\n{PROCESS}"
+    done = run(text, name)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]  # the linker complains first, in its own words
+    assert last.startswith(f"error: engine.allocator: {name}: {folder}/lib")
+    assert "cannot be preloaded; apt-get install" in last
+
+
+def test_a_missing_library_is_an_error_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from launch import environment as environment_module
+
+    monkeypatch.setattr(environment_module, "find_library", lambda name: None)
+    monkeypatch.setattr(environment_module, "is_loaded", lambda allocator: False)
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
+    with pytest.raises(InputError, match="apt-get install libjemalloc2") as caught:
+        environment_module.preload("jemalloc")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_train_py_and_its_signals_work_under_a_preloaded_allocator(
+    name: str, tmp_path: Path
+) -> None:
+    if not installed(name):
+        return
+    overrides = ["data.scenes.train=8", "data.scenes.validation=2", "data.image_size=64"]
+    overrides += ["training.batch_size=2", "training.epochs=1000", "evaluation.every=1000"]
+    overrides += [f"engine.precision={FAST_PRECISION}"]
+    command = [sys.executable, "train.py", *overrides, f"run.root={tmp_path}"]
+    process = subprocess.Popen(
+        [*command, f"engine.allocator={name}"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch"):  # the first step is done
+            break
+    assert f"/lib{name}" in Path(f"/proc/{process.pid}/maps").read_text()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (75, "")
+    shutil.rmtree(tmp_path)
+
+
+def test_the_policy_is_set_without_loading_torch() -> None:
+    text = "import sys, launch.environment, launch.ranks; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY, check=True)

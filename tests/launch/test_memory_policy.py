@@ -1,0 +1,121 @@
+import errno
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import environment
+from launch.environment import prefer_memory
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+known = pytest.mark.skipif(
+    platform.machine() not in environment.SYSTEM_CALLS, reason="the call's number is not known"
+)
+
+READ_BACK = """
+import ctypes, platform
+def policy():
+    call = {"x86_64": 239, "aarch64": 236}[platform.machine()]
+    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * 16)()
+    if ctypes.CDLL(None, use_errno=True).syscall(
+        ctypes.c_long(call), ctypes.byref(mode), nodes, ctypes.c_ulong(1024), None, ctypes.c_long(0)
+    ):
+        raise OSError(ctypes.get_errno())
+    bits = sum(word << 64 * place for place, word in enumerate(nodes))
+    return mode.value, [node for node in range(1024) if bits >> node & 1]
+"""
+
+# A seccomp filter, as Docker's: set_mempolicy fails with EPERM, all other calls go through.
+DENY = """
+import ctypes, errno, platform, struct
+from launch.environment import SYSTEM_CALLS
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+def deny():
+    steps = struct.pack(
+        "HBBI" * 4,
+        0x20, 0, 0, 0,                                   # load the call's number
+        0x15, 0, 1, SYSTEM_CALLS[platform.machine()],    # another: skip the next
+        0x06, 0, 0, 0x00050000 | errno.EPERM,            # fail with this error
+        0x06, 0, 0, 0x7FFF0000,                          # allow
+    )
+    code = ctypes.create_string_buffer(steps)
+    program = Program(4, ctypes.cast(code, ctypes.c_void_p))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(38, 1, 0, 0, 0) == 0                    # PR_SET_NO_NEW_PRIVS
+    assert prctl(22, 2, ctypes.byref(program)) == 0      # PR_SET_SECCOMP with a filter
+"""
+
+
+def run(text: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@known
+def test_the_kernel_prefers_the_node_for_this_process_and_its_children() -> None:
+    done = run(f"""{READ_BACK}
+import os
+from launch.environment import prefer_memory
+assert policy() == (0, [])
+assert prefer_memory([0], allowed=[0, 1]) is None
+print(policy(), flush=True)
+if os.fork() == 0:
+    print(policy(), flush=True)
+""")
+    assert done.splitlines() == ["(1, [0])"] * 2  # MPOL_PREFERRED
+
+
+@known
+def test_several_nodes_are_preferred_together() -> None:
+    done = run(f"""{READ_BACK}
+from launch.environment import set_policy, MPOL_PREFERRED_MANY
+print(set_policy(MPOL_PREFERRED_MANY, [0]), policy())
+""")
+    if done.startswith(str(errno.EINVAL)):
+        pytest.skip("the kernel is older than 5.15")
+    assert done == "None (5, [0])"
+
+
+@known
+def test_a_container_that_does_not_permit_it_goes_on_and_says_what_was_lost() -> None:
+    done = run(f"""{DENY}
+from launch.environment import prefer_memory
+deny()
+print(prefer_memory([0, 1], allowed=[0, 1, 2]))
+""")
+    assert done.startswith("memory nodes 0, 1: the memory policy is not permitted here, so each")
+    assert "--cap-add SYS_NICE" in done
+
+
+def test_one_node_in_all_needs_no_policy() -> None:
+    done = run(f"""{READ_BACK}
+from launch.environment import prefer_memory
+print(prefer_memory([0], allowed=[0]), prefer_memory([0], allowed=[]), policy())
+""")
+    assert done == "None None (0, [])"
+
+
+def test_nodes_that_are_not_allowed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(environment, "set_preferred", asked.append)
+    assert prefer_memory([2, 3], allowed=[0, 3, 4]) is None
+    assert asked == [[3]]
+    lost = prefer_memory([2], allowed=[0, 1])
+    assert lost is not None and lost.startswith("memory node 2: not allowed here")
+    assert asked == [[3]]
+
+
+@known
+def test_a_node_that_the_kernel_does_not_have_is_told() -> None:
+    done = run("""
+from launch.environment import prefer_memory
+print(prefer_memory([900], allowed=[0, 900]))
+""")
+    assert done.startswith("memory node 900: the memory policy cannot be set (Invalid argument)")

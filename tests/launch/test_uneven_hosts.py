@@ -1,0 +1,162 @@
+"""What holds for every host, however its sockets and memory nodes differ in size."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.placement import MOST_IDLE, Misfit, fit_ranks, fitting_shapes, placement_notes
+from launch.shares import (
+    CoreRequest,
+    NodeGroup,
+    Share,
+    choose_sockets,
+    divide_evenly,
+    divide_host,
+    spread,
+)
+from launch.topology import Socket, Topology, count_cores, sockets_of
+from tests.launch.hosts_by_hand import cores_in_a_row
+
+NodeSizes = list[list[int]]
+"""Cores of each node of each socket."""
+
+HOSTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def topology_of(sizes: NodeSizes) -> Topology:
+    rows = []
+    first = node = 0
+    for socket, nodes in enumerate(sizes):
+        for cores in nodes:
+            rows.append((first, cores, socket, node))
+            first, node = first + cores, node + 1
+    return cores_in_a_row(*rows, sibling_offset=first)
+
+
+def placed(topology: Topology, *, ranks: int, request: CoreRequest) -> list[Share] | Misfit:
+    return fit_ranks(sockets_of(topology), ranks=ranks, request=request, quota=None)
+
+
+def cpus_of(share: Share) -> tuple[int, ...]:
+    return (*share.cpus, *share.comm_cpus, *share.loader_cpus)
+
+
+@given(HOSTS, st.data())
+def test_ranks_have_as_many_cores_and_share_none(sizes: NodeSizes, data: st.DataObject) -> None:
+    topology = topology_of(sizes)
+    ranks = data.draw(st.integers(1, sum(map(sum, sizes))))
+    request = CoreRequest(comm_cores=data.draw(st.integers(0, 1)), loader_cores=0)
+    shares = placed(topology, ranks=ranks, request=request)
+    if isinstance(shares, Misfit):
+        return
+    taken = [cpu for share in shares for cpu in cpus_of(share)]
+    assert len(shares) == ranks and len(taken) == len(set(taken))
+    assert len({(share.threads, len(share.cpus), len(share.comm_cpus)) for share in shares}) == 1
+    place = {cpu.cpu: (cpu.socket, cpu.node) for cpu in topology.cpus}
+    for share in shares:
+        assert {place[cpu][0] for cpu in cpus_of(share)} == {share.socket}
+        assert {place[cpu][1] for cpu in cpus_of(share)} <= set(share.nodes)
+    assert [share.socket for share in shares] == sorted(share.socket for share in shares)
+    placement_notes(topology, shares, request=request, quota=None)
+
+
+@given(HOSTS, st.data())
+def test_a_rank_over_several_nodes_has_them_alone(sizes: NodeSizes, data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, sum(map(sum, sizes))))
+    shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest())
+    if isinstance(shares, Misfit):
+        return
+    spanning = [set(share.nodes) for share in shares if len(share.nodes) > 1]
+    for nodes in spanning:
+        assert sum(bool(nodes & set(share.nodes)) for share in shares) == 1
+
+
+@given(HOSTS, st.data())
+def test_few_cores_are_idle_and_more_are_refused(sizes: NodeSizes, data: st.DataObject) -> None:
+    sockets = sockets_of(topology_of(sizes))
+    ranks = data.draw(st.integers(1, count_cores(sockets)))
+    chosen = choose_sockets(sockets, ranks)
+    cores = count_cores(chosen)
+    shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest())
+    groups = divide_host(chosen, ranks)
+    if groups is None:
+        assert isinstance(shares, Misfit)
+        return
+    least = min(group.cores_each for group in groups)
+    assert isinstance(shares, Misfit) == (cores - ranks * least > MOST_IDLE * cores)
+
+
+@given(HOSTS, st.data())
+def test_no_even_division_gives_a_rank_more(sizes: NodeSizes, data: st.DataObject) -> None:
+    sockets = sockets_of(topology_of(sizes))
+    ranks = data.draw(st.integers(1, count_cores(sockets)))
+    chosen = choose_sockets(sockets, ranks)
+    even = divide_evenly(chosen, ranks)
+    groups = divide_host(chosen, ranks)
+    if even and groups:
+        assert least_of(groups) >= least_of(even)
+
+
+def least_of(groups: list[NodeGroup]) -> int:
+    return min(group.cores_each for group in groups)
+
+
+@given(HOSTS, st.data())
+def test_threads_that_one_rank_more_could_have_are_taken(
+    sizes: NodeSizes, data: st.DataObject
+) -> None:
+    """Told threads fit wherever there is room for such ranks, node by node."""
+    sockets = sockets_of(topology_of(sizes))
+    threads = data.draw(st.integers(1, 9))
+    ranks = sum(len(node.cores) // threads for socket in sockets for node in socket.nodes)
+    different = len({len(node.cores) for socket in sockets for node in socket.nodes}) > 1
+    if ranks >= len(sockets) and different:
+        shares = placed(topology_of(sizes), ranks=ranks, request=CoreRequest(threads=threads))
+        assert not isinstance(shares, Misfit)
+
+
+@pytest.mark.parametrize("offline", [0, 5, 31, 32, 63])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+def test_any_core_of_two_sockets_may_be_offline(offline: int, ranks: int) -> None:
+    topology = cores_in_a_row((0, 32, 0, 0), (32, 32, 1, 1))
+    online = topology.restricted(set(range(64)) - {offline})
+    shares = placed(online, ranks=ranks, request=CoreRequest())
+    assert not isinstance(shares, Misfit)
+    assert shares[0].threads == (32 if ranks == 1 else 31 * 2 // ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_core_offline_in_one_of_many_nodes(ranks: int) -> None:
+    nodes = [(8 * node, 8, node // 4, node) for node in range(8)]
+    online = cores_in_a_row(*nodes).restricted(set(range(64)) - {13})
+    shares = placed(online, ranks=ranks, request=CoreRequest())
+    assert not isinstance(shares, Misfit)
+    assert shares[0].threads == 64 // ranks - 1
+    assert {len(share.nodes) for share in shares} == {8 // ranks}
+
+
+def test_shapes_of_an_uneven_host_have_more_than_one_rank_a_socket() -> None:
+    sockets = sockets_of(cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1)))
+    shapes = fitting_shapes(sockets, request=CoreRequest(), quota=None)
+    assert {(1, 32), (2, 31), (4, 15), (8, 7), (63, 1)} <= set(shapes)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())
+def test_ranks_are_spread_as_evenly_as_there_is_room(rooms: list[int], data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(0, sum(rooms)))
+    counts = spread(ranks, rooms)
+    assert sum(counts) == ranks
+    assert all(count <= room for count, room in zip(counts, rooms, strict=True))
+    for count, room in zip(counts, rooms, strict=True):
+        assert count == room or count >= max(counts) - 1
+
+
+@given(HOSTS)
+def test_each_number_that_is_named_fits(sizes: NodeSizes) -> None:
+    sockets: tuple[Socket, ...] = sockets_of(topology_of(sizes))
+    for quota in (None, count_cores(sockets) / 2 + 0.5):
+        request = CoreRequest()
+        for ranks, threads in fitting_shapes(sockets, request=request, quota=quota):
+            shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
+            assert not isinstance(shares, Misfit)
+            assert {share.threads for share in shares} == {threads}

@@ -1,0 +1,179 @@
+"""Two hosts on one machine: two network namespaces with a cable between them.
+
+Each has its own interfaces, host name, /etc/hosts and half of the CPUs; they share files, as the
+hosts of a cluster share a network drive. A namespace lives as long as a process in it, and here
+that one ends when the pipe from the tests breaks. So nothing is left behind, not even by a kill.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+NAMES = ("left", "right")
+ADDRESSES = ("10.0.0.1", "10.0.0.2")
+"""Of the ends of the cable; no other network sees them."""
+
+# `cat` keeps the namespaces until its standard input ends. /sys tells of the interfaces.
+HOST = """
+set -e
+hostname "$1"
+mount --bind "$2" /etc/hosts
+mount -t sysfs sysfs /sys
+ip link set lo up
+echo ready
+exec cat
+"""
+
+# Called as ssh is: options, a host, and words for a shell there, which has this one's environment
+# as little as a login has.
+REMOTE_SHELL = """\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1
+shift
+case $host in
+left) enter="ENTER_LEFT" ;;
+right) enter="ENTER_RIGHT" ;;
+*) echo "ssh: Could not resolve hostname $host" >&2; exit 255 ;;
+esac
+exec env -i HOME="$HOME" PATH=/usr/bin:/bin $enter --wd=/ sh -c "$*"
+"""
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """Hosts `left` and `right`, and how to get into them."""
+
+    enter_left: tuple[str, ...]
+    """What goes before a command that is to run on the first one."""
+    remote_shell: Path
+    """What mpirun calls instead of ssh."""
+
+    def start_on_left(
+        self, words: Sequence[str], *, environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        """A process on the first host, in the repository and in a process group of its own."""
+        return subprocess.Popen(
+            [*self.enter_left, f"--wd={REPOSITORY}", *words],
+            env={**environment, **self.launcher_variables()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def cut(self) -> None:
+        """Pull the cable out: nobody is told, and what is sent is lost."""
+        cable = ["ip", "link", "set", "eth0", "down"]
+        subprocess.run([*self.enter_left, *cable], check=True)
+
+    def drop_everything(self) -> None:
+        """Have the first host's packets go nowhere, as behind a firewall; no error is reported."""
+        nobody = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+        words = ["ip", "neighbour", "replace", ADDRESSES[1], *nobody]
+        subprocess.run([*self.enter_left, *words], check=True)
+
+    def launcher_variables(self) -> dict[str, str]:
+        """How MPICH and Intel MPI are told of the remote shell."""
+        return {
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": str(self.remote_shell),
+            "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC": str(self.remote_shell),
+        }
+
+
+@contextmanager
+def two_hosts(folder: Path, *, names_are_loopback: bool) -> Iterator[TwoHosts]:
+    """Two hosts for as long as the context lasts; skips the test where they cannot be had.
+
+    Args:
+        folder: For their files.
+        names_are_loopback: Whether a host's own name means 127.0.1.1 to itself, as Debian installs
+            it, or its address.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("two hosts on one machine need root, to make network namespaces")
+    for program in ("ip", "unshare", "nsenter", "taskset"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no program {program}; apt-get install iproute2 util-linux")
+    with ExitStack() as stack:
+        files = [hosts_file(folder, number, names_are_loopback) for number in (0, 1)]
+        pids = tuple(
+            stack.enter_context(namespaces(name, file))
+            for name, file in zip(NAMES, files, strict=True)
+        )
+        connect(pids)
+        left, right = (
+            [*on_cpus(half), *entering(pid)] for half, pid in zip(halves(), pids, strict=True)
+        )
+        remote_shell = folder / "remote-shell"
+        text = REMOTE_SHELL.replace("ENTER_LEFT", " ".join(left))
+        remote_shell.write_text(text.replace("ENTER_RIGHT", " ".join(right)))
+        remote_shell.chmod(0o755)
+        yield TwoHosts(tuple(left), remote_shell)
+
+
+def hosts_file(folder: Path, number: int, names_are_loopback: bool) -> Path:
+    """What a host knows of names."""
+    other = 1 - number
+    own = "127.0.1.1" if names_are_loopback else ADDRESSES[number]
+    path = folder / f"hosts-of-{NAMES[number]}"
+    path.write_text(
+        f"127.0.0.1 localhost\n{own} {NAMES[number]}\n{ADDRESSES[other]} {NAMES[other]}\n"
+    )
+    return path
+
+
+@contextmanager
+def namespaces(name: str, hosts: Path) -> Iterator[int]:
+    """A host without a cable, as the number of a process in it."""
+    process = subprocess.Popen(
+        ["unshare", "--net", "--uts", "--mount", "sh", "-c", HOST, "sh", name, str(hosts)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        if process.stdout.readline() != "ready\n":
+            pytest.skip(f"no network namespaces here: {process.stderr.read().strip()}")
+        yield process.pid  # unshare and the shell have become `cat`, one after the other
+
+
+def connect(pids: Sequence[int]) -> None:
+    """Put a cable between two hosts."""
+    ends = [str(pid) for pid in pids]
+    cable = f"link add eth0 netns {ends[0]} type veth peer name eth0 netns {ends[1]}"
+    done = subprocess.run(["ip", *cable.split()], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no virtual cable between network namespaces here: {done.stderr.strip()}")
+    for pid, address in zip(pids, ADDRESSES, strict=True):
+        for words in (f"address add {address}/24 dev eth0", "link set eth0 up"):
+            subprocess.run([*entering(pid), "ip", *words.split()], check=True)
+
+
+def halves() -> tuple[list[int], list[int]]:
+    """The CPUs of each host; one CPU is for both."""
+    cpus = sorted(os.sched_getaffinity(0))
+    half = len(cpus) // 2
+    return cpus[:half] or cpus, cpus[half:]
+
+
+def on_cpus(cpus: Sequence[int]) -> list[str]:
+    """What goes before a command that is to keep to them."""
+    return ["taskset", "--cpu-list", ",".join(map(str, cpus))]
+
+
+def entering(pid: int) -> list[str]:
+    """What goes before a command that is to run in a host's namespaces."""
+    return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount"]
