@@ -19,9 +19,9 @@ from tests.commands import RunHere
 
 LONG_FILES = (
     "docs/test_commands.py",
-    "launch/tune/test_interrupted.py",
+    "profiling/studies/tune/test_interrupted.py",
     "test_train_overlap.py",
-    "launch/group/test_process_group.py",
+    "launch/test_process_group.py",
     "test_train.py",
     "retinanet/engine/test_ipex_engine.py",
     "retinanet/engine/test_precision.py",
