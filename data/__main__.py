@@ -15,7 +15,7 @@ COMMANDS = {
     ),
     "split": ("data.split:add_split", "annotations in two: to train on, and to evaluate on"),
     "convert": ("data.convert:add_convert", "turn annotations into an index that opens at once"),
-    "verify": ("data.verify.command:add_verify", "check images and boxes before a long run"),
+    "verify": ("retinanet.verify_command:add_verify", "check images and boxes before a long run"),
     "bench": (
         "profiling.bench.data_bench:add_data_bench",
         "images a second of each decoder and of the whole pipeline",

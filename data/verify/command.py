@@ -1,41 +1,18 @@
-"""Check a data set before a run depends on it.
+"""Check splits: print what was found, and write indexes without the bad entries."""
 
-Reads the annotations of both splits and decodes every image with the run's decoder, on all cores.
-Tells everything that would stop training, what training leaves out or mends (boxes without size,
-boxes that reach beyond their image, …), and what is worth knowing; then the counts of classes.
-
-  python -m data verify --config coco.yaml data.root=/data/coco
-  python -m data verify --config coco.yaml data.root=/data/coco --no-images      # seconds
-  python -m data verify --config coco.yaml data.root=/data/coco --sample 1000
-  python -m data verify --config coco.yaml data.root=/data/coco --json found.json
-  python -m data verify --config coco.yaml data.root=/data/coco --write-clean clean
-
---write-clean makes an index of each split without the bad images and boxes, and prints the command
-that trains on it. Nothing else is changed: not the annotations, not the images.
-
-Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or no such file,
-130 Ctrl-C.
-"""
-
-import argparse
 import json
 import os
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from common.cli import add_json_option, add_overrides, installed, positive
-from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from data.annotations import Annotations, TextColumn
-from data.decoding import resolve_decoder
 from data.index import write_index
 from data.sources import SPLITS, Split, SplitName
 from data.verify.checks import check_categories_agree
@@ -43,181 +20,93 @@ from data.verify.entries import Entries, Good
 from data.verify.report import as_json, conclusion, print_split, say
 from data.verify.split_check import (
     CheckedSplit,
+    TrainingRules,
     add_image_findings,
     check_annotations,
-    check_images,
+    check_split_images,
     check_unused_files,
 )
-from retinanet.config import Config
-from retinanet.config_file import configured_split, load_config
-
-
-def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command `verify`."""
-    parser = commands.add_parser(
-        "verify",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="NAME",
-        help="a YAML file, or a name in configs/, as train.py takes it",
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--split",
-        choices=["train", "validation"],
-        help="only this one (default: both, whose categories are then compared)",
-    )
-    how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument(
-        "--no-images", action="store_true", help="check annotations alone: a quick look"
-    )
-    how_many.add_argument(
-        "--sample", type=positive, metavar="N", help="decode only N images of each split"
-    )
-    add_output_arguments(parser)
-
-
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is written, and where."""
-    add_json_option(
-        parser, "write everything here too: the first 1000 places of each kind, every class"
-    )
-    parser.add_argument(
-        "--write-clean",
-        dest="clean_folder",
-        type=Path,
-        metavar="DIR",
-        help="write DIR/train.index and DIR/validation.index without the bad entries",
-    )
-
-
-def run(
-    *,
-    config: str,
-    overrides: list[str],
-    split: SplitName | None,
-    no_images: bool,
-    sample: int | None,
-    json_file: Path | None,
-    clean_folder: Path | None,
-) -> int:
-    """Run the command; returns the exit code."""
-    if sample is not None and clean_folder is not None:
-        raise InputError(
-            "--write-clean: not with --sample, which leaves most images unchecked; leave one out"
-        )
-    splits: tuple[SplitName, ...] = SPLITS if split is None else (split,)
-    return verify(
-        Request(
-            config=config,
-            overrides=overrides,
-            splits=splits,
-            images=not no_images,
-            sample=sample,
-            json_file=json_file,
-            clean_folder=clean_folder,
-        )
-    )
-
-
-class Request(NamedTuple):
-    """What was asked for."""
-
-    config: str
-    overrides: Sequence[str]
-    splits: Sequence[SplitName]
-    images: bool
-    sample: int | None
-    json_file: Path | None
-    clean_folder: Path | None
-
-    def command(self, program: str, *more: str) -> str:
-        """A command with the same configuration, to be typed."""
-        arguments = ["--config", self.config, *self.overrides, *more]
-        return f"{installed('python')} {program} {shlex.join(arguments)}"
-
 
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""
 
 
-def verify(request: Request) -> int:
-    """Check what a configuration names; returns the exit code.
+def require_free_outputs(
+    *, json_file: Path | None, clean_folder: Path | None, splits: Sequence[SplitName]
+) -> None:
+    """Refuse outputs that exist or cannot be written, before the work.
 
     Raises:
-        InputError: The configuration is wrong, a file is missing, or an output exists.
+        InputError: Names the one that exists, or the folder that cannot be written to.
     """
-    config = load_config(request.config, request.overrides)
-    console = make_console()
-    if request.json_file is not None:
-        require_free_json(request.json_file)
-        require_writable(request.json_file.absolute().parent)
-    if request.clean_folder is not None:
-        require_no_index(request.clean_folder, request.splits)
-    root = config.data.root
-    if config.data.scenes is not None:
-        root = scenes_of(config)
-        if not root.is_dir():
-            say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
-            return FINISHED
-    decoder = resolve_decoder(config.data.decoder)
-    splits = {
-        name: configured_split(config.data, name, root=root)
-        for name in SPLITS
-        if name in request.splits
-    }
-    checked = check(request, config, splits, decoder=decoder, console=console)
+    if json_file is not None:
+        require_free_json(json_file)
+        require_writable(json_file.absolute().parent)
+    if clean_folder is not None:
+        require_no_index(clean_folder, splits)
+
+
+def verify(
+    splits: Mapping[SplitName, Split],
+    rules: TrainingRules,
+    *,
+    check_images: bool,
+    sample: int | None,
+    json_file: Path | None,
+    clean_folder: Path | None,
+    command_with_config: Callable[..., str],
+    console: Console,
+) -> int:
+    """Check splits, print what was found, and return the exit code.
+
+    Args:
+        splits: Where the splits lie, the training split first.
+        rules: What training accepts.
+        check_images: Whether images are decoded.
+        sample: Decode only this many images of each split; None for all.
+        json_file: Where all findings are written; None for nowhere.
+        clean_folder: Where indexes without the bad entries are written; None for nowhere.
+        command_with_config: Returns a command line, given a program such as `train.py` and more
+            arguments.
+        console: Where findings and progress are printed.
+
+    Raises:
+        InputError: An output cannot be written.
+    """
+    checked = check(splits, rules, check_images=check_images, sample=sample, console=console)
     for one in checked:
         print_split(console, one)
-    if request.json_file is not None:
-        write_whole(request.json_file, json.dumps(as_json(checked, decoder=decoder), indent=1))
+    if json_file is not None:
+        report = as_json(checked, decoder=rules.decoder)
+        write_whole(json_file, json.dumps(report, indent=1))
     console.print()
     say(console, conclusion(checked), wrap=True)
-    advise(request, checked, console)
+    advise(checked, clean_folder, command_with_config, console)
     return STOPS_TRAINING if any(one.findings.stopping() for one in checked) else FINISHED
 
 
-def scenes_of(config: Config) -> Path:
-    """Where a run draws its scenes.
-
-    Raises:
-        InputError: Files are given beside them.
-    """
-    # These load torch, 400 MB and seconds that checking a data set does without.
-    from retinanet.training.data import require_no_files  # noqa: PLC0415
-    from retinanet.training.run_folder import RunFolder  # noqa: PLC0415
-
-    require_no_files(config.data)
-    return RunFolder(config.run.root / config.run.name).scenes
-
-
 def check(
-    request: Request,
-    config: Config,
-    splits: dict[SplitName, Split],
+    splits: Mapping[SplitName, Split],
+    rules: TrainingRules,
     *,
-    decoder: str,
+    check_images: bool,
+    sample: int | None,
     console: Console,
 ) -> list[CheckedSplit]:
-    """All checks: of annotations first, which take less time, then of images."""
+    """Check annotations first, which takes less time, then images."""
     checked = [
-        check_annotations(name, split, config, console=console) for name, split in splits.items()
+        check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
     contents = [one.contents for one in checked if one.contents is not None]
     whole = not any(one.entries.unreadable_categories for one in contents)
     if whole and len(contents) == len(SPLITS):
         check_categories_agree(contents[0].entries, contents[1].entries, checked[1].findings)
-    if request.images:
+    if check_images:
         for one in checked:
-            check_images(one, decoder=decoder, sample=request.sample, console=console)
-        add_image_findings(checked, config.data)
+            check_split_images(one, decoder=rules.decoder, sample=sample, console=console)
+        add_image_findings(checked, rules)
         # One split's files may lie in the other's folder.
-        if request.sample is None and len(checked) == len(SPLITS):
+        if sample is None and len(checked) == len(SPLITS):
             find_unused(checked)
     return checked
 
@@ -342,25 +231,33 @@ def clean_annotations(entries: Entries, good: Good) -> Annotations:
     )
 
 
-def advise(request: Request, checked: Sequence[CheckedSplit], console: Console) -> None:
+def advise(
+    checked: Sequence[CheckedSplit],
+    clean_folder: Path | None,
+    command_with_config: Callable[..., str],
+    console: Console,
+) -> None:
     """Write the clean indexes where they are wanted, and say what to do next."""
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
-    if request.clean_folder is not None and obstacles:
+    if clean_folder is not None and obstacles:
         say(console, f"no clean index was written: {obstacles[0]}", wrap=True)
-    elif request.clean_folder is not None:
-        write_clean(request, request.clean_folder, checked, console)
+    elif clean_folder is not None:
+        write_clean(clean_folder, checked, command_with_config, console)
     elif not any(one.findings.stopping() for one in checked):
-        say_next(console, "next:", request.command("train.py"))
+        say_next(console, "next:", command_with_config("train.py"))
     elif obstacles:
         reason = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
         say(console, reason, wrap=True)
     else:
-        command = request.command("-m data verify", "--write-clean", "clean")
+        command = command_with_config("-m data verify", "--write-clean", "clean")
         say_next(console, "next: mend it, or make an index without it to train on:", command)
 
 
 def write_clean(
-    request: Request, folder: Path, checked: Sequence[CheckedSplit], console: Console
+    folder: Path,
+    checked: Sequence[CheckedSplit],
+    command_with_config: Callable[..., str],
+    console: Console,
 ) -> None:
     """Write the clean indexes, say what remains, and how to train on them."""
     fields = []
@@ -382,7 +279,7 @@ def write_clean(
         ]
     if not all(one.checked_all_images for one in checked):
         say(console, "images were not all checked: bad ones may still be in it", wrap=True)
-    say_next(console, "next:", request.command("train.py", *fields))
+    say_next(console, "next:", command_with_config("train.py", *fields))
 
 
 def say_next(console: Console, why: str, command: str) -> None:

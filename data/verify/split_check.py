@@ -38,7 +38,24 @@ from data.verify.checks import (
 )
 from data.verify.entries import Entries, Good, entries_of_index, read_entries
 from data.verify.findings import KINDS, Findings, Place, Severity
-from retinanet.config import Config, DataConfig
+
+
+@dataclass(frozen=True)
+class TrainingRules:
+    """What a training run accepts and does with images."""
+
+    decoder: str
+    """As `resolve_decoder` gives it"""
+    image_size: int
+    """Side of the square that images are resized to [pixels]"""
+    class_indices: str
+    """`contiguous` or `category_id`, see `data.dataset.class_map_of`"""
+    num_classes: int | None
+    """Outputs of the model; None for as many as the categories need"""
+    skip_images_without_boxes: bool
+    """Whether training leaves out images without a box of a single object"""
+    bad_image_limit: int | None
+    """How many unreadable images are replaced; None: the first one stops training"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +100,7 @@ class CheckedSplit:
 
 
 def check_annotations(
-    name: SplitName, split: Split, config: Config, *, console: Console
+    name: SplitName, split: Split, rules: TrainingRules, *, console: Console
 ) -> CheckedSplit:
     """Check what a split's annotations say; no image is looked at."""
     began = time.monotonic()
@@ -93,14 +110,14 @@ def check_annotations(
     if entries is not None:
         good = Good.everything(entries)
         check_ids(entries, findings, good)
-        check_boxes(entries, findings, good, image_size=config.data.image_size)
+        check_boxes(entries, findings, good, image_size=rules.image_size)
         check_categories_fit(
             entries,
             findings,
-            class_indices=config.data.class_indices,
-            num_classes=config.model.num_classes,
+            class_indices=rules.class_indices,
+            num_classes=rules.num_classes,
         )
-        skips = name == "train" and config.data.images_without_boxes == "skip"
+        skips = name == "train" and rules.skip_images_without_boxes
         is_read = check_image_entries(entries, findings, skip_images_without_boxes=skips)
         checked.contents = Contents(entries, good, count_classes(entries, findings), is_read)
     checked.seconds_of_annotations = time.monotonic() - began
@@ -125,7 +142,7 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
     return entries
 
 
-def check_images(
+def check_split_images(
     checked: CheckedSplit,
     *,
     decoder: str,
@@ -162,13 +179,13 @@ def rows_to_check(images: int, sample: int | None) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(0).choice(images, size=sample, replace=False))
 
 
-def add_image_findings(checked: Sequence[CheckedSplit], settings: DataConfig) -> None:
+def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) -> None:
     """Add the faults of the splits' image files to their findings; what is bad is no more good.
 
-    With `data.on_bad_image=skip` bad images stop nothing, unless there are too many.
+    Where a run replaces bad images they stop nothing, unless there are too many.
     """
     with_contents = [(one, one.contents) for one in checked if one.contents is not None]
-    are_replaced = settings.on_bad_image == "skip" and can_be_replaced(with_contents, settings)
+    are_replaced = can_be_replaced(with_contents, rules.bad_image_limit)
     for one, contents in with_contents:
         for fault in one.file_faults:
             severity = KINDS[fault.kind].severity
@@ -177,7 +194,7 @@ def add_image_findings(checked: Sequence[CheckedSplit], settings: DataConfig) ->
                 # Opening a split asks for the first image's file, whether or not it is read later.
                 is_first = fault.row == 0 and fault.kind == "image_missing"
                 is_wanted = contents.is_read[fault.row] or (
-                    is_first and settings.on_bad_image == "stop"
+                    is_first and rules.bad_image_limit is None
                 )
                 if are_replaced or not is_wanted:
                     severity = Severity.MENDED
@@ -185,15 +202,17 @@ def add_image_findings(checked: Sequence[CheckedSplit], settings: DataConfig) ->
             one.findings.add(fault.kind, place, severity=severity)
 
 
-def can_be_replaced(splits: Sequence[tuple[CheckedSplit, Contents]], settings: DataConfig) -> bool:
-    """Whether a run's bad images are within its limit, and some others are left to train on."""
+def can_be_replaced(splits: Sequence[tuple[CheckedSplit, Contents]], limit: int | None) -> bool:
+    """Return whether bad images are within the limit, and some others remain to train on."""
+    if limit is None:
+        return False
     total = 0
     for one, contents in splits:
         bad = bad_images_read(one, contents)
         if one.name == "train" and bad >= contents.is_read.sum():
             return False
         total += bad
-    return total <= settings.bad_image_limit
+    return total <= limit
 
 
 def bad_images_read(checked: CheckedSplit, contents: Contents) -> int:

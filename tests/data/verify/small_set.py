@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from data.dataset import SampleKey, open_data
 from data.sources import Split
-from data.verify.command import run
+from retinanet.verify_command import run
 
 WIDTH, HEIGHT, IMAGES = 64, 48, 6
 IMAGE_SIZE = 64

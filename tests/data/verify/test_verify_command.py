@@ -144,7 +144,7 @@ def test_scenes_that_are_not_drawn_are_nothing_to_verify(
 ) -> None:
     config = tmp_path / "drawn.yaml"
     config.write_text(f"run: {{root: {tmp_path}}}\ndata: {{scenes: {{train: 2, validation: 2}}}}\n")
-    from data.verify.command import run
+    from retinanet.verify_command import run
 
     code = run(
         config=str(config),

@@ -1,0 +1,147 @@
+"""Check a data set before a run depends on it.
+
+Reads the annotations of both splits and decodes every image with the run's decoder, on all cores.
+Tells everything that would stop training, what training leaves out or mends (boxes without size,
+boxes that reach beyond their image, …), and what is worth knowing; then the counts of classes.
+
+  python -m data verify --config coco.yaml data.root=/data/coco
+  python -m data verify --config coco.yaml data.root=/data/coco --no-images      # seconds
+  python -m data verify --config coco.yaml data.root=/data/coco --sample 1000
+  python -m data verify --config coco.yaml data.root=/data/coco --json found.json
+  python -m data verify --config coco.yaml data.root=/data/coco --write-clean clean
+
+--write-clean makes an index of each split without the bad images and boxes, and prints the command
+that trains on it. Nothing else is changed: not the annotations, not the images.
+
+Exit status: 0 nothing stops training, 1 something would, 2 wrong arguments or no such file,
+130 Ctrl-C.
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.cli import add_json_option, add_overrides, installed, positive
+from common.console import make_console
+from common.errors import FINISHED, InputError
+from data.decoding import resolve_decoder
+from data.sources import SPLITS, SplitName
+from data.verify.command import require_free_outputs, verify
+from data.verify.report import say
+from data.verify.split_check import TrainingRules
+from retinanet.config import Config
+from retinanet.config_file import configured_split, load_config
+
+
+def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `verify`."""
+    parser = commands.add_parser(
+        "verify",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="NAME",
+        help="a YAML file, or a name in configs/, as train.py takes it",
+    )
+    add_overrides(parser)
+    parser.add_argument(
+        "--split",
+        choices=["train", "validation"],
+        help="only this one (default: both, whose categories are then compared)",
+    )
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument(
+        "--no-images", action="store_true", help="check annotations alone: a quick look"
+    )
+    how_many.add_argument(
+        "--sample", type=positive, metavar="N", help="decode only N images of each split"
+    )
+    add_output_arguments(parser)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is written, and where."""
+    add_json_option(
+        parser, "write everything here too: the first 1000 places of each kind, every class"
+    )
+    parser.add_argument(
+        "--write-clean",
+        dest="clean_folder",
+        type=Path,
+        metavar="DIR",
+        help="write DIR/train.index and DIR/validation.index without the bad entries",
+    )
+
+
+def run(
+    *,
+    config: str,
+    overrides: list[str],
+    split: SplitName | None,
+    no_images: bool,
+    sample: int | None,
+    json_file: Path | None,
+    clean_folder: Path | None,
+) -> int:
+    """Check what a configuration names and return the exit code.
+
+    Raises:
+        InputError: The configuration is wrong, a file is missing, or an output exists.
+    """
+    if sample is not None and clean_folder is not None:
+        raise InputError(
+            "--write-clean: not with --sample, which leaves most images unchecked; leave one out"
+        )
+    names: Sequence[SplitName] = SPLITS if split is None else (split,)
+    settings = load_config(config, overrides)
+    data = settings.data
+    console = make_console()
+    require_free_outputs(json_file=json_file, clean_folder=clean_folder, splits=names)
+    root = data.root
+    if data.scenes is not None:
+        root = scenes_folder(settings)
+        if not root.is_dir():
+            say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
+            return FINISHED
+    decoder = resolve_decoder(data.decoder)
+
+    def command_with_config(program: str, *more: str) -> str:
+        arguments = shlex.join(["--config", config, *overrides, *more])
+        return f"{installed('python')} {program} {arguments}"
+
+    return verify(
+        {name: configured_split(data, name, root=root) for name in names},
+        TrainingRules(
+            decoder=decoder,
+            image_size=data.image_size,
+            class_indices=data.class_indices,
+            num_classes=settings.model.num_classes,
+            skip_images_without_boxes=data.images_without_boxes == "skip",
+            bad_image_limit=data.bad_image_limit if data.on_bad_image == "skip" else None,
+        ),
+        check_images=not no_images,
+        sample=sample,
+        json_file=json_file,
+        clean_folder=clean_folder,
+        command_with_config=command_with_config,
+        console=console,
+    )
+
+
+def scenes_folder(config: Config) -> Path:
+    """Return the folder in which a run draws its scenes.
+
+    Raises:
+        InputError: Files are configured beside them.
+    """
+    # These load torch, 400 MB and seconds that checking a data set does without.
+    from retinanet.training.data import require_no_files
+    from retinanet.training.run_folder import RunFolder
+
+    require_no_files(config.data)
+    return RunFolder(config.run.root / config.run.name).scenes
