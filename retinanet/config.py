@@ -24,17 +24,20 @@ from pydantic_core import PydanticCustomError
 
 from common.machine import fastest_precision
 from retinanet.config_types import (
+    DEFAULT_BETA1,
     DEFAULT_LIBRARY,
     MOST_IMAGES,
     MOST_STEPS,
     BatchSplit,
     MetricLibrary,
+    Resume,
     is_interval,
     is_window,
+    marks_of,
     require_split,
     window_of,
 )
-from retinanet.mlperf.rules import NEWEST, Rules, broken_rules
+from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, broken_rules, closed
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -96,11 +99,13 @@ def number_or_auto(*, least: int, most: int) -> BeforeValidator:
 class RunConfig:
     """Where a run writes and how its randomness starts."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200), Resume.FREE
+    ]
     """Folder below `root`; nothing outside it is written. [letters, digits, . _ -]"""
-    root: Path = Path("runs")
+    root: Annotated[Path, Resume.FREE] = Path("runs")
     """Folder that holds the runs. [path]"""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32), Resume.MUST_MATCH] = 0
     """Seed of weights, order of images and augmentation. [integer]"""
 
 
@@ -118,33 +123,39 @@ class ScenesConfig:
 class DataConfig:
     """Which pictures and boxes, and how they reach the model."""
 
-    scenes: ScenesConfig | None = None
+    scenes: Annotated[ScenesConfig | None, Resume.MUST_MATCH] = None
     """Draw scenes below the run's folder instead of reading a data set. [section or null]"""
-    root: Path | None = None
+    root: Annotated[Path | None, Resume.FREE] = None
     """Folder with COCO's own tree or MLPerf's OpenImages tree. [path or null]"""
-    train_annotations: Path | None = None
+    train_annotations: Annotated[Path | None, Resume.FREE] = None
     """COCO-format JSON, or index, to train on, where `root` does not fit. [path or null]"""
-    train_images: Path | None = None
+    train_images: Annotated[Path | None, Resume.FREE] = None
     """Folder of the training images. [path or null]"""
-    validation_annotations: Path | None = None
+    validation_annotations: Annotated[Path | None, Resume.FREE] = None
     """COCO-format JSON, or index, to evaluate on. [path or null]"""
-    validation_images: Path | None = None
+    validation_images: Annotated[Path | None, Resume.FREE] = None
     """Folder of the validation images. [path or null]"""
-    image_size: Annotated[int, Field(ge=64, le=16384, multiple_of=32)] = 800
+    image_size: Annotated[
+        int, Field(ge=64, le=16384, multiple_of=32), Resume.MUST_MATCH, closed(800)
+    ] = 800
     """Images are resized to this square, whatever their shape. [pixels]"""
-    class_indices: Literal["contiguous", "category_id"] = "contiguous"
+    class_indices: Annotated[Literal["contiguous", "category_id"], Resume.MUST_MATCH] = "contiguous"
     """Class numbers of the model: the JSON's categories in order, or its category ids. [name]"""
-    images_without_boxes: Literal["skip", "train"] = "skip"
+    images_without_boxes: Annotated[
+        Literal["skip", "train"], Resume.MUST_MATCH, closed("train")
+    ] = "skip"
     """Leave them out of training, as torchvision does, or train on them as MLPerf does. [name]"""
     decoder: Literal["auto", "pillow", "accimage", "torchvision", "simplejpeg"] = "auto"
     """What decodes JPEGs; auto: the fastest that is installed. Pillow does the rest. [name]"""
-    on_bad_image: Literal["stop", "skip"] = "stop"
+    on_bad_image: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
     """An image that cannot be read: end the run, or let another stand in for it. [name]"""
-    bad_image_limit: Annotated[int, Field(ge=1, le=10**9)] = 100
+    bad_image_limit: Annotated[int, Field(ge=1, le=10**9), Resume.FREE] = 100
     """With on_bad_image=skip the run ends after so many all the same. [images]"""
-    workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096)] = "auto"
+    workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096), Resume.FREE] = (
+        "auto"
+    )
     """Processes that load images; 0: the training process; auto: as steps show. [processes]"""
-    reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
+    reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES), Resume.FREE] = 0
     """Cores of a rank that only load images; the training has the others. [cores]"""
 
 
@@ -152,13 +163,15 @@ class DataConfig:
 class ModelConfig:
     """The detector: RetinaNet with a ResNeXt50-32x4d backbone."""
 
-    norm: Literal["frozen", "batch"] = "frozen"
+    norm: Annotated[Literal["frozen", "batch"], Resume.MUST_MATCH, closed("frozen")] = "frozen"
     """Batch norms as constants (needs pretrained weights), or trained with the rest. [name]"""
-    trainable_layers: Annotated[int, Field(ge=0, le=5)] = 3
+    trainable_layers: Annotated[int, Field(ge=0, le=5), Resume.MUST_MATCH, closed(3)] = 3
     """Backbone stages that train, counted from the last; 5 trains all. MLPerf: 3. [stages]"""
-    pretrained_backbone: str | None = None
+    pretrained_backbone: Annotated[
+        str | None, Resume.FREE, Closed("torchvision, or its file", lambda value: value is not None)
+    ] = None
     """Weights to start from: .safetensors file, or `torchvision` (download). [or null]"""
-    num_classes: Annotated[int, Field(ge=1, lt=10**5)] | None = None
+    num_classes: Annotated[int | None, Field(ge=1, lt=10**5), Resume.MUST_MATCH] = None
     """Outputs of the classification head; null takes what the categories need. [classes]"""
 
     @field_validator("pretrained_backbone")
@@ -178,21 +191,28 @@ class ModelConfig:
 class TrainingConfig:
     """The schedule: MLPerf's, unless changed."""
 
-    epochs: Annotated[int, Field(ge=1, le=MOST_EPOCHS)] = 8
+    epochs: Annotated[int, Field(ge=1, le=MOST_EPOCHS), Resume.LENGTH] = 8
     """Passes over the training images. [epochs]"""
-    max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] | None = None
+    max_steps: Annotated[
+        int | None, Field(ge=1, le=MOST_STEPS_OF_RUN), Resume.LENGTH, closed(None)
+    ] = None
     """End after so many optimizer steps, with an evaluation, whatever `epochs` says. [steps]"""
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 2
     """Images a rank takes through the model at once, on average (batch_split). [images]"""
     gradient_accumulation: Annotated[int, Field(ge=1, le=10**9)] = 1
     """Batches whose gradients are averaged into one optimizer step. [batches]"""
-    optimizer: Literal["adam", "sgd", "lamb"] = "adam"
+    optimizer: Annotated[Literal["adam", "sgd", "lamb"], Resume.MUST_MATCH, closed("adam")] = "adam"
     """What makes steps of gradients. MLPerf: adam. [name]"""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1), Resume.MUST_MATCH] = 0.0
     """sgd's only, often 0.9: what a step keeps of the direction of the last one. [share]"""
-    beta1: Annotated[float | Literal["auto"], BeforeValidator(require_beta1)] = "auto"
+    beta1: Annotated[
+        float | Literal["auto"],
+        BeforeValidator(require_beta1),
+        Resume.FREE,
+        closed(DEFAULT_BETA1, "auto"),
+    ] = "auto"
     """adam's and lamb's momentum; auto: 0.9, less 1 − 1/g with g compute groups. [share]"""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0), closed(0)] = 0.0
     """Share of a weight that joins its gradient, or for lamb its update. MLPerf: 0. [share]"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The optimizer's step size after warm-up. [1/step]"""
@@ -200,15 +220,15 @@ class TrainingConfig:
     """Length of the linear warm-up, which advances every step. [epochs]"""
     warmup_factor: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """Share of the learning rate at the first step. [factor]"""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Annotated[Literal["constant", "cosine"], closed("constant")] = "constant"
     """The learning rate after warm-up: as it is, or falling to zero at the last step. [name]"""
-    clip_gradient_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_gradient_norm: Annotated[float | None, Field(gt=0), closed(None)] = None
     """L2 norm to which a step's gradients are shortened where theirs is larger. [norm or null]"""
-    on_nonfinite: Literal["stop", "skip"] = "stop"
+    on_nonfinite: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
     """A step whose loss or gradients are not finite: end the run, or go on without it. [name]"""
-    nonfinite_limit: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 10
+    nonfinite_limit: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN), Resume.FREE] = 10
     """With on_nonfinite=skip the run (or group) ends after so many skipped ones. [steps]"""
-    target_map: Annotated[float, Field(gt=0, le=1)] | None = None
+    target_map: Annotated[float | None, Field(gt=0, le=1), Resume.FREE, closed(TARGET_MAP)] = None
     """End when an evaluation reaches this mAP (IoU 0.50:0.95); MLPerf: 0.34. [mAP or null]"""
 
     @field_validator("momentum")
@@ -226,7 +246,7 @@ class TrainingConfig:
 class EvaluationConfig:
     """What is measured and drawn after epochs."""
 
-    every: Annotated[int, Field(ge=1, le=MOST_EPOCHS)] = 1
+    every: Annotated[int, Field(ge=1, le=MOST_EPOCHS), closed(1)] = 1
     """Evaluate and write a checkpoint after so many epochs, and at the end. [epochs]"""
     batch_size: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 8
     """Images evaluated at once. [images]"""
@@ -252,7 +272,7 @@ class CheckpointConfig:
 class EngineConfig:
     """How the arithmetic is done. `engine: ipex` is short for `engine.name: ipex`."""
 
-    name: Literal["auto", "torch", "ipex"] = "auto"
+    name: Annotated[Literal["auto", "torch", "ipex"], Resume.FREE] = "auto"
     """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
     precision: Annotated[
         Literal["auto", "bf16", "float32"],
@@ -264,7 +284,7 @@ class EngineConfig:
     """In BF16; auto: own tiles on AMX, Winograd's on AVX-512 BF16, else oneDNN's. [name]"""
     focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
     """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
-    allocator: Literal["tuned", "system", "tcmalloc", "jemalloc"] = "tuned"
+    allocator: Annotated[Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE] = "tuned"
     """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""
 
     @field_validator("convolutions")
@@ -294,15 +314,15 @@ class LaunchConfig:
 class DistributedConfig:
     """How several ranks share a batch, and exchange gradients."""
 
-    backend: Literal["auto", "shared", "gloo", "ccl"] = "auto"
+    backend: Annotated[Literal["auto", "shared", "gloo", "ccl"], Resume.FREE] = "auto"
     """auto: ccl where it is installed, else shared memory on one host, gloo on several. [name]"""
-    groups: Annotated[int, Field(ge=1, le=MOST_CORES)] = 1
+    groups: Annotated[int, Field(ge=1, le=MOST_CORES), Resume.FREE, closed(1)] = 1
     """Compute groups: ranks wait for those of their group alone; 1: for all. [groups]"""
-    batch_split: Annotated[BatchSplit, BeforeValidator(require_split)] = "even"
+    batch_split: Annotated[BatchSplit, BeforeValidator(require_split), Resume.FREE] = "even"
     """Images of ranks: even, by measured speed, or as told, such as [3, 1]. [name or list]"""
     compress: Literal["none", "bf16"] = "none"
     """Number format in which gradients travel; bf16 halves the bytes and rounds. [name]"""
-    timeout_s: Annotated[float, Field(gt=0, le=10**7)] = 600.0
+    timeout_s: Annotated[float, Field(gt=0, le=10**7), Resume.FREE] = 600.0
     """A rank that is silent for so long ends the job; above rank 0's longest work. [seconds]"""
 
     @field_validator("batch_split")
@@ -391,13 +411,13 @@ class Config:
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: Annotated[EvaluationConfig, Resume.FREE] = EvaluationConfig()
+    checkpoint: Annotated[CheckpointConfig, Resume.FREE] = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
-    launch: LaunchConfig = LaunchConfig()
+    launch: Annotated[LaunchConfig, Resume.FREE] = LaunchConfig()
     distributed: DistributedConfig = DistributedConfig()
-    profile: ProfileConfig = ProfileConfig()
-    mlperf: MlperfConfig = MlperfConfig()
+    profile: Annotated[ProfileConfig, Resume.FREE] = ProfileConfig()
+    mlperf: Annotated[MlperfConfig, Resume.FREE] = MlperfConfig()
 
     @field_validator("engine")
     @classmethod
@@ -460,6 +480,17 @@ def field_names() -> list[str]:
         for section, kind in SECTIONS.items()
         for field in dataclasses.fields(kind)
     ]
+
+
+def resume_marks() -> dict[str, Resume]:
+    """Return what a changed field means for a resumed run: by dotted name, or a whole section's.
+
+    A name that is not there, and whose section is not, is a field that the next steps depend on.
+    """
+    marks = marks_of(Config, Resume)
+    for section, kind in SECTIONS.items():
+        marks |= {f"{section}.{name}": mark for name, mark in marks_of(kind, Resume).items()}
+    return marks
 
 
 def config_to_tree(config: Config) -> dict[str, Any]:

@@ -22,13 +22,45 @@ TODO-DOC Which ranks are one compute group (`distributed.groups`).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args, get_type_hints
 
 from pydantic_core import PydanticCustomError
 
 from common.errors import InputError
 from launch.topology import format_cpu_list
+
+Mark = TypeVar("Mark")
+
+
+class Resume(Enum):
+    """What another value of a field means for a run that is resumed.
+
+    Without a mark it is allowed, and reported: the next steps depend on the field.
+    """
+
+    MUST_MATCH = "must match"
+    """With another value the checkpoint would mean something else: the run is refused."""
+    FREE = "free"
+    """No step's weights depend on it, or what it comes to is recorded as the run's set-up."""
+    LENGTH = "length"
+    """Steps depend on it only where the learning rate falls until the run's end."""
+
+
+def marks_of(section: type, kind: type[Mark]) -> dict[str, Mark]:
+    """Return the marks of one kind among a section's fields, by field, in the fields' order.
+
+    A mark stands in the field's annotation: `norm: Annotated[str, Resume.MUST_MATCH]`.
+    """
+    hints = get_type_hints(section, include_extras=True)
+    return {
+        name: mark
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, kind)
+    }
+
 
 INTERVAL = re.compile(r"(?:([1-9][0-9]{0,8}) ?)?(s|min|h|steps?|epochs?)")
 SECONDS = {"s": 1, "min": 60, "h": 3600}

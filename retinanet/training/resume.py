@@ -12,8 +12,8 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.machine import processor_name
-from retinanet.config import Config, config_to_tree
-from retinanet.config_types import DEFAULT_BETA1, beta1_of
+from retinanet.config import Config, config_to_tree, resume_marks
+from retinanet.config_types import DEFAULT_BETA1, Resume, beta1_of
 from retinanet.training.checkpoint import Checkpoint, newest_whole
 from retinanet.training.checkpoint_state import State
 from retinanet.training.distributed import restore_own_state
@@ -22,20 +22,6 @@ from retinanet.training.schedule import Position
 
 if TYPE_CHECKING:
     from retinanet.training.trainer import Trainer
-
-KEPT_FIELDS = (
-    "run.seed",
-    "data.scenes",
-    "data.image_size",
-    "data.class_indices",
-    "data.images_without_boxes",
-    "model.norm",
-    "model.trainable_layers",
-    "model.num_classes",
-    "training.optimizer",
-    "training.momentum",
-)
-"""With another value of these a checkpoint would mean something else."""
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
 
@@ -73,7 +59,8 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
         InputError: Names the field, what it was and what it is.
     """
     tree = config_to_tree(config)
-    for name in KEPT_FIELDS:
+    must_match = [name for name, mark in resume_marks().items() if mark is Resume.MUST_MATCH]
+    for name in must_match:
         before, now = field_of(checkpoint.state.config, name), field_of(tree, name)
         if before != now:
             raise InputError(
@@ -169,38 +156,6 @@ def take_up_the_rest(run: "Trainer", checkpoint: Checkpoint | None) -> None:
         )
 
 
-FREE_SECTIONS = ("checkpoint", "launch", "mlperf", "profile")
-FREE_FIELDS = (
-    "run.root",
-    "run.name",
-    "data.root",
-    "data.train_annotations",
-    "data.train_images",
-    "data.validation_annotations",
-    "data.validation_images",
-    "data.on_bad_image",
-    "data.bad_image_limit",
-    "data.workers",
-    "data.reserve_cores",
-    "model.pretrained_backbone",
-    "training.beta1",
-    "training.on_nonfinite",
-    "training.nonfinite_limit",
-    "training.target_map",
-    "evaluation.every",
-    "evaluation.batch_size",
-    "evaluation.metric",
-    "evaluation.overlap",
-    "evaluation.pictures",
-    "engine.name",
-    "engine.allocator",
-    "distributed.backend",
-    "distributed.batch_split",
-    "distributed.groups",
-    "distributed.timeout_s",
-)
-"""No step's weights depend on these, or what they come to is in the set-up."""
-
 SPLIT = "split of batches"
 """Under which the set-up has the images of each rank in a batch."""
 EVEN = "even"
@@ -209,9 +164,6 @@ GROUPS = "compute groups"
 BETA1 = "beta1"
 UNSAID: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
 """What was so in checkpoints that do not say it."""
-
-LENGTHS = ("training.epochs", "training.max_steps")
-"""Of these only a learning rate that falls until the run's end depends."""
 
 
 def setup_of(run: "Trainer") -> dict[str, Any]:
@@ -262,13 +214,13 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
 
 def influential_fields(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The fields that steps depend on, by dotted name; sections in sections count as one."""
-    constant = field_of(tree, "training.schedule") == "constant"
+    has_fixed_rate = field_of(tree, "training.schedule") == "constant"
+    marks = resume_marks()
+    free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
     for section, fields in tree.items():
         for field, value in fields.items():
             name = f"{section}.{field}"
-            if constant and name in LENGTHS:
-                continue
-            if section not in FREE_SECTIONS and name not in FREE_FIELDS:
+            if marks.get(section) not in free and marks.get(name) not in free:
                 yield name, value
 
 

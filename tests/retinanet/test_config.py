@@ -10,8 +10,9 @@ from ruamel.yaml import YAML
 
 from common.errors import InputError
 from common.machine import fastest_precision
-from retinanet.config import Config, config_to_tree, field_help, field_names
+from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config, read_yaml
+from retinanet.config_types import Resume
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
 
@@ -430,3 +431,22 @@ def test_help_lists_every_field_with_a_unit() -> None:
     for name in field_names():
         [line] = [one for one in lines if one.startswith(f"{name}: ")]
         assert re.search(r"\[.+\]", line), line
+
+
+def test_marks_of_fields_name_what_a_resumed_run_must_not_change() -> None:
+    marks = resume_marks()
+    assert [name for name, mark in marks.items() if mark is Resume.MUST_MATCH] == [
+        "run.seed",
+        "data.scenes",
+        "data.image_size",
+        "data.class_indices",
+        "data.images_without_boxes",
+        "model.norm",
+        "model.trainable_layers",
+        "model.num_classes",
+        "training.optimizer",
+        "training.momentum",
+    ]
+    assert marks["evaluation"] is marks["data.root"] is Resume.FREE
+    assert marks["training.epochs"] is Resume.LENGTH
+    assert "training.learning_rate" not in marks
