@@ -18,7 +18,7 @@ from tests.docs.running import run_in_process, words_of
 
 PAGES = {str(page.relative_to(REPOSITORY)): page.read_text("utf-8") for page in all_pages()}
 
-PROGRAMS = ("train.py", "data", "launch", "profiling", "retinanet", "tests.torture", "fuzz")
+PROGRAMS = ("train.py", "data", "launch", "profiling", "retinanet", "tests.torture", "tests.fuzz")
 
 OF_OTHERS = {
     "mpirun": ("--allow-run-as-root", "--bind-to", "--mca", "--prtemca"),
@@ -58,8 +58,8 @@ def inline_code(text: str) -> Iterator[str]:
         yield from re.findall(r"`([^`]+)`", line)
 
 
-def parser_of(program: str, folder: Path) -> argparse.ArgumentParser:
-    """The parser of `python PROGRAM`, before it parses anything."""
+def parser_of(program: str, folder: Path, *words: str) -> argparse.ArgumentParser:
+    """The parser of `python PROGRAM WORDS`, before it parses anything."""
 
     def found(parser: argparse.ArgumentParser, *arguments: Sequence[str]) -> argparse.Namespace:
         raise FoundParser(parser)
@@ -69,10 +69,23 @@ def parser_of(program: str, folder: Path) -> argparse.ArgumentParser:
         patch.object(argparse.ArgumentParser, "parse_intermixed_args", found),
         pytest.raises(FoundParser) as caught,
     ):
-        run_in_process([program], folder)
+        run_in_process([program, *words], folder)
     parser = caught.value.args[0]
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
+
+
+def options_of_program(program: str, folder: Path) -> set[str]:
+    """Return the options of a program and of its commands; each loads only if it is named."""
+    parser = parser_of(program, folder)
+    commands = [name for action in parser._actions for name in command_names(action)]
+    loaded = [parser_of(program, folder, name) for name in commands]
+    return set().union(*(options_of(parser) for parser in (parser, *loaded)))
+
+
+def command_names(action: argparse.Action) -> list[str]:
+    """Return the commands that a parser's action offers; none if it offers no commands."""
+    return list(action.choices) if isinstance(action, argparse._SubParsersAction) else []
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -105,7 +118,7 @@ def test_a_command_that_is_named_has_help(name: str, tmp_path: Path) -> None:
 
 
 def test_every_option_that_a_page_names_is_some_commands(tmp_path: Path) -> None:
-    ours = set().union(*(options_of(parser_of(program, tmp_path)) for program in PROGRAMS))
+    ours = set().union(*(options_of_program(program, tmp_path) for program in PROGRAMS))
     others = {option for options in OF_OTHERS.values() for option in options}
     named = {
         (page, option)
