@@ -183,7 +183,7 @@ def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> 
     ratios = shown_outcomes(outcomes)
     bars = len(result.definition["variants"])
     rows = max(len(ratios), bars if ablation.chart.kind in ("bars", "shares") else 0)
-    figure = new_figure(12.5, max(3.2, 1.7 + ROW * rows))
+    figure = new_figure(width=12.5, height=max(3.2, 1.7 + ROW * rows))
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
     KINDS[ablation.chart.kind](left, ablation, result)
     draw_ratios(right, ratios)

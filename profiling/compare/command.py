@@ -149,13 +149,13 @@ def write_files(comparison: Comparison, folder: Path) -> None:
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from common.charts import write_picture  # noqa: PLC0415
+    from common.charts import chart_files, save_chart  # noqa: PLC0415
     from profiling.compare.comparison import draw_comparison  # noqa: PLC0415
 
     table = [pair_json(pair) for pair in (*comparison.only_one, *comparison.both)]
     rows = (pair.values() for pair in table)
     write_whole(folder / "comparison.csv", as_csv(table[0], rows))
-    write_picture(draw_comparison(comparison), folder / "comparison")
+    save_chart(draw_comparison(comparison), *chart_files(folder, "comparison"))
 
 
 def pair_json(pair: Pair) -> dict[str, Any]:

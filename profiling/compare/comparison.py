@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.charts import new_figure, short
+from common.charts import new_figure
 from common.console import say, significant
 from common.errors import InputError, printable
 from profiling.onednn_log.log import Calls, OneDnnLog
@@ -392,7 +392,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     kinds = kinds_of(comparison.pairs)[:BARS]
     only_one = comparison.only_one[:BARS]
     rows = max(len(kinds), len(only_one), 3)
-    figure = new_figure(15, 1.8 + 0.55 * rows)
+    figure = new_figure(width=15, height=1.8 + 0.55 * rows)
     left, right = figure.subplots(1, 2)
     draw_kinds(left, kinds, names=(comparison.first.name, comparison.second.name), rows=rows)
     draw_only_one(right, only_one, comparison, rows=rows)
@@ -409,7 +409,7 @@ def draw_kinds(axes: Axes, kinds: Sequence[KindPair], *, names: tuple[str, str],
             (BAR / 2, kind.second_ms, SECOND),
         ):
             axes.barh(place + offset, value, height=BAR, color=colour)
-            axes.text(value, place + offset, f" {short(value)}", va="center", fontsize=8)
+            axes.text(value, place + offset, f" {significant(value, 3)}", va="center", fontsize=8)
     for name, colour in zip(names, (FIRST, SECOND), strict=True):
         axes.barh(0, 0, color=colour, label=name)
     axes.set_yticks(range(len(kinds)), [kind.name for kind in kinds])

@@ -203,7 +203,7 @@ def write_out(
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from common.charts import write_picture  # noqa: PLC0415
+    from common.charts import chart_files, save_chart  # noqa: PLC0415
 
     pass  # DROPPED
 
@@ -211,7 +211,8 @@ def write_out(
     name = ", ".join(Path(file).name for file in files[:3])
     name += f" and {len(files) - 3} more" if len(files) > 3 else ""
     title = f"efficiency of {name}, replayed through {found.replay.runner}"
-    write_picture(draw_efficiency(found, projection, title=title), folder / "efficiency")
+    figure = draw_efficiency(found, projection, title=title)
+    save_chart(figure, *chart_files(folder, "efficiency"))
 
 
 MOST = 12
@@ -224,7 +225,7 @@ COLD_ALPHA = 0.45
 def draw_efficiency(found: Efficiency, projection: Projection | None, *, title: str) -> Figure:
     """Left: ratios by kind and direction. Right: a step as measured and as it could be."""
     parts = found.parts[:MOST]
-    figure = new_figure(13, 2.6 + 0.42 * max(5, len(parts)))
+    figure = new_figure(width=13, height=2.6 + 0.42 * max(5, len(parts)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_ratios(left, parts, found.total)
     draw_projection(right, projection)

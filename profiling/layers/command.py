@@ -14,7 +14,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.charts import new_figure, short
+from common.charts import new_figure
 from common.cli import add_json_option, positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, InputError
@@ -191,14 +191,15 @@ def write_files(subject: Subject, measured: Sequence[Measured], folder: Path) ->
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from common.charts import write_picture  # noqa: PLC0415
+    from common.charts import chart_files, save_chart  # noqa: PLC0415
 
     pass  # DROPPED
 
     write_whole(folder / "layers.csv", layers_csv(measured))
     device = measured[0].facts["device"]
     name = environment()["cpu"] if device == "cpu" else device
-    write_picture(draw_layers(measured, title=f"{subject}; {name}"), folder / "layers")
+    figure = draw_layers(measured, title=f"{subject}; {name}")
+    save_chart(figure, *chart_files(folder, "layers"))
     make_console().print(f"table and chart: {folder}", soft_wrap=True)
 
 
@@ -330,7 +331,7 @@ def draw_layers(measured: Sequence[Measured], *, title: str) -> Figure:
     thickness = ROW * (0.55 + 0.45 * len(measured))
     totals = 1.0 + 0.32 * len(measured)
     body = 1.1 + thickness * len(rows)
-    figure = new_figure(12, totals + body)
+    figure = new_figure(width=12, height=totals + body)
     above, below = figure.subfigures(2, 1, height_ratios=[totals, body], squeeze=False)[:, 0]
     draw_totals(above.subplots(), measured)
     left, right = below.subplots(1, 2, sharey=True)
@@ -420,4 +421,4 @@ def draw_pass(
 
 def short_or_dash(milliseconds: float) -> str:
     """A dash where there is nothing."""
-    return short(milliseconds) if milliseconds else "–"
+    return significant(milliseconds, 3) if milliseconds else "–"

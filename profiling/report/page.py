@@ -266,7 +266,7 @@ PALE = 0.35
 def draw_lost(parts: Sequence[MeasuredPart], *, unit: str) -> Figure:
     """A bar for each kind and direction: full up to the roofline, pale what is beyond it."""
     shown = [part for part in parts if part.bounded_ms][:BARS]
-    figure = new_figure(10, 1.6 + 0.42 * len(shown))
+    figure = new_figure(height=1.6 + 0.42 * len(shown))
     axes = figure.subplots()
     for place, part in enumerate(shown):
         name = direction_name(part.direction)
@@ -295,7 +295,7 @@ SMALLEST_LABELLED = 0.05
 
 def draw_phases(phases: Sequence[Phase]) -> Figure:
     """A bar for each phase, in pieces by kind of primitive; lengths are milliseconds a step."""
-    figure = new_figure(10, 1.6 + 0.5 * len(phases))
+    figure = new_figure(height=1.6 + 0.5 * len(phases))
     axes = figure.subplots()
     kinds = largest_kinds(phases, len(COLOURS))
     longest = max(phase.wall_ms for phase in phases)

@@ -123,22 +123,19 @@ def write_pictures(
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from common.charts import write_picture  # noqa: PLC0415
+    from common.charts import chart_files, save_chart  # noqa: PLC0415
     from profiling.stats.tables import draw_distribution, draw_roofline  # noqa: PLC0415
 
     name = ", ".join(Path(file).name for file in log.files[:3])
     if len(log.files) > 3:
         name += f" and {len(log.files) - 3} more"
     parts = parts_of(table)
-    write_picture(
-        draw_distribution(parts, title=f"oneDNN's time by kind and direction: {name}"),
-        folder / "distribution",
-    )
+    distribution = draw_distribution(parts, title=f"oneDNN's time by kind and direction: {name}")
+    save_chart(distribution, *chart_files(folder, "distribution"))
     on = f"; peaks: {peaks.threads} threads of {peaks.cpu}" if peaks else ""
     on += "".join(f"\ncaution: {caution}" for caution in cautions_of_peaks(peaks, log))
-    write_picture(
-        draw_roofline(table, peaks, title=f"what oneDNN reaches: {name}{on}"), folder / "roofline"
-    )
+    roofline = draw_roofline(table, peaks, title=f"what oneDNN reaches: {name}{on}")
+    save_chart(roofline, *chart_files(folder, "roofline"))
 
 
 def json_parts(log: OneDnnLog, parts: Sequence[Part], table: Sequence[Row]) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
-from common.charts import new_figure, short
+from common.charts import new_figure
 from common.console import significant
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.work import (
@@ -295,7 +295,7 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> Figure:
     if kinds[BARS:]:
         rest = [part for kind in kinds[BARS:] for part in by_kind[kind].values()]
         rows.append((f"{len(kinds) - BARS} other kinds", rest))
-    figure = new_figure(10, 2.0 + 0.5 * len(rows))
+    figure = new_figure(height=2.0 + 0.5 * len(rows))
     axes = figure.subplots()
     total = sum(part.total_ms for part in parts)
     for place, (_, pieces) in enumerate(rows):
@@ -309,7 +309,11 @@ def draw_distribution(parts: Sequence[Part], *, title: str) -> Figure:
                           color="white", fontsize=9)  # fmt: skip
             start += part.total_ms
         axes.text(
-            start, place, f"  {short(start)} ms, {start / total:.1%}", va="center", fontsize=9
+            start,
+            place,
+            f"  {significant(start, 3)} ms, {start / total:.1%}",
+            va="center",
+            fontsize=9,
         )
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
@@ -343,7 +347,7 @@ def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> Fi
 
     A dot's area is the problem's share of the time.
     """
-    figure = new_figure(13, 5.6)
+    figure = new_figure(width=13, height=5.6)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_computing(left, [row for row in rows if row.gflop_per_s and row.flop_per_byte], peaks)
     draw_moving(right, [row for row in rows if row.gflop is None and row.gbyte], peaks)

@@ -33,7 +33,7 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> Figure:
     cells = median_step(analysis)
     window = Window(cells[0].start, cells[-1].end)
     threads = analysis.steps.training_threads
-    figure = new_figure(14, 5.6 + 1.0 * len(threads))
+    figure = new_figure(width=14, height=5.6 + 1.0 * len(threads))
     heights = [0.25, *(1.0 for _ in threads), 0.7, 2.6]
     axes = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
     draw_phases(axes[0], cells, window)
@@ -229,7 +229,7 @@ LONGEST_NAME = 52
 
 def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: bool) -> Figure:
     """A bar for each operator and phase, with its calls and the module that costs most."""
-    figure = new_figure(12, 1.7 + 0.36 * max(1, len(costly)))
+    figure = new_figure(width=12, height=1.7 + 0.36 * max(1, len(costly)))
     axes = figure.subplots()
     for place, one in enumerate(costly):
         axes.barh(place, one.self_ms, color=COLOURS[Category(one.category)], height=0.7)
@@ -268,7 +268,7 @@ def draw_split(analysis: Analysis, *, title: str) -> Figure:
     phases = analysis.steps.phases
     times = [times_of(analysis, phase) for phase in phases]
     longest = max(wall for wall, *_ in times)
-    figure = new_figure(10, 1.9 + 0.55 * len(phases))
+    figure = new_figure(height=1.9 + 0.55 * len(phases))
     axes = figure.subplots()
     names = [one.value for one in analysis.categories] + ["gaps: no operator runs"]
     colours = [COLOURS[one] for one in analysis.categories] + [GAPS]

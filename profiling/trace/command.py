@@ -194,24 +194,20 @@ def write_pictures(
         InputError: They cannot be written.
     """
     # Here, because matplotlib is slow to load, and printing needs none.
-    from common.charts import write_picture  # noqa: PLC0415
+    from common.charts import chart_files, save_chart  # noqa: PLC0415
     from profiling.trace.charts import draw_operators, draw_split, draw_timeline, median_step  # noqa: PLC0415
 
     name, step = analysis.file.name, "a step" if analysis.steps.are_marked else "the whole trace"
     number = median_step(analysis)[0].step
     shown = "" if number is None else f", step {number}"
-    write_picture(
-        draw_split(analysis, title=f"{step} by phases and what runs: {name}"), folder / "split"
-    )
-    write_picture(
-        draw_timeline(trace, analysis, title=f"what runs when{shown}: {name}"),
-        folder / "timeline",
-    )
+    split = draw_split(analysis, title=f"{step} by phases and what runs: {name}")
+    save_chart(split, *chart_files(folder, "split"))
+    timeline = draw_timeline(trace, analysis, title=f"what runs when{shown}: {name}")
+    save_chart(timeline, *chart_files(folder, "timeline"))
     title = f"the operators that cost most outside oneDNN, in {step}: {name}"
     known = analysis.modules_are_known
-    write_picture(
-        draw_operators(costly, title=title, modules_are_known=known), folder / "operators"
-    )
+    operators = draw_operators(costly, title=title, modules_are_known=known)
+    save_chart(operators, *chart_files(folder, "operators"))
 
 
 def write_json(

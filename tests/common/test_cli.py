@@ -160,7 +160,7 @@ def test_a_library_that_lacks_a_letter_says_nothing_to_users() -> None:
         "from common.charts import as_png, new_figure\n"
         "from common.cli import run_command\n"
         "def draw():\n"
-        "    figure = new_figure(3, 2)\n"
+        "    figure = new_figure(width=3, height=2)\n"
         "    figure.suptitle('\\U0001f984 $\\\\bad$')\n"
         "    return len(as_png(figure)) == 0\n"
         "raise SystemExit(run_command(draw))\n"

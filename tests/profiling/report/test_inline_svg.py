@@ -11,7 +11,7 @@ from profiling.report.page import chart, clean, inline_svg
 
 
 def drawn(text: str = "a title") -> str:
-    figure = new_figure(4, 3)
+    figure = new_figure(width=4, height=3)
     axes = figure.subplots()
     axes.plot([1, 2], [3, 4], linestyle="--", label=text)
     axes.scatter([1, 2], [3, 4])
@@ -46,7 +46,7 @@ def test_texts_are_text_and_harmless() -> None:
 
 
 def labelled(text: str) -> "mpl.figure.Figure":
-    figure = new_figure(4, 3)
+    figure = new_figure(width=4, height=3)
     figure.subplots().set_title(text, loc="left")
     return figure
 
