@@ -1,26 +1,62 @@
-"""Fields of a log's line, taken apart for benchdnn's drivers.
+"""The fields of a problem as benchdnn's options: sizes, layouts, data types and attributes.
 
-TODO-DOC Layouts of a log as benchdnn's tags and strides.
-
-TODO-DOC Data types of a problem's tensors in benchdnn's words.
-
-TODO-DOC A problem as benchdnn's command line has it.
-
-TODO-DOC Attributes of a primitive: `attr-scratchpad:user attr-post-ops:sum` as benchdnn's options.
-
-TODO-DOC Operations that a primitive does on its result, and algorithms of eltwise: benchdnn's words.
+Every function raises NotExpressibleError where benchdnn has no option for what the log holds.
+benchdnn 2.x and 3.x differ in names of options and algorithms and in what they accept (`Dialect`).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from profiling.onednn_log.work import MemoryDescriptor, Problem
 
-DIMENSIONS = re.compile(r"\d+(?:x\d+)*")
-UNKNOWN_SIZE = re.compile(r"\*|-\d{10}")
-"""A size that is given at run time; old versions write their mark for it as a number."""
+ANY = "any"
+
+Layouts = Literal["log", "any"]
+"""`log`: as in the log, and the library's choice where it was so in the log; `any`: the library's
+choice wherever benchdnn accepts `any`."""
+
+
+class Dialect(NamedTuple):
+    """The version of benchdnn's options, and the layouts to request."""
+
+    major: int = 3
+    """benchdnn's major version: 2, as documented for 2.x, or 3."""
+    layouts: Layouts = "log"
+
+
+class NotExpressibleError(ValueError):
+    """benchdnn cannot run a problem. The message is the reason, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemLine:
+    """One problem for benchdnn: a driver, its options, the sizes."""
+
+    driver: str
+    """`conv`, `matmul` …"""
+    options: tuple[str, ...]
+    """`--dir=FWD_D`, `--dt=bf16:bf16:bf16` …"""
+    sizes: str
+    """`mb2_ic64oc64_ih200…`, `400x256:256x64` …"""
+    notes: tuple[str, ...] = ()
+    """How what benchdnn runs differs from the log, each in a few words."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments after `--DRIVER`, independent of the lines before.
+
+        Logs contain layouts that benchdnn's documentation does not list; benchdnn accepts those
+        only with `--allow-enum-tags-only=false`.
+        """
+        return ("--reset", "--allow-enum-tags-only=false", *self.options, self.sizes)
+
+    @property
+    def text(self) -> str:
+        """A line of a problem file."""
+        return " ".join(self.words)
+
 
 DIRECTIONS = {
     "forward": "FWD_D",
@@ -30,61 +66,81 @@ DIRECTIONS = {
     "backward_weights": "BWD_W",
     "backward": "BWD_DW",
 }
-"""oneDNN's propagation kinds without a bias."""
+"""benchdnn's names of oneDNN's propagation kinds, without a bias."""
 
 
 def direction_of(problem: Problem) -> str:
-    """benchdnn's word, without a bias.
-
-    Raises:
-        NotExpressibleError: There is none.
-    """
+    """Return benchdnn's name of the direction, without a bias."""
     if problem.direction not in DIRECTIONS:
         raise NotExpressibleError(f"benchdnn has no direction {problem.direction!r}")
     return DIRECTIONS[problem.direction]
 
 
 def auxiliary_of(problem: Problem) -> dict[str, str]:
-    """`alg:eltwise_relu alpha:0` as a dictionary."""
+    """Return `alg:eltwise_relu alpha:0` as a dictionary."""
     pairs = (word.partition(":") for word in problem.auxiliary.split())
     return {name: value for name, _, value in pairs}
 
 
 def algorithm_of(problem: Problem, *, prefix: str) -> str:
-    """The algorithm without the name of its kind: `relu` of `eltwise_relu`.
-
-    Raises:
-        NotExpressibleError: The log has none.
-    """
+    """Return the algorithm without the name of its kind: `relu` of `eltwise_relu`."""
     if not problem.algorithm:
         raise NotExpressibleError("the log does not tell its algorithm")
     return problem.algorithm.removeprefix(prefix)
 
 
 def tensor(problem: Problem, *roles: str) -> MemoryDescriptor:
-    """The first of these tensors that is there.
-
-    Raises:
-        NotExpressibleError: None is.
-    """
+    """Return the first of these tensors that the problem has."""
     for role in roles:
-        found = problem.memory(role)
-        if found is not None:
-            return found
+        memory = problem.memory(role)
+        if memory is not None:
+            return memory
     raise NotExpressibleError(f"the log does not tell of {' or '.join(roles)}")
 
 
 def sources_of(problem: Problem) -> list[MemoryDescriptor]:
-    """All inputs of a primitive that has several, in the log's order."""
-    return [one for one in problem.memories if re.fullmatch(r"src_?\d*", one.role)]
+    """Return all inputs of a primitive with several, in the log's order."""
+    return [memory for memory in problem.memories if re.fullmatch(r"src_?\d*", memory.role)]
+
+
+Option = Callable[[Problem, Dialect], list[str]]
+"""Returns one or several of a problem's options."""
+
+
+def direction(problem: Problem, _: Dialect) -> list[str]:
+    """Return `--dir`."""
+    return [f"--dir={direction_of(problem)}"]
+
+
+def algorithm(prefix: str, names: Mapping[str, str] | None = None) -> Option:
+    """Return what gives `--alg`: the log's without `prefix`, and by `names` where that differs."""
+
+    def option(problem: Problem, _: Dialect) -> list[str]:
+        name = algorithm_of(problem, prefix=prefix)
+        return [f"--alg={(names or {}).get(name, name)}"]
+
+    return option
+
+
+def fields(*names: str) -> Option:
+    """Return what gives options of the same names as required auxiliary fields."""
+
+    def option(problem: Problem, _: Dialect) -> list[str]:
+        values = auxiliary_of(problem)
+        if not values.keys() >= set(names):
+            raise NotExpressibleError(f"the log does not tell its {' and '.join(names)}")
+        return [f"--{name}={values[name]}" for name in names]
+
+    return option
+
+
+DIMENSIONS = re.compile(r"\d+(?:x\d+)*")
+UNKNOWN_SIZE = re.compile(r"\*|-\d{10}")
+"""A size that is given at run time; old versions write their placeholder as a number."""
 
 
 def require_sizes(problem: Problem) -> str:
-    """The sizes as the log has them.
-
-    Raises:
-        NotExpressibleError: They are not all in the log.
-    """
+    """Return the sizes as in the log, which must hold all of them."""
     if not problem.shape:
         raise NotExpressibleError("the log does not tell its sizes")
     if UNKNOWN_SIZE.search(problem.shape):
@@ -92,51 +148,35 @@ def require_sizes(problem: Problem) -> str:
     return problem.shape
 
 
-def tensor_sizes(problem: Problem, *, at_least: int, at_most: int | None = None) -> list[str]:
-    """`2x64:64x10` apart, without what follows `at_most`.
-
-    Raises:
-        NotExpressibleError: They are fewer, or not sizes.
-    """
+def tensor_sizes(problem: Problem, count: int) -> list[str]:
+    """Return the sizes of the first `count` tensors: `2x64` and `64x10` of `2x64:64x10`."""
     sizes = re.split(r"[: ]", require_sizes(problem))
-    if len(sizes) < at_least or not all(map(DIMENSIONS.fullmatch, sizes)):
+    if len(sizes) < count or not all(map(DIMENSIONS.fullmatch, sizes)):
         raise NotExpressibleError(f"its sizes {problem.shape!r} are not those of tensors")
-    return sizes[:at_most]
+    return sizes[:count]
 
 
-ANY = "any"
-
-Layouts = Literal["log", "any"]
-"""`log`: what the log says, and the library's choice where it was so in the log; `any`: the
-library's choice wherever benchdnn lets it choose."""
-
-
-class Dialect(NamedTuple):
-    """Which words are used, and for which layouts."""
-
-    major: int = 3
-    """benchdnn's own: 2, as documented for 2.x, or 3."""
-    layouts: Layouts = "log"
+def product_rank(problem: Problem) -> int:
+    """Return the number of dimensions of a matrix product's tensors."""
+    return tensor_sizes(problem, 2)[0].count("x") + 1
 
 
 def free_tag(memory: MemoryDescriptor, dialect: Dialect) -> str:
-    """The tag where benchdnn's driver also takes `any`.
+    """Return the layout's tag for an option that also accepts `any`.
 
-    A program that leaves a layout to the library gets the best one of its version and its
-    machine: `any` runs the same choice again, and the tag of another machine would not.
-
-    Raises:
-        NotExpressibleError: It has strides, or is none that a tag names.
+    A program that leaves a layout to the library gets the best one of its version and machine:
+    `any` repeats that choice, and the tag of another machine would not.
     """
     return ANY if leaves_choice(memory, dialect) else fixed_tag(memory)
 
 
-def fixed_tag(memory: MemoryDescriptor) -> str:
-    """The tag where benchdnn's driver takes no `any`.
+def leaves_choice(memory: MemoryDescriptor, dialect: Dialect) -> bool:
+    """Return whether the library chooses the layout."""
+    return dialect.layouts == "any" or "a" in memory.properties or memory.kind == "any"
 
-    Raises:
-        NotExpressibleError: It has strides, or is none that a tag names.
-    """
+
+def fixed_tag(memory: MemoryDescriptor) -> str:
+    """Return the layout's tag for an option that does not accept `any`, nor strides."""
     if memory.strides:
         raise NotExpressibleError(
             f"{memory.role} is not dense (strides {memory.strides}), and this driver of benchdnn "
@@ -146,11 +186,7 @@ def fixed_tag(memory: MemoryDescriptor) -> str:
 
 
 def tag_name(memory: MemoryDescriptor) -> str:
-    """The layout's name.
-
-    Raises:
-        NotExpressibleError: It has none.
-    """
+    """Return the layout's name."""
     if memory.kind != "blocked" or not memory.tag:
         raise NotExpressibleError(f"{memory.role} has a layout without a name ({memory.kind})")
     if not memory.tag.isalnum():
@@ -168,17 +204,14 @@ def layout_options(
     takes_any: bool = True,
     takes_strides: bool = True,
 ) -> list[str]:
-    """`--stag --wtag --dtag`, and `--strides` where a tensor is not dense.
+    """Return `--stag --wtag --dtag`, and `--strides` where a tensor is not dense.
 
     Args:
         memories: In the order of the driver's strides; None where a log has no such tensor.
-        names: Of the tags' options, in the same order.
+        names: The names of the tags' options, in the same order.
         dialect: benchdnn's.
-        takes_any: Whether the driver takes `any`.
-        takes_strides: Whether it takes strides; a tensor has either these or a tag.
-
-    Raises:
-        NotExpressibleError: A layout cannot be given.
+        takes_any: Whether the driver accepts `any`.
+        takes_strides: Whether it accepts strides; a tensor has either these or a tag.
     """
     options, strides = [], []
     for memory, name in zip(memories, names, strict=True):
@@ -186,8 +219,7 @@ def layout_options(
         if memory is None or not memory.strides or is_free or not takes_strides:
             strides.append("")
             if memory is not None:
-                tag = free_tag(memory, dialect) if takes_any else fixed_tag(memory)
-                options.append(f"--{name}={tag}")
+                options.append(f"--{name}={ANY if is_free else fixed_tag(memory)}")
             continue
         if not tag_name(memory).islower() or not memory.tag.isalpha():
             raise NotExpressibleError(
@@ -200,61 +232,26 @@ def layout_options(
     return options
 
 
-def leaves_choice(memory: MemoryDescriptor, dialect: Dialect) -> bool:
-    """Whether the layout is the library's to choose."""
-    return dialect.layouts == "any" or "a" in memory.properties or memory.kind == "any"
+CONFIGURATIONS_OF_2 = (
+    "f32", "f16", "f32f32s8", "u8s8f32", "u8s8s32", "u8s8s8", "u8s8u8", "s8s8f32", "s8s8s32",
+    "s8s8s8", "s8s8u8", "f16f16s8", "bf16bf16bf16", "bf16bf16f32", "bf16f32bf16", "f32bf16bf16",
+)  # fmt: skip
+"""Those of benchdnn 2.x: source, weights, destination, or one type for all."""
 
 
-TRIPLES_OF_2 = frozenset(
-    [
-        "f32f32s8",
-        "u8s8f32",
-        "u8s8s32",
-        "u8s8s8",
-        "u8s8u8",
-        "s8s8f32",
-        "s8s8s32",
-        "s8s8s8",
-        "s8s8u8",
-        "f16f16s8",
-        "bf16bf16bf16",
-        "bf16bf16f32",
-        "bf16f32bf16",
-        "f32bf16bf16",
-    ]
-)
-"""Configurations that benchdnn 2.x knows beside `f32` and `f16`: source, weights, destination."""
-
-
-def triple_option(source: str, weights: str, destination: str, dialect: Dialect) -> str:
-    """`--dt=bf16:bf16:bf16`, or `--cfg=bf16bf16bf16` for 2.x.
-
-    Raises:
-        NotExpressibleError: 2.x has no such configuration.
-    """
-    types = (source, weights, destination)
+def triple_option(memories: Sequence[MemoryDescriptor], dialect: Dialect) -> str:
+    """Return `--dt=bf16:bf16:bf16`, or `--cfg=bf16bf16bf16` for 2.x."""
+    types = [memory.type for memory in memories]
     if dialect.major != 2:
         return f"--dt={':'.join(types)}"
-    if len(set(types)) == 1 and source in ("f32", "f16"):
-        return f"--cfg={source}"
-    name = "".join(types)
-    if name not in TRIPLES_OF_2:
+    name = types[0] if set(types) in ({"f32"}, {"f16"}) else "".join(types)
+    if name not in CONFIGURATIONS_OF_2:
         raise NotExpressibleError(f"benchdnn 2.x has no configuration {name}")
     return f"--cfg={name}"
 
 
 def pair_option(source: str, destination: str, dialect: Dialect, *, old_name: str = "dt") -> str:
-    """`--dt=bf16:f32`; 2.x takes one type for both.
-
-    Args:
-        source: A type.
-        destination: Another.
-        dialect: benchdnn's.
-        old_name: The option of 2.x.
-
-    Raises:
-        NotExpressibleError: The two differ, and 2.x wants one.
-    """
+    """Return `--dt=bf16:f32`, or `--old_name=bf16` for 2.x, which accepts one type for both."""
     if dialect.major != 2:
         return f"--dt={source}:{destination}"
     if source != destination:
@@ -262,192 +259,118 @@ def pair_option(source: str, destination: str, dialect: Dialect, *, old_name: st
     return f"--{old_name}={source}"
 
 
-class NotExpressibleError(ValueError):
-    """benchdnn has no words for a problem. The message says why, in one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemLine:
-    """One problem: a driver's name, its options, its sizes."""
-
-    driver: str
-    """`conv`, `matmul` …"""
-    options: tuple[str, ...]
-    """`--dir=FWD_D`, `--dt=bf16:bf16:bf16` …"""
-    sizes: str
-    """`mb2_ic64oc64_ih200…`, `400x256:256x64` …"""
-    notes: tuple[str, ...] = ()
-    """How what benchdnn runs differs from what the log tells, each in a few words."""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What follows `--DRIVER`; options of a line before do not count on it.
-
-        Logs name layouts that are not among the documented ones, and benchdnn takes those
-        only if told so.
-        """
-        return ("--reset", "--allow-enum-tags-only=false", *self.options, self.sizes)
-
-    @property
-    def text(self) -> str:
-        """A line of a problem file."""
-        return " ".join(self.words)
-
-
 SCALE = "0.5"
 ZERO_POINT = "1"
 DROPOUT = "0.5:12345"
-"""A log has no values of scales, zero points and dropout: they are given when a primitive runs."""
+"""Values of scales, zero points and dropout are given at run time, so that no log has them."""
 
 COPIED = ("attr-scratchpad", "attr-fpmath", "attr-acc-mode", "attr-rounding-mode")
 SET_BY_BENCHDNN = ("rnn_data_qparams",)
 DEFAULT_TYPES = {"attr-scales": "f32", "attr-zero-points": "s32"}
-
-WEIGHTS_MASKS = {False: {1: "per_oc"}, True: {3: "per_oc"}}
-"""Of convolutions and inner products; with groups, output channels are the first two
-dimensions."""
-
-MASKS = {1: "per_dim_0", 2: "per_dim_1", 3: "per_dim_01", 4: "per_dim_2", 8: "per_dim_3"}
-"""Of all others but matrix products: bit by bit, dimensions with values of their own."""
+"""Attributes with a value for each tensor, and the type that is not written."""
 
 
-def attribute_options(problem: Problem, dialect: Dialect, *, dimensions: int = 0) -> list[str]:
-    """benchdnn's options.
-
-    Args:
-        problem: Of which the attributes are.
-        dialect: benchdnn's.
-        dimensions: Of the tensors of a matrix product.
-
-    Raises:
-        NotExpressibleError: benchdnn does not know one.
-    """
-    options = []
-    for word in problem.attributes.split():
-        name, _, value = word.partition(":")
-        option = attribute_option(problem, name, value, dialect, dimensions)
-        if option:
-            options.append(option)
-    return options
+def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return the attributes `attr-scratchpad:user attr-post-ops:sum` as benchdnn's options."""
+    words = (word.partition(":") for word in problem.attributes.split())
+    return [
+        attribute_option(problem, name, value, dialect)
+        for name, _, value in words
+        if name not in SET_BY_BENCHDNN
+    ]
 
 
-def attribute_option(
-    problem: Problem, name: str, value: str, dialect: Dialect, dimensions: int
-) -> str:
-    """One of them; empty where benchdnn sets it without being told."""
+def attribute_option(problem: Problem, name: str, value: str, dialect: Dialect) -> str:
+    """Return one attribute as an option."""
     if name in COPIED:
         return f"--{name}={value}"
     if name == "attr-post-ops":
         return post_operation_option(value, dialect)
-    if name in ("attr-scales", "attr-zero-points"):
-        entries = [quantization(problem, name, one, dimensions) for one in value.split("+")]
+    if name in DEFAULT_TYPES:
+        entries = [quantization(problem, name, entry) for entry in value.split("+")]
         return f"--{name}={'+'.join(entries)}"
-    if name in SET_BY_BENCHDNN:
-        return ""
-    return rare_option(name, value, dialect)
-
-
-def rare_option(name: str, value: str, dialect: Dialect) -> str:
-    """One of those that training has not.
-
-    Raises:
-        NotExpressibleError: benchdnn does not know it.
-    """
     if name == "attr-deterministic":
         return f"--{name}={'true' if value in ('1', 'true') else 'false'}"
     if name == "attr-dropout":
         return f"--{name}={DROPOUT}" + (f":{value}" if value else "")
-    if name in ("attr-oscale", "attr-output-scales"):
-        return output_scales(value, dialect)
-    raise NotExpressibleError(f"benchdnn knows no attribute {name!r}")
-
-
-def output_scales(value: str, dialect: Dialect) -> str:
-    """Scales of the result, which 3.0 gave up for scales of each tensor."""
-    if dialect.major != 2:
+    if name not in ("attr-oscale", "attr-output-scales"):
+        raise NotExpressibleError(f"benchdnn knows no attribute {name!r}")
+    if dialect.major != 2:  # 3.0 replaced them by scales of each tensor
         raise NotExpressibleError(
             "output scales are oneDNN 2.x's (write with --dialect 2 for a benchdnn of that version)"
         )
-    mask = value.partition(":")[0]
-    return f"--attr-oscale=common:{SCALE}" if mask == "0" else f"--attr-oscale=per_oc:{SCALE}"
+    policy = "common" if value.partition(":")[0] == "0" else "per_oc"
+    return f"--attr-oscale={policy}:{SCALE}"
 
 
-def quantization(problem: Problem, name: str, entry: str, dimensions: int) -> str:
-    """`wei:2:f32:32x1` (tensor, mask, type, groups) as `wei:per_oc:f32:32x1`.
-
-    Raises:
-        NotExpressibleError: benchdnn has no name for the mask.
-    """
-    role, mask, *rest = entry.split(":")
+def quantization(problem: Problem, name: str, entry: str) -> str:
+    """Return `wei:2:f32:32x1` (tensor, mask, type, groups) as `wei:per_oc:f32:32x1`."""
+    role, mask, *details = entry.split(":")
     if not mask.isdigit():
         raise NotExpressibleError(f"{name} {entry!r} has no mask")
-    policy = policy_of(problem, role, int(mask), dimensions)
+    policy = policy_of(problem, role, int(mask))
     words = [role, policy]
     if policy == "common":
         words.append(SCALE if name == "attr-scales" else ZERO_POINT)
-    is_named = rest[:1] in ([], [DEFAULT_TYPES[name]]) and len(rest) < 2
-    return ":".join(words if is_named or not is_type(rest[0]) else [*words, *rest])
+    # 2.x has a value in the type's place; the default type is not written unless groups follow.
+    has_type = bool(details) and details[0][:1].isalpha()
+    if has_type and details != [DEFAULT_TYPES[name]]:
+        words += details
+    return ":".join(words)
 
 
-def is_type(word: str) -> bool:
-    """Whether it is a data type; 2.x has a value in its place."""
-    return word[:1].isalpha()
+PER_CHANNEL = {False: {1: "per_oc"}, True: {3: "per_oc"}}
+"""Masks of the weights of convolutions and inner products, without and with groups: with them,
+output channels are the first two dimensions."""
+
+PER_DIMENSION = {1: "per_dim_0", 2: "per_dim_1", 3: "per_dim_01", 4: "per_dim_2", 8: "per_dim_3"}
+"""Masks of all others but matrix products: a bit for each dimension with values of its own."""
 
 
-def policy_of(problem: Problem, role: str, mask: int, dimensions: int) -> str:
-    """benchdnn's name for the dimensions that have values of their own.
-
-    Raises:
-        NotExpressibleError: There is none.
-    """
+def policy_of(problem: Problem, role: str, mask: int) -> str:
+    """Return benchdnn's name for the dimensions that have values of their own."""
     if mask == 0:
         return "common"
     if problem.kind == "matmul":
-        last, before = 1 << (dimensions - 1), 1 << (dimensions - 2)
-        names = {(1 << dimensions) - 1: "per_tensor", last: "per_oc", last + before: "per_ocic"}
+        rank = product_rank(problem)
+        last, before = 1 << (rank - 1), 1 << (rank - 2)
+        names = {(1 << rank) - 1: "per_tensor", last: "per_oc", last + before: "per_ocic"}
     elif role == "wei" and problem.kind in ("convolution", "deconvolution", "inner_product"):
-        names = WEIGHTS_MASKS[problem.shape.startswith("g")]
+        names = PER_CHANNEL[problem.shape.startswith("g")]
     else:
-        names = MASKS
+        names = PER_DIMENSION
     if mask not in names:
         raise NotExpressibleError(f"benchdnn has no name for the mask {mask} of {role}")
     return names[mask]
 
 
 MASK_POLICIES = {0: "common", 1: "per_dim_0", 2: "per_oc", 3: "per_dim_01"}
-"""Which dimensions have values of their own, bit by bit; all others are `per_tensor` here."""
+"""Masks of post-operations; all others are `per_tensor`."""
 
 HARDSWISH = ("0.166667", "0.5")
-"""What 2.x computed without being told, x · (x / 6 + 1 / 2)."""
+"""The constants of 2.x, x · (x / 6 + 1 / 2), which are parameters in 3.x."""
 
 
 def post_operation_option(text: str, dialect: Dialect) -> str:
-    """`--attr-post-ops` of what a log has after `attr-post-ops:`.
-
-    Args:
-        text: `sum:0.5+eltwise_relu`; up to 2.1 with `;`, and in quotes.
-        dialect: benchdnn's.
-
-    Raises:
-        NotExpressibleError: benchdnn does not know one of them.
-    """
+    """Return `--attr-post-ops` of `sum:0.5+eltwise_relu`; up to 2.1 with `;`, and in quotes."""
     entries = text.strip("'\";").replace(";", "+").split("+")
     words = "+".join(post_operation(*entry.split(":"), dialect=dialect) for entry in entries)
     return f"--attr-post-ops={words}"
 
 
 def post_operation(name: str, *values: str, dialect: Dialect) -> str:
-    """One of them.
-
-    Raises:
-        NotExpressibleError: benchdnn does not know it.
-    """
+    """Return one post-operation: `binary_add:f32:15:acdb` (type, mask, layout) and the like."""
     if name.startswith("eltwise_"):
         algorithm, alpha, beta = eltwise(name, [*values, "0", "0"][:2], dialect)
         scale = values[2:3] if dialect.major == 2 else ()
         return ":".join([algorithm, alpha, beta, *scale])
+    if name == "binary_select":
+        raise NotExpressibleError("benchdnn 3 before 3.9 has no select as a post-operation")
     if name.startswith("binary_"):
-        return binary(name, values, dialect)
+        kind, *details = values
+        if details and dialect.major == 2:  # which has names in place of masks
+            details[0] = MASK_POLICIES.get(int(details[0]), "per_tensor")
+        return ":".join([name.removeprefix("binary_"), kind, *details])
     if name == "prelu":
         mask = int(values[0]) if values else 0
         return f"prelu:{MASK_POLICIES.get(mask, 'per_tensor')}"
@@ -456,30 +379,11 @@ def post_operation(name: str, *values: str, dialect: Dialect) -> str:
     raise NotExpressibleError(f"benchdnn knows no post-operation {name!r}")
 
 
-def binary(name: str, values: Sequence[str], dialect: Dialect) -> str:
-    """`binary_add:f32:15:acdb` in benchdnn's words; the second tensor's type, mask and layout.
-
-    2.x takes no masks but names of them.
-    """
-    algorithm = name.removeprefix("binary_")
-    if algorithm == "select":
-        raise NotExpressibleError("benchdnn 3 before 3.9 has no select as a post-operation")
-    kind, *rest = values
-    if rest and dialect.major == 2:
-        rest[0] = MASK_POLICIES.get(int(rest[0]), "per_tensor")
-    return ":".join([algorithm, kind, *rest])
-
-
 def eltwise(name: str, values: Sequence[str], dialect: Dialect) -> tuple[str, str, str]:
-    """An algorithm of eltwise with alpha and beta.
+    """Return benchdnn's algorithm, alpha and beta for `eltwise_relu` and the log's alpha and beta.
 
-    benchdnn calls `eltwise_relu_use_dst_for_bwd` `relu_dst`. Between 2.x and 3.0 algorithms were
-    renamed, and got parameters that had been constants.
-
-    Args:
-        name: As in the log, `eltwise_relu`.
-        values: alpha and beta.
-        dialect: benchdnn's.
+    benchdnn's name of `eltwise_relu_use_dst_for_bwd` is `relu_dst`. From 2.x to 3.0 algorithms were
+    renamed, and constants became parameters.
     """
     alpha, beta = values
     algorithm = name.removeprefix("eltwise_").replace("_use_dst_for_bwd", "_dst")

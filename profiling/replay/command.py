@@ -26,7 +26,7 @@ from profiling.onednn_log.log import Calls, OneDnnLog, add_logs, read_with_progr
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, ask_benchdnn, find_benchdnn
 from profiling.replay.benchdnn_fields import Dialect
-from profiling.replay.benchdnn_files import ProblemFiles, write_problem_files
+from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
 from profiling.replay.replay import Replay, ReplayTime, conditions_of, save_replay
 from profiling.replay.runners import Work, mismatches, run_with_benchdnn, run_with_torch
 

@@ -34,7 +34,7 @@ from profiling.replay.benchdnn import (
     run_benchdnn,
 )
 from profiling.replay.benchdnn_fields import Dialect, Layouts, ProblemLine
-from profiling.replay.benchdnn_files import ProblemFiles, express
+from profiling.replay.benchdnn_problems import ProblemFiles, express
 from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
 from profiling.replay.torch_replay import replay_with_torch
 

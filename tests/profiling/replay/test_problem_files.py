@@ -9,7 +9,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import head_of, meaning_of
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn_fields import Dialect
-from profiling.replay.benchdnn_files import write_problem_files
+from profiling.replay.benchdnn_problems import write_problem_files
 
 LOGS = Path(__file__).parents[4] / "shared" / "logs"
 

@@ -7,7 +7,7 @@ import pytest
 from profiling.onednn_log.parse import head_of, meaning_of
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn_fields import Dialect, NotExpressibleError
-from profiling.replay.benchdnn_files import problem_line
+from profiling.replay.benchdnn_problems import problem_line
 
 THREE = Dialect(3)
 ALWAYS = "--reset --allow-enum-tags-only=false "

@@ -1,0 +1,599 @@
+"""A log's problems for benchdnn: the options of each driver, and the problem files.
+
+`DRIVERS` has a row for each kind of primitive: benchdnn's driver, the functions that give its
+options in their order, and how its sizes are written. A problem file is what `benchdnn --DRIVER
+--batch=FILE` reads; there is one for each driver. Functions that build options raise
+NotExpressibleError where benchdnn has none.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from common.files import require_free_outputs, write_whole
+from profiling.onednn_log.log import Calls
+from profiling.onednn_log.work import MemoryDescriptor, Problem
+from profiling.replay.benchdnn_fields import (
+    Dialect,
+    NotExpressibleError,
+    Option,
+    ProblemLine,
+    algorithm,
+    algorithm_of,
+    attribute_options,
+    auxiliary_of,
+    direction,
+    direction_of,
+    eltwise,
+    fields,
+    fixed_tag,
+    free_tag,
+    layout_options,
+    pair_option,
+    product_rank,
+    require_sizes,
+    sources_of,
+    tensor,
+    tensor_sizes,
+    triple_option,
+)
+
+
+def flags(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return global statistics, scale, shift, ReLU; before 3.0 one tensor held scale and shift."""
+    values = auxiliary_of(problem).get("flags", "")
+    return [f"--flags={values.replace('S', 'CH') if dialect.major != 2 else values}"]
+
+
+def eltwise_algorithm(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return the function of every element, and its parameters."""
+    values = auxiliary_of(problem)
+    parameters = values.get("alpha", "0"), values.get("beta", "0")
+    name, alpha, beta = eltwise(algorithm_of(problem, prefix=""), parameters, dialect)
+    return [f"--alg={name}", f"--alpha={alpha}", f"--beta={beta}"]
+
+
+def softmax_algorithm(problem: Problem, _: Dialect) -> list[str]:
+    """Return whether it is softmax or its logarithm."""
+    is_log = problem.kind == "logsoftmax" or problem.algorithm == "softmax_log"
+    return [f"--alg={'LOGSOFTMAX' if is_log else 'SOFTMAX'}"]
+
+
+def reduction_parameters(problem: Problem, _: Dialect) -> list[str]:
+    """Return the norm's exponent and epsilon."""
+    values = auxiliary_of(problem)
+    return [f"--p={values.get('p', '0')}", f"--eps={values.get('eps', '0')}"]
+
+
+def one_tensor(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return type and layout of drivers that accept one of each."""
+    data = tensor(problem, "data", "src", "dst", "diff_src", "diff")
+    for other in problem.memories:
+        is_like_it = other.role.endswith(("data", "src", "dst", "diff"))
+        differs = (other.type, other.tag or data.tag) != (data.type, data.tag)
+        if other.is_there and is_like_it and differs and "a" not in other.properties:
+            raise NotExpressibleError(
+                f"{data.role} is {data.type} {data.layout} and {other.role} {other.type} "
+                f"{other.layout}; this driver of benchdnn takes one type and one layout"
+            )
+    layouts = layout_options(
+        (data, data if data.strides else None),  # batch normalization: strides of both tensors
+        ("tag", "tag"),
+        dialect,
+        takes_any=False,
+        takes_strides=problem.kind == "batch_normalization" and dialect.major != 2,
+    )
+    return [f"--dt={data.type}", *layouts]
+
+
+def two_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and layouts of source and destination of layer and group normalization."""
+    source = tensor(problem, "src", "data")
+    destination = problem.memory("dst") or source
+    tags = fixed_tag(source)
+    if dialect.major != 2:
+        tags += f":{free_tag(destination, dialect)}"
+    return [pair_option(source.type, destination.type, dialect), f"--tag={tags}"]
+
+
+def layer_statistics(problem: Problem, _: Dialect) -> list[str]:
+    """Return the layout of layer normalization's statistics, and the type of scale and shift."""
+    options = []
+    statistics = problem.memory("stats")
+    if statistics is not None and statistics.tag:
+        options.append(f"--stat_tag={fixed_tag(statistics)}")
+    scale = problem.memory("scale") or problem.memory("shift")
+    if scale is not None and scale.type != "f32":
+        options.append(f"--ss_dt={scale.type}")
+    return options
+
+
+def softmax_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and layouts; backward, benchdnn's source is the resulting gradient."""
+    source = tensor(problem, "src", "diff_src", "data", "dst")
+    destination = problem.memory("dst") or source
+    if dialect.major == 2:
+        return [pair_option(source.type, destination.type, dialect), f"--tag={fixed_tag(source)}"]
+    # Backward the destination's layout is given, and the source's follows from it.
+    given = destination if direction_of(problem) == "BWD_D" else source
+    return source_and_result(source.type, fixed_tag(given), destination, dialect)
+
+
+def resized_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and the one layout of pooling and resampling.
+
+    Forward the source's layout is given, and backward that of the incoming gradient; the other one
+    is the library's choice.
+    """
+    source, destination = tensor(problem, "src", "diff_src"), tensor(problem, "dst", "diff_dst")
+    if problem.kind == "resampling":
+        types = [f"--sdt={source.type}", f"--ddt={destination.type}"]
+    else:
+        types = [pair_option(source.type, destination.type, dialect, old_name="cfg")]
+    tags = {free_tag(memory, dialect) for memory in (source, destination)} - {"any"}
+    if len(tags) > 1:
+        raise NotExpressibleError(
+            f"it goes from {source.layout} to {destination.layout}, and this driver of benchdnn "
+            "takes one layout"
+        )
+    return [*types, f"--tag={tags.pop() if tags else fixed_tag(source)}"]
+
+
+def several_inputs(count: int | None = None) -> Option:
+    """Return what gives types and layouts of all inputs, which must be `count`, and the result."""
+
+    def option(problem: Problem, dialect: Dialect) -> list[str]:
+        sources, destination = sources_of(problem), tensor(problem, "dst")
+        if not sources or count not in (None, len(sources)):
+            raise NotExpressibleError(f"the log tells of {len(sources)} inputs")
+        types = [memory.type for memory in sources]
+        if problem.kind == "concat":
+            types = sorted(set(types))
+            if len(types) > 1:
+                raise NotExpressibleError(
+                    f"benchdnn's concat takes one type, not {' and '.join(types)}"
+                )
+        tags = ":".join(map(fixed_tag, sources))
+        return source_and_result(":".join(types), tags, destination, dialect)
+
+    return option
+
+
+def source_and_result(
+    types: str, tags: str, destination: MemoryDescriptor, dialect: Dialect
+) -> list[str]:
+    """Return types and layouts, given those of the source or sources."""
+    return [
+        f"--sdt={types}",
+        f"--ddt={destination.type}",
+        f"--stag={tags}",
+        f"--dtag={free_tag(destination, dialect)}",
+    ]
+
+
+def reduction_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and layouts of source and result."""
+    source = tensor(problem, "src")
+    return source_and_result(source.type, fixed_tag(source), tensor(problem, "dst"), dialect)
+
+
+def prelu_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and layouts of data and slopes."""
+    data, weights = tensor(problem, "data", "src"), tensor(problem, "wei")
+    return [
+        f"--sdt={data.type}:{weights.type}",
+        f"--stag={fixed_tag(data)}:{free_tag(weights, dialect)}",
+    ]
+
+
+WITH_BIAS = {"FWD_D": "FWD_B", "FWD_I": "FWD_B", "BWD_W": "BWD_WB"}
+TRIPLE_TAGS = ("stag", "wtag", "dtag")
+
+
+def bias_of(problem: Problem) -> MemoryDescriptor | None:
+    """Return the bias that benchdnn's direction must name."""
+    has_bias = direction_of(problem) in WITH_BIAS
+    return (problem.memory("bia") or problem.memory("diff_bia")) if has_bias else None
+
+
+def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return direction, types and layouts of convolutions and inner products."""
+    towards = direction_of(problem)
+    memories = (
+        tensor(problem, "src", "diff_src"),
+        tensor(problem, "wei", "diff_wei"),
+        # A depthwise convolution that follows in one primitive hides this one's own result.
+        tensor(problem, "src_fused", "dst", "diff_dst"),
+    )
+    takes_strides = problem.kind == "convolution" and dialect.major != 2
+    return [
+        f"--dir={WITH_BIAS[towards] if bias_of(problem) else towards}",
+        triple_option(memories, dialect),
+        *layout_options(memories, TRIPLE_TAGS, dialect, takes_strides=takes_strides),
+    ]
+
+
+def bias_notes(problem: Problem) -> tuple[str, ...]:
+    """Return how benchdnn's bias differs from the log's."""
+    bias, weights = bias_of(problem), problem.memory("wei")
+    if bias is None:
+        return ()
+    notes = []
+    if direction_of(problem) == "FWD_I":
+        notes.append("inference with a bias is run as training's forward pass")
+    if weights is not None and weights.type[:1] in "bf" and bias.type != weights.type:
+        notes.append(f"the bias is {weights.type}, as the weights, and {bias.type} in the log")
+    return tuple(notes)
+
+
+def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types, layouts and bias of a product of matrices, or of batches of them."""
+    memories = tuple(tensor(problem, role) for role in ("src", "wei", "dst"))
+    rank = product_rank(problem)
+    if any(memory.kind == "sparse" for memory in memories):
+        raise NotExpressibleError("a product of sparse matrices; the log does not tell how sparse")
+    masks = auxiliary_of(problem).get("runtime_dims_masks")
+    options = [
+        triple_option(memories, dialect),
+        # Layouts of sizes that are known at run time only cannot be chosen before.
+        *layout_options(memories, TRIPLE_TAGS, dialect, takes_any=not masks),
+    ]
+    bias = problem.memory("bia")
+    if bias is not None:
+        # A bit for each dimension with values of its own; without a mask, one for each column.
+        mask = re.search(r"mask(\d+)", f"{bias.flags} {problem.auxiliary}")
+        options += [
+            f"--bia_dt={bias.type}",
+            f"--bia_mask={mask[1] if mask else 1 << (rank - 1)}",
+        ]
+    return [*options, *([f"--runtime_dims_masks={masks}"] if masks else [])]
+
+
+COMPENSATIONS = {"s8m": "s8s8_comp", "zpm": "zp_comp"}
+"""What int8 weights contain beside their values, followed by the mask, in 2.x and 3.x."""
+
+
+def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and layouts of a copy; its layouts are never the library's choice."""
+    source, destination = tensor(problem, "src"), tensor(problem, "dst")
+    if has_compensation(source):
+        raise NotExpressibleError(f"its source has more than values ({source.flags})")
+    options = [
+        f"--sdt={source.type}",
+        f"--ddt={destination.type}",
+        *layout_options(
+            (source, destination),
+            ("stag", "dtag"),
+            dialect,
+            takes_any=False,
+            takes_strides=dialect.major != 2,
+        ),
+    ]
+    if has_compensation(destination):
+        options.append(f"--oflag={compensation(destination)}")
+    mask = auxiliary_of(problem).get("runtime-dim-mask")
+    return [*options, *([f"--runtime-dim-mask={mask}"] if mask else [])]
+
+
+def has_compensation(memory: MemoryDescriptor) -> bool:
+    """Return whether the tensor contains more than its values."""
+    return memory.flags not in ("", "f0")
+
+
+def compensation(memory: MemoryDescriptor) -> str:
+    """Return `f8:s8m1` as `s8s8_comp:1`."""
+    names = []
+    for word in memory.flags.split(":")[1:]:
+        match = re.fullmatch(r"(s8m|zpm)(\d+)", word)
+        if not match:
+            raise NotExpressibleError(f"benchdnn does not know its result's {word} {memory.flags}")
+        names.append(f"{COMPENSATIONS[match[1]]}:{match[2]}")
+    if not names:
+        raise NotExpressibleError(f"benchdnn does not know its result's {memory.flags}")
+    return "+".join(names)
+
+
+PROPAGATIONS = {"forward_training": "FWD_D", "forward_inference": "FWD_I", "backward": "BWD_DW"}
+CELLS = ("vanilla_rnn", "vanilla_lstm", "vanilla_gru", "lbr_gru", "vanilla_augru", "lbr_augru")
+CELL_DIRECTIONS = {
+    "unidirectional_left2right": "left2right",
+    "unidirectional_right2left": "right2left",
+    "unidirectional": "left2right",
+    "bidirectional_concat": "concat",
+    "bidirectional_sum": "sum",
+}
+INT8 = (
+    "u8u8u8u8", "u8u8u8f32", "f32u8f32u8", "f32u8f32f32",
+    "s8s8s8s8", "s8s8s8f32", "f32s8f32s8", "f32s8f32f32",
+)  # fmt: skip
+"""Types of the first state, the input, the last state and the output."""
+
+
+def rnn_tensors(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return propagation, types, layouts and cell of a recurrent layer, or of a stack of them."""
+    if problem.direction not in PROPAGATIONS:
+        raise NotExpressibleError(f"benchdnn's rnn has no direction {problem.direction!r}")
+    for memory in problem.memories:
+        if memory.strides and "a" not in memory.properties:
+            raise NotExpressibleError(
+                f"{memory.role} is not dense (strides {memory.strides}), and benchdnn's rnn takes "
+                "no strides"
+            )
+    layers = [tensor(problem, role) for role in ("src_layer", "wei_layer", "dst_layer")]
+    configuration = rnn_types(problem)
+    return [
+        f"--prop={PROPAGATIONS[problem.direction]}",
+        f"--cfg={configuration}",
+        f"--tag={':'.join(free_tag(memory, dialect) for memory in layers)}",
+        *cell_options(problem),
+        "--trivial-strides=true",
+        *(["--scaling=common"] if configuration in INT8 else []),
+    ]
+
+
+def cell_options(problem: Problem) -> list[str]:
+    """Return the cell and its parts."""
+    values = auxiliary_of(problem)
+    cell, way = values.get("alg", ""), values.get("direction", "")
+    if cell not in CELLS or way not in CELL_DIRECTIONS:
+        raise NotExpressibleError(f"benchdnn's rnn knows no cell {cell!r} in direction {way!r}")
+    options = [f"--alg={cell.upper()}", f"--direction={CELL_DIRECTIONS[way]}"]
+    if cell == "vanilla_rnn":
+        activation = values.get("activation", "undef").removeprefix("eltwise_")
+        options.append(f"--activation={activation.upper()}")
+    if problem.memory("wei_peephole"):
+        options.append("--with-peephole=true")
+    if problem.memory("wei_proj") or problem.memory("wei_projection"):
+        options.append("--with-projection=true")
+    if values.get("flags"):
+        options.append(f"--flags={values['flags']}")
+    return options
+
+
+def rnn_types(problem: Problem) -> str:
+    """Return benchdnn's name for the types of a recurrent layer's tensors."""
+    source, result = tensor(problem, "src_layer"), tensor(problem, "dst_layer")
+    first = problem.memory("src_iter") or source
+    last = problem.memory("dst_iter") or first
+    bias = problem.memory("bias") or source
+    if source.type in ("f32", "bf16", "f16") and source.type == result.type:
+        if bias.type == source.type:
+            return source.type
+        if bias.type == "f32":
+            return f"{source.type}f32"
+    name = f"{first.type}{source.type}{last.type}{result.type}"
+    if name not in INT8:
+        raise NotExpressibleError(f"benchdnn's rnn has no configuration for {problem.types}")
+    return name
+
+
+def rnn_notes(problem: Problem) -> tuple[str, ...]:
+    """Return how benchdnn's states differ from the log's."""
+    return () if problem.memory("src_iter") else ("benchdnn gives a first state",)
+
+
+def no_notes(_: Problem) -> tuple[str, ...]:
+    """Return that benchdnn runs what the log holds."""
+    return ()
+
+
+class Driver(NamedTuple):
+    """How benchdnn runs one kind of primitive."""
+
+    name: str
+    options: tuple[Option, ...]
+    """In the order in which they are written; options of attributes follow."""
+    tensors: int | None = None
+    """The number of tensors whose sizes are written, 0: all inputs; None: sizes have names."""
+    notes: Callable[[Problem], tuple[str, ...]] = no_notes
+    """See `ProblemLine.notes`."""
+
+
+CONVOLUTIONS = {"direct": "DIRECT", "winograd": "WINO", "auto": "AUTO"}
+RESPONSES = {"across_channels": "ACROSS", "within_channel": "WITHIN"}
+AVERAGES = {"avg": "avg_np", "avg_exclude_padding": "avg_np", "avg_include_padding": "avg_p"}
+POOLING = Driver("pool", (direction, resized_tensors, algorithm("pooling_", AVERAGES)))
+SOFTMAX = Driver(
+    "softmax", (direction, softmax_tensors, softmax_algorithm, fields("axis")), tensors=1
+)
+
+DRIVERS: Mapping[str, Driver] = {
+    # Its epsilon is not in a log; benchdnn's default serves.
+    "batch_normalization": Driver("bnorm", (direction, one_tensor, flags)),
+    "binary": Driver("binary", (several_inputs(2), algorithm("binary_")), tensors=2),
+    "concat": Driver("concat", (several_inputs(), fields("axis")), tensors=0),
+    "convolution": Driver(
+        "conv", (weighted_tensors, algorithm("convolution_", CONVOLUTIONS)), notes=bias_notes
+    ),
+    "deconvolution": Driver(
+        "deconv", (weighted_tensors, algorithm("deconvolution_", CONVOLUTIONS)), notes=bias_notes
+    ),
+    "eltwise": Driver("eltwise", (direction, one_tensor, eltwise_algorithm), tensors=1),
+    "group_normalization": Driver("gnorm", (direction, two_tensors, flags)),
+    "inner_product": Driver("ip", (weighted_tensors,), notes=bias_notes),
+    "layer_normalization": Driver(
+        "lnorm", (direction, two_tensors, layer_statistics, flags), tensors=1
+    ),
+    "logsoftmax": SOFTMAX,
+    "lrn": Driver("lrn", (direction, one_tensor, algorithm("lrn_", RESPONSES))),
+    "matmul": Driver("matmul", (matmul_tensors,), tensors=2),
+    "pooling": POOLING,
+    "pooling_v2": POOLING,
+    "prelu": Driver("prelu", (direction, prelu_tensors), tensors=2),
+    "reduction": Driver(
+        "reduction", (reduction_tensors, algorithm("reduction_"), reduction_parameters), tensors=2
+    ),
+    "reorder": Driver("reorder", (reorder_tensors,), tensors=1),
+    "resampling": Driver("resampling", (direction, resized_tensors, algorithm("resampling_"))),
+    "rnn": Driver("rnn", (rnn_tensors,), notes=rnn_notes),
+    "shuffle": Driver("shuffle", (direction, one_tensor, fields("axis", "group")), tensors=1),
+    "softmax": SOFTMAX,
+    "softmax_v2": SOFTMAX,
+    # The factors of a sum are not in a log; benchdnn's are 1.
+    "sum": Driver("sum", (several_inputs(),), tensors=1),
+}
+
+OTHER_COMPONENTS = {
+    "graph": "a partition of a graph: benchdnn's --graph runs a JSON file of the graph, which "
+    "ONEDNN_GRAPH_DUMP=subgraph writes, and the log does not hold it",
+    "ukernel": "a micro-kernel: the log does not hold the batch and the leading dimensions that "
+    "benchdnn's --brgemm needs",
+    "common": "no primitive",
+}
+"""Why benchdnn cannot run the work of these components of the library."""
+
+NO_DRIVER = {
+    "gemm": "a plain GEMM call, for which benchdnn has no driver",
+    "gemm_api": "a plain GEMM call, for which benchdnn has no driver",
+    "brgemm": OTHER_COMPONENTS["ukernel"],
+    "sdpa": "attention as one primitive: benchdnn runs it as a graph only",
+    "zero_pad": "padding with zeros is no primitive of its own in oneDNN's log",
+}
+"""Why benchdnn cannot run these kinds of primitives."""
+
+
+def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
+    """Return a problem as benchdnn's driver reads it.
+
+    Raises:
+        NotExpressibleError: benchdnn cannot run it; the message says why.
+    """
+    if problem.component in OTHER_COMPONENTS:
+        raise NotExpressibleError(OTHER_COMPONENTS[problem.component])
+    if not problem.engine.startswith("cpu") or "2" in problem.engine:
+        raise NotExpressibleError(f"it ran on {problem.engine}, and replays are of CPUs")
+    if problem.kind in NO_DRIVER:
+        raise NotExpressibleError(NO_DRIVER[problem.kind])
+    if problem.kind not in DRIVERS:
+        raise NotExpressibleError(f"{problem.kind} is no kind of primitive that is known here")
+    if problem.kind == "group_normalization" and dialect.major == 2:  # oneDNN has it from 3.2 on
+        raise NotExpressibleError("benchdnn 2.x has no group normalization")
+    driver = DRIVERS[problem.kind]
+    options = [word for option in driver.options for word in option(problem, dialect)]
+    options += attribute_options(problem, dialect)
+    if driver.tensors is None:
+        sizes = require_sizes(problem)
+    else:
+        sizes = ":".join(tensor_sizes(problem, driver.tensors or len(sources_of(problem))))
+    return ProblemLine(driver.name, tuple(options), sizes, driver.notes(problem))
+
+
+NOT_EXPRESSIBLE = "not-expressible.txt"
+
+
+@dataclass(frozen=True)
+class ProblemFiles:
+    """What was written, and what could not be."""
+
+    files: dict[str, Path]
+    """By driver."""
+    lines: dict[Problem, ProblemLine]
+    not_expressible: dict[Problem, str]
+    """The reasons, each in one line."""
+    refused: Path
+    """The file of these problems, if there are any."""
+
+
+def write_problem_files(
+    calls: Mapping[Problem, Calls], folder: Path, *, dialect: Dialect, overwrite: bool = False
+) -> ProblemFiles:
+    """Write `conv.txt`, `matmul.txt` …, and what benchdnn cannot run into `not-expressible.txt`.
+
+    Each problem is one line that stands alone, costliest first, after a comment with its calls
+    and times. Two problems that differ in nothing that benchdnn reads share a line.
+
+    Args:
+        calls: The problems, with their calls in the log.
+        folder: Where files go.
+        dialect: benchdnn's.
+        overwrite: Whether to replace an earlier call's files.
+
+    Raises:
+        InputError: A file exists, or cannot be written.
+    """
+    lines, reasons = express(calls, dialect)
+    by_driver: dict[str, list[Problem]] = defaultdict(list)
+    for problem, line in lines.items():
+        by_driver[line.driver].append(problem)
+    files = {driver: folder / f"{driver}.txt" for driver in by_driver}
+    contents = {
+        files[driver]: file_text(driver, problems, lines, calls, dialect)
+        for driver, problems in by_driver.items()
+    }
+    refused = folder / NOT_EXPRESSIBLE
+    if reasons:
+        contents[refused] = refused_text(reasons, calls)
+    require_free_outputs(list(contents), overwrite=overwrite)
+    if overwrite:
+        remove_earlier(folder, keep=contents)
+    for file, text in contents.items():
+        write_whole(file, text)
+    return ProblemFiles(files=files, lines=lines, not_expressible=reasons, refused=refused)
+
+
+def remove_earlier(folder: Path, *, keep: Collection[Path]) -> None:
+    """Remove an earlier call's problem files, which are not of this log."""
+    for name in (*(f"{driver.name}.txt" for driver in DRIVERS.values()), NOT_EXPRESSIBLE):
+        if folder / name not in keep:
+            (folder / name).unlink(missing_ok=True)
+
+
+def express(
+    calls: Mapping[Problem, Calls], dialect: Dialect
+) -> tuple[dict[Problem, ProblemLine], dict[Problem, str]]:
+    """Return each problem's line, or why there is none; costliest first."""
+    lines, reasons = {}, {}
+    for problem in sorted(calls, key=lambda problem: -calls[problem].total_ms):
+        try:
+            lines[problem] = problem_line(problem, dialect)
+        except NotExpressibleError as error:
+            reasons[problem] = str(error)
+    return lines, reasons
+
+
+def file_text(
+    driver: str,
+    problems: list[Problem],
+    lines: Mapping[Problem, ProblemLine],
+    calls: Mapping[Problem, Calls],
+    dialect: Dialect,
+) -> str:
+    """Return the text of one driver's file."""
+    layouts = "as in the log" if dialect.layouts == "log" else "the library's choice"
+    text = [
+        f"# benchdnn --mode=P --{driver} --batch={driver}.txt",
+        f"# For benchdnn {dialect.major}.x; layouts: {layouts}.",
+    ]
+    by_line: dict[str, list[Problem]] = defaultdict(list)
+    for problem in problems:
+        by_line[lines[problem].text].append(problem)
+    for line, same in by_line.items():
+        text.append("")
+        for problem in same:
+            notes = "".join(f"; {note}" for note in lines[problem].notes)
+            text.append(f"# {format_calls(calls[problem])}; {problem.implementation}{notes}")
+        text.append(line)
+    return "\n".join(text) + "\n"
+
+
+def refused_text(reasons: Mapping[Problem, str], calls: Mapping[Problem, Calls]) -> str:
+    """Return the problems that benchdnn cannot run as in the log, with the reasons."""
+    total = sum(one.total_ms for one in calls.values()) or 1.0
+    text = []
+    for problem, reason in reasons.items():
+        share = calls[problem].total_ms / total
+        memories = " ".join(f"{one.role}:{one.type}:{one.layout}" for one in problem.memories)
+        values = (problem.engine, problem.kind, problem.implementation, problem.direction,
+                  memories, problem.attributes, problem.auxiliary, problem.shape)  # fmt: skip
+        text.append(f"{format_calls(calls[problem])}, {share:.2%} of the time: {reason}")
+        text.append(f"    {','.join(values)}")
+    return "\n".join(text) + "\n"
+
+
+def format_calls(calls: Calls) -> str:
+    """Return how often and how long a problem ran."""
+    times = "call" if calls.count == 1 else "calls"
+    return f"{calls.count} {times}, {calls.total_ms:.6g} ms ({calls.mean_ms:.6g} ms each)"
