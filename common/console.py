@@ -5,12 +5,18 @@ TODO-DOC Progress on long work: a bar on a terminal, plain lines where there is 
 TODO-DOC What commands say of logs and traces, of which nothing is trusted.
 
 TODO-DOC Numbers with some significant digits, for people.
+
+TODO-DOC What C code writes to a file descriptor, redirected for a while.
 """
 
+import ctypes
+import io
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import (
     Console,
@@ -184,3 +190,76 @@ def significant(value: float, digits: int = 4) -> str:
     decimals = max(0, digits - before_point)
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if decimals else text
+
+
+OUTPUT, ERRORS = 1, 2
+
+
+@contextmanager
+def redirected(descriptor: int, target: int) -> Iterator[None]:
+    """Redirect what is written to a file descriptor to another one, exact to the line.
+
+    Raises:
+        OSError: One of them is closed.
+    """
+    flush_c()
+    original = os.dup(descriptor)
+    try:
+        os.dup2(target, descriptor)
+        yield
+    finally:
+        flush_c()
+        os.dup2(original, descriptor)
+        os.close(original)
+
+
+@contextmanager
+def errors_to_nowhere() -> Iterator[None]:
+    """Drop what C++ writes to stderr."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        with redirected(ERRORS, nowhere):
+            yield
+    finally:
+        os.close(nowhere)
+
+
+@contextmanager
+def python_output_apart() -> Iterator[None]:
+    """Give Python's own stdout another descriptor of the same terminal, file or pipe.
+
+    So `redirected` can take descriptor 1, and neither what this program prints nor the progress
+    bar, which a thread draws, land in a log.
+    """
+    apart = copy_of_output()
+    if apart is None:
+        yield
+        return
+    try:
+        with redirect_stdout(apart):
+            yield
+    finally:
+        apart.close()
+
+
+def copy_of_output() -> io.TextIOWrapper | None:
+    """Return sys.stdout on a descriptor of its own; None where it is not on descriptor 1."""
+    output = sys.stdout
+    try:
+        if not isinstance(output, io.TextIOWrapper) or output.fileno() != OUTPUT:
+            return None
+    except io.UnsupportedOperation:
+        return None
+    output.flush()
+    return io.TextIOWrapper(
+        os.fdopen(os.dup(OUTPUT), "wb", 0 if output.write_through else -1),
+        encoding=output.encoding,
+        errors=output.errors,
+        line_buffering=output.line_buffering,
+        write_through=output.write_through,
+    )
+
+
+def flush_c() -> None:
+    """Flush the buffers of C's stdio, which for files are written only when they are full."""
+    ctypes.CDLL(None).fflush(None)

@@ -1,19 +1,19 @@
-"""A Python module in a process of its own, which is asked in lines and answers in JSON.
+"""Start processes and follow them, ask workers questions, and share out tasks.
 
-TODO-DOC Processes that share out work, and end with this one.
+Three pieces, none of which loads torch:
 
-TODO-DOC Signals in processes that load or check images.
-
-Ctrl-C, and what a batch system or Open MPI's mpirun sends, reach all processes of a run. The
-training process ends its step first, for which it needs its workers; then it ends them by a SIGTERM
-of its own.
-
-TODO-DOC Where what C code prints goes: descriptors of this process, turned elsewhere for a while.
+- A command in a process group of its own (`start_process`, `running`, `wait_for`, `stop_process`,
+  `exit_reason`). A terminal sends Ctrl-C to its whole group, so that it reaches the caller alone,
+  which then stops the command.
+- A worker: a Python module that prepares something in a process of its own and then answers
+  questions (`JsonWorker` is the caller's side, `serve` the worker's).
+- A pool of processes for many small tasks (`process_pool`, `results_of`), and signals in processes
+  that load images. Ctrl-C, and what a batch system or Open MPI's mpirun sends, reach all processes
+  of a run. The training process ends its step first, for which it needs its workers; then it ends
+  them by a SIGTERM of its own.
 """
 
-import contextlib
 import ctypes
-import io
 import json
 import multiprocessing
 import os
@@ -22,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -33,68 +33,232 @@ from typing import IO, Any, TypeVar
 from common.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SECONDS_TO_END = 10.0
+"""How long a process that was asked to end may take until it is killed."""
+
+
+def start_process(
+    command: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int | None = subprocess.DEVNULL,
+    **options: Any,
+) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, which a terminal's Ctrl-C does not reach.
+
+    Args:
+        command: The program and its arguments.
+        environment: All of its variables; None: those of this process.
+        stdin: As for `subprocess.Popen`; by default it reads nothing.
+        options: Further ones of `subprocess.Popen`, such as `stdout`, `stderr`, `cwd`.
+
+    Raises:
+        OSError: The command cannot be started.
+    """
+    process: subprocess.Popen[str] = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=stdin,
+        text=True,
+        errors="replace",
+        process_group=0,
+        **options,
+    )
+    return process
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path], *, patience_s: float = SECONDS_TO_END, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command while the context lasts; Ctrl-C and SIGTERM stop it before this process.
+
+    Call it in the main thread. For `patience_s` see `stop_process`, for `options` `start_process`.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        process = start_process(command, **options)
+        try:
+            yield process
+        finally:
+            stop_process(process, patience_s=patience_s)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def wait_for(process: "subprocess.Popen[Any]", look: Callable[[], None], *, every_s: float) -> int:
+    """Call `look` every few seconds until a process has ended; returns its exit status."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(every_s)
+        look()
+
+
+def stop_process(process: "subprocess.Popen[Any]", *, patience_s: float = 0.0) -> None:
+    """Send SIGTERM to a process that still runs, then kill its whole group; close its streams.
+
+    The process may be a launcher that first ends what it has started.
+
+    Args:
+        process: Started by `start_process`.
+        patience_s: Time until it is killed, as it is at a second Ctrl-C; 0: without SIGTERM.
+    """
+    if process.poll() is None:
+        try:
+            if patience_s > 0:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(patience_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with suppress(BrokenPipeError):  # something was written that nobody read
+                stream.close()
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal that ended a process, with a hint at what may have sent it."""
+    name = signal.Signals(number).name
+    return f"{name} (out of memory?)" if name == "SIGKILL" else name
+
+
+def exit_reason(status: int, errors: str) -> str:
+    """Return in a few words why a process ended: the signal, or its last line of errors.
+
+    Args:
+        status: As `subprocess.Popen.returncode`: a signal's number is negative.
+        errors: What the process wrote to stderr.
+    """
+    if status < 0:
+        return f"its process was ended by {signal_name(-status)}"
+    return f"its process ended with status {status}: {last_stderr_line(errors)}"
+
+
+def last_stderr_line(errors: str) -> str:
+    """Return the last line of what a process wrote to stderr."""
+    return (errors.strip().splitlines() or ["it said nothing"])[-1]
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker ended before it answered; the message says why in one line."""
 
 
 class JsonWorker:
-    """The process, alive until `close`."""
+    """The caller's side of a module that prepares something in a process and answers questions.
+
+    The process is `python -m MODULE SPECIFICATION DESCRIPTOR`, which calls `serve`, and lives until
+    `close`. Questions are lines of JSON on its stdin, answers lines of JSON on the descriptor. What
+    it prints is kept for the reason of a failure. It ends when its stdin does, so that it does not
+    outlive the caller.
+    """
 
     def __init__(
         self,
         module: str,
         specification: Mapping[str, Any],
         *,
+        name: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `python -m module SPECIFICATION`; `environment` comes beside this process's own."""
+        """Start it, and wait until it is prepared.
+
+        Args:
+            module: It calls `serve`.
+            specification: Given to the function that prepares; JSON can hold it.
+            name: Begins the messages of errors.
+            environment: Variables beside those of this process.
+
+        Raises:
+            WorkerDiedError: It could not be prepared.
+            InputError: It was asked for what is not here.
+        """
+        self._prefix = f"{name}: " if name else ""
         self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(specification)],
-            cwd=REPOSITORY,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            process_group=0,  # Ctrl-C reaches the caller alone, which then ends the process
-        )
+        reading, writing = os.pipe()
+        self._answers = os.fdopen(reading)
+        try:
+            self._process = start_process(
+                [sys.executable, "-m", module, json.dumps(specification), str(writing)],
+                cwd=REPOSITORY,
+                environment={**os.environ, **(environment or {})},
+                stdin=subprocess.PIPE,
+                stdout=self._errors,
+                stderr=self._errors,
+                pass_fds=[writing],
+            )
+        finally:
+            os.close(writing)  # the process has the only one now: when it dies, reading ends
         self.pid = self._process.pid
+        try:
+            self.facts = self._read()
+            """What the worker says of what it has prepared."""
+        except BaseException:
+            self.close()
+            raise
 
-    def ask(self, question: str) -> None:
-        """Put a question, a line; that nobody is there to read it is told by `answer`."""
+    def ask(self, question: object) -> dict[str, Any]:
+        """Ask a question, which JSON can hold, and wait for the answer.
+
+        Raises:
+            WorkerDiedError: It ended before it answered.
+            InputError: It was asked for what is not here.
+        """
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{question}\n")
+        with suppress(BrokenPipeError):  # reading gives the reason
+            self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any] | None:
-        """The next answer; None where there will be none."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else None
-
-    def cause_of_death(self) -> str:
-        """Why it ended, in a few words: the signal, or its last line of errors."""
-        status = self._process.wait()
-        if status < 0:
-            name = signal.Signals(-status).name
-            hint = " (out of memory?)" if name == "SIGKILL" else ""
-            return f"its process was ended by {name}{hint}"
-        return f"its process ended with status {status}: {self.last_words()}"
-
-    def last_words(self) -> str:
-        """The last line of its errors, once it has ended."""
-        self._process.wait()
-        self._errors.seek(0)
-        return (self._errors.read().strip().splitlines()[-1:] or ["it said nothing"])[0]
+        return self._read()
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None and not stream.closed:
-                with contextlib.suppress(BrokenPipeError):  # a question that nobody read
-                    stream.close()
+        """End the process, whatever it is doing."""
+        stop_process(self._process)
+        self._answers.close()
+        self._errors.close()
+
+    def _read(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            status = self._process.wait()
+            self._errors.seek(0)
+            raise WorkerDiedError(self._prefix + exit_reason(status, self._errors.read()))
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message and message["is_input"]:
+            raise InputError(message["error"])
+        if "error" in message:
+            raise WorkerDiedError(self._prefix + message["error"])
+        return message
+
+
+Answering = Callable[[Any], Mapping[str, Any]]
+
+
+def serve(prepare: Callable[[dict[str, Any]], tuple[Mapping[str, Any], Answering]]) -> None:
+    """Prepare, then answer questions until there are no more: the worker's side of `JsonWorker`.
+
+    Args:
+        prepare: Gets the specification. It takes cores and memory before it loads torch, for which
+            it may start the process's command again. Returns the worker's facts, and a function
+            that answers a question.
+    """
+    with os.fdopen(int(sys.argv[2]), "w", buffering=1) as answers:
+        try:
+            facts, answer = prepare(json.loads(sys.argv[1]))
+            answers.write(json.dumps(facts) + "\n")
+            for question in sys.stdin:
+                answers.write(json.dumps(answer(json.loads(question))) + "\n")
+        except Exception as error:  # the caller reports it
+            first_line = str(error).strip().split("\n", maxsplit=1)[0]
+            is_input = isinstance(error, InputError)
+            kind = "" if is_input else f"{type(error).__name__}: "
+            answers.write(json.dumps({"error": kind + first_line, "is_input": is_input}) + "\n")
+            raise
 
 
 SECONDS_BETWEEN_SIGNALS = 0.2
@@ -105,22 +269,22 @@ Result = TypeVar("Result")
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with this one, whatever ends it, after the task that each is in.
+    """Start processes that end with this one, whatever ends it, after the task that each is in.
 
     They are copies of this process, so start them before threads, such as a progress bar's. While
-    the context lasts, Ctrl-C and SIGTERM come through between two results of `results_of` alone:
+    the context lasts, Ctrl-C and SIGTERM are delivered between two results of `results_of` only:
     an exception out of the middle of the pool's own code would leave its locks taken for ever.
     """
     pool = ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("fork"),  # others would import torch in each
-        initializer=begin,
+        initializer=begin_process,
     )
     with signals_blocked():
         try:
@@ -130,8 +294,8 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
             pool.shutdown(cancel_futures=True)
 
 
-def begin() -> None:
-    """Work on one thread, and end when the parent has ended, even if that was killed."""
+def begin_process() -> None:
+    """Compute on one thread, and end when the parent has ended, even if that was killed."""
     os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that a decoder loads now
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -150,19 +314,19 @@ def results_of(
     *,
     at_once: int,
 ) -> Iterator[Result]:
-    """The function's results, as they come, not in the order of the tasks.
+    """Yield the function's results as they come, not in the order of the tasks.
 
-    Only `at_once` of the tasks are handed out at a time, so that millions of them take no memory.
+    Only `at_once` of the tasks are submitted at a time, so that millions of them take no memory.
 
     Raises:
         InputError: A process was killed, as the kernel does where memory runs out.
     """
-    left = iter(tasks)
+    remaining = iter(tasks)
     running: set[Future[Result]] = set()
     try:
         while True:
             room = at_once - len(running)
-            running |= {pool.submit(function, task) for task in islice(left, room)}
+            running |= {pool.submit(function, task) for task in islice(remaining, room)}
             if not running:
                 return
             done, running = wait(
@@ -184,9 +348,9 @@ STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never hear `STOPS`, in any of their threads.
+    """Block `STOPS` in all threads of processes that are started meanwhile, for their lifetime.
 
-    This process gets what has come meanwhile afterwards.
+    This process receives afterwards what has been sent to it meanwhile.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -196,7 +360,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def let_signals_in() -> None:
-    """Under `signals_blocked`, take what has come until now: Ctrl-C raises KeyboardInterrupt."""
+    """Under `signals_blocked`, receive what was sent: Ctrl-C raises KeyboardInterrupt."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     finally:
@@ -208,10 +372,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def obey_parent(worker: int, *, parent: int) -> None:
-    """End this process, which was started under `signals_blocked`, when its parent asks or is gone.
+    """End this process, started under `signals_blocked`, at its parent's SIGTERM or death.
 
-    A parent that was killed cannot ask. Its connections are this process's too, so that others
-    would not notice its end while this process lives.
+    A parent that was killed cannot send one. Its connections are this process's too, so that
+    others would not notice its end while this process lives.
 
     Args:
         worker: Its number, as a DataLoader's `worker_init_fn` gets it.
@@ -220,84 +384,10 @@ def obey_parent(worker: int, *, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before
         os._exit(1)
-    threading.Thread(target=end_when_parent_asks, name=f"signals of {worker}", daemon=True).start()
 
+    def end_at_sigterm() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
 
-def end_when_parent_asks() -> None:
-    """Wait for a SIGTERM that the parent has sent."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
-
-
-OUTPUT, ERRORS = 1, 2
-
-
-@contextmanager
-def redirected(descriptor: int, target: int) -> Iterator[None]:
-    """Have what is written to a descriptor go where another one does, exact to the line.
-
-    Raises:
-        OSError: One of them is closed.
-    """
-    flush_c()
-    kept = os.dup(descriptor)
-    try:
-        os.dup2(target, descriptor)
-        yield
-    finally:
-        flush_c()
-        os.dup2(kept, descriptor)
-        os.close(kept)
-
-
-@contextmanager
-def errors_to_nowhere() -> Iterator[None]:
-    """Drop what C++ says on stderr."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        with redirected(ERRORS, nowhere):
-            yield
-    finally:
-        os.close(nowhere)
-
-
-@contextmanager
-def python_output_apart() -> Iterator[None]:
-    """Give Python's own stdout another descriptor of the same terminal, file or pipe.
-
-    So `redirected` can take descriptor 1, and neither this program's words nor the progress bar,
-    which a thread draws, land in a log.
-    """
-    apart = copy_of_output()
-    if apart is None:
-        yield
-        return
-    try:
-        with redirect_stdout(apart):
-            yield
-    finally:
-        apart.close()
-
-
-def copy_of_output() -> io.TextIOWrapper | None:
-    """sys.stdout on a descriptor of its own; None where it is not on descriptor 1."""
-    output = sys.stdout
-    try:
-        if not isinstance(output, io.TextIOWrapper) or output.fileno() != OUTPUT:
-            return None
-    except io.UnsupportedOperation:
-        return None
-    output.flush()
-    return io.TextIOWrapper(
-        os.fdopen(os.dup(OUTPUT), "wb", 0 if output.write_through else -1),
-        encoding=output.encoding,
-        errors=output.errors,
-        line_buffering=output.line_buffering,
-        write_through=output.write_through,
-    )
-
-
-def flush_c() -> None:
-    """Write out what C's stdio holds back until a buffer is full, as it does for files."""
-    ctypes.CDLL(None).fflush(None)
+    threading.Thread(target=end_at_sigterm, name=f"signals of {worker}", daemon=True).start()

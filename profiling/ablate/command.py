@@ -20,6 +20,7 @@ from rich.table import Table
 from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED
+from common.processes import WorkerDiedError
 from profiling.ablate.analysis import (
     NAMED,
     Outcome,
@@ -58,7 +59,6 @@ from profiling.ablate.result import (
 )
 from profiling.bench.job import JobFailedError
 from profiling.bench.results import disturbance
-from profiling.bench.worker_pool import WorkerDiedError
 from profiling.report.page import listed
 
 ABOUT = """\

@@ -4,22 +4,22 @@ TODO-DOC A training that writes checkpoints, in a process of its own, and how lo
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.cli import add_json_option, positive
 from common.console import MEGABYTE
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
 from common.machine import fastest_precision
+from common.processes import Answering, JsonWorker, serve
 from launch.environment import set_allocator
 from profiling.bench.report import put_out
 from profiling.bench.results import Finding
@@ -72,15 +72,12 @@ def checkpoint_command(
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give --folder one that exists")
     workload = Workload(images=images, image_size=image_size)
-    asked = {
-        "workload": asdict(workload),
-        "rounds": rounds,
-        "folder": None if folder is None else str(folder),
-    }
-    command = [sys.executable, "-m", "profiling.bench.checkpoint_benchmark", json.dumps(asked)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=folder) as checkpoints:
+        specification = {"workload": asdict(workload), "folder": checkpoints}
+        with closing(JsonWorker("profiling.bench.checkpoint_benchmark", specification)) as worker:
+            measured = [worker.ask(number) for number in range(rounds + 1)]
     put_out(
-        describe(json.loads(output.splitlines()[-1])),
+        describe(measured[1:]),  # the first copy takes new memory from the system
         benchmark="checkpoint",
         workload={**asdict(workload), "rounds": rounds},
         with_targets=True,  # tensors are as large, whatever the images
@@ -123,25 +120,19 @@ QUIET_STEPS = 4
 """In each round, before the checkpoint, for comparison."""
 
 
-def main() -> None:
-    """Measure as the first argument says, in JSON; print the rounds as JSON."""
-    asked = json.loads(sys.argv[1])
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Warm a training up; each question is a round's number, and its answer what it measured."""
     set_allocator("tuned")  # before torch is loaded
     from profiling.bench.recipes.step import steps_of, training
     from retinanet.training.checkpointer import CheckpointWriter
 
-    workload = Workload(**asked["workload"])
+    workload = Workload(**specification["workload"])
     prepared = training(workload, precision=fastest_precision())
     steps = steps_of(prepared, workload)
     for _ in range(WARM_UP):
         next(steps)
-    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=asked["folder"]) as folder:
-        keeper = CheckpointWriter(Path(folder), keep=1, warn=sys.exit)
-        rounds = [
-            one_round(prepared, steps, keeper, workload, number=number)
-            for number in range(asked["rounds"] + 1)
-        ]
-    print(json.dumps(rounds[1:]))  # the first copy takes new memory from the system
+    writer = CheckpointWriter(Path(specification["folder"]), keep=1, warn=sys.exit)
+    return {}, lambda number: one_round(prepared, steps, writer, workload, number=number)
 
 
 def one_round(
@@ -203,4 +194,4 @@ def made_up_state(workload: Workload, *, step: int) -> "State":
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

@@ -17,6 +17,7 @@ from common.cli import add_json_option, positive
 from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free_json, write_whole
+from common.processes import WorkerDiedError
 from launch.environment import ALLOCATORS, find, installed_openmp
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP
 from profiling.bench.checkpoint_benchmark import add_checkpoint_benchmark
@@ -26,7 +27,6 @@ from profiling.bench.readers import add_index_benchmark, add_log_benchmark
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import Benchmark, measure
 from profiling.bench.variant import STANDARD, Variant, Workload, choose
-from profiling.bench.worker_pool import WorkerDiedError
 
 WORKER_DIED = 1
 

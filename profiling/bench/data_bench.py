@@ -33,12 +33,12 @@ from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from common.machine import environment
+from common.processes import WorkerDiedError
 from data.decoding import DECODERS, SUFFIXES, describe_decoder, fault_of
 from data.synthetic import make_scenes
 from profiling.bench.report import PIPE_WIDTH, contestant_json, findings_json, findings_table
 from profiling.bench.results import Benchmark, Finding, Results, disturbance, measure, speed_up
 from profiling.bench.variant import Variant, Workload
-from profiling.bench.worker_pool import WorkerDiedError
 from retinanet.config_file import configured_split, load_config
 
 WORKER_DIED = 1

@@ -7,23 +7,20 @@ TODO-DOC All-reduces of several sizes, timed by ranks under mpirun.
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.processes import REPOSITORY, running
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 from profiling.studies.tune.model import AllReduceTime
 
 MARK = "measured-rank "
 """Begins the lines that are meant for `measure_ranks`, among what else comes from mpirun."""
-REPOSITORY = Path(__file__).resolve().parents[2]
-SECONDS_TO_END = 10.0
-"""Until an mpirun that was asked to end its ranks is ended itself."""
 
 
 class JobFailedError(Exception):
@@ -157,7 +154,7 @@ def messages_of(
         is_root=os.geteuid() == 0,
         is_terminal=False,
     )
-    with running(words, environment) as process:
+    with running(words, environment=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):
@@ -167,52 +164,6 @@ def messages_of(
         code = process.wait()
     if code:
         raise JobFailedError(code)
-
-
-@contextmanager
-def running(
-    words: Sequence[str], environment: dict[str, str], *, patience_s: float = SECONDS_TO_END
-) -> Iterator[subprocess.Popen[str]]:
-    """A command while the context lasts; Ctrl-C and SIGTERM end it before they end this process.
-
-    It has a process group of its own: a terminal's Ctrl-C would else reach it as well. It is killed
-    when it takes longer than `patience_s` to end, or at a second Ctrl-C.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        process = subprocess.Popen(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            process_group=0,
-        )
-        try:
-            yield process
-        finally:
-            end(process, patience_s=patience_s)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def end(process: subprocess.Popen[str], *, patience_s: float) -> None:
-    """Have a command that still runs, such as mpirun, end its ranks and itself."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(patience_s)
-        finally:
-            process.kill()
-            process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def slowest(ranks: Sequence[RankSteps]) -> list[float]:

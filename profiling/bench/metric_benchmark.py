@@ -1,13 +1,11 @@
 """What COCO's metric costs on a split of OpenImages' size, and whether it is pycocotools'."""
 
 import argparse
-import json
 import math
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free_json
 from common.machine import peak_resident_mb
+from common.processes import Answering, JsonWorker, serve
 from profiling.bench.report import put_out
 from profiling.bench.results import Finding
 from retinanet.mlperf.rules import VALIDATION_IMAGES
@@ -74,31 +73,32 @@ def metric_command(*, images: int, found: int, json_file: Path | None) -> int:
 
 def measured_metric(library: str, *, images: int, found: int) -> dict[str, Any]:
     """`seconds`, `peak_mb` and `numbers` of one library, in a new process on one core."""
-    command = [sys.executable, "-m", "profiling.bench.metric_benchmark", library]
-    done = subprocess.run(
-        [*command, str(images), str(found)], check=True, stdout=subprocess.PIPE, text=True
-    )
-    outcome: dict[str, Any] = json.loads(done.stdout)
-    return outcome
+    specification = {"library": library, "images": images, "found": found}
+    with closing(JsonWorker("profiling.bench.metric_benchmark", specification)) as worker:
+        return worker.ask("measure")
 
 
-def measure(library: str, images: int, found: int) -> dict[str, Any]:
-    """What that process does."""
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Generate boxes; the answer to any question is what computing their metric took."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
     import numpy as np
 
     from profiling.bench.readers import generated_detections, generated_truth
     from retinanet.evaluation.metric import TABLES, coco_metric
 
-    [chosen] = (name for name in TABLES if name == library)
+    [chosen] = (name for name in TABLES if name == specification["library"])
     random = np.random.default_rng(0)
-    truth = generated_truth(images=images, random=random)
-    detections = generated_detections(truth, found=found, random=random)
-    begin = time.perf_counter()
-    evaluation = coco_metric(truth, detections, library=chosen)
-    seconds = time.perf_counter() - begin
-    numbers = list(evaluation.summary.values()) + list(evaluation.per_class.values())
-    return {"seconds": seconds, "peak_mb": peak_resident_mb(), "numbers": numbers}
+    truth = generated_truth(images=specification["images"], random=random)
+    detections = generated_detections(truth, found=specification["found"], random=random)
+
+    def measure(_: object) -> dict[str, Any]:
+        begin = time.perf_counter()
+        evaluation = coco_metric(truth, detections, library=chosen)
+        seconds = time.perf_counter() - begin
+        numbers = list(evaluation.summary.values()) + list(evaluation.per_class.values())
+        return {"seconds": seconds, "peak_mb": peak_resident_mb(), "numbers": numbers}
+
+    return {}, measure
 
 
 def findings_of(
@@ -151,4 +151,4 @@ def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    serve(prepare)

@@ -14,8 +14,8 @@ from pathlib import Path
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
+from common.console import OUTPUT, redirected
 from common.errors import InputError
-from common.processes import OUTPUT, redirected
 from profiling.bench.variant import Prepared
 from profiling.capture.backends import verbose
 from profiling.capture.byte_counter import ByteCounter

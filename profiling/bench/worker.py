@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from common.machine import page_faults, peak_resident_mb, resident_mb
+from common.processes import Answering, serve
 from launch.environment import set_allocator
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
 from profiling.bench.variant import Prepared, Workload, apply_memory
-from profiling.bench.worker_pool import Answering, serve
 
 RECIPE_MODULES = {
     f"{names}.{name}": module
@@ -47,23 +47,17 @@ RECIPE_MODULES = {
 """Where the recipes are that benchmarks, ablations and their result files name."""
 
 
-def main() -> None:
-    """Prepare the contestant, then answer until there are no more questions."""
-    serve(settle, prepare)
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]:
+    """Prepare a variant's recipe; return its facts, and the function that answers `QUESTIONS`.
 
-
-def settle(specification: dict[str, Any]) -> None:
-    """Set the memory policy and take cores, both before torch is loaded."""
+    Cores and the memory policy are set first, before torch is loaded.
+    """
     if specification["pinned"]:
         take_cores(choose_cores(threads=None), allocator=specification["allocator"])
     else:
         set_allocator(specification["allocator"])
     if specification["memory"] is not None:
         apply_memory(specification["memory"], allowed=read_allowance().memory_nodes)
-
-
-def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]:
-    """Let the contestant's recipe prepare; its facts, and what answers `QUESTIONS`."""
     options = dict(specification["options"])
     if specification["pinned"]:
         share = choose_cores(threads=None)
@@ -159,4 +153,4 @@ QUESTIONS = {
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

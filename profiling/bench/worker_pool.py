@@ -2,19 +2,12 @@
 
 TODO-DOC The benchmark's side of a worker process.
 
-TODO-DOC The worker's side of `profiling.bench.worker_pool`: answer questions until there are no more.
-
-The specification is JSON, the process's only argument. Questions come as lines on standard input;
-each is answered by a line of JSON on what was standard output at the start. The process ends with
-its input, so that it never outlives who asks.
-
 TODO-DOC Contestants in turn: A B C, A B C, …, one at a time.
 
 TODO-DOC Cores that something else keeps busy while a benchmark runs on them.
 """
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -27,7 +20,6 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from common.console import Advance
-from common.errors import InputError
 from common.machine import available_mb
 from common.processes import JsonWorker
 from profiling.bench.variant import Run, Variant, Workload
@@ -148,12 +140,8 @@ class WorkerPool:
                 self.say(f"memory does not do for all at once: {name} is started again every round")
 
 
-class WorkerDiedError(RuntimeError):
-    """A worker ended before it answered; the message is one line with its name and why."""
-
-
 class Worker:
-    """A process that `profiling.bench.worker_pool` runs in, alive until `close`."""
+    """A variant's process, which `JsonWorker` starts; alive until `close`."""
 
     def __init__(
         self,
@@ -164,7 +152,7 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         cache_variable: str | None = None,
     ) -> None:
-        """Start `module`, which calls `serve`, and wait until it is prepared.
+        """Start `module`, and wait until it is prepared.
 
         `environment`: variables beside those of this process; `cache_variable`: one more, which
         names a folder that `close` removes. `name` is for messages.
@@ -173,60 +161,44 @@ class Worker:
             WorkerDiedError: It could not be prepared.
             InputError: It asks for what is not here.
         """
-        self.name = name
         self.rss_mb = 0.0
         """Resident memory after its last run. [10⁶ bytes]"""
-        self._cache = tempfile.TemporaryDirectory() if cache_variable else None
-        variables = dict(environment or {})
-        if cache_variable and self._cache:
-            variables[cache_variable] = self._cache.name
-        self.process = JsonWorker(module, specification, environment=variables)
-        try:
-            self.facts: dict[str, Any] = self._answer()["facts"]
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opened:
+            variables = dict(environment or {})
+            if cache_variable:
+                variables[cache_variable] = opened.enter_context(tempfile.TemporaryDirectory())
+            self.process = JsonWorker(module, specification, name=name, environment=variables)
+            opened.callback(self.process.close)
+            self._opened = opened.pop_all()
+        self.facts = self.process.facts
 
     def run(self) -> Run:
         """Let it run once while nothing else of the benchmark runs.
 
         Raises:
-            WorkerDiedError: It did not come back.
+            WorkerDiedError: It ended before it answered.
         """
         run = Run(**self.ask("run"))
         self.rss_mb = run.rss_mb
         return run
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Put one of the worker's questions; wait for the answer, and until it is idle again.
+        """Ask one of the worker's questions; wait for the answer, and until it is idle again.
 
         Raises:
-            WorkerDiedError: It did not come back.
+            WorkerDiedError: It ended before it answered.
             InputError: It asks for what is not here.
         """
-        self.process.ask(question)
-        answer = self._answer()
+        answer = self.process.ask(question)
         self._wait_until_idle()
         return answer
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self.process.close()
-        if self._cache:
-            self._cache.cleanup()
-
-    def _answer(self) -> dict[str, Any]:
-        answer = self.process.answer()
-        if answer is None:
-            raise WorkerDiedError(f"{self.name}: {self.process.cause_of_death()}")
-        if "error" in answer and answer["is_input"]:
-            raise InputError(answer["error"])
-        if "error" in answer:
-            raise WorkerDiedError(f"{self.name}: {answer['error']}")
-        return answer
+        self._opened.close()
 
     def _wait_until_idle(self, *, patience: float = 2.0) -> None:
-        """Threads that spin for a while after their work would slow the next contestant down."""
+        """Threads that spin for a while after their work would slow the next variant down."""
         end = time.monotonic() + patience
         before = self._cpu_ticks()
         while time.monotonic() < end:
@@ -240,40 +212,6 @@ class Worker:
         """Processor time used so far, in the kernel's ticks of 10 ms."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return int(fields[11]) + int(fields[12])
-
-
-Answering = Callable[[str], object]
-
-
-def serve(
-    settle: Callable[[dict[str, Any]], None],
-    prepare: Callable[[dict[str, Any]], tuple[Mapping[str, Any], Answering]],
-) -> None:
-    """Settle, prepare, then answer.
-
-    Args:
-        settle: Told the specification before torch is loaded; may start this command again.
-        prepare: Told it afterwards; gives the worker's facts, and what answers a question.
-    """
-    specification = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-
-    def answer(content: object) -> None:
-        answers.write(json.dumps(content) + "\n")
-
-    try:
-        settle(specification)  # where the command starts again, the pipes must be where they were
-        os.dup2(2, 1)  # what libraries print must not mix with the answers
-        facts, answer_of = prepare(specification)
-        answer({"facts": dict(facts)})
-        for question in sys.stdin:
-            answer(answer_of(question.strip()))
-    except Exception as error:  # told to the parent, which ends the work with it
-        first_line = str(error).strip().split("\n", maxsplit=1)[0]
-        is_input = isinstance(error, InputError)
-        kind = "" if is_input else f"{type(error).__name__}: "
-        answer({"error": kind + first_line, "is_input": is_input})
-        raise
 
 
 def run_interleaved(

@@ -30,8 +30,8 @@ from torch import nn
 from torch.backends import mkldnn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from common.console import OUTPUT, errors_to_nowhere, flush_c, redirected
 from common.files import write_whole
-from common.processes import OUTPUT, errors_to_nowhere, flush_c, redirected
 from profiling.capture.byte_counter import ByteCounter
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.trace.trace import KEY

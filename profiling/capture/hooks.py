@@ -22,9 +22,9 @@ import torch
 from rich.console import Console
 
 from common.cli import installed
+from common.console import python_output_apart
 from common.errors import InputError
 from common.machine import installed_versions
-from common.processes import python_output_apart
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from launch.topology import format_cpu_list

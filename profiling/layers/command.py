@@ -20,12 +20,12 @@ from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.files import require_free_json, require_free_outputs, write_whole
 from common.machine import environment
+from common.processes import WorkerDiedError
 from launch.limits import read_allowance
 from launch.pinning import choose_cores
 from profiling.bench.command import image_side
 from profiling.bench.results import background_load
 from profiling.bench.variant import CHOICES, huge_pages_remark, memory_remark, parse_memory
-from profiling.bench.worker_pool import WorkerDiedError
 from profiling.layers.report import as_json, costliest, layers_csv, output_files, print_study
 from profiling.layers.study import (
     BETWEEN,

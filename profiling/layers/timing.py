@@ -33,12 +33,12 @@ from torch.nn import functional as F
 
 from common.errors import InputError
 from common.machine import peak_resident_mb
+from common.processes import Answering
 from data.transforms import normalize
 from profiling.bench.profilers import onednn_seconds
 from profiling.bench.recipes.step import make_batch, make_weights
 from profiling.bench.recipes.torchvision import Flop, flop_by_layer
 from profiling.bench.variant import Workload, huge_pages_mb
-from profiling.bench.worker_pool import Answering
 from profiling.layers.study import PLAIN_EVERY, Subject
 from profiling.peaks.measure import versions
 from retinanet.config import ModelConfig
@@ -297,7 +297,7 @@ def answers_on(timed: TimedModel, recorder: Recorder) -> Answering:
 
     questions = {"warm-up": warm_up, "measure": measure, "primitives": primitives}
 
-    def answer(question: str) -> object:
+    def answer(question: str) -> dict[str, Any]:
         word, count = question.split()
         return questions[word](int(count))
 

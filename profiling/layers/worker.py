@@ -1,34 +1,24 @@
 """A configuration's own process: `python -m profiling.layers.worker SPECIFICATION`.
 
-See `profiling.bench.worker_pool`, and `profiling.layers.timing` for the questions.
+See `common.processes.JsonWorker`, and `profiling.layers.timing` for the questions.
 """
 
 from typing import Any
 
+from common.processes import Answering, serve
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
 from profiling.bench.variant import apply_memory
-from profiling.bench.worker_pool import Answering, serve
 from profiling.layers.study import Configuration, Subject
 
 
-def main() -> None:
-    """Prepare the network, then time iterations as asked."""
-    serve(settle, prepare)
-
-
-def settle(specification: dict[str, Any]) -> None:
-    """Take cores and memory, for which torch has to wait."""
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Take cores and memory, make the network and run it once; return facts and what answers."""
     configuration = Configuration(**specification["configuration"])
+    subject = Subject(**specification["subject"])
     if configuration.memory is not None:
         apply_memory(configuration.memory, allowed=read_allowance().memory_nodes)
     take_cores(choose_cores(threads=configuration.threads))
-
-
-def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
-    """Make the network and run it once; what answers afterwards."""
-    configuration = Configuration(**specification["configuration"])
-    subject = Subject(**specification["subject"])
     notes = check_cores(choose_cores(threads=configuration.threads))
     # torch had to wait for the cores.
     from torch.backends import mkldnn  # noqa: PLC0415
@@ -53,4 +43,4 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

@@ -4,17 +4,15 @@ TODO-DOC Peaks measured now, in a process of its own, so that the caller needs n
 
 TODO-DOC The option `--peaks`: measured now, from a file, or none.
 
-TODO-DOC Measure peaks in a process of its own: `python -m profiling.peaks.command SHARE`.
+TODO-DOC Measure peaks in a process of its own, a `common.processes.JsonWorker`.
 
-The argument is a `Share` as JSON. Lines of JSON on what was standard output at the start tell what
-is being done, and at the end what was found.
+Its specification is a `Share`. Each answer tells what is being done next, the last one what was
+found.
 """
 
 import argparse
-import json
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +25,7 @@ from common.console import Advance, make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
 from common.machine import environment
-from common.processes import JsonWorker
+from common.processes import Answering, JsonWorker, WorkerDiedError, serve
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from profiling.bench.results import background_load
@@ -134,16 +132,14 @@ def ask_worker(share: Share, advance: Advance) -> dict[str, object]:
     Raises:
         InputError: It ended before.
     """
-    process = JsonWorker("profiling.peaks.command", asdict(share))
     try:
-        while answer := process.answer():
-            if "found" in answer:
-                found: dict[str, object] = answer["found"]
-                return found
-            advance(answer["percent"], answer["next"])
-        raise InputError(f"peaks cannot be measured: {process.last_words()}")
-    finally:
-        process.close()
+        with closing(JsonWorker("profiling.peaks.command", asdict(share))) as worker:
+            while "found" not in (answer := worker.ask("next")):
+                advance(answer["percent"], answer["next"])
+    except WorkerDiedError as error:
+        raise InputError(f"peaks cannot be measured: {error}") from error
+    found: dict[str, object] = answer["found"]
+    return found
 
 
 MEASURE = "measure"
@@ -197,24 +193,23 @@ def peaks_as_asked(
     return peaks
 
 
-def main() -> None:
-    """Take the cores, measure, tell."""
-    share = share_of(json.loads(sys.argv[1]))
-    notes = take_cores(share)  # may start this command again: pipes are still where they were
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Take the cores before torch is loaded; each answer is the next message of `measurement`."""
+    share = share_of(specification)
+    notes = take_cores(share)
+    messages = measurement(share, notes + check_cores(share))
+    return {}, lambda _: next(messages)
 
-    def advance(percent: int, what: str) -> None:
-        answers.write(json.dumps({"percent": percent, "next": what}) + "\n")
 
-    notes += check_cores(share)
+def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Measure; yield what comes next and the percentage that is done, then what was found."""
     # torch had to wait for the cores.
     from profiling.peaks.measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
 
     with background_load() as others:
-        advance(0, "which types there are")
+        yield {"percent": 0, "next": "which types there are"}
         works, left_out = prepare_works()
-        rates = measure_rates(works, advance)
+        rates = yield from measure_rates(works)
         bandwidths = measure_bandwidths(buffer_bytes=memory_buffer_bytes())
     found = {
         "matrix_gflop_per_s": {name: max(works.values()) for name, works in rates.items()},
@@ -227,9 +222,9 @@ def main() -> None:
         "bandwidths": bandwidths,
         "left_out": left_out,
         "other_cores": others.cores,
-        "notes": notes,
+        "notes": list(notes),
     }
-    answers.write(json.dumps({"found": found}) + "\n")
+    yield {"found": found}
 
 
 def share_of(fields: dict[str, Any]) -> Share:
@@ -239,4 +234,4 @@ def share_of(fields: dict[str, Any]) -> Share:
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

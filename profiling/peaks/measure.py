@@ -11,14 +11,13 @@ TODO-DOC How long something takes, as the middle of a few repetitions.
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from common.console import Advance
 from common.machine import installed_versions
 
 TYPES = ("f32", "bf16", "f16", "s8", "u8")
@@ -59,12 +58,14 @@ def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
     return works, left_out
 
 
-def measure_rates(works: dict[str, dict[str, Work]], advance: Advance) -> Rates:
-    """GFLOP/s by type and work. `advance` takes the percentage that is done, and what comes."""
+def measure_rates(
+    works: dict[str, dict[str, Work]],
+) -> Generator[dict[str, Any], None, Rates]:
+    """Return GFLOP/s by type and work; yield the percentage that is done, and what comes next."""
     rates: Rates = {name: {} for name in works}
     plan = [(name, work) for _ in range(ROUNDS) for name in works for work in works[name]]
     for done, (type_name, name) in enumerate(plan):
-        advance(100 * done // len(plan), f"{type_name}, {name}")
+        yield {"percent": 100 * done // len(plan), "next": f"{type_name}, {name}"}
         work = works[type_name][name]
         rate = work.gflop / repeated(work)
         rates[type_name][name] = max(rate, rates[type_name].get(name, 0.0))

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.backends import mkldnn
 
-from common.processes import OUTPUT, redirected
+from common.console import OUTPUT, redirected
 from profiling.onednn_log.parse import Mark, mark_line
 from profiling.onednn_log.work import Problem, listed_sizes, named_sizes
 from profiling.peaks.peaks import last_level_bytes

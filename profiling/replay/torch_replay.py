@@ -4,16 +4,12 @@ TODO-DOC The caller's side of the worker: started when needed, started again aft
 
 TODO-DOC What the worker's logs tell: times of all that ran, whatever it was run for.
 
-TODO-DOC Runs problems in a process of its own: `python -m profiling.replay.torch_replay SHARE`.
+TODO-DOC Runs problems in a process of its own, a `common.processes.JsonWorker`.
 
-The argument is a `Share` as JSON. Each line on standard input is a problem to run, and is answered
-by a line of JSON on what was standard output at the start: how often it ran, or why it did not.
-oneDNN's log of it is in the file that the question names. The process ends with its input.
+Its specification is a `Share`. Each question is a problem to run; the answer is how often it ran, or
+why it did not. oneDNN's log of it is in the file that the question names.
 """
 
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from common.errors import InputError
-from common.processes import JsonWorker
+from common.processes import Answering, JsonWorker, WorkerDiedError, serve
 from launch.environment import prefer_memory
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
@@ -78,13 +74,11 @@ class TorchWorker:
             "repeats": repeats,
             "cold": cold,
         }
-        process.ask(json.dumps(question))
-        answer = process.answer()
-        if answer is None:
-            why = process.cause_of_death()
+        try:
+            return process.ask(question)
+        except WorkerDiedError:
             self.close()
-            raise WorkerDiedError(why)
-        return answer
+            raise
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -93,13 +87,11 @@ class TorchWorker:
             self.process = None
 
     def _start(self) -> JsonWorker:
-        self.process = JsonWorker(MODULE, asdict(self.share))
-        answer = self.process.answer()
-        if answer is None:
-            why = self.process.cause_of_death()
-            self.close()
-            raise InputError(f"problems cannot be run again through torch: {why}")
-        self.notes = answer["notes"]
+        try:
+            self.process = JsonWorker(MODULE, asdict(self.share))
+        except WorkerDiedError as error:
+            raise InputError(f"problems cannot be run again through torch: {error}") from error
+        self.notes = self.process.facts["notes"]
         return self.process
 
 
@@ -265,10 +257,6 @@ def core_share(conditions: Conditions) -> Share:
 MODULE = "profiling.replay.torch_replay"
 
 
-class WorkerDiedError(RuntimeError):
-    """The worker ended in the middle of a problem; the message says why, in one line."""
-
-
 @dataclass
 class Observation:
     """One problem as the worker's oneDNN logged it: milliseconds of each run."""
@@ -301,23 +289,19 @@ def why_not(asked: Problem, ran: Sequence[Problem]) -> str:
     return difference(asked, alike[0])
 
 
-def main() -> None:
-    """Take the cores, then answer until there are no more questions."""
-    share = share_of(json.loads(sys.argv[1]))
-    notes = take_cores(share)  # may start this command again: pipes are still where they were
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Take cores and memory before torch is loaded; return notes and what runs a problem."""
+    share = share_of(specification)
+    notes = take_cores(share)
     lost = prefer_memory(share.nodes, allowed=read_allowance().memory_nodes)
     notes += [lost] if lost else []
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
     notes += check_cores(share)
     # torch had to wait for the cores.
     from profiling.replay.torch_operators import answer, flusher  # noqa: PLC0415
 
     flush = flusher()
-    answers.write(json.dumps({"notes": notes}) + "\n")
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line), flush)) + "\n")
+    return {"notes": notes}, lambda question: answer(question, flush)
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

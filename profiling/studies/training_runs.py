@@ -4,7 +4,6 @@ TODO-DOC Trainings in jobs of their own: for some seconds of steps, or to the en
 """
 
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,8 @@ from typing import Any
 
 from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
-from profiling.bench.job import REPOSITORY, JobFailedError, running
+from common.processes import REPOSITORY, running
+from profiling.bench.job import JobFailedError
 from profiling.studies.async_groups.search import Setting, points_of
 from profiling.studies.tune.measurements import Evaluated, ProbeRun, Probes
 from retinanet.training.metrics_file import read_metrics
@@ -105,7 +105,7 @@ def run_training(words: Sequence[str], *, say: Callable[[str], None]) -> None:
         JobFailedError: It did not end well; it has said why.
         KeyboardInterrupt: It was stopped.
     """
-    with running(words, dict(os.environ), patience_s=SECONDS_FOR_A_CHECKPOINT) as process:
+    with running(words, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

@@ -24,9 +24,9 @@ from common.cli import add_json_option, add_overrides, number_of_ranks, positive
 from common.console import make_console
 from common.errors import FINISHED, OUR_BUG
 from common.files import require_free, write_whole
+from common.processes import WorkerDiedError
 from profiling.bench.job import JobFailedError
 from profiling.bench.results import disturbance
-from profiling.bench.worker_pool import WorkerDiedError
 from profiling.studies.tune.forecast import (
     Convergence,
     Forecast,

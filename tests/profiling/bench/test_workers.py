@@ -3,14 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from common.processes import WorkerDiedError
 from profiling.bench.variant import Variant, Workload
-from profiling.bench.worker_pool import (
-    Worker,
-    WorkerDiedError,
-    WorkerPool,
-    run_interleaved,
-    variant_worker,
-)
+from profiling.bench.worker_pool import Worker, WorkerPool, run_interleaved, variant_worker
 
 WORKLOAD = Workload(images=3)
 

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 TWO_COPIES = """
 import os, sys
 import torch
-from common.processes import python_output_apart, redirected
+from common.console import python_output_apart, redirected
 from profiling.capture.backends import verbose
 from retinanet.engine.engines import import_ipex
 

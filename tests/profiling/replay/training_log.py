@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.backends import mkldnn
 
-from common.processes import OUTPUT, redirected
+from common.console import OUTPUT, redirected
 
 
 def step(network: nn.Module, images: torch.Tensor, *, bf16: bool) -> None:
