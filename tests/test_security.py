@@ -8,7 +8,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 CODE = [
     file
-    for folder in ("retinanet", "data", "launch", "profiling")
+    for folder in ("common", "retinanet", "data", "launch", "profiling")
     for file in sorted((REPOSITORY / folder).rglob("*.py"))
 ]
 HOLED = r"linalg\.lu|torch\.rot90|unpack_sequence|jit\.script|jit\.load|lstm_cell"

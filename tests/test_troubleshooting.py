@@ -16,7 +16,7 @@ from tests.commands import RunHere
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
-SOURCES = ("train.py", "data", "launch", "profiling", "retinanet")
+SOURCES = ("train.py", "common", "data", "launch", "profiling", "retinanet")
 
 ENTRY = re.compile(r"^### `(.+)`(?: \((.+)\))?$", re.MULTILINE)
 STAND_IN = "…"

@@ -43,7 +43,7 @@ LARGE = 1_000_000
 """Bytes: files from here on are linked and not copied. They are replaced whole, never changed."""
 
 CODE = (
-    *("configs", "data", "docs", "fuzz", "launch", "profiling", "retinanet", "tests"),
+    *("common", "configs", "data", "docs", "launch", "profiling", "retinanet", "tests"),
     *("train.py", "setup.sh", "Makefile", "pyproject.toml", ".ci", ".pre-commit-config.yaml"),
 )
 """What a user's checkout holds."""

@@ -97,7 +97,7 @@ OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/im
 # A checkout's folders are links here, and a patch must not reach what they lead to.
 COPIED = (
     "mkdir -p runs/changed && "
-    "cp -rL train.py configs data launch profiling retinanet runs/changed/ && "
+    "cp -rL train.py common configs data launch profiling retinanet runs/changed/ && "
 )
 PATCH = "git apply --directory runs/changed docs/examples/float32-logits.patch"
 
