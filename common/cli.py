@@ -1,4 +1,4 @@
-"""What all commands share: how they end, and how a run's arguments are read."""
+"""What all commands share: how they end, and how arguments are read."""
 
 import argparse
 import os
@@ -102,8 +102,31 @@ def run_command_group(
     return run(**arguments)
 
 
+def add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    *,
+    about: str,
+    examples: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command to those of a command line, with its texts as they are, and return its parser.
+
+    Args:
+        commands: Those of `run_command_group`.
+        name: The command's name.
+        about: What it does; stands above the options in its `--help`.
+        examples: Stands below them.
+    """
+    return commands.add_parser(
+        name,
+        description=about,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """`section.field=value` below a command's own parser, wherever it stands among options.
+    """Add `section.field=value` to a command's own parser, wherever it stands among options.
 
     argparse takes positional arguments from one place only, and its way out, intermixed parsing, is
     not for commands below another.
@@ -117,9 +140,9 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parse = parser.parse_known_args
 
     def parse_all(*arguments: Any) -> tuple[argparse.Namespace, list[str]]:
-        found, rest = parse(*arguments)
-        found.overrides += [word for word in rest if not word.startswith("-")]
-        return found, [word for word in rest if word.startswith("-")]
+        options, others = parse(*arguments)
+        options.overrides += [word for word in others if not word.startswith("-")]
+        return options, [word for word in others if word.startswith("-")]
 
     parser.parse_known_args = parse_all  # type: ignore[method-assign, assignment]
 
@@ -127,14 +150,15 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 def add_json_option(
     parser: argparse.ArgumentParser, what: str = "write the numbers here too"
 ) -> None:
-    """`--json FILE`, as `json_file`; `require_free_json` looks at it before the work begins."""
+    """Add `--json FILE`, as `json_file`; `require_free_json` checks it before the work begins."""
     parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
 
 
 def resuming_command(launcher: Sequence[str] = ()) -> str:
-    """The command that goes on with the run that this process is.
+    """Return the command that continues the run of this process.
 
-    `launcher`: what comes before `python`, such as `mpirun -np 8`; torchrun takes its place.
+    Args:
+        launcher: What comes before `python`, such as `mpirun -np 8`; torchrun takes its place.
     """
     flags = ("--resume", "--auto-resume", "--overwrite")
     words = [word for word in sys.argv[1:] if word not in flags]
@@ -143,19 +167,19 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
 
 
 def installed(program: str) -> str:
-    """A program of this environment as a user can type it here: `.venv/bin/python`."""
+    """Return a program of this environment as a user can type it here: `.venv/bin/python`."""
     path = Path(sys.executable).with_name(program)
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     return number_between(1, MOST, text)
 
 
 def number_of_ranks(text: str) -> int:
-    """A whole number from 1 to `MOST_RANKS`."""
+    """Return a whole number from 1 to `MOST_RANKS`."""
     return number_between(1, MOST_RANKS, text)
 
 
@@ -175,8 +199,29 @@ def number_between(least: int, most: int, text: str) -> int:
     return number
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Return different whole numbers of at least 1, such as `1,2,4`, ascending."""
+    try:
+        values = [positive(word) for word in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        message = f"expected numbers such as 1,2,4, found {text!r}"
+        raise argparse.ArgumentTypeError(message) from error
+    return tuple(sorted(set(values)))
+
+
+def positive_number(text: str) -> float:
+    """Return a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, found {text!r}")
+    return value
+
+
 def probability(text: str) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -187,5 +232,5 @@ def probability(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """A whole number of at least 0."""
+    """Return a whole number of at least 0."""
     return number_between(0, MOST, text)

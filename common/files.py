@@ -1,17 +1,10 @@
-"""Files that commands write: nothing is overwritten unasked, and nothing is left half written.
+"""Files that commands read and write.
 
-TODO-DOC Files that users name: no read waits for ever, and none is without a limit.
-
-Opening a FIFO waits for a writer, and a device such as /dev/zero has no end. Regular files are
-taken, and where they are read once, from beginning to end, the pipe of a shell's `<(command)`.
-
-TODO-DOC JSON files that commands read: an object, or one line that says what is wrong.
-
-TODO-DOC Files of results that commands keep as JSON, and go on with: read back, or told in one line.
-
-TODO-DOC Tables as CSV, of which a spreadsheet takes no cell for a formula.
-
-TODO-DOC Lines appended to a file so that a full disk loses none of them.
+Written files are whole or not there, and nothing is overwritten unasked. Files that users name are
+read with a limit and never waited for: opening a FIFO waits for a writer, and a device such as
+/dev/zero has no end. Regular files are accepted and, where they are read once from beginning to
+end, the pipe of a shell's `<(command)`. JSON that is something else than expected is refused in one
+line. In CSV no cell is a formula for a spreadsheet.
 """
 
 import csv
@@ -22,7 +15,7 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from itertools import chain, islice
@@ -57,12 +50,12 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
 
 
 def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
-    """`require_free` for what a command writes to its `--out`, and replaces with `--overwrite`."""
+    """Refuse to replace what a command writes to its `--out`, unless `--overwrite` is given."""
     require_free(files, overwrite=overwrite, advice="give --overwrite or another --out")
 
 
 def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> None:
-    """`require_free` for the file that `--json` names, if it was given."""
+    """Refuse to replace the file that `--json` names, if it was given."""
     if json_file is not None:
         advice = "give --json another file"
         require_free([json_file], overwrite=overwrite, advice=advice)
@@ -82,7 +75,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
-    """`write_whole` of what is too large to be in memory at once.
+    """Write a file like `write_whole`, in parts that need not be in memory at once.
 
     Raises:
         InputError: It cannot be written there.
@@ -97,6 +90,15 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # a full disk needs the room
         raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write JSON for programs, indented by a space, and readable for people in any language.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    write_whole(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 MOST_BYTES = 64_000_000
@@ -166,7 +168,7 @@ def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict
 
 
 def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
-    """The object that a file holds.
+    """Return the JSON object that a file holds.
 
     Args:
         file: Where it is.
@@ -190,12 +192,12 @@ Kept = TypeVar("Kept")
 
 
 def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str) -> Kept:
-    """What a file holds.
+    """Return the results that a command has kept in a file, to continue from them.
 
     Args:
         file: Where it is.
-        schema: Of what it should hold.
-        wrong: What to say of another file, such as `is no result of …`.
+        schema: Describes the content.
+        wrong: Says what is wrong with another file, such as `is no result of …`.
         advice: What the user can do about it.
 
     Raises:
@@ -211,6 +213,20 @@ def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str)
         raise InputError(f"{file}: {wrong} ({field}: {first['msg']}); {advice}") from error
 
 
+def first_difference(
+    kept: Mapping[str, Any], now: Mapping[str, Any], *, ignored: Collection[str] = ()
+) -> tuple[str, Any, Any] | None:
+    """Return name, kept value and present value of the first that differs between two definitions.
+
+    A command compares what its kept results were made with to what it would use now. What one of
+    the two lacks counts as None. None: they agree.
+    """
+    for name in {**kept, **now}:
+        if name not in ignored and kept.get(name) != now.get(name):
+            return name, kept.get(name), now.get(name)
+    return None
+
+
 FORMULA = re.compile(r"\s*[=+\-@]")
 """How a cell begins that spreadsheets calculate: names come from logs, which anybody can write."""
 ROWS_AT_A_TIME = 1000
@@ -218,7 +234,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def as_csv(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A header and its rows; what is None is empty."""
+    """Return a table with its header as CSV; None is an empty cell."""
     return b"".join(csv_parts(columns, rows)).decode()
 
 
@@ -232,8 +248,9 @@ def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Itera
 
 
 def harmless(cell: object) -> object:
-    """A text without control characters, an apostrophe before what would be a formula; numbers,
-    and texts that are numbers, as they are.
+    """Return a cell that no spreadsheet calculates: an apostrophe stands before a formula.
+
+    Control characters are replaced; numbers, and texts that are numbers, stay as they are.
     """
     if not isinstance(cell, str):
         return cell
@@ -242,18 +259,18 @@ def harmless(cell: object) -> object:
 
 
 class LineFile:
-    """A file of which every line is whole. What a full disk does not take waits for the next."""
+    """A file whose lines are whole: one that a full disk refuses is kept for the next write."""
 
     def __init__(self, file: Path) -> None:
-        """Append to a file, which is made if it is not there."""
+        """Open a file for appending, which is created if it does not exist."""
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._waiting: deque[bytes] = deque()
 
     def write(self, line: str) -> None:
-        """Append a line, without its end, after those that wait.
+        """Append a line, given without its end, after those that wait.
 
         Raises:
-            OSError: It could not be written: it waits now.
+            OSError: It could not be written, and waits.
         """
         self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
         while self._waiting:
@@ -261,11 +278,11 @@ class LineFile:
             self._waiting.popleft()
 
     def close(self) -> None:
-        """End; what still waits is lost."""
+        """Close the file; lines that still wait are lost."""
         os.close(self._descriptor)
 
     def _append(self, line: bytes) -> None:
-        """Write a line; a part of one is taken back."""
+        """Write a line; a part of one is removed again."""
         begin = os.fstat(self._descriptor).st_size
         try:
             written = 0

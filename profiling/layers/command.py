@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.charts import new_figure
-from common.cli import add_json_option, positive
+from common.cli import add_json_option, numbers, positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.files import require_free_json, require_free_outputs, write_whole
@@ -40,7 +40,6 @@ from profiling.layers.study import (
     run_study,
 )
 from profiling.onednn_log.work import DIRECTION_COLOURS
-from profiling.studies.scale.command import numbers
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
 SLOW_BF16 = (

@@ -1,50 +1,38 @@
-"""`python -m launch groups`: probe, choose, and train to the target.
-
-TODO-DOC The command line of `python -m launch groups`.
-"""
+"""`python -m launch groups`: probe compute groups, momenta and learning rates, choose, train."""
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from common.cli import add_overrides, positive
+from common.cli import add_command, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED
-from common.files import write_whole
 from common.machine import processor_name
 from launch.hosts import add_where
 from launch.mpirun import choose_mpirun
-from profiling.studies.async_groups.report import (
-    best,
-    choice_words,
-    probes_table,
-    sooner_words,
-    trained_table,
-)
-from profiling.studies.async_groups.search import (
-    Kept,
+from profiling.studies.async_groups.study import (
+    Job,
     Probed,
-    Setting,
+    Results,
     Trained,
+    best,
+    cold_start,
     for_whole,
     map_curve,
     mean_staleness,
     points_of,
-    read_kept,
+    probe,
+    read_results,
     search,
-    write_kept,
+    whole,
+    write_results,
 )
-from profiling.studies.training_runs import Job, cold_start, probe, whole, words_of
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.config_types import DEFAULT_BETA1
-
-PROBES_CHART, TRAINED_CHART = "probes.png", "trained.png"
 
 
 def groups_command(
@@ -60,20 +48,23 @@ def groups_command(
     cold_start: int,  # the option's name
     whole: bool,
 ) -> int:
-    """Answer which groups and momentum to take; returns the exit code.
+    """Find which groups and momentum to take, and print them; returns the exit code.
 
     Raises:
         InputError: A training cannot be started or did not end well, or the folder has other ones.
     """
     settings = load_config(config, overrides)
-    choose_mpirun(mpirun)  # tells at once where there is none
+    choose_mpirun(mpirun)  # refuses at once where there is none
     console = make_console(pipe_width=140)
+    where = ["--hosts", hosts] if hosts is not None else []
+    where += ["--hostfile", str(hostfile.resolve())] if hostfile is not None else []
+    where += ["--mpirun", str(mpirun.resolve())] if mpirun is not None else []
     job = Job(
         ranks=ranks,
         config=config,
         overrides=tuple(overrides),
         learning_rate=settings.training.learning_rate,
-        where=tuple(where_words(hosts, hostfile, mpirun)),
+        where=tuple(where),
         folder=out.resolve(),
     )
     about = {
@@ -84,118 +75,71 @@ def groups_command(
         "cold start": cold_start,
         "processor": processor_name(),
     }
-    kept = read_kept(job.folder, about)
-    write_kept(job.folder, kept)  # from now on the folder is this question's
-    kept = probed(job, kept, seconds=seconds, cold_seconds=cold_start, console=console)
-    say_probes(job, kept, settings, console=console)
+    results = read_results(job.folder, about)
+    write_results(job.folder, results)  # from now on the folder belongs to these settings
+    run_probes(job, results, seconds=seconds, cold_seconds=cold_start, console=console)
+    # Here, because matplotlib is slow to load.
+    from profiling.studies.async_groups.report import print_probes, print_trained  # noqa: PLC0415
+
+    title = title_of(job, settings)
+    taken = for_whole(best(results.probes))
+    command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
+    print_probes(results.probes, command=command, title=title, folder=job.folder, console=console)
     if whole:
-        kept = trained(job, kept, settings, console=console)
-        say_trained(job, kept, settings, console=console)
+        train_whole(job, results, settings, console=console)
+        print_trained(results.trained, title=title, folder=job.folder, console=console)
     return FINISHED
 
 
-def where_words(hosts: str | None, hostfile: Path | None, mpirun: Path | None) -> list[str]:
-    """The options of `python -m launch run` that this command was given."""
-    words = ["--hosts", hosts] if hosts is not None else []
-    words += ["--hostfile", str(hostfile.resolve())] if hostfile is not None else []
-    return words + (["--mpirun", str(mpirun.resolve())] if mpirun is not None else [])
-
-
-def probed(job: Job, kept: Kept, *, seconds: int, cold_seconds: int, console: Console) -> Kept:
-    """Probe what the search asks for and has not been probed."""
+def run_probes(
+    job: Job, results: Results, *, seconds: int, cold_seconds: int, console: Console
+) -> None:
+    """Probe what the search asks for and has not been probed; adds to the results."""
     with progress(console, "cold start, seconds", total=cold_seconds) as advance:
         after_step = cold_start(job, seconds=cold_seconds, advance=advance)
-    for setting in search(job.ranks, best_of=lambda some: best(of_settings(kept, some))):
-        if of_settings(kept, [setting]):
+    for setting in search(job.ranks, best_of=lambda some: best(results.probes_of(some))):
+        if results.probes_of([setting]):
             continue
         with progress(console, f"probe of {setting.words}, seconds", total=seconds) as advance:
-            records = probe(
-                job,
-                setting,
-                seconds=seconds,
-                after_step=after_step,
-                advance=advance,
-            )
-        found = Probed(
+            records = probe(job, setting, seconds=seconds, after_step=after_step, advance=advance)
+        probed = Probed(
             setting=setting, points=points_of(records), staleness=mean_staleness(records)
         )
-        kept.probes.append(found)
-        write_kept(job.folder, kept)
-    return kept
+        results.probes.append(probed)
+        write_results(job.folder, results)
 
 
-def of_settings(kept: Kept, settings: Sequence[Setting]) -> list[Probed]:
-    """The probes of some settings, as far as there are any."""
-    return [one for one in kept.probes if one.setting in settings]
-
-
-def say_probes(job: Job, kept: Kept, settings: Config, *, console: Console) -> None:
-    """Print the probes and the choice, and draw them."""
-    from profiling.studies.async_groups.report import loss_chart  # noqa: PLC0415
-
-    chosen = best(kept.probes)
-    chart = loss_chart(kept.probes, chosen, title=title_of(job, settings))
-    write_whole(job.folder / PROBES_CHART, chart)
-    console.print(probes_table(kept.probes))
-    console.print(choice_words(kept.probes), soft_wrap=True)
-    taken = for_whole(chosen)
-    larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
-    note = larger if taken != chosen else ""
-    console.print(f"command{note}: {command_of(job, taken)}", soft_wrap=True, markup=False)
-    console.print(f"chart: {job.folder / PROBES_CHART}", soft_wrap=True)
-
-
-def say_trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> None:
-    """Print the whole trainings, and draw them."""
-    from profiling.studies.async_groups.report import map_chart  # noqa: PLC0415
-
-    chart = map_chart(kept.trained, title=title_of(job, settings))
-    write_whole(job.folder / TRAINED_CHART, chart)
-    console.print(trained_table(kept.trained))
-    for line in sooner_words(kept.trained):
-        console.print(line, soft_wrap=True)
-    console.print(f"chart: {job.folder / TRAINED_CHART}", soft_wrap=True)
-
-
-def title_of(job: Job, settings: Config) -> str:
-    """What was trained, on what."""
-    size, precision = settings.data.image_size, settings.engine.precision
-    what = f"{job.config} on {job.ranks} ranks, {size}×{size}, {precision}"
-    return f"{what}; {processor_name()}"
-
-
-def command_of(job: Job, setting: Setting) -> str:
-    """What trains with this setting."""
-    words = ["python", "-m", "launch", "run", "--np", str(job.ranks), *job.where, "--", "train.py"]
-    words += ["--config", job.config, *job.overrides, *words_of(setting, job.learning_rate)]
-    return shlex.join(words)
-
-
-def trained(job: Job, kept: Kept, settings: Config, *, console: Console) -> Kept:
+def train_whole(job: Job, results: Results, settings: Config, *, console: Console) -> None:
     """Train to the target what has not been: one group, tuned groups, and these untuned.
 
     Each with the learning rate after its best probe's, see `for_whole`; untuned is the momentum.
     """
     plain, tuned = (
-        for_whole(best([one for one in kept.probes if (one.setting.groups > 1) == is_grouped]))
+        for_whole(best([one for one in results.probes if (one.setting.groups > 1) == is_grouped]))
         for is_grouped in (False, True)
     )
     for setting in dict.fromkeys((plain, tuned, replace(tuned, beta1=DEFAULT_BETA1))):
-        if setting in [one.setting for one in kept.trained]:
+        if setting in [trained.setting for trained in results.trained]:
             continue
         title, epochs = f"whole training of {setting.words}, epochs", settings.training.epochs
         with progress(console, title, total=epochs) as advance:
             records = whole(job, setting, advance=advance)
-        found = Trained(
+        trained = Trained(
             setting=setting,
             curve=map_curve(records),
-            steps=sum(one["kind"] == "step" for one in records),
+            steps=sum(record["kind"] == "step" for record in records),
             staleness=mean_staleness(records),
             target=settings.training.target_map,
         )
-        kept.trained.append(found)
-        write_kept(job.folder, kept)
-    return kept
+        results.trained.append(trained)
+        write_results(job.folder, results)
+
+
+def title_of(job: Job, settings: Config) -> str:
+    """Return what was trained, on what."""
+    size, precision = settings.data.image_size, settings.engine.precision
+    what = f"{job.config} on {job.ranks} ranks, {size}×{size}, {precision}"
+    return f"{what}; {processor_name()}"
 
 
 ABOUT = """\
@@ -224,12 +168,7 @@ examples:
 
 def add_groups(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `groups` to the commands of a command line."""
-    parser = commands.add_parser(
-        "groups",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "groups", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
         "--np", dest="ranks", type=several, required=True, metavar="N", help="ranks on all hosts"
     )
@@ -250,17 +189,12 @@ def add_groups(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--whole", action="store_true", help="also train to the target, with and without"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=groups_command)
 
 
 def several(text: str) -> int:
-    """A whole number above 1."""
-    found = positive(text)
-    if found == 1:
+    """Return a whole number above 1."""
+    count = positive(text)
+    if count == 1:
         raise argparse.ArgumentTypeError("one rank makes no groups: expected 2 or more")
-    return found
-
-
-def run(**chosen: Any) -> int:
-    """`groups_command`, loaded where it runs."""
-    return groups_command(**chosen)
+    return count

@@ -1,16 +1,13 @@
-"""`python -m launch scale`: throughput of training by ranks and threads.
-
-TODO-DOC The command line of `python -m launch scale`.
-"""
+"""`python -m launch scale`: measure the throughput of training by ranks and threads."""
 
 import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
-from common.cli import add_json_option, add_overrides, positive
+from common.cli import add_command, add_json_option, add_overrides, numbers, positive
 from common.console import make_console
 from common.errors import InputError
 from common.files import require_free
@@ -19,15 +16,9 @@ from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.run import chosen_hosts
 from launch.topology import read_topology
+from profiling.bench.job import MeasuredJob
 from profiling.bench.results import background_load
-from profiling.studies.scale.report import Asked, misfits, put_out_study
-from profiling.studies.scale.study import (
-    Combination,
-    Rounds,
-    combine,
-    job_of_combination,
-    run_rounds,
-)
+from profiling.studies.scale.study import Combination, Rounds, combine, misfits, run_rounds
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import core_request
@@ -74,18 +65,33 @@ def scale_command(
         hosts=hosts,
         hostfile=hostfile,
     )
-    asked = Asked(
-        config_name=config,
-        overrides=overrides,
-        config=settings,
-        global_batch=global_batch,
-        steps=steps,
-        warm_up=warm_up,
-        rounds=rounds,
-    )
     study = Rounds([one for one in combinations if not one.misfit], rounds)
-    run(study, asked, mpirun=mpirun)
-    return conclude(study, combinations, asked, json_file=json_file, chart=chart)
+    template = MeasuredJob(
+        ranks=1,
+        config=config,
+        overrides=tuple(overrides),
+        warm_up=warm_up,
+        steps=steps,
+        alternate=True,  # so that the cost of the exchange shows within one job
+        scenes=Path(),
+    )
+    run(study, template, mpirun=mpirun)
+    if study.done:
+        from profiling.studies.scale.report import put_out_study  # noqa: PLC0415
+
+        put_out_study(
+            study,
+            combinations,
+            template,
+            config=settings,
+            global_batch=global_batch,
+            json_file=json_file,
+            chart=chart,
+        )
+    if study.ended_by:
+        so_far = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
+        print(f"{study.ended_by}{so_far}", file=sys.stderr)
+    return study.code
 
 
 def require_undecided(overrides: Sequence[str]) -> None:
@@ -110,13 +116,13 @@ def combine_here(
     hosts: str | None,
     hostfile: Path | None,
 ) -> list[Combination]:
-    """All combinations, planned on what this process may use of this host.
+    """Return all combinations, planned on what this process may use of this host.
 
     Raises:
         InputError: None of them fits.
     """
     allowance = read_allowance()
-    found = combine(
+    combinations = combine(
         ranks,
         threads,
         batch_size=batch_size or settings.training.batch_size,
@@ -126,14 +132,14 @@ def combine_here(
         quota=allowance.quota,
         request=core_request(settings),
     )
-    if all(one.misfit for one in found):
-        reasons = "; ".join(line.removeprefix("– ") for line in misfits(found))
+    if all(one.misfit for one in combinations):
+        reasons = "; ".join(line.removeprefix("– ") for line in misfits(combinations))
         raise InputError(f"--ranks, --threads: no combination fits: {reasons}; give smaller ones")
-    return found
+    return combinations
 
 
-def run(study: Rounds, asked: Asked, *, mpirun: Path | None) -> None:
-    """Measure, with scenes drawn once for all jobs if there are to be any.
+def run(study: Rounds, template: MeasuredJob, *, mpirun: Path | None) -> None:
+    """Measure; synthetic data, if the configuration has it, is drawn once for all jobs.
 
     Raises:
         InputError: There is no mpirun.
@@ -143,37 +149,10 @@ def run(study: Rounds, asked: Asked, *, mpirun: Path | None) -> None:
         tempfile.TemporaryDirectory(prefix="scaling-study-") as folder,
         background_load() as others,
     ):
-        job_of = partial(
-            job_of_combination,
-            config=asked.config_name,
-            overrides=asked.overrides,
-            warm_up=asked.warm_up,
-            steps=asked.steps,
-            scenes=Path(folder, "scenes"),
-        )
-        run_rounds(study, job_of, mpirun=program, console=make_console())
+        job = replace(template, scenes=Path(folder, "scenes"))
+        run_rounds(study, job, mpirun=program, console=make_console())
     if not any(one.hosts for one in study.combinations):
         study.other_cores = others.cores
-
-
-def conclude(
-    study: Rounds,
-    combinations: Sequence[Combination],
-    asked: Asked,
-    *,
-    json_file: Path | None,
-    chart: Path | None,
-) -> int:
-    """Put out what there is, and say if it is not all; returns the exit code."""
-    if study.done:
-        console = make_console()
-        if any(one.hosts for one in combinations):
-            console.print("note: what fits was planned for hosts like this one", soft_wrap=True)
-        put_out_study(study, combinations, asked, console=console, json_file=json_file, chart=chart)
-    if study.ended_by:
-        so_far = f"; incomplete: {study.done} of {len(study.order)} jobs" if study.done else ""
-        print(f"{study.ended_by}{so_far}", file=sys.stderr)
-    return study.code
 
 
 ABOUT = """\
@@ -202,12 +181,7 @@ examples:
 
 def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `scale` to the commands of a command line."""
-    parser = commands.add_parser(
-        "scale",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "scale", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
         "--config",
         default="demo.yaml",
@@ -237,7 +211,7 @@ def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """How much each job does."""
+    """Add how much each job does."""
     images = parser.add_mutually_exclusive_group()
     images.add_argument(
         "--batch-size",
@@ -257,18 +231,8 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Different whole numbers of at least 1, ascending."""
-    try:
-        found = [positive(word) for word in text.split(",")]
-    except argparse.ArgumentTypeError as error:
-        message = f"expected numbers such as 1,2,4, found {text!r}"
-        raise argparse.ArgumentTypeError(message) from error
-    return tuple(sorted(set(found)))
-
-
 def chart_file(text: str) -> Path:
-    """A name that ends in .png."""
+    """Return a path whose name ends in .png."""
     if not text.endswith(".png"):
         raise argparse.ArgumentTypeError(f"expected a name that ends in .png, found {text!r}")
     return Path(text)

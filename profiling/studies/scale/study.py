@@ -1,23 +1,17 @@
-"""The combinations of ranks and threads of a scaling study, and which of them fit the host.
+"""The scaling study: combinations of ranks and threads, their jobs, and the numbers made of them.
 
-TODO-DOC The job that measures a combination of ranks and threads.
-
-TODO-DOC The jobs of a scaling study, one after another.
-
-TODO-DOC What a scaling study has measured, and the numbers that are made of it.
-
-TODO-DOC What a scaling study says in a line each, beside the targets of the standard workload.
+Every combination that fits the host is a job of its own. The jobs run one after another in rounds,
+forwards and backwards, so that what changes steadily, as a machine that warms up, meets all
+combinations alike. The planner (`profiling.studies.tune`) measures its steps in the same way.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from rich.console import Console
 
-from common.console import Advance, progress
+from common.console import progress
 from common.errors import FINISHED, INTERRUPTED, InputError, described
 from launch.mpirun import Mpirun
 from launch.placement import Misfit, count_ranks, fit_ranks
@@ -37,10 +31,19 @@ from profiling.bench.results import Finding
 from profiling.bench.variant import Ratio
 from retinanet.config import Config
 
+DOES_NOT_FIT = "–"
+LARGEST_EXCHANGE = 0.05
+"""Target for the share of a step that communication takes, with gradients in BF16."""
+STANDARD_SIZE = 800
+STANDARD_BATCH = 2
+
+Job = Sequence[RankSteps]
+"""What each rank of one job measured."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """So many ranks of so many threads."""
+    """A number of ranks with a number of threads each."""
 
     ranks: int
     threads: int
@@ -59,12 +62,17 @@ class Combination:
 
     @property
     def images(self) -> int:
-        """Of a step, over all ranks."""
+        """Images of a step over all ranks."""
         return self.ranks * self.batch_size
+
+    @property
+    def all_threads(self) -> int:
+        """Compute threads over all ranks."""
+        return self.ranks * self.threads
 
 
 def count_threads(threads: int) -> str:
-    """`1 thread`, `2 threads`."""
+    """Return `1 thread`, `2 threads`."""
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -79,7 +87,7 @@ def combine(
     quota: float | None,
     request: CoreRequest,
 ) -> list[Combination]:
-    """Every combination, by ranks and then by threads.
+    """Return every combination, by ranks and then by threads.
 
     Args:
         ranks: Numbers of ranks over all hosts.
@@ -91,7 +99,7 @@ def combine(
         quota: CPUs' worth of time for each host; None: no limit.
         request: The cores of a rank that do not compute; its threads are not looked at.
     """
-    found = []
+    combinations = []
     for count in ranks:
         hosts: tuple[tuple[str, int], ...] = ()
         misfit = ""
@@ -101,27 +109,25 @@ def combine(
             misfit = str(error)
         if global_batch is not None and global_batch % count:
             misfit = f"{global_batch} images do not divide evenly among {count_ranks(count)}"
-        for of_rank in threads:
-            wanted = CoreRequest(
-                threads=of_rank, comm_cores=request.comm_cores, loader_cores=request.loader_cores
+        counts = [on_host for _, on_host in hosts] or [count]
+        combinations += [
+            Combination(
+                ranks=count,
+                threads=of_rank,
+                batch_size=global_batch // count if global_batch else batch_size,
+                hosts=hosts,
+                misfit=misfit
+                or why_not(allowed, counts, request=replace(request, threads=of_rank), quota=quota),
             )
-            counts = [on_host for _, on_host in hosts] or [count]
-            found.append(
-                Combination(
-                    ranks=count,
-                    threads=of_rank,
-                    batch_size=global_batch // count if global_batch else batch_size,
-                    hosts=hosts,
-                    misfit=misfit or why_not(allowed, counts, request=wanted, quota=quota),
-                )
-            )
-    return found
+            for of_rank in threads
+        ]
+    return combinations
 
 
 def why_not(
     allowed: Topology, counts: Sequence[int], *, request: CoreRequest, quota: float | None
 ) -> str:
-    """Why so many ranks do not fit a host, for the first number that does not; else empty."""
+    """Return why the first of these numbers of ranks does not fit a host; empty if all fit."""
     for count in dict.fromkeys(counts):
         fitted = fit_ranks(sockets_of(allowed), ranks=count, request=request, quota=quota)
         if isinstance(fitted, Misfit):
@@ -129,48 +135,33 @@ def why_not(
     return ""
 
 
-def job_of_combination(
-    one: Combination,
-    *,
-    config: str,
-    overrides: Sequence[str],
-    warm_up: int,
-    steps: int,
-    scenes: Path,
-    own_model: bool = False,
-) -> MeasuredJob:
-    """Steps in turn with and without exchange, so that its cost shows within one job.
+def misfits(combinations: Sequence[Combination]) -> list[str]:
+    """Return a line for each reason why combinations do not fit."""
+    reasons: dict[str, list[str]] = {}
+    for combination in combinations:
+        if combination.misfit:
+            shape = f"{combination.ranks} × {combination.threads}"
+            reasons.setdefault(combination.misfit, []).append(shape)
+    return [f"{DOES_NOT_FIT} {', '.join(names)}: {why}" for why, names in reasons.items()]
 
-    Args:
-        one: Ranks, threads and images of each rank.
-        config: Name of the configuration that is trained.
-        overrides: On top of it.
-        warm_up: Steps that do not count.
-        steps: That count.
-        scenes: Folder for drawn scenes.
-        own_model: Whether the configuration's model trains, and not MLPerf's.
-    """
-    here = (f"launch.threads={one.threads}", f"training.batch_size={one.batch_size}")
-    return MeasuredJob(
-        ranks=one.ranks,
-        hosts=one.hosts,
-        config=config,
-        overrides=(*overrides, *here),
-        warm_up=warm_up,
-        steps=steps,
-        alternate=True,
-        scenes=scenes,
-        own_model=own_model,
+
+def job_of_combination(combination: Combination, template: MeasuredJob) -> MeasuredJob:
+    """Return the job that measures a combination; all else is the template's."""
+    here = (
+        f"launch.threads={combination.threads}",
+        f"training.batch_size={combination.batch_size}",
     )
-
-
-Job = Sequence[RankSteps]
-"""What each rank of one job measured."""
+    return replace(
+        template,
+        ranks=combination.ranks,
+        hosts=combination.hosts,
+        overrides=(*template.overrides, *here),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The jobs of one combination."""
+    """The jobs of one combination, and the numbers made of them."""
 
     combination: Combination
     jobs: Sequence[Job]
@@ -183,25 +174,25 @@ class Measured:
 
     @property
     def images_per_second(self) -> float:
-        """Over all ranks."""
+        """Throughput of all ranks together."""
         return self.combination.images / self.step_seconds
 
     @property
     def data_share(self) -> float:
-        """Of a step, what was waiting for data; median."""
-        return share(self.jobs, waited_for_data)
+        """Median share of a step spent waiting for data."""
+        return self._share(waited_for_data)
 
     @property
     def exposed_share(self) -> float | None:
-        """Of a step, what was waiting for other ranks' gradients; median. None for one rank."""
-        return share(self.jobs, exposed) if self.combination.ranks > 1 else None
+        """Median share of a step spent waiting for other ranks' gradients. None for one rank."""
+        return self._share(exposed) if self.combination.ranks > 1 else None
 
     @property
     def added_share(self) -> float | None:
-        """Of a step, what the exchange of gradients makes it longer; median. None for one rank.
+        """Median share of a step that the exchange of gradients adds. None for one rank.
 
-        Each step is held against the next one, which has no exchange: a while in which the machine
-        is slower meets both.
+        Each step is compared with the next one, which has no exchange: a while in which the machine
+        is slower affects both.
         """
         pairs = [
             1 - without / step
@@ -211,30 +202,35 @@ class Measured:
         ]
         return median(pairs) if pairs else None
 
+    def _share(self, part: Callable[[Job], Sequence[float]]) -> float:
+        """Return the median over all steps of a part's share in them."""
+        return median(
+            seconds / whole
+            for job in self.jobs
+            for seconds, whole in zip(part(job), slowest(job), strict=True)
+        )
+
 
 @dataclass
 class Rounds:
-    """What has been measured so far."""
+    """The jobs of a study: those to run, and what has been measured so far."""
 
     combinations: Sequence[Combination]
-    """That fit, in the order of the first round."""
+    """Those that fit, in the order of the first round."""
     rounds: int
     jobs: dict[Combination, list[Job]] = field(default_factory=dict)
     code: int = FINISHED
     """Another one where an interruption, or a job that failed, has ended the study."""
     ended_by: str = ""
-    """What it was, in words."""
+    """What ended it, for a message."""
     title: str = "scaling study, steps"
-    """Of the progress that is shown."""
+    """Title of the progress that is shown."""
     other_cores: float = 0.0
     """Cores of this host that other work kept busy meanwhile, where all ranks run here."""
 
     @property
     def order(self) -> list[tuple[int, Combination]]:
-        """Every job with its round, from 1: forwards, then backwards, and so on.
-
-        What changes steadily, as a machine that warms up, so meets all combinations alike.
-        """
+        """Every job with its round, from 1: forwards, then backwards, and so on."""
         return [
             (number, combination)
             for number in range(1, self.rounds + 1)
@@ -243,27 +239,27 @@ class Rounds:
 
     @property
     def missing(self) -> list[tuple[int, Combination]]:
-        """Those that have not run yet."""
-        return [(number, one) for number, one in self.order if len(self.jobs.get(one, ())) < number]
+        """The jobs that have not run yet."""
+        return [job for job in self.order if len(self.jobs.get(job[1], ())) < job[0]]
 
     @property
     def done(self) -> int:
-        """Jobs."""
+        """The number of jobs that have run."""
         return sum(map(len, self.jobs.values()))
 
     @property
     def measured(self) -> list[Measured]:
         """The combinations that have run at least once."""
         return [
-            Measured(combination=one, jobs=self.jobs[one])
-            for one in self.combinations
-            if one in self.jobs
+            Measured(combination=combination, jobs=self.jobs[combination])
+            for combination in self.combinations
+            if combination in self.jobs
         ]
 
 
 def run_rounds(
     rounds: Rounds,
-    job_of: Callable[[Combination], MeasuredJob],
+    template: MeasuredJob,
     *,
     mpirun: Mpirun,
     console: Console,
@@ -274,92 +270,74 @@ def run_rounds(
     A job that fails, and Ctrl-C, end the study.
 
     Args:
-        rounds: Which there are; gets the measurements, and how the study ended.
-        job_of: The job of a combination.
+        rounds: The jobs; receives the measurements, and how the study ended.
+        template: What all jobs have in common, see `job_of_combination`.
         mpirun: Starts them.
         console: Where progress is shown.
         keep: Called after each job, with its measurements noted.
     """
-    total = sum(job_of(one).all_steps for _, one in rounds.order)
     missing = rounds.missing
-    before = total - sum(job_of(one).all_steps for _, one in missing)
+    steps = {one: job_of_combination(one, template).all_steps for one in rounds.combinations}
+    total = sum(steps[combination] for _, combination in rounds.order)
+    before = total - sum(steps[combination] for _, combination in missing)
     name = ""
     try:
         with progress(console, rounds.title, total=total, start=before) as advance:
-            for number, one in missing:
-                name = f"{one.name}, round {number} of {rounds.rounds}"
-                job = job_of(one)
+            for number, combination in missing:
+                name = f"{combination.name}, round {number} of {rounds.rounds}"
                 advance(before, name)
                 ranks = measure_ranks(
-                    job,
+                    job_of_combination(combination, template),
                     mpirun=mpirun,
-                    advance=partial(add, advance, before, name),
+                    advance=lambda step: advance(before + step, name),  # noqa: B023, runs at once
                     say=lambda line: console.print(line, markup=False, soft_wrap=True),
                 )
-                rounds.jobs.setdefault(one, []).append(ranks)
+                rounds.jobs.setdefault(combination, []).append(ranks)
                 keep()
-                before += job.all_steps
+                before += steps[combination]
     except JobFailedError as error:
         rounds.code, rounds.ended_by = error.code, f"{name}: {error}"
     except KeyboardInterrupt as error:
         rounds.code, rounds.ended_by = INTERRUPTED, described(error) or ""
 
 
-def add(advance: Advance, before: int, note: str, step: int) -> None:
-    """Show a job's step among the steps of all jobs."""
-    advance(before + step, note)
-
-
-def share(jobs: Sequence[Job], part: Callable[[Job], Sequence[float]]) -> float:
-    """Median over all steps of a part's share in them."""
-    return median(
-        seconds / whole
-        for job in jobs
-        for seconds, whole in zip(part(job), slowest(job), strict=True)
-    )
-
-
 def smallest(measured: Sequence[Measured]) -> Measured:
-    """That of the fewest ranks, and among these of the fewest threads: the 1.00 of the table."""
-    return min(measured, key=lambda one: (one.combination.ranks, one.combination.threads))
+    """Return that of the fewest ranks, and of these of the fewest threads: 1.00 in the table."""
+    return min(measured, key=lambda each: (each.combination.ranks, each.combination.threads))
 
 
-def efficiency(one: Measured, measured: Sequence[Measured]) -> float | None:
-    """Weak scaling: throughput over that of the fewest ranks with as many threads, times as many.
+def efficiency(result: Measured, measured: Sequence[Measured]) -> float | None:
+    """Return the weak-scaling efficiency, of which 1 is ideal.
 
-    1 is ideal. None where nothing with fewer ranks and as many threads was measured.
+    It is the throughput over that of the fewest ranks with as many threads, times as many. None
+    where nothing with fewer ranks and as many threads was measured.
     """
-    same = [other for other in measured if other.combination.threads == one.combination.threads]
-    base = smallest(same)
-    times = one.combination.ranks / base.combination.ranks
-    return one.images_per_second / (times * base.images_per_second) if times > 1 else None
+    threads = result.combination.threads
+    base = smallest([other for other in measured if other.combination.threads == threads])
+    times = result.combination.ranks / base.combination.ranks
+    return result.images_per_second / (times * base.images_per_second) if times > 1 else None
 
 
-def times_the_throughput(one: Measured, other: Measured) -> Ratio:
-    """Of all steps' medians; beside it the lowest and the highest of a round."""
+def times_the_throughput(result: Measured, other: Measured) -> Ratio:
+    """Return the ratio of all steps' medians, with the lowest and the highest of a round."""
     rounds = [
-        Measured(combination=one.combination, jobs=[job]).images_per_second
+        Measured(combination=result.combination, jobs=[job]).images_per_second
         / Measured(combination=other.combination, jobs=[other_job]).images_per_second
-        for job, other_job in zip(one.jobs, other.jobs, strict=False)  # one may lack a round
+        for job, other_job in zip(result.jobs, other.jobs, strict=False)  # one may lack a round
     ]
-    return Ratio(one.images_per_second / other.images_per_second, min(rounds), max(rounds))
-
-
-LARGEST_EXCHANGE = 0.05
-"""Of a step, with gradients in BF16."""
-STANDARD_SIZE = 800
-STANDARD_BATCH = 2
+    ratio = result.images_per_second / other.images_per_second
+    return Ratio(ratio, min(rounds), max(rounds))
 
 
 def is_standard(config: Config) -> bool:
-    """Whether the targets are for this workload."""
+    """Return whether the targets are for this workload."""
     return config.data.image_size == STANDARD_SIZE and config.engine.precision == "bf16"
 
 
 def findings(
     measured: Sequence[Measured], *, config: Config, global_batch: int | None
 ) -> list[Finding]:
-    """More ranks against fewer on as many cores, and the largest shares of communication.
+    """Compare more ranks with fewer on as many cores, and find the largest communication shares.
 
     Args:
         measured: All combinations that have run.
@@ -368,58 +346,53 @@ def findings(
     """
     standard = is_standard(config)
     is_compressed = config.distributed.compress == "bf16"
-    found = []
+    compared = []
     if global_batch is not None:
         targets = standard and global_batch == STANDARD_BATCH
-        found += same_cores(measured, global_batch=global_batch, with_targets=targets)
-    return found + communication(measured, with_targets=standard and is_compressed)
+        compared = same_cores(measured, global_batch=global_batch, with_targets=targets)
+    return compared + communication(measured, with_targets=standard and is_compressed)
 
 
 def same_cores(
     measured: Sequence[Measured], *, global_batch: int, with_targets: bool
 ) -> list[Finding]:
-    """Every combination against that of the fewest ranks with as many compute threads in all."""
-    found = []
-    for one in measured:
-        of_same = [other for other in measured if total_threads(other) == total_threads(one)]
-        base = min(of_same, key=lambda other: other.combination.ranks)
-        if base is one:
+    """Compare each combination with that of the fewest ranks and as many compute threads in all."""
+    compared = []
+    for result in measured:
+        this = result.combination
+        same = [other for other in measured if other.combination.all_threads == this.all_threads]
+        base = min(same, key=lambda other: other.combination.ranks)
+        if base is result:
             continue
-        ratio = times_the_throughput(one, base)
-        pair = (shape(one), shape(base))
-        found.append(
+        other = base.combination
+        is_target = (this.ranks, this.threads, other.ranks, other.threads) == (2, 1, 1, 2)
+        ratio = times_the_throughput(result, base)
+        compared.append(
             Finding(
-                what=f"{one.combination.name} against {base.combination.name}, "
-                f"{global_batch} images a step both",
+                what=f"{this.name} against {other.name}, {global_batch} images a step both",
                 value=ratio.median,
                 shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
-                at_least=1.0 if with_targets and pair == ((2, 1), (1, 2)) else None,
+                at_least=1.0 if with_targets and is_target else None,
             )
         )
-    return found
-
-
-def shape(one: Measured) -> tuple[int, int]:
-    """Ranks, and threads of each."""
-    return one.combination.ranks, one.combination.threads
-
-
-def total_threads(one: Measured) -> int:
-    """Over all ranks."""
-    return one.combination.ranks * one.combination.threads
+    return compared
 
 
 def communication(measured: Sequence[Measured], *, with_targets: bool) -> list[Finding]:
-    """The largest share of a step in waiting for gradients, and that exchanging them adds."""
-    exposed = [(one.exposed_share, one.combination.name) for one in measured]
-    added = [(one.added_share, one.combination.name) for one in measured]
-    shares = (("waiting for gradients", exposed), ("what the exchange adds", added))
-    found = []
-    for what, all_values in shares:
-        values = [(share, name) for share, name in all_values if share is not None]
-        if values:
-            value, name = max(values)
-            found.append(
+    """Find the largest share of a step spent waiting for gradients, and that exchange adds."""
+    largest = []
+    for what, share_of in (
+        ("waiting for gradients", lambda result: result.exposed_share),
+        ("what the exchange adds", lambda result: result.added_share),
+    ):
+        shares = [
+            (share, result.combination.name)
+            for result in measured
+            if (share := share_of(result)) is not None
+        ]
+        if shares:
+            value, name = max(shares)
+            largest.append(
                 Finding(
                     what=f"{what}, largest share of a step",
                     value=value,
@@ -427,4 +400,4 @@ def communication(measured: Sequence[Measured], *, with_targets: bool) -> list[F
                     at_most=LARGEST_EXCHANGE if with_targets else None,
                 )
             )
-    return found
+    return largest

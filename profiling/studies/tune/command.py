@@ -1,14 +1,6 @@
-"""`python -m launch tune`: measure or read, forecast, choose.
-
-TODO-DOC The command line of `python -m launch tune`.
-
-TODO-DOC A network as a user writes it: `25Gbit/s,20us`.
-
-TODO-DOC The winner as commands: one for `launch run`, and a Slurm file.
-"""
+"""`python -m launch tune`: measure or read, forecast, and choose an allocation of hosts."""
 
 import argparse
-import json
 import math
 import re
 import shlex
@@ -16,92 +8,85 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from common.cli import add_json_option, add_overrides, number_of_ranks, positive
+from common.cli import (
+    add_command,
+    add_json_option,
+    add_overrides,
+    number_of_ranks,
+    positive,
+    positive_number,
+)
 from common.console import make_console
 from common.errors import FINISHED, OUR_BUG
-from common.files import require_free, write_whole
+from common.files import require_free, write_json, write_whole
 from common.processes import WorkerDiedError
 from profiling.bench.job import JobFailedError
-from profiling.bench.results import disturbance
 from profiling.studies.tune.forecast import (
+    Constraints,
     Convergence,
     Forecast,
     Plan,
-    PlannerOptions,
-    answer,
+    choose_allocation,
     convergence_of_mlperf,
     convergence_of_probes,
-    why_it_loses,
 )
-from profiling.studies.tune.gather import gathered
+from profiling.studies.tune.gather import PlannerOptions, gathered
 from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import EpochsModel, Network, WithGroups, fit_network
-from profiling.studies.tune.report import (
-    choice_table,
-    epochs_words,
-    fit_table,
-    fit_words,
-    groups_words,
-    network_table,
-    network_words,
-    rows_shown,
-    turning_words,
+from profiling.studies.tune.model import Network, WithGroups, fit_network
+from retinanet.mlperf.rules import NEWEST, RULES
+
+SLURM = Path(__file__).parents[3] / "launch" / "recipes" / "slurm.sbatch"
+LONGEST_JOB_HOURS = 24
+"""Longer trainings are queued again by the script itself."""
+BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+BITS_OF_A_BYTE = 8
+NUMBER = r"(\d+(?:\.\d+)?)"
+NETWORK = re.compile(
+    rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)",
+    re.ASCII,
 )
-from retinanet.mlperf.rules import NEWEST, RULES, Rules
-
-BEST_SHOWN = 5
 
 
-def tune_command(asked: PlannerOptions) -> int:
-    """Answer which allocation to take; returns the exit code.
+def tune_command(options: PlannerOptions) -> int:
+    """Find which allocation to take, and print it; returns the exit code.
 
     Raises:
         InputError: The network between hosts is not known, an output exists, the plan is another
-            file, a probe run did not reach its target, or nothing keeps to the wish.
+            file, a probe run did not reach its target, or no allocation keeps the limits.
     """
-    require_free(asked.outputs, overwrite=False, advice="give another name")
+    outputs = [options.chart, options.slurm, options.json_file]
+    files = [file for file in outputs if file is not None]
+    require_free(files, overwrite=False, advice="give another name")
     console = make_console(pipe_width=140)
     try:
-        measured = gathered(asked, console=console)
-    except JobFailedError as error:  # its ranks have said why
+        measured = gathered(options, console=console)
+    except JobFailedError as error:  # its ranks have printed why
         return error.code
     except WorkerDiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return OUR_BUG
-    convergence = convergence_of(measured, rules=asked.rules)
-    network = asked.network or measured_network(measured)
-    found = answer(
+    if measured.probes is None:
+        convergence = convergence_of_mlperf(options.rules)
+    else:
+        convergence = convergence_of_probes(measured.probes, config=measured.config)
+    plan = choose_allocation(
         measured,
         convergence.epochs,
-        hosts=asked.hosts,
-        network=network,
-        wish=asked.wish,
-        with_groups=asked.groups,
+        hosts=options.hosts,
+        network=options.network or measured_network(measured),
+        constraints=Constraints(deadline_hours=options.deadline, budget_core_hours=options.budget),
+        with_groups=options.groups,
     )
-    say(found, measured, convergence.epochs, given=asked.network, console=console)
-    if asked.groups.most > 1:
-        console.print(groups_words(asked.groups), soft_wrap=True)
-    put_out(found, measured, convergence, asked=asked, console=console)
+    put_out(plan, measured, convergence, options=options, console=console)
     return FINISHED
 
 
-def convergence_of(measured: Measurements, *, rules: Rules) -> Convergence:
-    """From the probe runs where there are some, else from MLPerf's points.
-
-    Raises:
-        InputError: A probe run did not reach the target.
-    """
-    if measured.probes is None:
-        return convergence_of_mlperf(rules)
-    return convergence_of_probes(measured.probes, config=measured.config)
-
-
 def measured_network(measured: Measurements) -> Network:
-    """Between the hosts that were named, else between ranks of one host."""
+    """Return the network between the hosts that were named, else between ranks of one host."""
     between = measured.between_hosts
     if between is None and not measured.all_reduces:  # one core, and no need of a network
         return Network(latency=0.0, bandwidth=math.inf, source="none: one core")
@@ -111,89 +96,56 @@ def measured_network(measured: Measurements) -> Network:
     return fit_network(between.all_reduces, source=source)
 
 
-def say(
-    found: Plan,
-    measured: Measurements,
-    epochs: EpochsModel,
-    *,
-    given: Network | None,
-    console: Console,
-) -> None:
-    """Print fit, forecasts and choice."""
-    console.print(fit_table(found.fitted))
-    console.print(fit_words(found.fitted), soft_wrap=True)
-    if given is None:
-        between = measured.between_hosts
-        times = between.all_reduces if between is not None else measured.all_reduces
-        if times:
-            console.print(network_table(times, found.network))
-    if math.isfinite(found.network.bandwidth):
-        console.print(network_words(found.network), soft_wrap=True)
-    disturbed = disturbance(measured.busy_cores)
-    if disturbed:
-        console.print(disturbed, soft_wrap=True)
-    console.print(choice_table(rows_shown(found.ranking, wanted=BEST_SHOWN), target=epochs.target))
-    console.print(epochs_words(epochs), soft_wrap=True)
-    console.print(f"\ntake {found.winner.allocation.name}", soft_wrap=True)
-    if found.obvious is not None and found.obvious is not found.winner:
-        one = found.obvious
-        reasons = why_it_loses(one, found.winner)
-        console.print(f"not {one.allocation.name}: {reasons}", soft_wrap=True)
-    for line in turning_words(found.forecasts, found.winner):
-        console.print(line, soft_wrap=True)
-
-
 def put_out(
-    found: Plan,
+    plan: Plan,
     measured: Measurements,
     convergence: Convergence,
     *,
-    asked: PlannerOptions,
+    options: PlannerOptions,
     console: Console,
 ) -> None:
-    """The winner's command, and the files that were asked for.
+    """Print the plan and the winner's command, and write the files that were asked for.
 
     Raises:
         InputError: A file cannot be written.
     """
-    words = words_of_winner(found, measured, convergence)
-    console.print(f"command: {run_command(found.winner, words)}", soft_wrap=True)
-    if asked.slurm is not None:
-        write_whole(asked.slurm, slurm_script(found.winner, words))
-        console.print(f"Slurm: sbatch {asked.slurm}", soft_wrap=True)
-    if asked.chart is not None:
-        from profiling.studies.tune.report import landscape  # noqa: PLC0415
+    # Here, because matplotlib is slow to load.
+    from profiling.studies.tune.report import landscape, print_plan  # noqa: PLC0415
 
-        title = (
-            f"RetinaNet until {convergence.epochs.target}, {measured.image_size}×"
-            f"{measured.image_size}, {measured.precision}; hosts of {measured.cores} cores, "
-            f"{measured.environment['cpu']}"
-        )
-        write_whole(asked.chart, landscape(found.forecasts, found.winner, title=title))
-        console.print(f"chart: {asked.chart}", soft_wrap=True)
-    if asked.json_file is not None:
-        content = json.dumps(answer_json(found, convergence.epochs), indent=1, ensure_ascii=False)
-        write_whole(asked.json_file, content)
-
-
-def words_of_winner(found: Plan, measured: Measurements, convergence: Convergence) -> list[str]:
-    """What the winner's `train.py` is told."""
-    winner = found.winner
+    epochs, winner = convergence.epochs, plan.winner
+    print_plan(
+        plan,
+        measured,
+        epochs,
+        given=options.network,
+        with_groups=options.groups,
+        console=console,
+    )
     settings = [*measured.overrides, *convergence.settings(winner.allocation.global_batch)]
-    return training_words(winner, config=measured.config, settings=settings)
-
-
-def answer_json(found: Plan, epochs: EpochsModel) -> dict[str, object]:
-    """Everything, as programs read it."""
-    return {
-        "epochs": asdict(epochs),
-        "model": asdict(found.fitted.model),
-        "largest_error": found.fitted.largest_error,
-        "network": asdict(found.network),
-        "winner": asdict(found.winner),
-        "obvious": asdict(found.obvious) if found.obvious else None,
-        "ranking": [asdict(one) for one in found.ranking],
-    }
+    words = training_words(winner, config=measured.config, settings=settings)
+    console.print(f"command: {run_command(winner, words)}", soft_wrap=True)
+    if options.slurm is not None:
+        write_whole(options.slurm, slurm_script(winner, words))
+        console.print(f"Slurm: sbatch {options.slurm}", soft_wrap=True)
+    if options.chart is not None:
+        size = measured.image_size
+        title = (
+            f"RetinaNet until {epochs.target}, {size}×{size}, {measured.precision}; hosts of "
+            f"{measured.cores} cores, {measured.environment['cpu']}"
+        )
+        write_whole(options.chart, landscape(plan.forecasts, winner, title=title))
+        console.print(f"chart: {options.chart}", soft_wrap=True)
+    if options.json_file is not None:
+        content = {
+            "epochs": asdict(epochs),
+            "model": asdict(plan.fitted.model),
+            "largest_error": plan.fitted.largest_error,
+            "network": asdict(plan.network),
+            "winner": asdict(winner),
+            "obvious": asdict(plan.obvious) if plan.obvious else None,
+            "ranking": [asdict(one) for one in plan.ranking],
+        }
+        write_json(options.json_file, content)
 
 
 ABOUT = """\
@@ -229,12 +181,7 @@ examples:
 
 def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tune` to the commands of a command line."""
-    parser = commands.add_parser(
-        "tune",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "tune", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
         "--hosts",
         type=number_of_ranks,
@@ -245,21 +192,16 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     add_network(parser)
     add_data(parser)
     add_overrides(parser)
-    add_wishes(parser)
+    add_limits(parser)
     add_outputs(parser)
-    parser.set_defaults(run=run)
-
-
-def run(**chosen: Any) -> int:
-    """`tune_command`, loaded where it runs: other commands need not wait for numpy."""
-    return tune_command(PlannerOptions(**chosen))
+    parser.set_defaults(run=lambda **options: tune_command(PlannerOptions(**options)))
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
-    """What joins the hosts: told, or measured."""
+    """Add the network between the hosts: given, or measured."""
     parser.add_argument(
         "--network",
-        type=network,
+        type=parse_network,
         metavar="BANDWIDTH,LATENCY",
         help="of each host's link and of a message, such as 25Gbit/s,20us; counts more than what "
         "was measured",
@@ -279,7 +221,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """What is trained, and how its epochs become known."""
+    """Add what is trained, and where its epochs come from."""
     parser.add_argument(
         "--data",
         metavar="NAME",
@@ -312,8 +254,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_wishes(parser: argparse.ArgumentParser) -> None:
-    """What may be chosen, and what the choice has to keep to."""
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen, and the limits that the choice has to keep."""
     parser.add_argument(
         "--groups",
         type=groups,
@@ -324,20 +266,20 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline",
-        type=amount,
+        type=positive_number,
         metavar="HOURS",
         help="the cheapest allocation that even at its worst is done in so many hours",
     )
     parser.add_argument(
         "--budget",
-        type=amount,
+        type=positive_number,
         metavar="CORE-HOURS",
         help="the soonest that even at its worst takes no more core-hours",
     )
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Where measurements and answers go."""
+    """Add where measurements and results go."""
     parser.add_argument(
         "--plan",
         type=Path,
@@ -352,72 +294,11 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def network(text: str) -> Network:
-    """See `parse_network`."""
-    try:
-        return parse_network(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """At least two different ones, ascending."""
-    found = sorted({positive(word) for word in text.split(",")})
-    if len(found) < 2:
-        raise argparse.ArgumentTypeError(
-            f"expected two global batch sizes or more, such as 8,16,32, found {text!r}"
-        )
-    return tuple(found)
-
-
-def share(text: str) -> float:
-    """Above 0, and at most 1."""
-    found = amount(text)
-    if found > 1:
-        raise argparse.ArgumentTypeError(f"expected an mAP of 0 to 1, such as 0.3, found {text!r}")
-    return found
-
-
-def groups(text: str) -> WithGroups:
-    """`4,1.2`."""
-    most, comma, times = text.partition(",")
-    if not comma:
-        raise argparse.ArgumentTypeError(
-            f"expected groups and times, such as 4,1.2, found {text!r}"
-        )
-    return WithGroups(most=positive(most), epochs=amount(times))
-
-
-def amount(text: str) -> float:
-    """A positive number."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, found {text!r}")
-    return found
-
-
-BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-BITS_OF_A_BYTE = 8
-NUMBER = r"(\d+(?:\.\d+)?)"
-PATTERN = re.compile(
-    rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)",
-    re.ASCII,
-)
-
-
 def parse_network(text: str) -> Network:
-    """The link of each host, and the latency of a message.
-
-    Raises:
-        ValueError: It is written differently; the message says how.
-    """
-    match = PATTERN.fullmatch(text.strip())
+    """Return a network such as `25Gbit/s,20us`: each host's link, and the latency of a message."""
+    match = NETWORK.fullmatch(text.strip())
     if match is None or not float(match[1]):
-        raise ValueError(
+        raise argparse.ArgumentTypeError(
             f"expected each host's bandwidth and a message's latency, such as 25Gbit/s,20us or "
             f"1.2GB/s,50us; found {text!r}"
         )
@@ -428,39 +309,62 @@ def parse_network(text: str) -> Network:
     )
 
 
-SLURM = Path(__file__).parents[3] / "launch" / "recipes" / "slurm.sbatch"
-LONGEST_JOB_HOURS = 24
-"""Longer trainings are queued again by the script itself."""
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Return at least two different ones, ascending."""
+    sizes = tuple(sorted({positive(word) for word in text.split(",")}))
+    if len(sizes) < 2:
+        raise argparse.ArgumentTypeError(
+            f"expected two global batch sizes or more, such as 8,16,32, found {text!r}"
+        )
+    return sizes
+
+
+def share(text: str) -> float:
+    """Return a number above 0, and at most 1."""
+    value = positive_number(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"expected an mAP of 0 to 1, such as 0.3, found {text!r}")
+    return value
+
+
+def groups(text: str) -> WithGroups:
+    """Return groups and their epochs, such as `4,1.2`."""
+    most, comma, times = text.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(
+            f"expected groups and times, such as 4,1.2, found {text!r}"
+        )
+    return WithGroups(most=positive(most), epochs=positive_number(times))
 
 
 def training_words(one: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:
-    """What `train.py` is told.
+    """Return the options of `train.py`.
 
     Args:
         one: The allocation.
         config: The configuration's name.
         settings: Further `section.field=value`, such as the learning rate for its global batch.
     """
-    shape, groups = one.allocation.on_host, one.allocation.groups
+    shape, count = one.allocation.on_host, one.allocation.groups
     return [
         "--config",
         config,
         f"training.batch_size={shape.batch_size}",
         f"launch.threads={shape.threads}",
-        *([f"distributed.groups={groups}"] if groups > 1 else []),
+        *([f"distributed.groups={count}"] if count > 1 else []),
         *settings,
     ]
 
 
 def run_command(one: Forecast, words: Sequence[str]) -> str:
-    """For `python -m launch run`, on hosts that a file names."""
+    """Return a `python -m launch run` command, on hosts that a file names."""
     hosts = ["--hostfile", "hosts"] if one.allocation.hosts > 1 else []
     start = ["python", "-m", "launch", "run", "--np", str(one.allocation.ranks), *hosts, "--"]
     return shlex.join([*start, "train.py", *words])
 
 
 def slurm_script(one: Forecast, words: Sequence[str]) -> str:
-    """The project's recipe for Slurm with the numbers of this allocation."""
+    """Return the project's recipe for Slurm with the numbers of this allocation."""
     hours = min(LONGEST_JOB_HOURS, max(1, math.ceil(one.hours.high)))
     values = {
         "nodes": str(one.allocation.hosts),

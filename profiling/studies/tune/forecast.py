@@ -1,22 +1,13 @@
-"""How long a training until the target takes on an allocation, and what it costs.
+"""Forecast the training on every allocation of hosts, ranks, threads and images, and choose one.
 
-TODO-DOC The allocations that there are: hosts, ranks of each, their threads and local batch.
-
-TODO-DOC From measurements to the model of a host, and how far it can be trusted.
-
-TODO-DOC How many epochs a target takes, and the settings that a global batch size wants for it.
-
-TODO-DOC Which allocation to take: the soonest, the cheapest in time, the soonest that can be paid.
-
-TODO-DOC What a user asks the planner, as the command line has read it.
-
-TODO-DOC From a host's measurements to the allocation to take.
+An allocation is a number of alike hosts, each with ranks of one shape. From a host's measurements
+and the epochs until the target come the time until the target and its cost. Chosen is the soonest;
+with a deadline the cheapest that keeps it, with a budget the soonest that it pays for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
@@ -25,21 +16,26 @@ from profiling.studies.tune.measurements import Measurements, Probes, epochs_of_
 from profiling.studies.tune.model import (
     EpochsModel,
     Estimate,
+    Fitted,
     Network,
     Shape,
-    StepTime,
     StepTimeModel,
     Update,
     WithGroups,
     epochs_of_mlperf,
-    fit_step_time,
-    held_out,
+    fitted_to,
 )
 from retinanet.mlperf.rules import Rules, expectation, reference_points
 
 HOUR = 3600.0
 PLAIN = WithGroups()
 """One group."""
+STEPS = 8
+"""Up to so many hosts every number is forecast; then the distance to the next one doubles."""
+SHORT, LONG = 2.0, 48.0
+"""Times that are better printed in minutes, and in days. [hours]"""
+WORTH_SAYING = 0.05
+"""Share of a step spent waiting from which on it is part of the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -53,29 +49,62 @@ class Allocation:
 
     @property
     def ranks(self) -> int:
-        """Over all hosts."""
+        """Ranks over all hosts."""
         return self.hosts * self.on_host.ranks
 
     @property
     def ranks_of_group(self) -> int:
-        """Which exchange gradients with each other."""
+        """Ranks that exchange gradients with each other."""
         return self.ranks // self.groups
 
     @property
     def global_batch(self) -> int:
-        """Images of a step: of all ranks of a group."""
+        """Images of a step, of all ranks of a group."""
         return self.hosts // self.groups * self.on_host.images
 
     @property
     def name(self) -> str:
-        """In a line's words."""
+        """Such as `2 hosts × 1 rank × 28 threads, 4 images a rank`."""
         shape = self.on_host
-        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
-        ranks = "1 rank" if shape.ranks == 1 else f"{shape.ranks} ranks"
-        threads = "1 thread" if shape.threads == 1 else f"{shape.threads} threads"
-        images = "1 image" if shape.batch_size == 1 else f"{shape.batch_size} images"
+        hosts, ranks, threads, images = (
+            f"1 {noun}" if count == 1 else f"{count} {noun}s"
+            for count, noun in (
+                (self.hosts, "host"),
+                (shape.ranks, "rank"),
+                (shape.threads, "thread"),
+                (shape.batch_size, "image"),
+            )
+        )
         groups = f" in {self.groups} groups" if self.groups > 1 else ""
         return f"{hosts}{groups} × {ranks} × {threads}, {images} a rank"
+
+
+def allocations(
+    shapes: Sequence[Shape], *, most_hosts: int, most_groups: int = 1
+) -> Iterator[Allocation]:
+    """Yield every shape on `host_counts` hosts, in as many groups as divide them.
+
+    Args:
+        shapes: Of the ranks of a host.
+        most_hosts: The hosts that there are.
+        most_groups: The groups that are allowed.
+    """
+    for shape, hosts in product(shapes, host_counts(most_hosts)):
+        for groups in range(1, min(hosts, most_groups) + 1):
+            if hosts % groups == 0:
+                yield Allocation(hosts=hosts, on_host=shape, groups=groups)
+
+
+def host_counts(most: int) -> list[int]:
+    """Return 1, 2, … 8, 10, 12, 14, 16, 20, … and `most`: each at most a quarter above the last."""
+    counts = []
+    count, step = 1, 1
+    while count < most:
+        counts.append(count)
+        if count == STEPS * step:
+            step *= 2
+        count += step
+    return [*counts, most]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +112,17 @@ class Exchange:
     """What exchanging gradients adds to a step."""
 
     gradient_bytes: int
-    """Of one rank, as they travel."""
+    """Gradients of one rank, as they are sent."""
     last_bytes: int
-    """Of the last bucket, which no computing hides."""
+    """The last bucket of them, which no computing hides."""
     on_one_host: float
     """What it adds where all ranks are on one host, as a share of the step; measured."""
     hidden_share: float
-    """Of a step, during which gradients can travel: the backward pass."""
+    """Share of a step during which gradients can be sent: the backward pass."""
     network: Network
 
     def seconds(self, allocation: Allocation, *, step: float) -> float:
-        """Added to a step that takes so long without it."""
+        """Return what is added to a step that takes `step` seconds without it."""
         added = self.on_one_host * step if allocation.on_host.ranks > 1 else 0.0
         if allocation.hosts == allocation.groups:
             return added
@@ -108,46 +137,81 @@ class Workload:
     """What is trained until the target."""
 
     images: int
-    """Of an epoch."""
+    """Images of an epoch."""
     evaluated_images: int
     every: int
     """Epochs between two evaluations."""
     evaluation_seconds: float
-    """Of an image, of one thread."""
+    """Time of an image, by one thread."""
     metric_seconds: float
-    """Of an evaluation, on one rank: COCO's metric and the files."""
+    """Time of an evaluation on one rank: COCO's metric and the files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostModel:
-    """What was measured of a host, and what joins several."""
+    """The model of a host, and of what joins several."""
 
     step_time: StepTimeModel
     exchange: Exchange
     update: Update | None
-    """None: was not measured, and nobody asks for groups."""
+    """None: was not measured, and no groups are asked for."""
     error: float
-    """How wrong it was at most where it predicted what it had not seen, as a share."""
+    """The largest error of its predictions of what it was not fitted to, as a share."""
+
+
+def workload_of(measured: Measurements) -> Workload:
+    """Return what forecasts need to know of the data."""
+    return Workload(
+        images=measured.images,
+        evaluated_images=measured.evaluated_images,
+        every=measured.every,
+        evaluation_seconds=measured.evaluation_seconds,
+        metric_seconds=measured.metric_seconds,
+    )
+
+
+def host_model(measured: Measurements, fitted: Fitted, network: Network) -> HostModel:
+    """Return what forecasts need to know of a host."""
+    shares = [added.share for added in measured.added]
+    update = None
+    if measured.update_seconds is not None:
+        update = Update(
+            weight_bytes=measured.gradient_bytes * (2 if measured.compress == "bf16" else 1),
+            seconds=measured.update_seconds,
+            network=network,
+        )
+    return HostModel(
+        step_time=fitted.model,
+        exchange=Exchange(
+            gradient_bytes=measured.gradient_bytes,
+            last_bytes=measured.last_bytes,
+            on_one_host=max(0.0, median(shares)) if shares else 0.0,
+            hidden_share=measured.backward_share,
+            network=network,
+        ),
+        update=update,
+        error=fitted.largest_error,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Of one allocation."""
+    """The training on one allocation."""
 
     allocation: Allocation
     epochs: Estimate
     step_seconds: float
     exchange_seconds: float
-    """Of these."""
+    """Of the step's."""
     hours: Estimate
     """Until the target, evaluations included."""
     core_hours: Estimate
     is_extrapolated: bool
-    """Whether nobody trained with so large a global batch."""
+    """Whether no known training had so large a global batch."""
 
     @property
     def images_per_second(self) -> float:
-        """Over all ranks."""
+        """Throughput of all ranks."""
         return self.allocation.groups * self.allocation.global_batch / self.step_seconds
 
 
@@ -159,7 +223,7 @@ def forecast(
     workload: Workload,
     with_groups: WithGroups = PLAIN,
 ) -> Forecast:
-    """Time = epochs × images / throughput + evaluations; cost = time × cores of all hosts.
+    """Return time = epochs × images / throughput + evaluations, and cost = time × all cores.
 
     The range is that of the best and the worst training known, times the step's error.
     """
@@ -168,7 +232,9 @@ def forecast(
     exchange = host.exchange.seconds(allocation, step=step)
     needed = epochs.epochs(batch)
     if allocation.groups > 1:
-        exchange = exchange_of_group(allocation, host, step=step, exchange=exchange)
+        assert host.update is not None
+        exchange += host.update.added_seconds()  # rank 0 holds steps up where groups are many
+        exchange = max(exchange, host.update.least_seconds(allocation.groups) - step)
         needed = needed.times(with_groups.epochs)
     steps_of_epoch = max(1, workload.images // (batch * allocation.groups))
     of_epoch = steps_of_epoch * (step + exchange)
@@ -185,176 +251,38 @@ def forecast(
     )
 
 
-def exchange_of_group(
-    allocation: Allocation, host: HostModel, *, step: float, exchange: float
-) -> float:
-    """What is added to a group's step, which rank 0 may hold up where there are many groups."""
-    assert host.update is not None
-    added = exchange + host.update.added_seconds()
-    return max(added, host.update.least_seconds(allocation.groups) - step)
-
-
 def evaluation_seconds(allocation: Allocation, workload: Workload) -> float:
-    """Of one evaluation: ranks share the images, one of them computes the metric."""
+    """Return the time of an evaluation: ranks share the images, one of them computes the metric."""
     threads = allocation.ranks * allocation.on_host.threads
     shared = workload.evaluated_images * workload.evaluation_seconds / threads
     return shared + workload.metric_seconds
 
 
-STEPS = 8
-"""To a number of hosts at which the distance to the next one doubles."""
-
-
-def allocations(
-    shapes: Sequence[Shape], *, most_hosts: int, most_groups: int = 1
-) -> Iterator[Allocation]:
-    """Every shape on 1 to `most_hosts` hosts, see `host_counts`, in as many groups as divide them.
-
-    Args:
-        shapes: Of the ranks of a host.
-        most_hosts: That there are.
-        most_groups: That are allowed.
-    """
-    for shape, hosts in product(shapes, host_counts(most_hosts)):
-        for groups in range(1, min(hosts, most_groups) + 1):
-            if hosts % groups == 0:
-                yield Allocation(hosts=hosts, on_host=shape, groups=groups)
-
-
-def host_counts(most: int) -> list[int]:
-    """1, 2, … 8, 10, 12, 14, 16, 20, … and `most`: each at most a quarter more than the last."""
-    found = []
-    count, step = 1, 1
-    while count < most:
-        found.append(count)
-        if count == STEPS * step:
-            step *= 2
-        count += step
-    return [*found, most]
-
-
-LEAST_TO_FIT = 4
-"""As many measurements as the model has numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """A measured step beside what the model says of it."""
-
-    time: StepTime
-    predicted: float
-    """Seconds, by the fit to all measurements, or without this one where it was left out."""
-    was_left_out: bool
-
-    @property
-    def error(self) -> float:
-        """Above the measurement (or below: negative), as a share of it."""
-        return self.predicted / self.time.seconds - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The model of a step, and its test."""
-
-    model: StepTimeModel
-    """From all measurements."""
-    checked: tuple[Checked, ...]
-
-    @property
-    def largest_error(self) -> float:
-        """Of the predictions of what was left out; of all where nothing could be. As a share."""
-        tested = [one for one in self.checked if one.was_left_out] or self.checked
-        return max(abs(one.error) for one in tested)
-
-
-def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
-    """Fit without a third of the measurements, predict these; then fit to all.
-
-    Args:
-        times: Measured steps.
-        cores: Of the host.
-    """
-    left_out = held_out(times)
-    kept = [one for one in times if one not in left_out]
-    if len(kept) < LEAST_TO_FIT:
-        left_out, kept = [], list(times)
-    before = fit_step_time(kept, cores=cores)
-    model = fit_step_time(times, cores=cores)
-    checked = [
-        Checked(
-            time=one,
-            predicted=(before if one in left_out else model).seconds(one.shape),
-            was_left_out=one in left_out,
-        )
-        for one in times
-    ]
-    return Fitted(model=model, checked=tuple(checked))
-
-
-def workload_of(measured: Measurements) -> Workload:
-    """What forecasts need of the data."""
-    return Workload(
-        images=measured.images,
-        evaluated_images=measured.evaluated_images,
-        every=measured.every,
-        evaluation_seconds=measured.evaluation_seconds,
-        metric_seconds=measured.metric_seconds,
-    )
-
-
-def host_model(measured: Measurements, fitted: Fitted, network: Network) -> HostModel:
-    """What forecasts need of a host."""
-    shares = [one.share for one in measured.added]
-    return HostModel(
-        step_time=fitted.model,
-        exchange=Exchange(
-            gradient_bytes=measured.gradient_bytes,
-            last_bytes=measured.last_bytes,
-            on_one_host=max(0.0, median(shares)) if shares else 0.0,
-            hidden_share=measured.backward_share,
-            network=network,
-        ),
-        update=update_of(measured, network),
-        error=fitted.largest_error,
-    )
-
-
-def update_of(measured: Measurements, network: Network) -> Update | None:
-    """Of the common weights of groups; None where the optimizer's step was not measured."""
-    if measured.update_seconds is None:
-        return None
-    return Update(
-        weight_bytes=measured.gradient_bytes * (2 if measured.compress == "bf16" else 1),
-        seconds=measured.update_seconds,
-        network=network,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """Of one configuration."""
+    """The epochs that a configuration takes until the target, and the settings for them."""
 
     epochs: EpochsModel
     settings: Callable[[int], list[str]]
-    """From a global batch size to the `section.field=value` that it asks for."""
+    """From a global batch size to the `section.field=value` that it needs."""
 
 
 def convergence_of_mlperf(rules: Rules) -> Convergence:
-    """On MLPerf's part of OpenImages v6, until mAP 0.34."""
+    """Return that on MLPerf's part of OpenImages v6, until mAP 0.34."""
 
     def settings(batch_size: int) -> list[str]:
-        found = expectation(reference_points(rules), batch_size)
+        expected = expectation(reference_points(rules), batch_size)
         return [
-            f"training.learning_rate={found.learning_rate:.3g}",
-            f"training.warmup_epochs={found.warmup_epochs:g}",
-            f"training.warmup_factor={found.warmup_factor:g}",
+            f"training.learning_rate={expected.learning_rate:.3g}",
+            f"training.warmup_epochs={expected.warmup_epochs:g}",
+            f"training.warmup_factor={expected.warmup_factor:g}",
         ]
 
     return Convergence(epochs=epochs_of_mlperf(rules), settings=settings)
 
 
 def convergence_of_probes(probes: Probes, *, config: str) -> Convergence:
-    """Of a configuration's own data, with the rule for the learning rate that its probe runs had.
+    """Return that on a configuration's own data, with the learning rates of its probe runs.
 
     Raises:
         InputError: A run did not reach the target.
@@ -369,115 +297,18 @@ def convergence_of_probes(probes: Probes, *, config: str) -> Convergence:
     return Convergence(epochs=epochs_of_probes(probes, config=config), settings=settings)
 
 
-WORTH_SAYING = 0.05
-"""A share of a step in waiting that is part of the reason."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """What a user has to keep to; nothing: the soonest."""
+    """Limits that the choice has to keep; without any the soonest is taken."""
 
     deadline_hours: float | None = None
     budget_core_hours: float | None = None
 
     def allows(self, one: Forecast) -> bool:
-        """Whether even its worst case keeps to the limits."""
+        """Return whether even the worst case keeps the limits."""
         in_time = self.deadline_hours is None or one.hours.high <= self.deadline_hours
         paid = self.budget_core_hours is None or one.core_hours.high <= self.budget_core_hours
         return in_time and paid
-
-
-def best(forecasts: Sequence[Forecast], wish: Constraints) -> list[Forecast]:
-    """Those that the wish allows, the best first.
-
-    With a deadline the cheapest is the best, else the soonest. Among those whose numbers are the
-    same it is the one of the fewest hosts.
-    """
-
-    def cost(one: Forecast) -> tuple[float, int]:
-        counted = one.hours if wish.deadline_hours is None else one.core_hours
-        return counted.middle, one.allocation.hosts
-
-    return sorted((one for one in forecasts if wish.allows(one)), key=cost)
-
-
-def soonest_by_hosts(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """The soonest of each number of hosts, by number."""
-    found: dict[int, Forecast] = {}
-    for one in forecasts:
-        kept = found.setdefault(one.allocation.hosts, one)
-        if one.hours.middle < kept.hours.middle:
-            found[one.allocation.hosts] = one
-    return [found[hosts] for hosts in sorted(found)]
-
-
-def turning_point(by_hosts: Sequence[Forecast]) -> Forecast | None:
-    """The soonest, where more hosts make the training longer again; None where none does.
-
-    Args:
-        by_hosts: Of one shape of ranks, by number of hosts, ascending.
-    """
-    soonest = min(by_hosts, key=lambda one: one.hours.middle)
-    return soonest if soonest is not by_hosts[-1] else None
-
-
-def why_it_loses(one: Forecast, winner: Forecast) -> str:
-    """What makes another allocation take longer than the winner, in a sentence."""
-    times = one.hours.middle / winner.hours.middle
-    epochs = one.epochs.middle / winner.epochs.middle
-    throughput = one.images_per_second / winner.images_per_second
-    cost = one.core_hours.middle / winner.core_hours.middle
-    reasons = []
-    if epochs > 1.0:
-        reasons.append(
-            f"its global batch of {one.allocation.global_batch:,} images needs "
-            f"{one.epochs.middle:.1f} epochs, that of {winner.allocation.global_batch:,} "
-            f"{winner.epochs.middle:.1f}"
-        )
-    faster = f"{throughput:.2f} times the images a second"
-    reasons.append(f"it trains {faster}")
-    waiting = one.exchange_seconds / one.step_seconds
-    if waiting > WORTH_SAYING:
-        reasons.append(f"{waiting:.0%} of its steps is waiting for gradients")
-    return f"{times:.2f} times as long and {cost:.2f} times the core-hours: {'; '.join(reasons)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannerOptions:
-    """Fields are options of `python -m launch tune`."""
-
-    hosts: int
-    network: Network | None
-    measure_hosts: str | None
-    hostfile: Path | None
-    data: str | None
-    """None: the plan's, else OpenImages."""
-    rules: Rules
-    overrides: list[str]
-    probe: tuple[int, ...] | None
-    """Global batch sizes, ascending; None: the plan's."""
-    probe_target: float | None
-    """mAP; None: the plan's, else the configuration's."""
-    probe_seeds: int | None
-    """None: the plan's, else `probing.SEEDS`."""
-    groups: WithGroups
-    deadline: float | None
-    budget: float | None
-    plan: Path | None
-    chart: Path | None
-    slurm: Path | None
-    json_file: Path | None
-    mpirun: Path | None
-
-    @property
-    def outputs(self) -> list[Path]:
-        """Files that must not be there yet."""
-        return [file for file in (self.chart, self.slurm, self.json_file) if file is not None]
-
-    @property
-    def wish(self) -> Constraints:
-        """What the choice has to keep to."""
-        return Constraints(deadline_hours=self.deadline, budget_core_hours=self.budget)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -489,7 +320,7 @@ class Plan:
     forecasts: Sequence[Forecast]
     """Of every allocation."""
     ranking: Sequence[Forecast]
-    """Those that the wish allows, the best first; at least one."""
+    """Those that keep the limits, the best first; at least one."""
     obvious: Forecast | None
     """All hosts, a rank a socket, the configuration's batch; None where that does not fit."""
 
@@ -499,28 +330,28 @@ class Plan:
         return self.ranking[0]
 
 
-def answer(
+def choose_allocation(
     measured: Measurements,
     epochs: EpochsModel,
     *,
     hosts: int,
     network: Network,
-    wish: Constraints,
+    constraints: Constraints,
     with_groups: WithGroups = PLAIN,
 ) -> Plan:
     """Forecast every allocation, and rank them.
 
     Args:
-        measured: Of one host, like which all are.
+        measured: Measurements of one host; all are alike.
         epochs: Until the target.
-        hosts: That there are.
+        hosts: The hosts that there are.
         network: Between them.
-        wish: What the choice has to keep to.
-        with_groups: Groups that are allowed.
+        constraints: What the choice has to keep.
+        with_groups: The groups that are allowed.
 
     Raises:
-        InputError: Groups are asked for, and the plan lacks what they need; or nothing keeps to
-            the wish; names the field, and what would.
+        InputError: Groups are asked for, and the measurements lack what they need; or no allocation
+            keeps the limits; names the field, and what would.
     """
     fitted = fitted_to(measured.steps, cores=measured.cores)
     host = host_model(measured, fitted, network)
@@ -534,41 +365,103 @@ def answer(
         one: forecast(one, host=host, epochs=epochs, workload=workload, with_groups=with_groups)
         for one in allocations(measured.shapes, most_hosts=hosts, most_groups=with_groups.most)
     }
-    plain = Allocation(hosts=hosts, on_host=plain_shape(measured))
-    found = list(forecasts.values())
+    # What most people would start: a rank a socket, with the configuration's batch.
+    sockets = measured.sockets
+    threads = max((one.threads for one in measured.shapes if one.ranks == sockets), default=0)
+    plain = Shape(ranks=sockets, threads=threads, batch_size=measured.batch_size)
+    values = list(forecasts.values())
     return Plan(
         fitted=fitted,
         network=network,
-        forecasts=found,
-        ranking=best(found, wish) or refuse(found, wish),
-        obvious=forecasts.get(plain),
+        forecasts=values,
+        ranking=best(values, constraints) or refuse(values, constraints),
+        obvious=forecasts.get(Allocation(hosts=hosts, on_host=plain)),
     )
 
 
-def plain_shape(measured: Measurements) -> Shape:
-    """A rank a socket with the configuration's batch, which most people would start."""
-    threads = [one.threads for one in measured.shapes if one.ranks == measured.sockets]
-    return Shape(
-        ranks=measured.sockets, threads=max(threads, default=0), batch_size=measured.batch_size
-    )
+def best(forecasts: Sequence[Forecast], constraints: Constraints) -> list[Forecast]:
+    """Return those that the constraints allow, the best first.
+
+    With a deadline the cheapest is the best, else the soonest. Of equal ones that of the fewest
+    hosts comes first.
+    """
+
+    def cost(one: Forecast) -> tuple[float, int]:
+        counted = one.hours if constraints.deadline_hours is None else one.core_hours
+        return counted.middle, one.allocation.hosts
+
+    return sorted((one for one in forecasts if constraints.allows(one)), key=cost)
 
 
-def refuse(forecasts: Sequence[Forecast], wish: Constraints) -> NoReturn:
-    """Say that no allocation keeps to the wish, and what the nearest ones need.
+def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
+    """Report that no allocation keeps the limits, and what the nearest ones need.
 
     Raises:
         InputError: Always.
     """
     soonest = min(forecasts, key=lambda one: one.hours.high)
     cheapest = min(forecasts, key=lambda one: one.core_hours.high)
-    if wish.deadline_hours is not None and soonest.hours.high > wish.deadline_hours:
+    deadline, budget = constraints.deadline_hours, constraints.budget_core_hours
+    if deadline is not None and soonest.hours.high > deadline:
         raise InputError(
-            f"--deadline {wish.deadline_hours:g}: the soonest, {soonest.allocation.name}, may take "
+            f"--deadline {deadline:g}: the soonest, {soonest.allocation.name}, may take "
             f"{soonest.hours.high:.1f} hours; give more --hosts or a later deadline"
         )
-    if wish.budget_core_hours is not None and cheapest.core_hours.high > wish.budget_core_hours:
+    if budget is not None and cheapest.core_hours.high > budget:
         raise InputError(
-            f"--budget {wish.budget_core_hours:g}: the cheapest, {cheapest.allocation.name}, may "
+            f"--budget {budget:g}: the cheapest, {cheapest.allocation.name}, may "
             f"take {cheapest.core_hours.high:,.0f} core-hours; give more"
         )
     raise InputError("--deadline, --budget: no allocation keeps to both; give up one of them")
+
+
+def soonest_by_hosts(forecasts: Sequence[Forecast]) -> list[Forecast]:
+    """Return the soonest of each number of hosts, by number."""
+    soonest: dict[int, Forecast] = {}
+    for one in forecasts:
+        before = soonest.setdefault(one.allocation.hosts, one)
+        if one.hours.middle < before.hours.middle:
+            soonest[one.allocation.hosts] = one
+    return [soonest[hosts] for hosts in sorted(soonest)]
+
+
+def turning_point(by_hosts: Sequence[Forecast]) -> Forecast | None:
+    """Return the soonest, if more hosts make the training longer again; None if none does.
+
+    Args:
+        by_hosts: Forecasts of one shape of ranks, by number of hosts, ascending.
+    """
+    soonest = min(by_hosts, key=lambda one: one.hours.middle)
+    return soonest if soonest is not by_hosts[-1] else None
+
+
+def why_it_loses(one: Forecast, winner: Forecast) -> str:
+    """Return in a sentence what makes another allocation take longer than the winner."""
+    times = one.hours.middle / winner.hours.middle
+    throughput = one.images_per_second / winner.images_per_second
+    cost = one.core_hours.middle / winner.core_hours.middle
+    reasons = []
+    if one.epochs.middle > winner.epochs.middle:
+        reasons.append(
+            f"its global batch of {one.allocation.global_batch:,} images needs "
+            f"{one.epochs.middle:.1f} epochs, that of {winner.allocation.global_batch:,} "
+            f"{winner.epochs.middle:.1f}"
+        )
+    reasons.append(f"it trains {throughput:.2f} times the images a second")
+    waiting = one.exchange_seconds / one.step_seconds
+    if waiting > WORTH_SAYING:
+        reasons.append(f"{waiting:.0%} of its steps is waiting for gradients")
+    return f"{times:.2f} times as long and {cost:.2f} times the core-hours: {'; '.join(reasons)}"
+
+
+def unit_of(hours: float) -> tuple[float, str]:
+    """Return the unit in which a time is best printed: its length in hours, and its name."""
+    if hours < SHORT:
+        return 1 / 60, "min"
+    return (24.0, "days") if hours >= LONG else (1.0, "h")
+
+
+def format_hours(hours: float) -> str:
+    """Return `12.3 h`, `4.5 min`, `3.0 days`."""
+    unit, name = unit_of(hours)
+    return f"{hours / unit:.1f} {name}"

@@ -1,30 +1,43 @@
-"""All that an answer rests on: what a plan's file has, and what must be measured first.
+"""Gather what a plan rests on: what its file has, and what must be measured or trained first.
 
-TODO-DOC The probe runs that a plan still lacks: which, how long they take, one after another.
+Each part is in the plan's file as soon as it is there, so that the same command continues after an
+interruption: the measurements of this host, the network between named hosts, and the probe runs,
+which are trainings of `train.py` one after another in a folder beside the file.
 """
 
 import math
 import shlex
-from collections.abc import Callable
-from dataclasses import replace
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from common.errors import InputError
+from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
+from common.processes import REPOSITORY, running
 from launch.mpirun import choose_mpirun
-from profiling.studies.training_runs import ProbedTraining, run_probe
+from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import (
     Allocation,
-    PlannerOptions,
-    fitted_to,
     forecast,
+    format_hours,
     host_model,
     workload_of,
 )
-from profiling.studies.tune.host import measure_between, named_hosts, what_to_measure
-from profiling.studies.tune.measure import OPENIMAGES, fresh, measure_host, trained_data
+from profiling.studies.tune.measure import (
+    OPENIMAGES,
+    measure_between,
+    measure_host,
+    named_hosts,
+    trained_data,
+    what_to_measure,
+)
 from profiling.studies.tune.measurements import (
+    Evaluated,
     Measurements,
     PartialMeasurement,
     ProbeRun,
@@ -34,96 +47,143 @@ from profiling.studies.tune.measurements import (
     require_same,
     write_measurements,
 )
-from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape
-from profiling.studies.tune.report import duration_words
+from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, WithGroups, fitted_to
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.mlperf.rules import Rules
+from retinanet.training.metrics_file import read_metrics
+
+SEEDS = 2
+"""Probe runs of each batch size: the least that show a spread."""
+SECONDS_FOR_A_CHECKPOINT = 600.0
+"""After so long a probe run that was asked to stop is killed: it ends its step first."""
+PROGRESS = "epoch "
+"""The start of the lines of `train.py` that are passed on."""
 
 
-def gathered(asked: PlannerOptions, *, console: Console) -> Measurements:
-    """What is known of host, network and epochs in the end.
+@dataclass(frozen=True, kw_only=True)
+class PlannerOptions:
+    """The options of `python -m launch tune`, by their names."""
 
-    Each part is in the plan's file as soon as it is there.
+    hosts: int
+    network: Network | None
+    measure_hosts: str | None
+    hostfile: Path | None
+    data: str | None
+    """None: the plan's, else OpenImages."""
+    rules: Rules
+    overrides: list[str]
+    probe: tuple[int, ...] | None
+    """Global batch sizes, ascending; None: the plan's."""
+    probe_target: float | None
+    """mAP; None: the plan's, else the configuration's."""
+    probe_seeds: int | None
+    """None: the plan's, else `SEEDS`."""
+    groups: WithGroups
+    deadline: float | None
+    budget: float | None
+    plan: Path | None
+    chart: Path | None
+    slurm: Path | None
+    json_file: Path | None
+    mpirun: Path | None
+
+    def write(self, content: Measurements | PartialMeasurement) -> None:
+        """Write measurements to the plan's file, if there is one.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        if self.plan is not None:
+            write_measurements(self.plan, content)
+
+
+def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
+    """Return what is known of host, network and epochs in the end.
 
     Args:
-        asked: The command line.
+        options: The command line.
         console: Where progress is shown.
 
     Raises:
-        InputError: An option does not fit the plan, the network is not known, nobody knows the
-            epochs, or a file cannot be read or written.
-        JobFailedError, WorkerDiedError: What was measured could not go on.
-        KeyboardInterrupt: Ctrl-C; what is kept was told.
+        InputError: An option does not fit the plan, the network or the epochs are not known, or a
+            file cannot be read or written.
+        JobFailedError, WorkerDiedError: A measurement could not go on.
+        KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
     """
-    plan, kept = asked.plan, None
+    plan, stored = options.plan, None
     if plan is not None and plan.exists():
-        kept = read_measurements(plan)
-        require_same_question(asked, kept, plan)
-    hosts = named_hosts(asked.measure_hosts, asked.hostfile)
-    require_network(asked, kept, hosts)
-    if kept is not None:  # what the command line leaves out is as it was
-        asked = replace(asked, data=kept.data, overrides=list(kept.overrides))
-    name = asked.data or OPENIMAGES
-    probes = probes_of(asked, kept, name=name)
-    if isinstance(kept, Measurements):
-        console.print(f"measured before: {plan}, {kept.environment['cpu']}", soft_wrap=True)
-        measured = kept
+        stored = read_measurements(plan)
+        require_same_training(options, stored, plan)
+    hosts = named_hosts(options.measure_hosts, options.hostfile)
+    require_network(options, stored, hosts)
+    if stored is not None:  # what the command line leaves out is as it was
+        options = replace(options, data=stored.data, overrides=list(stored.overrides))
+    name = options.data or OPENIMAGES
+    probes = wanted_probes(options, stored, name=name)
+    if isinstance(stored, Measurements):
+        console.print(f"measured before: {plan}, {stored.environment['cpu']}", soft_wrap=True)
+        measured = stored
     else:
-        measured = measured_here(asked, kept, name=name, console=console)
-    measured = with_network(asked, measured, hosts, console=console)
-    return measured if probes is None else with_probes(asked, measured, probes, console=console)
+        measured = measured_here(options, stored, name=name, console=console)
+    measured = with_network(options, measured, hosts, console=console)
+    return measured if probes is None else with_probes(options, measured, probes, console=console)
 
 
-def require_same_question(
-    asked: PlannerOptions, kept: Measurements | PartialMeasurement, plan: Path
+def require_same_training(
+    options: PlannerOptions, stored: Measurements | PartialMeasurement, plan: Path
 ) -> None:
     """Refuse a plan of another training.
 
     Raises:
         InputError: Names what it was measured with.
     """
-    if asked.data not in (None, kept.data):
+    if options.data not in (None, stored.data):
         raise InputError(
-            f"{plan}: was measured with --data {kept.data}; leave --data out, or give another "
+            f"{plan}: was measured with --data {stored.data}; leave --data out, or give another "
             "--plan"
         )
-    if asked.overrides and tuple(asked.overrides) != kept.overrides:
+    if options.overrides and tuple(options.overrides) != stored.overrides:
         raise InputError(
-            f"{plan}: was measured with {shlex.join(kept.overrides) or 'no overrides'}; leave them "
-            "out, or give another --plan"
+            f"{plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; leave "
+            "them out, or give another --plan"
         )
 
 
 def require_network(
-    asked: PlannerOptions, kept: Measurements | PartialMeasurement | None, named: tuple[str, ...]
+    options: PlannerOptions,
+    stored: Measurements | PartialMeasurement | None,
+    named: tuple[str, ...],
 ) -> None:
-    """Refuse to plan for several hosts where nothing tells what joins them.
+    """Refuse to plan for several hosts if the network between them is not known.
 
     Raises:
-        InputError: Names the options that would tell.
+        InputError: Names the options that would give it.
     """
-    is_measured = isinstance(kept, Measurements) and kept.between_hosts is not None
-    if asked.hosts > 1 and asked.network is None and not named and not is_measured:
+    is_measured = isinstance(stored, Measurements) and stored.between_hosts is not None
+    if options.hosts > 1 and options.network is None and not named and not is_measured:
         raise InputError(
-            f"--hosts {asked.hosts}: the network between them is not known; give --network, such "
+            f"--hosts {options.hosts}: the network between them is not known; give --network, such "
             "as 25Gbit/s,20us, or measure it with --measure-hosts A,B"
         )
 
 
-def probes_of(
-    asked: PlannerOptions, kept: Measurements | PartialMeasurement | None, *, name: str
+def wanted_probes(
+    options: PlannerOptions, stored: Measurements | PartialMeasurement | None, *, name: str
 ) -> Probes | None:
-    """The probe runs that there are to be; None for data whose epochs MLPerf's points tell.
+    """Return the probe runs that there are to be; None for data with MLPerf's reference points.
+
+    What the options leave open is as it was stored, or as configured.
 
     Raises:
-        InputError: Options of probes do not fit the data, or lack.
+        InputError: Options of probes do not fit the data, or are missing.
     """
-    options = {
-        "--probe": asked.probe,
-        "--probe-target": asked.probe_target,
-        "--probe-seeds": asked.probe_seeds,
+    values = {
+        "--probe": options.probe,
+        "--probe-target": options.probe_target,
+        "--probe-seeds": options.probe_seeds,
     }
-    given = [option for option, value in options.items() if value is not None]
+    given = [option for option, value in values.items() if value is not None]
     if name == OPENIMAGES and given:
         raise InputError(
             f"{given[0]}: the epochs of openimages are MLPerf's; leave it out, or give --data with "
@@ -131,169 +191,41 @@ def probes_of(
         )
     if name == OPENIMAGES:
         return None
-    if asked.plan is None:
+    if options.plan is None:
         raise InputError(
             f"--data {name}: its probe runs take long and are kept beside the plan; give --plan "
             "FILE"
         )
-    before = kept.probes if isinstance(kept, Measurements) else None
-    folder = probes_folder(asked.plan)
-    if before is None and folder.exists():  # they may be of other settings
-        raise InputError(
-            f"{folder}: has probe runs that {asked.plan} knows nothing of; move them away, or give "
-            "another --plan"
+    before = stored.probes if isinstance(stored, Measurements) else None
+    if before is not None:
+        return replace(
+            before,
+            target_map=options.probe_target or before.target_map,
+            batch_sizes=options.probe or before.batch_sizes,
+            seeds=options.probe_seeds or before.seeds,
         )
-    return wanted_probes(asked, name=name, kept=before)
-
-
-def measured_here(
-    asked: PlannerOptions, begun: PartialMeasurement | None, *, name: str, console: Console
-) -> Measurements:
-    """Measure this host, or what an earlier command has left to measure.
-
-    Raises:
-        InputError: What was begun is of another machine, other packages or another training.
-        JobFailedError, WorkerDiedError: What was measured could not go on.
-        KeyboardInterrupt: Ctrl-C; what is kept was told.
-    """
-    mpirun = choose_mpirun(asked.mpirun)
-    data = trained_data(name, asked.overrides, console=console)
-    wanted = what_to_measure(data, overrides=asked.overrides)
-    start = fresh(wanted)
-    if begun is not None:
-        assert asked.plan is not None
-        require_same(asked.plan, begun, start)
-        start = begun
-        console.print(f"going on: {asked.plan}, {progress_words(start, wanted.rounds)}")
-    latest = start
-
-    def keep(now: PartialMeasurement) -> None:
-        nonlocal latest
-        latest = now
-        write(asked.plan, now)
-
-    try:
-        measured = measure_host(wanted, start, keep=keep, mpirun=mpirun, console=console)
-    except KeyboardInterrupt:
-        kept = f"{asked.plan} has {progress_words(latest, wanted.rounds)}; the same command goes on"
-        none = "nothing is kept without --plan FILE"
-        console.print(f"stopped: {kept if asked.plan else none}", soft_wrap=True)
-        raise
-    write(asked.plan, measured)
-    if asked.plan is not None:
-        console.print(f"measured: {asked.plan}", soft_wrap=True)
-    return measured
-
-
-def progress_words(begun: PartialMeasurement, rounds: int) -> str:
-    """How much of the measurement is there."""
-    return f"{begun.done} of {rounds * len(begun.measured)} jobs"
-
-
-def with_network(
-    asked: PlannerOptions, measured: Measurements, hosts: tuple[str, ...], *, console: Console
-) -> Measurements:
-    """With the network between the hosts that were named, if others were measured before.
-
-    Raises:
-        InputError: It could not be measured.
-    """
-    before = measured.between_hosts
-    if not hosts or (before is not None and before.hosts == hosts):
-        return measured
-    console.print(f"all-reduces between {', '.join(hosts)} …", soft_wrap=True)
-    found = measure_between(hosts, mpirun=choose_mpirun(asked.mpirun))
-    measured = replace(measured, between_hosts=found)
-    write(asked.plan, measured)
-    return measured
-
-
-def with_probes(
-    asked: PlannerOptions, measured: Measurements, probes: Probes, *, console: Console
-) -> Measurements:
-    """With all probe runs that are wanted.
-
-    Raises:
-        InputError: Some are missing and `--probe` is not given, or the configuration is not there
-            any more.
-        JobFailedError: A training did not end well; it has said why.
-        KeyboardInterrupt: Ctrl-C; what is kept was told.
-    """
-    assert asked.plan is not None
-    lacking = len(probes.missing)
-    if lacking and asked.probe is None:  # a question on a laptop shall not begin to train
-        sizes = ",".join(map(str, probes.batch_sizes))
+    folder = probes_folder(options.plan)
+    if folder.exists():  # they may be of other settings
         raise InputError(
-            f"{asked.plan}: {lacking} of {len(probes.wanted)} probe runs have not trained until "
-            f"mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
+            f"{folder}: has probe runs that {options.plan} knows nothing of; move them away, or "
+            "give another --plan"
         )
-    if probes != measured.probes:
-        measured = replace(measured, probes=probes)
-        write(asked.plan, measured)
-    if not lacking:
-        return measured
-    folder = probes_folder(asked.plan)
-
-    def keep(now: Probes) -> None:
-        write(asked.plan, replace(measured, probes=now))
-
-    try:
-        found = run_probes(probes, measured, folder=folder, keep=keep, console=console)
-    except KeyboardInterrupt:
-        console.print(f"stopped: {folder} has the trainings; the same command goes on")
-        raise
-    console.print(f"probe runs: {folder}; nothing reads it any more but further probes")
-    return replace(measured, probes=found)
+    return first_probes(options, name=name)
 
 
-def write(plan: Path | None, content: Measurements | PartialMeasurement) -> None:
-    """Keep it, where there is a file for it.
-
-    Raises:
-        InputError: It cannot be written.
-    """
-    if plan is not None:
-        write_measurements(plan, content)
-
-
-SEEDS = 2
-"""Of each batch size: the least that show a spread."""
-
-
-def wanted_probes(asked: PlannerOptions, *, name: str, kept: Probes | None) -> Probes:
-    """What there is to know in the end, with the runs that are there.
-
-    Args:
-        asked: The command line; what it leaves open is as it was kept, or as configured.
-        name: Of the configuration.
-        kept: Of earlier commands.
+def first_probes(options: PlannerOptions, *, name: str) -> Probes:
+    """Return those of a plan that has none.
 
     Raises:
         InputError: There are no batch sizes, or no target.
     """
-    if kept is None:
-        return first_probes(asked, name=name)
-    return replace(
-        kept,
-        target_map=asked.probe_target or kept.target_map,
-        batch_sizes=asked.probe or kept.batch_sizes,
-        seeds=asked.probe_seeds or kept.seeds,
-    )
-
-
-def first_probes(asked: PlannerOptions, *, name: str) -> Probes:
-    """Those of a plan that has none.
-
-    Raises:
-        InputError: There are no batch sizes, or no target.
-    """
-    if asked.probe is None:
+    if options.probe is None:
         raise InputError(
             f"--data {name}: nobody knows its epochs yet; give --probe 8,16,32, the global batch "
             "sizes to train with until --probe-target"
         )
-    training = load_config(name, asked.overrides).training
-    target = asked.probe_target or training.target_map
+    training = load_config(name, options.overrides).training
+    target = options.probe_target or training.target_map
     if target is None:
         raise InputError(
             f"--probe-target: is missing, and {name} has no training.target_map; give the mAP to "
@@ -306,15 +238,114 @@ def first_probes(asked: PlannerOptions, *, name: str) -> Probes:
     )
     return Probes(
         target_map=target,
-        batch_sizes=asked.probe,
-        seeds=asked.probe_seeds or SEEDS,
+        batch_sizes=options.probe,
+        seeds=options.probe_seeds or SEEDS,
         rule=rule,
     )
 
 
 def probes_folder(plan: Path) -> Path:
-    """Where the runs of a plan are: beside its file."""
+    """Return the folder of a plan's probe runs, beside its file."""
     return plan.with_name(f"{plan.stem}-probes")
+
+
+def measured_here(
+    options: PlannerOptions, begun: PartialMeasurement | None, *, name: str, console: Console
+) -> Measurements:
+    """Measure this host, or what an earlier command has left to measure.
+
+    Raises:
+        InputError: What was begun is of another machine, other packages or another training.
+        JobFailedError, WorkerDiedError: A measurement could not go on.
+        KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
+    """
+    mpirun = choose_mpirun(options.mpirun)
+    data = trained_data(name, options.overrides, console=console)
+    wanted = what_to_measure(data, overrides=options.overrides)
+    latest = wanted.begin()
+
+    def done() -> str:
+        return f"{latest.done} of {wanted.rounds * len(latest.measured)} jobs"
+
+    if begun is not None:
+        assert options.plan is not None
+        require_same(options.plan, begun, latest)
+        latest = begun
+        console.print(f"going on: {options.plan}, {done()}")
+
+    def keep(now: PartialMeasurement) -> None:
+        nonlocal latest
+        latest = now
+        options.write(now)
+
+    try:
+        measured = measure_host(wanted, latest, keep=keep, mpirun=mpirun, console=console)
+    except KeyboardInterrupt:
+        kept = f"{options.plan} has {done()}; the same command goes on"
+        none = "nothing is kept without --plan FILE"
+        console.print(f"stopped: {kept if options.plan else none}", soft_wrap=True)
+        raise
+    options.write(measured)
+    if options.plan is not None:
+        console.print(f"measured: {options.plan}", soft_wrap=True)
+    return measured
+
+
+def with_network(
+    options: PlannerOptions, measured: Measurements, hosts: tuple[str, ...], *, console: Console
+) -> Measurements:
+    """Return the measurements with the network between the named hosts, measured if need be.
+
+    Raises:
+        InputError: It could not be measured.
+    """
+    before = measured.between_hosts
+    if not hosts or (before is not None and before.hosts == hosts):
+        return measured
+    console.print(f"all-reduces between {', '.join(hosts)} …", soft_wrap=True)
+    between = measure_between(hosts, mpirun=choose_mpirun(options.mpirun))
+    measured = replace(measured, between_hosts=between)
+    options.write(measured)
+    return measured
+
+
+def with_probes(
+    options: PlannerOptions, measured: Measurements, probes: Probes, *, console: Console
+) -> Measurements:
+    """Return the measurements with all probe runs that are wanted.
+
+    Raises:
+        InputError: Some are missing and `--probe` is not given, or the configuration is gone.
+        JobFailedError: A training did not end well; it has printed why.
+        KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
+    """
+    assert options.plan is not None
+    missing = len(probes.missing)
+    if missing and options.probe is None:  # on a laptop no training shall begin unasked
+        sizes = ",".join(map(str, probes.batch_sizes))
+        raise InputError(
+            f"{options.plan}: {missing} of {len(probes.wanted)} probe runs have not trained until "
+            f"mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
+        )
+    if probes != measured.probes:
+        measured = replace(measured, probes=probes)
+        options.write(measured)
+    if not missing:
+        return measured
+    folder = probes_folder(options.plan)
+    try:
+        probes = run_probes(
+            probes,
+            measured,
+            folder=folder,
+            keep=lambda now: options.write(replace(measured, probes=now)),
+            console=console,
+        )
+    except KeyboardInterrupt:
+        console.print(f"stopped: {folder} has the trainings; the same command goes on")
+        raise
+    console.print(f"probe runs: {folder}; nothing reads it any more but further probes")
+    return replace(measured, probes=probes)
 
 
 def run_probes(
@@ -325,27 +356,21 @@ def run_probes(
     keep: Callable[[Probes], None],
     console: Console,
 ) -> Probes:
-    """Run those that are missing; each is handed on as soon as it is there.
+    """Run the missing probe runs; each continues where an earlier command has stopped.
 
     Args:
         probes: All that are wanted.
-        measured: Of the host that they run on; tells how long they take.
+        measured: The host that they run on, from which follows how long they take.
         folder: Of the runs.
-        keep: Told after each.
+        keep: Called after each with all that are there.
         console: Where progress is shown.
 
     Raises:
         InputError: The configuration is not there any more.
-        JobFailedError: A training did not end well; it has said why.
+        JobFailedError: A training did not end well; it has printed why.
         KeyboardInterrupt: Ctrl-C; the training has written a checkpoint.
     """
     config = load_config(measured.config, measured.overrides)
-    training = ProbedTraining(
-        config=measured.config,
-        overrides=measured.overrides,
-        local_batch=config.training.batch_size,
-        folder=folder,
-    )
     missing, total = probes.missing, len(probes.wanted)
     most = longest_hours(measured, config)
 
@@ -354,36 +379,97 @@ def run_probes(
 
     for number, (size, seed) in enumerate(missing):
         place = total - len(missing) + number + 1
-        left = duration_words((len(missing) - number) * most)
+        remaining = format_hours((len(missing) - number) * most)
         say(
             f"probe {place} of {total}: global batch {size}, seed {seed}; those that are left take "
-            f"up to {left} for all their epochs ({config.training.epochs})"
+            f"up to {remaining} for all their epochs ({config.training.epochs})"
         )
-        found = run_probe(training, probes, batch_size=size, seed=seed, say=say)
-        probes = replace(probes, runs=with_run(probes.runs, found))
+        began, name = time.monotonic(), f"batch-{size}-seed-{seed}"
+        command = probe_command(
+            measured,
+            probes,
+            local_batch=math.gcd(config.training.batch_size, size),
+            batch_size=size,
+            seed=seed,
+        )
+        run_training([*command, f"run.root={folder}", f"run.name={name}"], say=say)
+        evaluations = evaluations_in(read_metrics(folder / name / "metrics.jsonl"))
+        run = ProbeRun(
+            batch_size=size,
+            seed=seed,
+            evaluations=evaluations,
+            is_over=all(evaluated.score < probes.target_map for evaluated in evaluations),
+            seconds=time.monotonic() - began,
+        )
+        others = [one for one in probes.runs if (one.batch_size, one.seed) != (size, seed)]
+        probes = replace(probes, runs=(*others, run))
         keep(probes)
-        say(f"  {outcome_words(found, probes.target_map)}")
+        say(f"  {outcome_words(run, probes.target_map)}")
     return probes
 
 
-def with_run(runs: tuple[ProbeRun, ...], found: ProbeRun) -> tuple[ProbeRun, ...]:
-    """The runs with this one, which takes the place of an earlier state of itself."""
-    others = (one for one in runs if (one.batch_size, one.seed) != (found.batch_size, found.seed))
-    return (*others, found)
+def probe_command(
+    measured: Measurements, probes: Probes, *, local_batch: int, batch_size: int, seed: int
+) -> list[str]:
+    """Return the command of a probe run, in which a large batch is made of several local ones."""
+    return [
+        *(sys.executable, str(REPOSITORY / "train.py"), "--config", measured.config),
+        *("--auto-resume", *measured.overrides),
+        f"run.seed={seed}",
+        f"training.batch_size={local_batch}",
+        f"training.gradient_accumulation={batch_size // local_batch}",
+        f"training.learning_rate={probes.rule.scaled(batch_size):.3g}",
+        f"training.target_map={probes.target_map:g}",
+        "evaluation.every=1",
+        "evaluation.pictures=0",
+        "checkpoint.keep=1",
+    ]
 
 
-def outcome_words(one: ProbeRun, target: float) -> str:
-    """How one training ended."""
-    epochs, took = one.epochs_until(target), duration_words(one.seconds / 3600)
+def run_training(command: Sequence[str], *, say: Callable[[str], None]) -> None:
+    """Run `train.py`; Ctrl-C and SIGTERM let it write a checkpoint first.
+
+    Raises:
+        JobFailedError: It did not end well; it has printed why.
+        KeyboardInterrupt: It was stopped.
+    """
+    with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith(PROGRESS):
+                    say(line.rstrip())
+        except KeyboardInterrupt:
+            say("stopping: the training ends its step and writes a checkpoint")
+            raise
+        code = process.wait()
+    if code == STOPPED_BY_SIGNAL:
+        raise KeyboardInterrupt
+    if code != FINISHED:
+        raise JobFailedError(code if code > 0 else 128 - code)
+
+
+def evaluations_in(records: Sequence[dict[str, Any]]) -> tuple[Evaluated, ...]:
+    """Return the evaluations of a run; a metric that does not exist counts as 0."""
+    return tuple(
+        Evaluated(epoch=float(record["epoch"]), score=float(record["map"] or 0.0))
+        for record in records
+        if record["kind"] == "evaluation"
+    )
+
+
+def outcome_words(run: ProbeRun, target: float) -> str:
+    """Return how a probe run ended."""
+    epochs, took = run.epochs_until(target), format_hours(run.seconds / 3600)
     if math.isinf(epochs):
-        return f"{one.name}: mAP {target:g} not reached, at best {one.best:.3f} ({took})"
-    return f"{one.name}: {epochs:.2f} epochs to mAP {target:g} ({took})"
+        return f"{run.name}: mAP {target:g} not reached, at best {run.best:.3f} ({took})"
+    return f"{run.name}: {epochs:.2f} epochs to mAP {target:g} ({took})"
 
 
 def longest_hours(measured: Measurements, config: Config) -> float:
-    """Of a probe run that trains all its epochs, by the measured steps: one rank on this host."""
+    """Return the time of a probe run that trains all epochs: one rank on this host."""
     batch_size = config.training.batch_size
-    threads = max(one.threads for one in measured.shapes if one.ranks == 1)
+    threads = max(shape.threads for shape in measured.shapes if shape.ranks == 1)
     host = host_model(
         measured,
         fitted_to(measured.steps, cores=measured.cores),
@@ -394,10 +480,10 @@ def longest_hours(measured: Measurements, config: Config) -> float:
         target="the last epoch",
         source="the configuration",
     )
-    found = forecast(
+    result = forecast(
         Allocation(hosts=1, on_host=Shape(ranks=1, threads=threads, batch_size=batch_size)),
         host=host,
         epochs=all_epochs,
         workload=replace(workload_of(measured), every=1),
     )
-    return found.hours.middle
+    return result.hours.middle

@@ -1,17 +1,17 @@
-"""Measure this host: steps by ranks, threads and local batch, evaluation, all-reduces.
+"""What the planner measures of this host and its network, part after part, in minutes.
 
-TODO-DOC All that the planner wants to know of this host, measured in minutes, part after part.
-
-What is measured is handed on at once, so that an interrupted measurement goes on where it stopped.
-
-TODO-DOC What is trained: MLPerf's part of OpenImages, or the data of any configuration.
+A measurement has training steps by ranks, threads and local batch, all-reduces between ranks of the
+host, evaluation, COCO's metric and the optimizer's step. Each part is handed on as soon as it is
+measured, so that an interrupted measurement continues. What is trained is MLPerf's part of
+OpenImages, or the data of any configuration; where there is no data set, steps are measured on
+synthetic data. The network between named hosts is measured by all-reduces over a rank on each.
 """
 
 import itertools
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,145 +19,70 @@ from typing import Any
 from rich.console import Console
 
 from common.errors import INTERRUPTED, InputError
-from common.machine import environment
+from common.machine import anonymous_bytes, environment
+from launch.hosts import expand_hosts, hosts_with_ranks, read_hostfile
+from launch.limits import memory_left, read_allowance
 from launch.mpirun import Mpirun
+from launch.placement import fitting_shapes
+from launch.topology import count_cores, read_topology, sockets_of
 from profiling.ablate.plan import PINNED
-from profiling.bench.job import JobFailedError, measure_all_reduces, slowest, slowest_held_back
+from profiling.bench.job import (
+    AllReduces,
+    JobFailedError,
+    MeasuredJob,
+    measure_all_reduces,
+    slowest,
+    slowest_held_back,
+)
 from profiling.bench.metric_benchmark import FOUND, measured_metric
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
-from profiling.studies.scale.study import (
-    Combination,
-    Job,
-    Measured,
-    Rounds,
-    job_of_combination,
-    run_rounds,
+from profiling.studies.scale.study import Combination, Job, Measured, Rounds, run_rounds
+from profiling.studies.tune.measurements import (
+    Added,
+    BetweenHosts,
+    JobsOfShape,
+    Measurements,
+    PartialMeasurement,
 )
-from profiling.studies.tune.measurements import Added, JobsOfShape, Measurements, PartialMeasurement
-from profiling.studies.tune.model import Shape, StepTime, rank_counts_of_host
+from profiling.studies.tune.model import Shape, StepTime, rank_counts, rank_counts_of_host
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
+from retinanet.placement import core_request
 
 STEPS = 2
-"""Of a job that count; beside each is one without exchange."""
+"""Steps of a job that count; beside each is one without exchange."""
 WARM_UP = 2
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the measured ranks train."""
-
-    config: str
-    overrides: tuple[str, ...]
-    rounds: int
-    """Jobs of each shape."""
-
-
-def measure_steps(
-    shapes: Sequence[Shape],
-    trained: Trained,
-    *,
-    mpirun: Mpirun,
-    scenes: Path,
-    console: Console,
-    before: Sequence[JobsOfShape] = (),
-    keep: Callable[[Sequence[Measured]], None] = lambda measured: None,
-) -> list[Measured]:
-    """Run a job for each shape in each round.
-
-    Args:
-        shapes: In the order of the first round.
-        trained: What.
-        mpirun: Starts the jobs.
-        scenes: Folder for drawn scenes.
-        console: Where progress is shown.
-        before: Jobs that have run, which are not run again.
-        keep: Told all that is measured after each job.
-
-    Raises:
-        JobFailedError: One did not end well; its ranks have said why.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    combinations = [combination_of(one) for one in shapes]
-    jobs: dict[Combination, list[Job]] = {
-        combination_of(one.shape): list(one.jobs) for one in before
-    }
-    study = Rounds(combinations, trained.rounds, jobs, title="planner, steps")
-    job_of = partial(
-        job_of_combination,
-        config=trained.config,
-        overrides=trained.overrides,
-        warm_up=WARM_UP,
-        steps=STEPS,
-        scenes=scenes,
-        own_model=True,
-    )
-    kept = partial(keep_study, study, keep)
-    run_rounds(study, job_of, mpirun=mpirun, console=console, keep=kept)
-    if study.code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if study.code:
-        raise JobFailedError(study.code)
-    return study.measured
-
-
-def keep_study(study: Rounds, keep: Callable[[Sequence[Measured]], None]) -> None:
-    """Hand on what a study has come to."""
-    keep(study.measured)
-
-
-def combination_of(shape: Shape) -> Combination:
-    """A shape as jobs know it."""
-    return Combination(ranks=shape.ranks, threads=shape.threads, batch_size=shape.batch_size)
-
-
-def shape_of(one: Combination) -> Shape:
-    """The way back."""
-    return Shape(ranks=one.ranks, threads=one.threads, batch_size=one.batch_size)
-
-
-def step_time(measured: Measured) -> StepTime:
-    """The median step of a combination, without exchange of gradients."""
-    one = measured.combination
-    seconds = [
-        value
-        for job in measured.jobs
-        for value in (slowest_held_back(job) if one.ranks > 1 else slowest(job))
-    ]
-    return StepTime(shape=shape_of(one), seconds=median(seconds))
-
-
-def added(measured: Sequence[Measured]) -> list[Added]:
-    """What the exchange added, of all combinations of several ranks.
-
-    As a share of the step without it; each step is held against its neighbour.
-    """
-    return [
-        Added(
-            ranks=one.combination.ranks,
-            batch_size=one.combination.batch_size,
-            share=share / (1 - share),
-        )
-        for one in measured
-        if (share := one.added_share) is not None
-    ]
-
-
+ROUNDS = 2
 EVALUATION_IMAGES = 2
-RUNS, HOST_WARM_UP = 3, 2
-"""Of evaluation and optimizer."""
+RUNS, WARM_UP_RUNS = 3, 2
+"""Runs of evaluation and optimizer."""
 METRIC_SHARE = 10
-"""The metric is computed of a tenth of the images; it takes ten times as long of all."""
+"""The metric is computed of a tenth of the images; it takes ten times as long for all."""
 BUCKET_BYTES = 25 * 2**20
-"""Of gradients that DDP exchanges together, the last of which nothing hides."""
-SIZES = (2**12, 2**20, 2**25)
-"""Of measured all-reduces. [bytes]"""
+"""Gradients that DDP exchanges together; nothing hides the exchange of the last bucket."""
+HOST_SIZES = (2**12, 2**20, 2**25)
+"""All-reduces that are measured on this host. [bytes]"""
+NETWORK_SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
+"""All-reduces that are measured between hosts, up to about a bucket of gradients. [bytes]"""
+OPENIMAGES = "openimages"
+"""The data whose epochs are those of MLPerf's reference points."""
+CLASSES = 264
+"""Classes of MLPerf's part of OpenImages v6."""
+SCENES = 96
+"""Synthetic images for the measured jobs, where there is no data set or it is synthetic itself."""
+MOST_PAIRS = 4
+"""Ways to divide the host that are measured."""
+BATCH_SIZES = (1, 2, 4)
+"""Images of a rank, measured and planned beside the configuration's own number: more gain little,
+and make global batches large."""
+MEMORY_SHARE = 0.9
+"""Share of the free memory that ranks may be estimated to take."""
 
 Keep = Callable[[PartialMeasurement], None]
-"""Told what is measured until now."""
+"""Receives what is measured until now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,261 +93,13 @@ class TrainedData:
     """As `--data` has it."""
     config: str
     images: int
-    """Of an epoch."""
+    """Images of an epoch."""
     evaluated_images: int
     classes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatToMeasure:
-    """On this host."""
-
-    command: str
-    measured: tuple[Shape, ...]
-    shapes: tuple[Shape, ...]
-    """All that the host has the cores and the memory for."""
-    data: TrainedData
-    overrides: tuple[str, ...]
-    """Of the user."""
-    job_overrides: tuple[str, ...]
-    """Of the measured jobs: these, and drawn scenes where there is no data set."""
-    config: Config
-    """Of the user's overrides."""
-    cores: int
-    sockets: int
-    rounds: int
-
-
-def fresh(asked: WhatToMeasure) -> PartialMeasurement:
-    """A measurement of which nothing is measured yet."""
-    return PartialMeasurement(
-        command=asked.command,
-        environment=environment(),
-        data=asked.data.name,
-        overrides=asked.overrides,
-        question=of_question(asked) | {"rounds": asked.rounds, "jobs": list(asked.job_overrides)},
-        measured=asked.measured,
-        shapes=asked.shapes,
-    )
-
-
-def measure_host(
-    asked: WhatToMeasure, begun: PartialMeasurement, *, keep: Keep, mpirun: Mpirun, console: Console
-) -> Measurements:
-    """Measure what is missing; every part says what it does.
-
-    Args:
-        asked: What there is to measure.
-        begun: What is measured; `fresh`, or of an earlier command.
-        keep: Told after every job, and after every other part.
-        mpirun: Starts the jobs.
-        console: Where progress is shown.
-
-    Raises:
-        JobFailedError: Ranks could not go on; they have said why.
-        WorkerDiedError: The evaluation could not.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    with tempfile.TemporaryDirectory(prefix="tune-") as folder, background_load() as others:
-        scenes = Path(folder, "scenes")
-        found = with_steps(asked, begun, keep=keep, mpirun=mpirun, scenes=scenes, console=console)
-        if found.all_reduces is None:
-            console.print("all-reduces …")
-            found = with_all_reduces(asked, found, mpirun=mpirun)
-            keep(found)
-        if found.evaluation_seconds is None:
-            console.print("evaluation …")
-            found = replace(found, evaluation_seconds=evaluation_seconds(asked))
-            keep(found)
-        if found.metric_seconds is None:
-            console.print("COCO's metric …")
-            found = replace(found, metric_seconds=metric_seconds(asked.data.evaluated_images))
-            keep(found)
-        if found.update_seconds is None:
-            console.print("the optimizer's step …")
-            found = replace(found, update_seconds=update_seconds(asked))
-            keep(found)
-    return finished(asked, found, busy_cores=others.cores)
-
-
-def with_steps(
-    asked: WhatToMeasure,
-    begun: PartialMeasurement,
-    *,
-    keep: Keep,
-    mpirun: Mpirun,
-    scenes: Path,
-    console: Console,
-) -> PartialMeasurement:
-    """All jobs, of which some may have run."""
-    measured = measure_steps(
-        begun.measured,
-        Trained(asked.data.config, asked.job_overrides, rounds=asked.rounds),
-        mpirun=mpirun,
-        scenes=scenes,
-        console=console,
-        before=begun.jobs,
-        keep=lambda until_now: keep(with_jobs(begun, until_now)),
-    )
-    return with_jobs(begun, measured)
-
-
-def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
-    """These jobs in the place of those before."""
-    jobs = [
-        JobsOfShape(shape=shape_of(one.combination), jobs=tuple(map(tuple, one.jobs)))
-        for one in measured
-    ]
-    return replace(begun, jobs=tuple(jobs))
-
-
-def with_all_reduces(
-    asked: WhatToMeasure, begun: PartialMeasurement, *, mpirun: Mpirun
-) -> PartialMeasurement:
-    """Between ranks of this host; on one core there are none."""
-    if asked.cores == 1:
-        return replace(begun, all_reduces=(), all_reduces_over="one core")
-    found = [
-        measure_all_reduces(sizes=SIZES, ranks=ranks, mpirun=mpirun)
-        for ranks in rank_counts_of_host(asked.cores, sockets=asked.sockets)
-    ]
-    times = tuple(itertools.chain.from_iterable(one.times for one in found))
-    return replace(begun, all_reduces=times, all_reduces_over=found[-1].over)
-
-
-def finished(asked: WhatToMeasure, found: PartialMeasurement, *, busy_cores: float) -> Measurements:
-    """What the planner keeps of a whole measurement.
-
-    `busy_cores`: that other work kept busy, while the last command measured.
-    """
-    assert found.all_reduces is not None
-    assert found.evaluation_seconds is not None and found.metric_seconds is not None
-    measured = [
-        Measured(combination=combination_of(one.shape), jobs=one.jobs) for one in found.jobs
-    ]
-    return Measurements(
-        **of_question(asked),
-        command=found.command,
-        environment=found.environment,
-        shapes=found.shapes,
-        steps=tuple(step_time(one) for one in measured),
-        added=tuple(added(measured)),
-        all_reduces=found.all_reduces,
-        all_reduces_over=found.all_reduces_over,
-        backward_share=backward_share(measured),
-        data_share=max(one.data_share for one in measured),
-        evaluation_seconds=found.evaluation_seconds,
-        metric_seconds=found.metric_seconds,
-        busy_cores=busy_cores,
-        update_seconds=found.update_seconds,
-    )
-
-
-def of_question(asked: WhatToMeasure) -> dict[str, Any]:
-    """What of the measurements' file need not be measured, as JSON has it."""
-    config = asked.config
-    gradients = gradient_bytes(asked)
-    return {
-        "cores": asked.cores,
-        "sockets": asked.sockets,
-        "data": asked.data.name,
-        "config": asked.data.config,
-        "overrides": list(asked.overrides),
-        "images": asked.data.images,
-        "evaluated_images": asked.data.evaluated_images,
-        "batch_size": config.training.batch_size,
-        "every": config.evaluation.every,
-        "image_size": config.data.image_size,
-        "classes": asked.data.classes,
-        "precision": config.engine.precision,
-        "compress": config.distributed.compress,
-        "gradient_bytes": gradients,
-        "last_bytes": min(gradients, BUCKET_BYTES),
-    }
-
-
-def metric_seconds(images: int) -> float:
-    """COCO's metric of the whole validation split, from a tenth of it."""
-    tenth = max(1, images // METRIC_SHARE)
-    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND)["seconds"]
-    return seconds * images / tenth
-
-
-def evaluation_seconds(asked: WhatToMeasure) -> float:
-    """Of an image, of one thread."""
-    config = asked.config
-    evaluation = Variant(
-        name="evaluation",
-        about="from images to boxes, as train.py evaluates",
-        recipe=f"{RECIPES}.evaluation",
-        options={
-            "whose": "ours",
-            "norm": config.model.norm,
-            "precision": config.engine.precision,
-        },
-        environment=PINNED,
-    )
-    workload = Workload(
-        images=EVALUATION_IMAGES, image_size=config.data.image_size, classes=asked.data.classes
-    )
-    return seconds_of(evaluation, workload) * asked.cores / EVALUATION_IMAGES
-
-
-def update_seconds(asked: WhatToMeasure) -> float:
-    """The optimizer's step over all weights, by one thread."""
-    step = Variant(
-        name="optimizer",
-        about="the optimizer's step, as of compute groups",
-        recipe=f"{RECIPES}.optimizer_step",
-        options={"name": asked.config.training.optimizer, "fused": True},
-        environment=PINNED | {"OMP_NUM_THREADS": "1"},
-    )
-    workload = Workload(
-        images=1, image_size=asked.config.data.image_size, classes=asked.data.classes
-    )
-    return seconds_of(step, workload)
-
-
-def seconds_of(contestant: Variant, workload: Workload) -> float:
-    """Median of some runs, the first of which do not count."""
-    worker = variant_worker(contestant, workload)
-    try:
-        seconds = [worker.run().seconds for _ in range(HOST_WARM_UP + RUNS)]
-    finally:
-        worker.close()
-    return median(seconds[HOST_WARM_UP:])
-
-
-def gradient_bytes(asked: WhatToMeasure) -> int:
-    """Of one rank, as they travel."""
-    from retinanet.preflight.memory import model_bytes  # noqa: PLC0415
-
-    config = asked.config
-    trained = model_bytes(config.model, config.training, num_classes=asked.data.classes).trained
-    return trained // 2 if config.distributed.compress == "bf16" else trained
-
-
-def backward_share(found: Sequence[Measured]) -> float:
-    """Of a step, what is neither forward pass and losses nor waiting for data; median."""
-    return median(
-        1 - (forward + data) / whole
-        for one in found
-        for job in one.jobs
-        for rank in job
-        for forward, data, whole in zip(
-            rank.forward_seconds, rank.data_seconds, rank.seconds, strict=True
-        )
-    )
-
-
-OPENIMAGES = "openimages"
-"""The data whose epochs MLPerf's points tell."""
-CLASSES = 264
-"""Of MLPerf's part of OpenImages v6."""
-
-
 def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> TrainedData:
-    """The data of a name that `--data` may have.
+    """Return the data of a name that `--data` may have.
 
     Args:
         name: `openimages`, or a configuration: a path, or a name in `configs/`.
@@ -432,26 +109,14 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
     Raises:
         InputError: The configuration is wrong, or its data is not there.
     """
-    return openimages() if name == OPENIMAGES else configured(name, overrides, console=console)
-
-
-def openimages() -> TrainedData:
-    """MLPerf's part of OpenImages v6."""
-    return TrainedData(
-        name=OPENIMAGES,
-        config="openimages.yaml",
-        images=TRAINING_IMAGES,
-        evaluated_images=VALIDATION_IMAGES,
-        classes=CLASSES,
-    )
-
-
-def configured(name: str, overrides: Sequence[str], *, console: Console) -> TrainedData:
-    """The data that a configuration names, or the scenes that it has drawn.
-
-    Raises:
-        InputError: The configuration is wrong, or its data is not there.
-    """
+    if name == OPENIMAGES:
+        return TrainedData(
+            name=OPENIMAGES,
+            config="openimages.yaml",
+            images=TRAINING_IMAGES,
+            evaluated_images=VALIDATION_IMAGES,
+            classes=CLASSES,
+        )
     from retinanet.training.data import open_run_data  # noqa: PLC0415
 
     config = load_config(name, overrides)
@@ -470,3 +135,466 @@ def configured(name: str, overrides: Sequence[str], *, console: Console) -> Trai
             evaluated_images=len(data.validation),
             classes=data.classes.num_classes,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementPlan:
+    """What there is to measure on this host."""
+
+    command: str
+    measured: tuple[Shape, ...]
+    shapes: tuple[Shape, ...]
+    """All that the host has the cores and the memory for."""
+    data: TrainedData
+    overrides: tuple[str, ...]
+    """The user's."""
+    job_overrides: tuple[str, ...]
+    """Those of the measured jobs: the user's, and synthetic data where there is no data set."""
+    config: Config
+    """With the user's overrides."""
+    cores: int
+    sockets: int
+    rounds: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `Measurements` that need no measurement, as JSON has them."""
+        config = self.config
+        gradients = gradient_bytes(self)
+        return {
+            "cores": self.cores,
+            "sockets": self.sockets,
+            "data": self.data.name,
+            "config": self.data.config,
+            "overrides": list(self.overrides),
+            "images": self.data.images,
+            "evaluated_images": self.data.evaluated_images,
+            "batch_size": config.training.batch_size,
+            "every": config.evaluation.every,
+            "image_size": config.data.image_size,
+            "classes": self.data.classes,
+            "precision": config.engine.precision,
+            "compress": config.distributed.compress,
+            "gradient_bytes": gradients,
+            "last_bytes": min(gradients, BUCKET_BYTES),
+        }
+
+    def begin(self) -> PartialMeasurement:
+        """Return a measurement of which nothing is measured yet."""
+        return PartialMeasurement(
+            command=self.command,
+            environment=environment(),
+            data=self.data.name,
+            overrides=self.overrides,
+            question=self.facts() | {"rounds": self.rounds, "jobs": list(self.job_overrides)},
+            measured=self.measured,
+            shapes=self.shapes,
+        )
+
+
+def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> MeasurementPlan:
+    """Plan as much as the planner needs, of what this process may use of the host.
+
+    Raises:
+        InputError: A setting is wrong, or there is not enough memory.
+    """
+    config = load_config(data.config, overrides)
+    allowance = read_allowance()
+    sockets = sockets_of(read_topology().restricted(allowance.cpus))
+    pairs = fitting_shapes(sockets, quota=allowance.quota, request=core_request(config))
+    fits = memory_check(config, classes=data.classes)
+    own = config.training.batch_size
+    shapes = tuple(shape for shape in with_batches(pairs, own=own) if fits(shape))
+    if not shapes:
+        raise InputError("memory: not even one image fits; give a smaller data.image_size")
+    chosen = measured_pairs(pairs, most=MOST_PAIRS)
+    return MeasurementPlan(
+        command=shlex.join(["python", "-m", "launch", "tune", "--data", data.name, *overrides]),
+        measured=tuple(shape for shape in with_batches(chosen, own=own) if fits(shape)),
+        shapes=shapes,
+        data=data,
+        overrides=tuple(overrides),
+        job_overrides=(*overrides, *synthetic_data(config, classes=data.classes)),
+        config=config,
+        cores=count_cores(sockets),
+        sockets=len(sockets),
+        rounds=ROUNDS,
+    )
+
+
+def synthetic_data(config: Config, *, classes: int) -> tuple[str, ...]:
+    """Return overrides for few synthetic images, if the data is synthetic or there is no data set.
+
+    In place of a data set they have as many classes.
+    """
+
+    def few_scenes(count: int) -> str:
+        return f"data.scenes={{train: {count}, validation: 1}}"  # the jobs evaluate nothing
+
+    data = config.data
+    if data.scenes is not None:
+        return (few_scenes(min(SCENES, data.scenes.train)),)
+    if data.train_annotations is not None or (data.root is not None and data.root.exists()):
+        return ()
+    alike = (f"model.num_classes={classes}", "data.class_indices=category_id")
+    return ("data.root=null", few_scenes(SCENES), *alike)
+
+
+def memory_check(config: Config, *, classes: int) -> Callable[[Shape], bool]:
+    """Return a check whether a shape's ranks find the memory that they are estimated to take.
+
+    Args:
+        config: What they train.
+        classes: Of the model.
+    """
+    from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
+    from retinanet.preflight.check import need_of_rank  # noqa: PLC0415
+    from retinanet.preflight.memory import model_bytes  # noqa: PLC0415
+    from retinanet.preflight.run import KnownData  # noqa: PLC0415
+
+    free = memory_left()
+    sizes = model_bytes(config.model, config.training, num_classes=classes)
+    known = KnownData(num_classes=classes, train_images=None, validation_images=None)
+    engine = chosen_engine(config.engine.name)
+
+    def fits(shape: Shape) -> bool:
+        training = replace(config.training, batch_size=shape.batch_size)
+        of_shape = replace(config, training=training)
+        need = need_of_rank(of_shape, sizes, known, planned=shape.ranks, engine=engine)
+        wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
+        return free is None or wanted <= MEMORY_SHARE * free.size
+
+    return fits
+
+
+def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tuple[int, int]]:
+    """Return ranks and threads to measure: some of the host's, and single ranks of their threads.
+
+    A single rank shows what threads bring, several show what ranks take from each other.
+
+    Args:
+        shapes: Ranks and threads that the host can have, by ranks.
+        most: The most of them, beside the one of most ranks.
+    """
+    step = max(1, -(-len(shapes) // most))
+    chosen = [*shapes[::step], shapes[-1]]
+    alone = [(1, threads) for _, threads in chosen]
+    return sorted(dict.fromkeys([*alone, *chosen]))
+
+
+def with_batches(pairs: Sequence[tuple[int, int]], *, own: int) -> list[Shape]:
+    """Return every pair of ranks and threads with each of `BATCH_SIZES`, and with `own` images."""
+    return [
+        Shape(ranks=ranks, threads=threads, batch_size=batch_size)
+        for ranks, threads in pairs
+        for batch_size in sorted({*BATCH_SIZES, own})
+    ]
+
+
+def measure_host(
+    plan: MeasurementPlan,
+    begun: PartialMeasurement,
+    *,
+    keep: Keep,
+    mpirun: Mpirun,
+    console: Console,
+) -> Measurements:
+    """Measure what is missing; prints what each part does.
+
+    Args:
+        plan: What there is to measure.
+        begun: What is measured; `plan.begin()`, or that of an earlier command.
+        keep: Called after every job, and after every other part.
+        mpirun: Starts the jobs.
+        console: Where progress is shown.
+
+    Raises:
+        JobFailedError: Ranks could not go on; they have printed why.
+        WorkerDiedError: The evaluation could not.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    with tempfile.TemporaryDirectory(prefix="tune-") as folder, background_load() as others:
+        template = MeasuredJob(
+            ranks=1,
+            config=plan.data.config,
+            overrides=plan.job_overrides,
+            warm_up=WARM_UP,
+            steps=STEPS,
+            alternate=True,
+            scenes=Path(folder, "scenes"),
+            own_model=True,
+        )
+        measured = measure_steps(
+            begun.measured,
+            template,
+            rounds=plan.rounds,
+            mpirun=mpirun,
+            console=console,
+            before=begun.jobs,
+            keep=lambda until_now: keep(with_jobs(begun, until_now)),
+        )
+        result = with_jobs(begun, measured)
+        if result.all_reduces is None:
+            console.print("all-reduces …")
+            result = with_all_reduces(plan, result, mpirun=mpirun)
+            keep(result)
+        images = plan.data.evaluated_images
+        parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+            ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
+            ("COCO's metric …", "metric_seconds", lambda: metric_seconds(images)),
+            ("the optimizer's step …", "update_seconds", lambda: update_seconds(plan)),
+        )
+        for title, field, measure in parts:
+            if getattr(result, field) is None:
+                console.print(title)
+                result = replace(result, **{field: measure()})
+                keep(result)
+    return finished(plan, result, busy_cores=others.cores)
+
+
+def measure_steps(
+    shapes: Sequence[Shape],
+    template: MeasuredJob,
+    *,
+    rounds: int,
+    mpirun: Mpirun,
+    console: Console,
+    before: Sequence[JobsOfShape] = (),
+    keep: Callable[[Sequence[Measured]], None] = lambda measured: None,
+) -> list[Measured]:
+    """Run a job for each shape in each round.
+
+    Args:
+        shapes: In the order of the first round.
+        template: What all jobs have in common.
+        rounds: Jobs of each shape.
+        mpirun: Starts the jobs.
+        console: Where progress is shown.
+        before: Jobs that have run, which are not run again.
+        keep: Receives all that is measured after each job.
+
+    Raises:
+        JobFailedError: A job did not end well; its ranks have printed why.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    jobs: dict[Combination, list[Job]] = {
+        combination_of(of_shape.shape): list(of_shape.jobs) for of_shape in before
+    }
+    combinations = [combination_of(shape) for shape in shapes]
+    study = Rounds(combinations, rounds, jobs, title="planner, steps")
+    run_rounds(study, template, mpirun=mpirun, console=console, keep=lambda: keep(study.measured))
+    if study.code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if study.code:
+        raise JobFailedError(study.code)
+    return study.measured
+
+
+def combination_of(shape: Shape) -> Combination:
+    """Return a shape as the scaling study's jobs have it."""
+    return Combination(ranks=shape.ranks, threads=shape.threads, batch_size=shape.batch_size)
+
+
+def shape_of(combination: Combination) -> Shape:
+    """Return the shape of a combination on this host."""
+    return Shape(
+        ranks=combination.ranks, threads=combination.threads, batch_size=combination.batch_size
+    )
+
+
+def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
+    """Return a measurement with these jobs in the place of those before."""
+    jobs = [
+        JobsOfShape(shape=shape_of(result.combination), jobs=tuple(map(tuple, result.jobs)))
+        for result in measured
+    ]
+    return replace(begun, jobs=tuple(jobs))
+
+
+def step_time(measured: Measured) -> StepTime:
+    """Return the median step of a combination, without exchange of gradients."""
+    steps_of = slowest_held_back if measured.combination.ranks > 1 else slowest
+    seconds = median(seconds for job in measured.jobs for seconds in steps_of(job))
+    return StepTime(shape=shape_of(measured.combination), seconds=seconds)
+
+
+def added(measured: Sequence[Measured]) -> list[Added]:
+    """Return what the exchange added, for all combinations of several ranks.
+
+    It is a share of the step without exchange; each step is compared with its neighbour.
+    """
+    return [
+        Added(
+            ranks=result.combination.ranks,
+            batch_size=result.combination.batch_size,
+            share=share / (1 - share),
+        )
+        for result in measured
+        if (share := result.added_share) is not None
+    ]
+
+
+def backward_share(measured: Sequence[Measured]) -> float:
+    """Return the median share of a step that is neither forward pass, loss nor waiting for data."""
+    return median(
+        1 - (forward + data) / whole
+        for result in measured
+        for job in result.jobs
+        for rank in job
+        for forward, data, whole in zip(
+            rank.forward_seconds, rank.data_seconds, rank.seconds, strict=True
+        )
+    )
+
+
+def with_all_reduces(
+    plan: MeasurementPlan, begun: PartialMeasurement, *, mpirun: Mpirun
+) -> PartialMeasurement:
+    """Measure all-reduces between ranks of this host; on one core there are none."""
+    if plan.cores == 1:
+        return replace(begun, all_reduces=(), all_reduces_over="one core")
+    results = [
+        measure_all_reduces(sizes=HOST_SIZES, ranks=ranks, mpirun=mpirun)
+        for ranks in rank_counts_of_host(plan.cores, sockets=plan.sockets)
+    ]
+    times = tuple(itertools.chain.from_iterable(result.times for result in results))
+    return replace(begun, all_reduces=times, all_reduces_over=results[-1].over)
+
+
+def metric_seconds(images: int) -> float:
+    """Measure COCO's metric of the whole validation split, from a tenth of it."""
+    tenth = max(1, images // METRIC_SHARE)
+    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND)["seconds"]
+    return seconds * images / tenth
+
+
+def evaluation_seconds(plan: MeasurementPlan) -> float:
+    """Measure the evaluation of an image, by one thread."""
+    config = plan.config
+    evaluation = Variant(
+        name="evaluation",
+        about="from images to boxes, as train.py evaluates",
+        recipe=f"{RECIPES}.evaluation",
+        options={
+            "whose": "ours",
+            "norm": config.model.norm,
+            "precision": config.engine.precision,
+        },
+        environment=PINNED,
+    )
+    seconds = median_seconds(evaluation, plan, images=EVALUATION_IMAGES)
+    return seconds * plan.cores / EVALUATION_IMAGES
+
+
+def update_seconds(plan: MeasurementPlan) -> float:
+    """Measure the optimizer's step over all weights, by one thread."""
+    step = Variant(
+        name="optimizer",
+        about="the optimizer's step, as of compute groups",
+        recipe=f"{RECIPES}.optimizer_step",
+        options={"name": plan.config.training.optimizer, "fused": True},
+        environment=PINNED | {"OMP_NUM_THREADS": "1"},
+    )
+    return median_seconds(step, plan, images=1)
+
+
+def median_seconds(variant: Variant, plan: MeasurementPlan, *, images: int) -> float:
+    """Return the median of some runs, the first of which do not count."""
+    workload = Workload(
+        images=images, image_size=plan.config.data.image_size, classes=plan.data.classes
+    )
+    worker = variant_worker(variant, workload)
+    try:
+        seconds = [worker.run().seconds for _ in range(WARM_UP_RUNS + RUNS)]
+    finally:
+        worker.close()
+    return median(seconds[WARM_UP_RUNS:])
+
+
+def gradient_bytes(plan: MeasurementPlan) -> int:
+    """Return the gradients of one rank, as they are sent. [bytes]"""
+    from retinanet.preflight.memory import model_bytes  # noqa: PLC0415
+
+    config = plan.config
+    trained = model_bytes(config.model, config.training, num_classes=plan.data.classes).trained
+    return trained // 2 if config.distributed.compress == "bf16" else trained
+
+
+def finished(
+    plan: MeasurementPlan, result: PartialMeasurement, *, busy_cores: float
+) -> Measurements:
+    """Return what the planner keeps of a complete measurement.
+
+    Args:
+        plan: What there was to measure.
+        result: What was measured.
+        busy_cores: Cores that other work kept busy, while the last command measured.
+    """
+    assert result.all_reduces is not None
+    assert result.evaluation_seconds is not None and result.metric_seconds is not None
+    measured = [
+        Measured(combination=combination_of(of_shape.shape), jobs=of_shape.jobs)
+        for of_shape in result.jobs
+    ]
+    return Measurements(
+        **plan.facts(),
+        command=result.command,
+        environment=result.environment,
+        shapes=result.shapes,
+        steps=tuple(map(step_time, measured)),
+        added=tuple(added(measured)),
+        all_reduces=result.all_reduces,
+        all_reduces_over=result.all_reduces_over,
+        backward_share=backward_share(measured),
+        data_share=max(of_shape.data_share for of_shape in measured),
+        evaluation_seconds=result.evaluation_seconds,
+        metric_seconds=result.metric_seconds,
+        busy_cores=busy_cores,
+        update_seconds=result.update_seconds,
+    )
+
+
+def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
+    """Return the hosts that the command line names, as for `launch run`; none: no network.
+
+    Raises:
+        InputError: The list or the file is none, or names fewer than two hosts.
+    """
+    if hostfile is not None:
+        hosts = tuple(host.name for host in read_hostfile(hostfile))
+    elif text is not None and ":" in text:
+        hosts = tuple(name for name, _ in hosts_with_ranks(text, ranks=None))
+    else:
+        hosts = expand_hosts(text) if text is not None else ()
+    if len(hosts) == 1:
+        option = f"--hostfile {hostfile}" if hostfile else f"--measure-hosts {text}"
+        raise InputError(f"{option}: a network joins two hosts or more; name another one")
+    return hosts
+
+
+def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
+    """Time all-reduces over a rank on each of the first two, four and so on, and of all.
+
+    Raises:
+        InputError: Ranks could not be started on all of them, or share a host.
+    """
+    results = [measure_over(hosts[:count], mpirun=mpirun) for count in rank_counts(len(hosts))]
+    times = tuple(itertools.chain.from_iterable(result.times for result in results))
+    return BetweenHosts(hosts=hosts, all_reduces=times, over=results[-1].over)
+
+
+def measure_over(hosts: tuple[str, ...], *, mpirun: Mpirun) -> AllReduces:
+    """Time all-reduces over a rank on each of these hosts; raises as `measure_between`."""
+    names = ",".join(hosts)
+    on_hosts = tuple((host, 1) for host in hosts)
+    try:
+        result = measure_all_reduces(
+            sizes=NETWORK_SIZES, ranks=len(hosts), mpirun=mpirun, hosts=on_hosts
+        )
+    except JobFailedError as error:
+        raise InputError(
+            f"{names}: the ranks on them could not measure ({error}); check with python -m launch "
+            f"run --np {len(hosts)} --hosts {names} -- hostname"
+        ) from error
+    if result.hosts < len(hosts):
+        raise InputError(f"{names}: are names of {result.hosts} hosts only; name different ones")
+    return result

@@ -1,25 +1,17 @@
-"""The time of a training step on one host, by ranks, threads and local batch: a fit.
+"""The planner's models, fitted to measurements: step time, all-reduce, epochs, compute groups.
 
 A step of a rank takes `(fixed + per_image · images) · (serial + (1 - serial) / threads)`, which is
 Amdahl's law, times `1 + contention · neighbours`, where neighbours is the share of the host's other
 cores on which ranks compute: they share memory and its bandwidth. To this comes what the exchange
-of gradients adds where there are several ranks.
-
-TODO-DOC The time of an all-reduce between hosts: a ring, with a latency and a bandwidth.
-
-TODO-DOC Epochs until the target against the global batch size: the statistical half of the choice.
+of gradients adds where there are several ranks. An all-reduce between hosts is a ring's, with a
+latency and a bandwidth.
 
 Larger batches take fewer steps, but more epochs. MLPerf's reference convergence points say how many
 for OpenImages (Fu et al. 2023, Figure 7); for other data short trainings do.
 
-TODO-DOC MLPerf's reference convergence points as a model of epochs.
-
-TODO-DOC A number that is known only within a range.
-
-TODO-DOC What compute groups change in a forecast: smaller batches, no common waiting, a busy first rank.
-
-Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 3): groups take steps of their own batch,
-and each step ends with an exchange with the one that has the weights, who serves one at a time.
+Compute groups take steps of their own, smaller batch, and each step ends with an exchange with the
+rank that has the weights, which serves one group at a time (Omnivore, Hadjis et al. 2016, arXiv
+1606.04487, section 3).
 """
 
 from collections.abc import Sequence
@@ -32,7 +24,15 @@ from numpy.typing import NDArray
 from retinanet.mlperf.rules import TARGET_MAP, Rules, reference_points
 
 TINY = 1e-9
-"""The upper bound of what a fit shall take for none."""
+"""The upper bound of a value that a fit is to leave out."""
+LEAST_TO_FIT = 4
+"""As many measurements as the model has numbers."""
+MOST_ON_HOST = 8
+"""The most ranks of one host between which all-reduces are timed: it has fewer sockets."""
+SMALL_ERROR = 0.1
+"""Errors of the network's fit below this share count by their squares."""
+RUNS_THAT_ARE_SCORED = 3
+"""From so many on the best and the worst run do not count for the mean, as MLPerf scores."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -41,19 +41,14 @@ class Shape:
 
     ranks: int
     threads: int
-    """That compute, of each rank."""
+    """Compute threads of each rank."""
     batch_size: int
     """Images of each rank in a step."""
 
     @property
     def images(self) -> int:
-        """Of a step, over the host's ranks."""
+        """Images of a step, over the host's ranks."""
         return self.ranks * self.batch_size
-
-    @property
-    def name(self) -> str:
-        """Such as `2 × 1 × 4`, ranks × threads × images."""
-        return f"{self.ranks} × {self.threads} × {self.batch_size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +62,10 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
-    """What the steps of any shape take on one host, without exchange of gradients."""
+    """The step time of any shape on one host, without exchange of gradients."""
 
     fixed: float
-    """Of a step of one thread, whatever its images. [seconds]"""
+    """Time of a step of one thread, whatever its images. [seconds]"""
     per_image: float
     """[seconds of one thread]"""
     serial: float
@@ -81,20 +76,16 @@ class StepTimeModel:
     """Of the host."""
 
     def seconds(self, shape: Shape) -> float:
-        """Of a step."""
+        """Return the time of a step."""
         by_threads = self.serial + (1 - self.serial) / shape.threads
         of_thread = self.fixed + self.per_image * shape.batch_size
-        return of_thread * by_threads * (1 + self.contention * neighbours(shape, self.cores))
-
-
-def neighbours(shape: Shape, cores: int) -> float:
-    """Share of the cores beside a rank's own on which other ranks compute."""
-    others = cores - shape.threads
-    return (shape.ranks - 1) * shape.threads / others if others > 0 else 0.0
+        others = self.cores - shape.threads
+        neighbours = (shape.ranks - 1) * shape.threads / others if others > 0 else 0.0
+        return of_thread * by_threads * (1 + self.contention * neighbours)
 
 
 def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
-    """The model nearest to the measurements, by least squares of relative errors.
+    """Return the model nearest to the measurements, by least squares of relative errors.
 
     Args:
         times: Of at least two batch sizes. What they do not tell apart comes out as none: without
@@ -103,10 +94,10 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    first = min(times, key=lambda one: one.shape)
+    first = min(times, key=lambda time: time.shape)
     scale = first.seconds / first.shape.batch_size
-    has_threads = any(one.shape.threads > 1 for one in times)
-    has_ranks = any(one.shape.ranks > 1 for one in times)
+    has_threads = any(time.shape.threads > 1 for time in times)
+    has_ranks = any(time.shape.ranks > 1 for time in times)
     upper = [np.inf, np.inf, 1.0 if has_threads else TINY, np.inf if has_ranks else TINY]
 
     def model(values: NDArray[np.float64]) -> StepTimeModel:
@@ -121,35 +112,80 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
 
     def errors(values: NDArray[np.float64]) -> NDArray[np.float64]:
         made = model(values)
-        return np.array([np.log(made.seconds(one.shape) / one.seconds) for one in times])
+        return np.array([np.log(made.seconds(time.shape) / time.seconds) for time in times])
 
     start = np.array([0.1, 0.9, min(0.1, upper[2] / 2), min(0.1, upper[3] / 2)])
-    found = least_squares(errors, start, bounds=(np.zeros(len(start)), np.array(upper)))
-    return model(found.x)
+    fit = least_squares(errors, start, bounds=(np.zeros(len(start)), np.array(upper)))
+    return model(fit.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A measured step beside the model's prediction."""
+
+    time: StepTime
+    predicted: float
+    """Seconds, by the fit to all measurements, or without this one where it was left out."""
+    was_left_out: bool
+
+    @property
+    def error(self) -> float:
+        """The difference to the measurement, as a share of it; negative: the model is below."""
+        return self.predicted / self.time.seconds - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The model of a step, and its test."""
+
+    model: StepTimeModel
+    """Fitted to all measurements."""
+    checked: tuple[Checked, ...]
+
+    @property
+    def largest_error(self) -> float:
+        """The largest error of what was left out, or of all if nothing could be. As a share."""
+        tested = [check for check in self.checked if check.was_left_out] or self.checked
+        return max(abs(check.error) for check in tested)
+
+
+def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
+    """Fit without a third of the measurements, predict these; then fit to all.
+
+    Args:
+        times: Measured steps.
+        cores: Of the host.
+    """
+    left_out = held_out(times)
+    others = [time for time in times if time not in left_out]
+    if len(others) < LEAST_TO_FIT:
+        left_out, others = [], list(times)
+    before = fit_step_time(others, cores=cores)
+    model = fit_step_time(times, cores=cores)
+    checked = [
+        Checked(
+            time=time,
+            predicted=(before if time in left_out else model).seconds(time.shape),
+            was_left_out=time in left_out,
+        )
+        for time in times
+    ]
+    return Fitted(model=model, checked=tuple(checked))
 
 
 def held_out(times: Sequence[StepTime]) -> list[StepTime]:
-    """Those that a fit can do without, to be held against what it predicts: about a third.
+    """Return about a third of the measurements, to compare with what a fit without them predicts.
 
-    As in a Latin square: of each pair of ranks and threads another batch size, so that the rest
-    still has every batch size and every pair.
+    As in a Latin square: of each pair of ranks and threads another batch size, so that the others
+    still have every batch size and every pair.
     """
-    pairs = sorted({(one.shape.ranks, one.shape.threads) for one in times})
-    sizes = sorted({one.shape.batch_size for one in times})
-    of_square = max(len(sizes), 2)
-    return [
-        one
-        for one in times
-        if (pairs.index((one.shape.ranks, one.shape.threads)) + sizes.index(one.shape.batch_size))
-        % of_square
-        == 1
-    ]
+    pairs = sorted({(time.shape.ranks, time.shape.threads) for time in times})
+    sizes = sorted({time.shape.batch_size for time in times})
 
+    def diagonal(shape: Shape) -> int:
+        return pairs.index((shape.ranks, shape.threads)) + sizes.index(shape.batch_size)
 
-MOST_ON_HOST = 8
-"""Ranks of one host between which all-reduces are timed: it has fewer sockets than so many."""
-SMALL_ERROR = 0.1
-"""Of a fit, a share: errors below it count by their squares."""
+    return [time for time in times if diagonal(time.shape) % max(len(sizes), 2) == 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +200,7 @@ class Network:
     """Whether it was given, or measured where."""
 
     def all_reduce_seconds(self, size: int, *, ranks: int) -> float:
-        """Of so many bytes over a ring of ranks, hosts one after another in it.
+        """Return the time for so many bytes over a ring of ranks, host after host.
 
         Each rank sends a part of `size / ranks` to the next 2 (ranks - 1) times, all at once; so
         each host's link carries one part at a time in each direction (Thakur et al. 2005).
@@ -185,51 +221,49 @@ class AllReduceTime:
 
 
 def rank_counts(most: int) -> list[int]:
-    """Over how many ranks all-reduces are timed: 2, 4, 8 and so on, and the most there can be."""
+    """Return over how many ranks all-reduces are timed: 2, 4, 8 and so on, and `most`."""
     return [2**power for power in range(1, (most - 1).bit_length())] + [most]
 
 
 def rank_counts_of_host(cores: int, *, sockets: int) -> list[int]:
-    """Those up to 8 that share a host's cores evenly; and 2."""
-    counts = rank_counts(MOST_ON_HOST)
-    return [one for one in counts if one == 2 or (cores % one == 0 and one % sockets == 0)]
+    """Return those up to 8 that share a host's cores evenly; and 2."""
+    return [
+        count
+        for count in rank_counts(MOST_ON_HOST)
+        if count == 2 or (cores % count == 0 and count % sockets == 0)
+    ]
 
 
 def ring(ranks: int, size: int) -> tuple[int, float]:
-    """Messages one after another, and bytes through each link, of a ring's all-reduce."""
+    """Return messages one after another, and bytes through each link, of a ring's all-reduce."""
     messages = 2 * (ranks - 1)
     return messages, messages * size / ranks
 
 
 def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
-    """Latency and bandwidth from measurements of several sizes.
+    """Return latency and bandwidth from measurements of several sizes.
 
-    Errors are logarithms of what the model says over what was measured, so that small messages
-    count as much as large ones; and a large error counts but in proportion, as what buffers a
-    message whole lets it pass faster than the link is.
+    Errors are logarithms of prediction over measurement, so that small messages count as much as
+    large ones. A large error counts only in proportion, as a network that buffers whole messages
+    passes them faster than its link.
 
     Args:
         times: Of at least two sizes, with two ranks or more.
         source: Where they were measured.
     """
-    import numpy as np  # noqa: PLC0415
     from scipy.optimize import least_squares  # noqa: PLC0415
 
-    work = np.array([ring(one.ranks, one.size) for one in times])
-    seconds = np.array([one.seconds for one in times])
+    work = np.array([ring(time.ranks, time.size) for time in times])
+    seconds = np.array([time.seconds for time in times])
     costs = np.min(seconds[:, None] / work, axis=0)  # each as if there were no other
-    found = least_squares(
+    fit = least_squares(
         lambda logs: np.log(work @ np.exp(logs) / seconds),
         np.log(costs),
         loss="soft_l1",
         f_scale=SMALL_ERROR,
     )
-    latency, per_byte = np.exp(found.x)
+    latency, per_byte = np.exp(fit.x)
     return Network(latency=float(latency), bandwidth=1 / float(per_byte), source=source)
-
-
-RUNS_THAT_ARE_SCORED = 3
-"""From so many on the best and the worst run do not count for the mean, as MLPerf scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,56 +277,56 @@ class Runs:
 
     @property
     def mean_epochs(self) -> float:
-        """Without the best and the worst run where there are enough."""
+        """The mean, without the best and the worst run if there are enough."""
         counted = self.epochs[1:-1] if len(self.epochs) >= RUNS_THAT_ARE_SCORED else self.epochs
         return fmean(counted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one quantity, all in its unit."""
+    """A quantity that is known only within a range."""
 
     low: float
     middle: float
     high: float
 
     def times(self, factor: float) -> "Estimate":
-        """So many times as much; the factor is not negative."""
+        """Return so many times as much; the factor is not negative."""
         return Estimate(low=factor * self.low, middle=factor * self.middle, high=factor * self.high)
 
     def widened(self, share: float) -> "Estimate":
-        """What it may be where it is also wrong by a share, to either side."""
+        """Return the range if the quantity may also be wrong by a share, to either side."""
         low, high = self.low * (1 - share), self.high * (1 + share)
         return Estimate(low=low, middle=self.middle, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsModel:
-    """What is known of the epochs until a target."""
+    """The epochs until a target, by global batch size."""
 
     runs: tuple[Runs, ...]
     """Of at least one batch size, ascending."""
     target: str
     """Such as `mAP 0.34`."""
     source: str
-    """Who trained until then, and on what."""
+    """Whose trainings they are, and on what."""
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Those that somebody trained with, ascending."""
-        return [one.batch_size for one in self.runs]
+        """Those of the runs, ascending."""
+        return [runs.batch_size for runs in self.runs]
 
     def epochs(self, batch_size: int) -> Estimate:
-        """Mean of the runs, best and worst run, between two batch sizes on straight lines.
+        """Return mean, best and worst run, between two batch sizes on straight lines.
 
-        Below the smallest batch size its epochs stand: that fewer might do is a hope. Beyond the
-        largest the last straight line goes on, as the epochs of large batches grow in proportion to
-        them (McCandlish et al. 2018, from steps and samples traded against each other).
+        Below the smallest batch size its epochs are taken: that fewer suffice is not known. Beyond
+        the largest the last straight line goes on, as the epochs of large batches grow in
+        proportion to them (McCandlish et al. 2018, from steps traded against samples).
         """
         return Estimate(
-            low=self._between(batch_size, [one.epochs[0] for one in self.runs]),
-            middle=self._between(batch_size, [one.mean_epochs for one in self.runs]),
-            high=self._between(batch_size, [one.epochs[-1] for one in self.runs]),
+            low=self._between(batch_size, [runs.epochs[0] for runs in self.runs]),
+            middle=self._between(batch_size, [runs.mean_epochs for runs in self.runs]),
+            high=self._between(batch_size, [runs.epochs[-1] for runs in self.runs]),
         )
 
     def _between(self, batch_size: int, epochs: Sequence[float]) -> float:
@@ -304,10 +338,11 @@ class EpochsModel:
 
 
 def epochs_of_mlperf(rules: Rules) -> EpochsModel:
-    """Of RetinaNet on MLPerf's part of OpenImages."""
+    """Return the epochs of RetinaNet on MLPerf's part of OpenImages."""
     return EpochsModel(
         runs=tuple(
-            Runs(batch_size=one.batch_size, epochs=one.epochs) for one in reference_points(rules)
+            Runs(batch_size=point.batch_size, epochs=point.epochs)
+            for point in reference_points(rules)
         ),
         target=f"mAP {TARGET_MAP:g}",
         source=f"MLPerf's reference convergence points, rules {rules}",
@@ -316,7 +351,7 @@ def epochs_of_mlperf(rules: Rules) -> EpochsModel:
 
 @dataclass(frozen=True, kw_only=True)
 class WithGroups:
-    """Groups that a user allows, and what they cost."""
+    """Compute groups that a user allows, and what they cost."""
 
     most: int = 1
     """Compute groups, each of whole hosts."""
@@ -326,20 +361,20 @@ class WithGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Of the common weights, once for each step of a group."""
+    """The update of the common weights, once for each step of a group."""
 
     weight_bytes: int
-    """That a group gives and gets."""
+    """Bytes that a group sends and receives."""
     seconds: float
-    """Of the optimizer's step by one thread; the weights are held as long."""
+    """Time of the optimizer's step by one thread; the weights are locked as long."""
     network: Network
 
     def added_seconds(self) -> float:
-        """To a group's step: gradients there, the optimizer's step, weights back."""
+        """Return what a group's step takes longer: gradients there, optimizer, weights back."""
         travel = self.network.latency + self.weight_bytes / self.network.bandwidth
         return 2 * travel + self.seconds
 
     def least_seconds(self, groups: int) -> float:
-        """Of a group's step, below which rank 0 could not serve so many."""
+        """Return the step time of a group below which rank 0 could not serve so many."""
         travel = self.weight_bytes / self.network.bandwidth
         return groups * max(travel, self.seconds)

@@ -1,7 +1,15 @@
 import pytest
 
-from profiling.studies.async_groups.report import best, choice_words, common_seconds, sooner_words
-from profiling.studies.async_groups.search import Evaluated, Point, Probed, Setting, Trained
+from profiling.studies.async_groups.report import choice_words, sooner_words
+from profiling.studies.async_groups.study import (
+    Evaluated,
+    Point,
+    Probed,
+    Setting,
+    Trained,
+    best,
+    common_seconds,
+)
 
 PLAIN = Setting(1, 0.9)
 TWO = Setting(2, 0.3)

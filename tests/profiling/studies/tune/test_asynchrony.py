@@ -11,7 +11,7 @@ from profiling.studies.tune.forecast import (
     Constraints,
     Forecast,
     allocations,
-    answer,
+    choose_allocation,
     forecast,
 )
 from profiling.studies.tune.model import Shape, WithGroups, epochs_of_mlperf
@@ -91,12 +91,12 @@ def test_the_winner_s_command_has_its_groups() -> None:
 def test_where_large_batches_cost_epochs_groups_win_if_they_cost_less(
     times: float, wins: bool
 ) -> None:
-    found = answer(
+    found = choose_allocation(
         measurements(),
         EPOCHS,
         hosts=64,
         network=NETWORK,
-        wish=Constraints(),
+        constraints=Constraints(),
         with_groups=WithGroups(most=4, epochs=times),
     )
     assert (found.winner.allocation.groups > 1) == wins
@@ -105,11 +105,11 @@ def test_where_large_batches_cost_epochs_groups_win_if_they_cost_less(
 def test_a_plan_without_the_optimizer_s_step_is_told_so() -> None:
     old = replace(measurements(), update_seconds=None)
     with pytest.raises(InputError, match="--groups: the plan has no optimizer's step"):
-        answer(
+        choose_allocation(
             old,
             EPOCHS,
             hosts=4,
             network=NETWORK,
-            wish=Constraints(),
+            constraints=Constraints(),
             with_groups=WithGroups(most=2),
         )

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import InputError
-from profiling.studies.tune.forecast import Constraints, Plan, answer, why_it_loses
+from profiling.studies.tune.forecast import Constraints, Plan, choose_allocation, why_it_loses
 from profiling.studies.tune.model import epochs_of_mlperf
 from retinanet.mlperf.rules import NEWEST
 from tests.profiling.studies.tune.by_hand import NETWORK, measurements
@@ -11,8 +11,10 @@ from tests.profiling.studies.tune.by_hand import NETWORK, measurements
 EPOCHS = epochs_of_mlperf(NEWEST)
 
 
-def asked(*, hosts: int = 256, wish: Constraints = Constraints()) -> Plan:  # noqa: B008
-    return answer(measurements(), EPOCHS, hosts=hosts, network=NETWORK, wish=wish)
+def asked(*, hosts: int = 256, constraints: Constraints = Constraints()) -> Plan:  # noqa: B008
+    return choose_allocation(
+        measurements(), EPOCHS, hosts=hosts, network=NETWORK, constraints=constraints
+    )
 
 
 def test_without_limits_the_soonest_is_taken() -> None:
@@ -27,7 +29,7 @@ def test_more_hosts_never_make_the_choice_later() -> None:
 
 def test_deadline_takes_the_cheapest_that_keeps_it_at_its_worst() -> None:
     limit = 2 * asked().winner.hours.high
-    found = asked(wish=Constraints(deadline_hours=limit))
+    found = asked(constraints=Constraints(deadline_hours=limit))
     assert found.winner.hours.high <= limit
     in_time = [one for one in found.forecasts if one.hours.high <= limit]
     assert found.winner.core_hours.middle == min(one.core_hours.middle for one in in_time)
@@ -36,22 +38,22 @@ def test_deadline_takes_the_cheapest_that_keeps_it_at_its_worst() -> None:
 
 def test_budget_takes_the_soonest_that_keeps_it_at_its_worst() -> None:
     cheapest = min(one.core_hours.high for one in asked().forecasts)
-    found = asked(wish=Constraints(budget_core_hours=1.1 * cheapest))
+    found = asked(constraints=Constraints(budget_core_hours=1.1 * cheapest))
     assert found.winner.core_hours.high <= 1.1 * cheapest
     paid = [one for one in found.forecasts if one.core_hours.high <= 1.1 * cheapest]
     assert found.winner.hours.middle == min(one.hours.middle for one in paid)
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("constraints", "words"),
     [
         (Constraints(deadline_hours=0.001), "--deadline 0.001: the soonest"),
         (Constraints(budget_core_hours=1.0), "--budget 1: the cheapest"),
     ],
 )
-def test_what_cannot_be_kept_is_told_with_what_can(wish: Constraints, words: str) -> None:
+def test_what_cannot_be_kept_is_told_with_what_can(constraints: Constraints, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        asked(wish=wish)
+        asked(constraints=constraints)
 
 
 def test_obvious_allocation_is_all_hosts_with_a_rank_a_socket() -> None:

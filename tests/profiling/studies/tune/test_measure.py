@@ -6,15 +6,16 @@ import pytest
 from rich.console import Console
 
 from launch.mpirun import choose_mpirun
-from profiling.bench.job import JobFailedError, measure_all_reduces
-from profiling.studies.tune.host import what_to_measure
+from profiling.bench.job import JobFailedError, MeasuredJob, measure_all_reduces
 from profiling.studies.tune.measure import (
-    Trained,
+    STEPS,
+    WARM_UP,
     TrainedData,
     added,
     evaluation_seconds,
     measure_steps,
     step_time,
+    what_to_measure,
 )
 from profiling.studies.tune.model import Shape
 from tests.fast_precision import FAST_PRECISION
@@ -28,13 +29,26 @@ SMALL = (
 SHAPES = [Shape(ranks=ranks, threads=1, batch_size=1) for ranks in (1, 2)]
 
 
+def job(folder: Path, overrides: tuple[str, ...]) -> MeasuredJob:
+    return MeasuredJob(
+        ranks=1,
+        config="demo.yaml",
+        overrides=overrides,
+        warm_up=WARM_UP,
+        steps=STEPS,
+        alternate=True,
+        scenes=folder / "scenes",
+        own_model=True,
+    )
+
+
 @pytest.mark.whole_machine
 def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path) -> None:
     found = measure_steps(
         SHAPES,
-        Trained("demo.yaml", SMALL, rounds=1),
+        job(tmp_path, SMALL),
+        rounds=1,
         mpirun=choose_mpirun(MPIRUN),
-        scenes=tmp_path / "scenes",
         console=Console(quiet=True),
     )
     times = [step_time(one) for one in found]
@@ -54,9 +68,9 @@ def test_job_that_fails_is_told_with_its_status(tmp_path: Path) -> None:
     with pytest.raises(JobFailedError) as failed:
         measure_steps(
             SHAPES[:1],
-            Trained("demo.yaml", ("data.image_size=63",), rounds=1),
+            job(tmp_path, ("data.image_size=63",)),
+            rounds=1,
             mpirun=choose_mpirun(MPIRUN),
-            scenes=tmp_path / "scenes",
             console=Console(quiet=True),
         )
     assert failed.value.code == 2

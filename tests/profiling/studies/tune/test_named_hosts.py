@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BAD_INPUT, InputError
-from profiling.studies.tune.host import SIZES, named_hosts
+from profiling.studies.tune.measure import NETWORK_SIZES, named_hosts
 from profiling.studies.tune.measurements import Measurements, read_measurements, write_measurements
 from profiling.studies.tune.model import fit_network
 from tests.launch.ranks import MPIRUN, Ended, ended
@@ -62,7 +62,7 @@ def test_bandwidth_of_a_limited_cable_is_measured_kept_and_used(
     kept = read_measurements(plan)
     assert isinstance(kept, Measurements) and kept.between_hosts is not None
     assert kept.between_hosts.hosts == ("left", "right")
-    assert [one.size for one in kept.between_hosts.all_reduces] == list(SIZES)
+    assert [one.size for one in kept.between_hosts.all_reduces] == list(NETWORK_SIZES)
     fitted = fit_network(kept.between_hosts.all_reduces, source="")
     assert 0.5 * BYTES_PER_SECOND < fitted.bandwidth < 1.2 * BYTES_PER_SECOND
 

@@ -1,5 +1,7 @@
 """All-reduces between hosts."""
 
+from argparse import ArgumentTypeError
+
 import pytest
 
 from profiling.studies.tune.command import parse_network
@@ -88,5 +90,5 @@ def test_network_is_read_as_users_write_it(text: str, bandwidth: float, latency:
 
 @pytest.mark.parametrize("text", ["", "25", "25Gbit/s", "0Gbit/s,20us", "25Gbit/s,20", "fast,20us"])
 def test_other_words_are_told_how_to_write_it(text: str) -> None:
-    with pytest.raises(ValueError, match="such as 25Gbit/s,20us"):
+    with pytest.raises(ArgumentTypeError, match="such as 25Gbit/s,20us"):
         parse_network(text)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from launch.placement import fitting_shapes
 from launch.shares import CoreRequest
 from launch.topology import Cpu, Socket, Topology, sockets_of
-from profiling.studies.tune.host import measured_pairs, with_batches
+from profiling.studies.tune.measure import measured_pairs, with_batches
 
 REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
 

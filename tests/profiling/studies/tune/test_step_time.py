@@ -4,8 +4,14 @@ import random
 
 import pytest
 
-from profiling.studies.tune.forecast import fitted_to
-from profiling.studies.tune.model import Shape, StepTime, StepTimeModel, fit_step_time, held_out
+from profiling.studies.tune.model import (
+    Shape,
+    StepTime,
+    StepTimeModel,
+    fit_step_time,
+    fitted_to,
+    held_out,
+)
 
 MODEL = StepTimeModel(fixed=0.4, per_image=2.5, serial=0.05, contention=0.12, cores=56)
 PAIRS = [(1, 56), (2, 28), (8, 7), (1, 28), (1, 7)]

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import InputError
-from profiling.studies.tune.host import drawn
-from profiling.studies.tune.measure import TrainedData, trained_data
+from profiling.studies.tune.measure import TrainedData, synthetic_data, trained_data
 from retinanet.config_file import load_config
 
 QUIET = Console(quiet=True)
@@ -54,15 +53,17 @@ def test_own_data_has_the_images_that_train_and_its_classes(tmp_path: Path) -> N
     assert found == TrainedData(
         name="coco.yaml", config="coco.yaml", images=3, evaluated_images=2, classes=2
     )
-    assert drawn(load_config("coco.yaml", overrides), classes=2) == ()
+    assert synthetic_data(load_config("coco.yaml", overrides), classes=2) == ()
 
 
 def test_drawn_scenes_are_counted_and_fewer_are_drawn_to_measure_steps() -> None:
-    few = ["data.scenes={train: 40, validation: 3}"]
-    found = trained_data("demo.yaml", few, console=QUIET)
+    few_scenes = ["data.scenes={train: 40, validation: 3}"]
+    found = trained_data("demo.yaml", few_scenes, console=QUIET)
     assert 30 < found.images <= 40 and found.evaluated_images == 3
     many = load_config("demo.yaml")
-    assert drawn(many, classes=found.classes) == ("data.scenes={train: 96, validation: 1}",)
+    assert synthetic_data(many, classes=found.classes) == (
+        "data.scenes={train: 96, validation: 1}",
+    )
 
 
 def test_data_that_is_not_there_is_told_by_its_path(tmp_path: Path) -> None:
@@ -73,5 +74,5 @@ def test_data_that_is_not_there_is_told_by_its_path(tmp_path: Path) -> None:
 def test_openimages_needs_no_data_set_to_be_planned_for() -> None:
     found = trained_data("openimages", [], console=QUIET)
     assert found.config == "openimages.yaml" and found.classes == 264
-    settings = drawn(load_config("openimages.yaml"), classes=264)
+    settings = synthetic_data(load_config("openimages.yaml"), classes=264)
     assert settings[0] == "data.root=null" and "model.num_classes=264" in settings

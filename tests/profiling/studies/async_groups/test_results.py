@@ -3,21 +3,21 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.studies.async_groups.search import (
+from profiling.studies.async_groups.study import (
     Evaluated,
-    Kept,
     Point,
     Probed,
+    Results,
     Setting,
     Trained,
-    read_kept,
-    write_kept,
+    read_results,
+    write_results,
 )
 
 ABOUT = {"config": "demo.yaml", "ranks": 2}
 
 
-def some() -> Kept:
+def some() -> Results:
     probe = Probed(
         setting=Setting(2, 0.3), points=[Point(seconds=1.5, loss=0.7, images=8)], staleness=0.5
     )
@@ -28,19 +28,19 @@ def some() -> Kept:
         staleness=0.0,
         target=0.2,
     )
-    return Kept(about=dict(ABOUT), probes=[probe], trained=[training])
+    return Results(about=dict(ABOUT), probes=[probe], trained=[training])
 
 
 def test_a_repeated_command_finds_what_there_is(tmp_path: Path) -> None:
-    assert read_kept(tmp_path, ABOUT) == Kept(about=ABOUT)
-    write_kept(tmp_path, some())
-    assert read_kept(tmp_path, ABOUT) == some()
+    assert read_results(tmp_path, ABOUT) == Results(about=ABOUT, probes=[], trained=[])
+    write_results(tmp_path, some())
+    assert read_results(tmp_path, ABOUT) == some()
 
 
 def test_probes_of_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
-    write_kept(tmp_path, some())
+    write_results(tmp_path, some())
     with pytest.raises(InputError, match="ranks was 2, is now 4; give another --out"):
-        read_kept(tmp_path, {**ABOUT, "ranks": 4})
+        read_results(tmp_path, {**ABOUT, "ranks": 4})
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_probes_of_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
 def test_another_file_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "probes.json").write_text(text)
     with pytest.raises(InputError, match="not what this command has written"):
-        read_kept(tmp_path, ABOUT)
+        read_results(tmp_path, ABOUT)

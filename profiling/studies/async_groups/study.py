@@ -1,0 +1,488 @@
+"""The study of compute groups: which settings are probed, the trainings, and their results.
+
+As in Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4.2, algorithm 1), the search begins
+with as many groups as there can be and a grid of momentum and learning rate. Where no momentum at
+all is the best of the grid, the gradients are later than is good: half as many groups are tried,
+and so on. Every training is a run of `train.py` in a folder of the study; progress and results are
+read from its `metrics.jsonl`. Results are kept in a file after each training, so that a repeated
+command continues.
+"""
+
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from common.console import Advance
+from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
+from common.files import first_difference, read_kept, write_json
+from common.processes import REPOSITORY, running, wait_for
+from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
+from retinanet.training.metrics_file import read_metrics
+
+BETAS = (0.0, 0.6, DEFAULT_BETA1)
+"""Momenta that are probed beside that of the rule (`retinanet.config_types`)."""
+RATES = (1.0, 0.3, 0.1, 0.03)
+"""Shares of the configuration's learning rate: with late gradients a smaller one is stable."""
+LAST_SHARE = 0.25
+"""Share of the time over which losses are averaged, since single steps scatter."""
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_FOR_A_CHECKPOINT = 600.0
+"""After so long a training that was asked to stop is killed: it ends its step first."""
+FOR_PROBES = (
+    "training.schedule=constant",
+    "training.target_map=null",
+    "training.epochs=100000",
+    "training.max_steps=null",
+    "evaluation.every=100000",
+    "evaluation.pictures=0",
+    "checkpoint.keep=1",
+)
+"""Probes are stopped after their time, long before a learning rate that decays would have."""
+RESULTS_FILE = "probes.json"
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What a probe trains with."""
+
+    groups: int
+    beta1: float
+    rate: float = 1.0
+    """Share of the configuration's learning rate."""
+
+    @property
+    def name(self) -> str:
+        """`groups2-beta0.3-rate0.1`, for files."""
+        return f"groups{self.groups}-beta{self.beta1:g}-rate{self.rate:g}"
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        groups = "1 group" if self.groups == 1 else f"{self.groups} groups"
+        rate = "" if self.rate == 1 else f", learning rate × {self.rate:g}"
+        return f"{groups}, beta1 {self.beta1:g}{rate}"
+
+    def overrides(self, learning_rate: float) -> tuple[str, ...]:
+        """Return the fields for `train.py`, given the configuration's learning rate."""
+        return (
+            f"distributed.groups={self.groups}",
+            f"training.beta1={self.beta1:g}",
+            f"training.learning_rate={learning_rate * self.rate:g}",
+        )
+
+
+def for_whole(setting: Setting) -> Setting:
+    """Return what a whole training takes if this probe was the best: the next larger learning rate.
+
+    A short probe favours small ones, whose loss falls at once; larger ones pay off when they have
+    fallen (Wu et al. 2018, "Understanding Short-Horizon Bias", arXiv 1803.02021).
+    """
+    larger = [rate for rate in RATES if rate > setting.rate]
+    return replace(setting, rate=min(larger, default=setting.rate))
+
+
+def settings_of(groups: int) -> list[Setting]:
+    """Return the grid of a number of groups. One group is plain training, with its own momentum."""
+    betas = {*BETAS, explicit_momentum(groups)} if groups > 1 else {DEFAULT_BETA1}
+    return [Setting(groups, beta1, rate) for beta1 in sorted(betas) for rate in RATES]
+
+
+def search(ranks: int, *, best_of: Callable[[Sequence[Setting]], Setting]) -> Iterator[Setting]:
+    """Yield the settings to probe, one after another.
+
+    Args:
+        ranks: The most groups that there can be.
+        best_of: Returns the best of settings that have been probed.
+    """
+    yield from settings_of(1)
+    groups = ranks
+    while groups > 1:
+        settings = settings_of(groups)
+        yield from settings
+        if best_of(settings).beta1 > 0:
+            return
+        groups = max(
+            fewer for fewer in range(1, groups) if ranks % fewer == 0 and fewer <= groups / 2
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """How trainings are started."""
+
+    ranks: int
+    config: str
+    overrides: tuple[str, ...]
+    learning_rate: float
+    """The configuration's."""
+    where: tuple[str, ...]
+    """Options of `python -m launch run` that name the hosts and the mpirun."""
+    folder: Path
+    """Holds all runs."""
+
+    @property
+    def cold_start_run(self) -> Path:
+        """The run that all others continue."""
+        return self.folder / "cold-start"
+
+    def command(self, python: str, *overrides: str) -> list[str]:
+        """Return the command that trains; `python` is the interpreter, or its name for a user."""
+        launcher = [python, "-m", "launch", "run", "--np", str(self.ranks), *self.where]
+        return [*launcher, "--", "train.py", "--config", self.config, *self.overrides, *overrides]
+
+
+def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
+    """Train synchronously from the start for some seconds of steps; returns the number of steps.
+
+    Continues where it was stopped.
+
+    Raises:
+        InputError: The training did not end well.
+    """
+    run = job.cold_start_run
+    words = (*FOR_PROBES, "distributed.groups=1", "--auto-resume")
+    train_for(job, run, words, seconds=seconds, after_step=0, advance=advance)
+    return max(record["step"] for record in records_of(run) if record["kind"] == "step")
+
+
+def probe(
+    job: Job, setting: Setting, *, seconds: float, after_step: int, advance: Advance
+) -> list[dict[str, Any]]:
+    """Continue the cold start for some seconds of steps; returns the records of these steps.
+
+    Raises:
+        InputError: The training did not end well.
+    """
+    run = job.folder / setting.name
+    shutil.rmtree(run, ignore_errors=True)
+    copy_cold_start(job, run)
+    words = (*FOR_PROBES, *setting.overrides(job.learning_rate), "--resume")
+    try:
+        train_for(job, run, words, seconds=seconds, after_step=after_step, advance=advance)
+        return [record for record in records_of(run) if is_step_after(record, after_step)]
+    finally:
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # half a gigabyte each
+
+
+def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any]]:
+    """Train to the end of the configuration; returns the run's records.
+
+    Groups begin where the cold start has ended, whose steps are theirs too: it is the first part
+    of such a training. Continues where it was stopped; what has finished is not run again.
+
+    Raises:
+        InputError: The training did not end well.
+    """
+    run = job.folder / f"whole-{setting.name}"
+    if setting.groups > 1 and not run.exists():
+        copy_cold_start(job, run)
+
+    def show_progress(process: "subprocess.Popen[str]") -> None:
+        del process
+        records = records_of(run)
+        maps = [record["map"] or 0 for record in records if record["kind"] == "evaluation"]
+        note = f"mAP {max(maps):.3f}" if maps else ""
+        advance(int(records[-1]["epoch"]) if records else 0, note)
+
+    overrides = setting.overrides(job.learning_rate)
+    options = ("evaluation.pictures=0", "checkpoint.keep=1", "--auto-resume")
+    train(job, run, (*overrides, *options), look=show_progress, expected=FINISHED)
+    return records_of(run)
+
+
+def copy_cold_start(job: Job, run: Path) -> None:
+    """Make the cold start a run of another name, which then continues it; whole or not at all."""
+    begun = run.with_name(f"{run.name}.begun")
+    shutil.rmtree(begun, ignore_errors=True)
+    shutil.copytree(job.cold_start_run, begun, symlinks=True)
+    begun.rename(run)
+
+
+def train_for(
+    job: Job,
+    run: Path,
+    words: Sequence[str],
+    *,
+    seconds: float,
+    after_step: int,
+    advance: Advance,
+) -> None:
+    """Start or continue a run, and stop it after so many seconds of steps."""
+
+    def seconds_done() -> float:
+        points = points_of(records_of(run), after_step=after_step)
+        return points[-1].seconds if points else 0.0
+
+    if run.exists() and seconds_done() >= seconds:
+        return
+    before = 0.0
+
+    def stop_in_time(process: "subprocess.Popen[str]") -> None:
+        nonlocal before
+        done = seconds_done()
+        advance(round(min(done, seconds)), "")
+        if done >= seconds > before:
+            process.send_signal(signal.SIGTERM)
+        before = done
+
+    train(job, run, words, look=stop_in_time, expected=STOPPED_BY_SIGNAL)
+
+
+def train(
+    job: Job,
+    run: Path,
+    words: Sequence[str],
+    *,
+    look: Callable[["subprocess.Popen[str]"], None],
+    expected: int,
+) -> None:
+    """Train a run and call `look` now and then; the output goes to a file beside its folder.
+
+    Ctrl-C and SIGTERM let it write a checkpoint first.
+
+    Raises:
+        InputError: Its exit code is not the expected one; has the run's own last line.
+    """
+    command = job.command(sys.executable, f"run.root={run.parent}", f"run.name={run.name}", *words)
+    with (
+        log_of(run).open("wb") as log,
+        running(
+            command,
+            patience_s=SECONDS_FOR_A_CHECKPOINT,
+            cwd=REPOSITORY,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        code = wait_for(process, lambda: look(process), every_s=SECONDS_BETWEEN_LOOKS)
+    if code != expected:
+        lines = log_of(run).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+        raise InputError(f"{run}: ended with status {code}: {errors[0] if errors else 'no word'}")
+
+
+def log_of(run: Path) -> Path:
+    """Return the file that holds what a run printed."""
+    return run.with_name(f"{run.name}.log")
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run, as far as they are written; none before the first."""
+    return read_metrics(run / "metrics.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A training step."""
+
+    seconds: float
+    """When it was done, since the first step that counts began."""
+    loss: float
+    images: int
+    """Images of its own group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """An evaluation."""
+
+    epoch: float
+    seconds: float
+    """When it was done: the time of all steps before it, and of evaluations including this one."""
+    map: float
+    map_50: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """The mean loss over the last steps until some time."""
+
+    mean: float
+    error: float
+    """Standard error of the mean, from the scatter of the steps."""
+
+
+def is_step_after(record: Mapping[str, Any], after_step: int) -> bool:
+    """Return whether a record is of a step after another."""
+    return record["kind"] == "step" and record["step"] > after_step
+
+
+def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> list[Point]:
+    """Return steps in order of time. Groups work in parallel since the last step of all ranks.
+
+    Args:
+        records: Lines of `metrics.jsonl`.
+        after_step: The last step that does not count.
+    """
+    together = 0.0
+    apart: dict[int, float] = {}
+    points = []
+    for record in records:
+        if not is_step_after(record, after_step) or record["loss"] is None:
+            continue
+        if "group" in record:
+            at = apart.get(record["group"], together) + record["seconds"]
+            apart[record["group"]] = at
+        else:
+            at = together = max([together, *apart.values()]) + record["seconds"]
+            apart = {}
+        points.append(Point(seconds=at, loss=record["loss"], images=record["images"]))
+    return sorted(points, key=lambda point: point.seconds)
+
+
+def map_curve(records: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
+    """Return the evaluations of a run, in order; a metric that does not exist counts as 0."""
+    curve, evaluating = [], 0.0
+    for place, record in enumerate(records):
+        if record["kind"] != "evaluation":
+            continue
+        evaluating += record["seconds"]
+        points = points_of(records[:place])
+        curve.append(
+            Evaluated(
+                epoch=record["epoch"],
+                seconds=(points[-1].seconds if points else 0.0) + evaluating,
+                map=record["map"] or 0.0,
+                map_50=record["map_50"] or 0.0,
+            )
+        )
+    return curve
+
+
+def mean_staleness(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> float:
+    """Return the mean staleness of groups' steps; 0 if all ranks have taken each step together."""
+    values = [
+        record["staleness"]
+        for record in records
+        if is_step_after(record, after_step) and "staleness" in record
+    ]
+    return fmean(values) if values else 0.0
+
+
+def loss_at(points: Sequence[Point], seconds: float) -> Loss:
+    """Return the mean loss over the last quarter of the time until then; infinite without steps."""
+    late = [point.loss for point in points if (1 - LAST_SHARE) * seconds < point.seconds <= seconds]
+    if not late:
+        return Loss(mean=math.inf, error=math.inf)
+    return Loss(mean=fmean(late), error=stdev(late) / len(late) ** 0.5 if late[1:] else math.inf)
+
+
+def images_per_second(points: Sequence[Point]) -> float:
+    """Return the throughput of all groups together."""
+    return sum(point.images for point in points) / points[-1].seconds if points else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """The result of a probe."""
+
+    setting: Setting
+    points: list[Point]
+    staleness: float
+    """Mean of the steps."""
+
+
+def common_seconds(probes: Sequence[Probed]) -> float:
+    """Return the time until which all have trained."""
+    return min(one.points[-1].seconds if one.points else 0.0 for one in probes)
+
+
+def losses(probes: Sequence[Probed]) -> dict[Setting, Loss]:
+    """Return the loss of each probe at the time until which all have trained."""
+    seconds = common_seconds(probes)
+    return {one.setting: loss_at(one.points, seconds) for one in probes}
+
+
+def best(probes: Sequence[Probed]) -> Setting:
+    """Return the setting whose loss is the lowest."""
+    of_probes = losses(probes)
+    return min(of_probes, key=lambda setting: of_probes[setting].mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The result of a whole training, until the target or the end."""
+
+    setting: Setting
+    curve: list[Evaluated]
+    """At least one."""
+    steps: int
+    staleness: float
+    target: float | None
+    """mAP, of the configuration."""
+
+    @property
+    def seconds(self) -> float:
+        """The time of steps and evaluations."""
+        return self.curve[-1].seconds
+
+    @property
+    def epochs(self) -> float:
+        """The epochs that it took."""
+        return self.curve[-1].epoch
+
+    @property
+    def best(self) -> Evaluated:
+        """The evaluation with the highest mAP."""
+        return max(self.curve, key=lambda evaluated: evaluated.map)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the best mAP is the target."""
+        return self.target is not None and self.best.map >= self.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All results so far."""
+
+    about: dict[str, Any]
+    """What all of them were made with: a command with other options cannot continue from them."""
+    probes: list[Probed]
+    trained: list[Trained]
+
+    def probes_of(self, settings: Sequence[Setting]) -> list[Probed]:
+        """Return the probes of some settings, as far as there are any."""
+        return [probed for probed in self.probes if probed.setting in settings]
+
+
+SCHEMA = TypeAdapter(Results)
+
+
+def read_results(folder: Path, about: Mapping[str, Any]) -> Results:
+    """Return the results that a folder holds; none if it is new.
+
+    Raises:
+        InputError: They were made with other settings, or the file is something else.
+    """
+    file = folder / RESULTS_FILE
+    if not file.exists():
+        return Results(about=dict(about), probes=[], trained=[])
+    results = read_kept(
+        file, SCHEMA, wrong="not what this command has written", advice="give another --out"
+    )
+    if difference := first_difference(results.about, about):
+        name, before, now = difference
+        raise InputError(
+            f"{file}: {name} was {before}, is now {now}; give another --out, or the settings of "
+            "before"
+        )
+    return results
+
+
+def write_results(folder: Path, results: Results) -> None:
+    """Write all results, in place of an earlier state.
+
+    Raises:
+        InputError: The folder cannot be written.
+    """
+    write_json(folder / RESULTS_FILE, asdict(results))
