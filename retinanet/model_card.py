@@ -31,7 +31,7 @@ from common.errors import printable
 from data.dataset import DetectionDataset
 from data.sources import SplitName
 from retinanet.config_file import configured_split
-from retinanet.evaluation.metric import ClassResult, Evaluation
+from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
 from retinanet.training.checkpoint_state import TrainingPosition
 from retinanet.training.metrics_file import read_metrics
@@ -75,7 +75,7 @@ class CardFacts:
     settings: Mapping[str, str]
     """How it was trained: a name and a value a row."""
     summary: Mapping[str, float]
-    """`SUMMARY_NAMES` to values; nan where nothing could be measured."""
+    """`METRICS` to values; nan where nothing could be measured."""
     classes: tuple[ClassResult, ...]
 
     @property
@@ -144,17 +144,11 @@ def sentences_on_classes(facts: CardFacts) -> Iterator[str]:
         yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
 
 
-SUMMARY_ROWS = (
-    ("map", "mAP, IoU 0.50:0.95"),
-    ("map_50", "mAP, IoU 0.50"),
-    ("map_75", "mAP, IoU 0.75"),
-    ("map_small", "mAP of small objects, below 32×32 pixels"),
-    ("map_medium", "mAP of medium objects"),
-    ("map_large", "mAP of large objects, above 96×96 pixels"),
-    ("mar_1", "mean recall, 1 box an image"),
-    ("mar_10", "mean recall, 10 boxes an image"),
-    ("mar_100", "mean recall, 100 boxes an image"),
-)
+SUMMARY_ROWS = [
+    (name, metric.label)
+    for name, metric in METRICS.items()
+    if metric.table == "precision" or metric.area == "all"
+]
 CLASSES_SHOWN = 10
 """Of each end of the table, where there are more than twice as many."""
 NAMES_SHOWN = 400

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from retinanet.engine import pointwise_convolution, tile_convolution
 from retinanet.engine.grouped_convolution import (
     beats_onednn,
     grouped_convolution,
@@ -16,20 +15,21 @@ from retinanet.engine.grouped_convolution import (
     grouped_weight_gradient,
     is_grouped,
 )
-from retinanet.engine.masked_sum import add_relu_, masked_sum_
-from retinanet.engine.pointwise_convolution import (
-    pointwise_input_gradient,
-    pointwise_output,
-    strided_input_gradient,
-)
+from retinanet.engine.norm_relu import add_relu_, masked_sum_
 from retinanet.engine.tile_convolution import (
+    BLOCK,
     PackedWeight,
     Tiles,
     best_tiles,
     has_tiles,
     pack_weight,
+    pointwise_input_gradient,
+    pointwise_output,
+    strided_input_gradient,
+    tile_input_gradients,
+    tile_outputs,
+    weight_gradient,
 )
-from retinanet.engine.weight_gradient import weight_gradient
 
 
 class Geometry(NamedTuple):
@@ -123,7 +123,7 @@ class _TileConvolution(torch.autograd.Function):
         if weight.shape[2:] == (1, 1):
             outputs = [pointwise_output(levels[0], packed, bias, added, relu=form.relu)]
         else:
-            outputs = tile_convolution.outputs_of(levels, packed, bias, relu=form.relu)
+            outputs = tile_outputs(levels, packed, bias, relu=form.relu)
         return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
 
     @staticmethod
@@ -144,7 +144,7 @@ class _TileConvolution(torch.autograd.Function):
             if ctx.shape[2:] == (1, 1):
                 of_levels = [pointwise_input_gradient(gradients[0], packed, passed, *gates)]
             else:
-                of_levels = tile_convolution.input_gradients(gradients, packed, gates)
+                of_levels = tile_input_gradients(gradients, packed, gates)
         # The kernel gives the bias's gradient also where there is no bias.
         of_bias = of_bias if wants_bias else None
         of_added = gradients if ctx.form.adds else ()
@@ -381,7 +381,7 @@ def suits_pointwise(
     stride of 2 the latter alone.
     """
     known = geometry == Geometry((stride, stride), (0, 0), 1)
-    whole = all(channels % pointwise_convolution.UNIT == 0 for channels in weight.shape[:2])
+    whole = all(channels % BLOCK == 0 for channels in weight.shape[:2])
     return known and whole and suits_tiles(features, weight, geometry)
 
 

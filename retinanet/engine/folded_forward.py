@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
-from retinanet.engine.batch_norm import batch_norm
 from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
-from retinanet.engine.masked_sum import branches
+from retinanet.engine.norm_relu import batch_norm, branches
 from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor

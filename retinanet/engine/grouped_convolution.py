@@ -1,68 +1,63 @@
-"""The C++ of csrc/grouped_convolution.cpp and grouped_weight_gradient.cpp, called with tensors.
+"""Grouped convolutions by csrc/grouped_convolution.cpp and grouped_weight_gradient.cpp.
 
-Maps are BF16 [N, C, H, W] in channels_last memory. The convolutions are 3×3 with padding 1 and as
-many output as input channels, in groups of 4, 8, 16 or 32 channels.
+Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. The convolutions are 3×3
+with padding 1 and as many output as input channels, in groups of 4, 8, 16 or 32 channels. In all
+functions `tiles` is what computes the tile instructions, by default the processor's best, and each
+raises NativeLibraryError where its kernel cannot be compiled or loaded.
 """
-
-import ctypes
-import functools
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from common.native import load_library
-from retinanet.engine.kernel_calls import own_kernel
-from retinanet.engine.optimizers import channels_last
+from retinanet.engine.kernel_calls import (
+    CSRC,
+    Kernels,
+    Record,
+    channels_last,
+    channels_last_or_none,
+    empty_maps,
+    fields,
+)
 from retinanet.engine.tile_convolution import Tiles, tiles_for
 
-CONVOLUTION_SOURCE = Path(__file__).parent / "csrc" / "grouped_convolution.cpp"
-WEIGHT_GRADIENT_SOURCE = Path(__file__).parent / "csrc" / "grouped_weight_gradient.cpp"
+CONVOLUTION = Kernels(
+    CSRC / "grouped_convolution.cpp",
+    grouped_convolution_bytes="Pii->q",
+    grouped_convolve="PPPPiii",
+)
+WEIGHT_GRADIENT = Kernels(
+    CSRC / "grouped_weight_gradient.cpp",
+    grouped_gradient_bytes="Pi->q",
+    grouped_weight_gradient="PPPPPii",
+)
 UNIT = 32
 """The number of channels must be a multiple of this."""
 
 
-class _Shape(ctypes.Structure):
+class _Shape(Record):
     """`GroupedShape` as the C++ has it."""
 
-    _fields_ = (
-        ("images", ctypes.c_int64),
-        ("channels", ctypes.c_int64),
-        ("group_width", ctypes.c_int64),
-        ("in_height", ctypes.c_int64),
-        ("in_width", ctypes.c_int64),
-        ("out_height", ctypes.c_int64),
-        ("out_width", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
+    _fields_ = fields(
+        "q images channels group_width in_height in_width out_height out_width stride"
     )
 
 
-class _Maps(ctypes.Structure):
-    """`Maps` as grouped_weight_gradient.cpp has it."""
-
-    _fields_ = (
-        ("features", ctypes.c_void_p),
-        ("gradient", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
-    )
-
-
-class _Work(ctypes.Structure):
+class _Work(Record):
     """`Maps` as grouped_convolution.cpp has it."""
 
-    _fields_ = (
-        ("source", ctypes.c_void_p),
-        ("result", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("relu", ctypes.c_int32),
-    )
+    _fields_ = fields("P source result gate bias", "i relu")
+
+
+class _GradientMaps(Record):
+    """`Maps` as grouped_weight_gradient.cpp has it."""
+
+    _fields_ = fields("P features gradient gate")
 
 
 def is_grouped(
     weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], groups: int
 ) -> bool:
-    """Whether a convolution is one of those that these kernels are for."""
+    """Return whether a convolution is one of those that these kernels are for."""
     out_channels, group_width, *size = weight.shape
     return (
         group_width in (4, 8, 16, 32)
@@ -76,7 +71,7 @@ def is_grouped(
 
 
 def beats_onednn(weight: Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether outputs and input gradients are faster by these kernels than by oneDNN 3.7.
+    """Return whether outputs and input gradients are faster by these kernels than by oneDNN 3.7.
 
     With 16 and more channels a group oneDNN's tiles are as full as these.
     """
@@ -92,7 +87,7 @@ def grouped_convolution(
     relu: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """The output, [N, C, H', W'] in channels_last memory.
+    """Return the output, [N, C, H', W'] in channels_last memory.
 
     Args:
         features: [N, C, H, W].
@@ -100,21 +95,17 @@ def grouped_convolution(
         bias: [C], or None for zeros.
         stride: 1 or 2.
         relu: Whether negative results become zero; NaN stays.
-        tiles: What computes the tile instructions, by default the processor's best.
-
-    Raises:
-        NativeLibraryError: The kernel cannot be compiled or loaded here.
+        tiles: See the module.
     """
     features = channels_last(features)
     images, channels, height, width = features.shape
-    size = (images, channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
     # No view: what an autograd function returns may be changed in place.
-    output = torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    shape = _shape(features, output, weight.shape[1], stride)
+    output = empty_maps(images, channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
     bias = torch.zeros(channels) if bias is None else bias.detach().float().contiguous()
-    work = _Work(features.data_ptr(), output.data_ptr(), None, bias.data_ptr(), relu)
-    with own_kernel("grouped_convolution", (features, weight, bias), (output,)):
-        _convolve(shape, work, weight, backward=False, tiles=tiles)
+    work = _Work(features, output, None, bias, relu)
+    shape = _shape(features, output, weight.shape[1], stride)
+    read = (features, weight, bias)
+    _convolve("grouped_convolution", shape, work, weight, read=read, written=output, tiles=tiles)
     return output
 
 
@@ -127,7 +118,7 @@ def grouped_input_gradient(
     stride: int,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """The input's gradient in channels_last memory.
+    """Return the input's gradient in channels_last memory.
 
     Args:
         gradient: Of the output, [N, C, H', W'].
@@ -135,40 +126,37 @@ def grouped_input_gradient(
         size: The input's, (N, C, H, W).
         gate: As large as the input, whose gradient is zero where this is not positive.
         stride: 1 or 2.
-        tiles: What computes the tile instructions, by default the processor's best.
-
-    Raises:
-        NativeLibraryError: The kernel cannot be compiled or loaded here.
+        tiles: See the module.
     """
-    gradient = channels_last(gradient)
-    gate = None if gate is None else channels_last(gate)
-    result = torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    shape = _shape(result, gradient, weight.shape[1], stride)
-    gate_place = None if gate is None else gate.data_ptr()
+    gradient, gate = channels_last(gradient), channels_last_or_none(gate)
+    result = empty_maps(*size)
     no_bias = torch.zeros(size[1])
-    work = _Work(gradient.data_ptr(), result.data_ptr(), gate_place, no_bias.data_ptr(), False)
-    read = (gradient, weight) if gate is None else (gradient, weight, gate)
-    with own_kernel("grouped_input_gradient", read, (result,)):
-        _convolve(shape, work, weight, backward=True, tiles=tiles)
+    work = _Work(gradient, result, gate, no_bias, False)
+    shape = _shape(result, gradient, weight.shape[1], stride)
+    read = (gradient, weight, gate)
+    _convolve("grouped_input_gradient", shape, work, weight, read=read, written=result, tiles=tiles)
     return result
 
 
 def _convolve(
-    shape: _Shape, work: _Work, weight: Tensor, *, backward: bool, tiles: Tiles | None
+    kernel: str,
+    shape: _Shape,
+    work: _Work,
+    weight: Tensor,
+    *,
+    read: tuple[Tensor | None, ...],
+    written: Tensor,
+    tiles: Tiles | None,
 ) -> None:
+    """Compute outputs or input gradients; the names of the two kernels are those for listeners."""
     weight, threads = channels_last(weight.detach()), torch.get_num_threads()
-    record = ctypes.byref(shape)
-    size = convolution_library().grouped_convolution_bytes(record, backward, threads)
+    backward = kernel == "grouped_input_gradient"
+    size = CONVOLUTION.library().grouped_convolution_bytes(shape, backward, threads)
     scratch = torch.empty(size, dtype=torch.uint8)
-    convolution_library().grouped_convolve(
-        record,
-        ctypes.byref(work),
-        weight.data_ptr(),
-        scratch.data_ptr(),
-        backward,
-        tiles_for(tiles),
-        threads,
-    )
+    CONVOLUTION.call(
+        "grouped_convolve", shape, work, weight, scratch, backward, tiles_for(tiles), threads,
+        read=read, written=(written,), kernel=kernel,
+    )  # fmt: skip
 
 
 def grouped_weight_gradient(
@@ -180,7 +168,7 @@ def grouped_weight_gradient(
     stride: int,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of a grouped convolution's weight and bias.
+    """Return the gradients of a grouped convolution's weight and bias.
 
     Args:
         features: The input, [N, C, H, W].
@@ -188,71 +176,29 @@ def grouped_weight_gradient(
         gate: As large as the output, whose gradient counts where this is positive.
         group_width: Channels of a group: 4, 8, 16 or 32.
         stride: 1 or 2.
-        tiles: What computes the tile instructions, by default the processor's best.
+        tiles: See the module.
 
     Returns:
         Of the weight float32 [C, group_width, 3, 3] in channels_last memory, of the bias [C].
-
-    Raises:
-        NativeLibraryError: The kernel cannot be compiled or loaded here.
     """
     features, gradient = channels_last(features), channels_last(gradient)
-    gate = None if gate is None else channels_last(gate)
+    gate = channels_last_or_none(gate)
     channels = features.shape[1]
     shape = _shape(features, gradient, group_width, stride)
-    gate_place = None if gate is None else gate.data_ptr()
-    maps = _Maps(features.data_ptr(), gradient.data_ptr(), gate_place)
+    maps = _GradientMaps(features, gradient, gate)
     of_weight = torch.empty(channels, 3, 3, group_width).permute(0, 3, 1, 2)
     of_bias = torch.empty(channels)
     threads = torch.get_num_threads()
-    size = weight_gradient_library().grouped_gradient_bytes(ctypes.byref(shape), threads)
+    size = WEIGHT_GRADIENT.library().grouped_gradient_bytes(shape, threads)
     scratch = torch.empty(size, dtype=torch.uint8)
-    read = (features, gradient) if gate is None else (features, gradient, gate)
-    with own_kernel("grouped_weight_gradient", read, (of_weight, of_bias)):
-        weight_gradient_library().grouped_weight_gradient(
-            ctypes.byref(shape),
-            ctypes.byref(maps),
-            of_weight.data_ptr(),
-            of_bias.data_ptr(),
-            scratch.data_ptr(),
-            tiles_for(tiles),
-            threads,
-        )
+    WEIGHT_GRADIENT.call(
+        "grouped_weight_gradient",
+        shape, maps, of_weight, of_bias, scratch, tiles_for(tiles), threads,
+        read=(features, gradient, gate), written=(of_weight, of_bias),
+    )  # fmt: skip
     return of_weight, of_bias
 
 
 def _shape(features: Tensor, output: Tensor, group_width: int, stride: int) -> _Shape:
     images, channels, *in_size = features.shape
     return _Shape(images, channels, group_width, *in_size, *output.shape[2:], stride)
-
-
-@functools.cache
-def convolution_library() -> ctypes.CDLL:
-    """Compile and load the kernel of outputs and input gradients, once.
-
-    Raises:
-        NativeLibraryError: That fails.
-    """
-    loaded = load_library(CONVOLUTION_SOURCE)
-    pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    loaded.grouped_convolution_bytes.restype = size
-    loaded.grouped_convolution_bytes.argtypes = [pointer, flag, flag]
-    loaded.grouped_convolve.restype = None
-    loaded.grouped_convolve.argtypes = [pointer] * 4 + [flag] * 3
-    return loaded
-
-
-@functools.cache
-def weight_gradient_library() -> ctypes.CDLL:
-    """Compile and load the kernel of the weight gradient, once.
-
-    Raises:
-        NativeLibraryError: That fails.
-    """
-    loaded = load_library(WEIGHT_GRADIENT_SOURCE)
-    pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    loaded.grouped_gradient_bytes.restype = size
-    loaded.grouped_gradient_bytes.argtypes = [pointer, flag]
-    loaded.grouped_weight_gradient.restype = None
-    loaded.grouped_weight_gradient.argtypes = [pointer] * 5 + [flag, flag]
-    return loaded

@@ -1,11 +1,12 @@
-"""Memory traffic of kernels that torch's dispatcher does not see, because ctypes calls them.
+"""The C++ of this program as functions that take tensors, and the memory traffic of their calls.
 
-A wrapper surrounds its kernel's call with `own_kernel`, one line; without a listener that costs a
-comparison. `profiling.capture.byte_counter` and `profiling.bench` listen.
+`Kernels` declares the functions of one file in csrc/, which ctypes calls: torch's dispatcher does
+not see them, so each call is reported with its bytes to a listener, if there is one
+(`profiling.capture.byte_counter` and `profiling.bench` are listeners). Without one that costs a
+comparison.
 
-TODO-DOC Levels of a pyramid as the C++ of Winograd's and of AMX's convolutions has them.
-
-TODO-DOC `python -m retinanet compile`: the C++ kernels ahead of time, for an image or a shared folder.
+`compile_kernels` is `python -m retinanet compile`: every C++ file compiled ahead of time, for an
+image or a shared folder.
 """
 
 import ctypes
@@ -13,13 +14,215 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from common.errors import FINISHED, InputError
-from common.native import COMPILED_AHEAD, NativeLibraryError, compile_ahead, known_instruction_sets
+from common.native import (
+    COMPILED_AHEAD,
+    NativeLibraryError,
+    compile_ahead,
+    known_instruction_sets,
+    load_library,
+)
+
+CSRC = Path(__file__).parent / "csrc"
+
+
+class Pointer:
+    """The ctypes argument type of an address; None is the null pointer."""
+
+    @classmethod
+    def from_param(cls, value: Any) -> Any:
+        """Convert a tensor, an integer address, a record or an array of records or addresses."""
+        if isinstance(value, Tensor):
+            value = value.data_ptr()
+        if isinstance(value, int):
+            return ctypes.c_void_p(value)
+        return ctypes.byref(value) if isinstance(value, ctypes.Structure) else value
+
+
+CODES: dict[str, Any] = {
+    "P": Pointer,
+    "q": ctypes.c_int64,
+    "i": ctypes.c_int32,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+    "?": ctypes.c_bool,
+}
+"""Types of arguments and results, by the letters of Python's `struct` module."""
+
+
+class Kernels:
+    """The functions of one C++ file, which is compiled and loaded the first time it is needed."""
+
+    def __init__(self, source: Path, **signatures: str) -> None:
+        """Declare functions; nothing is compiled.
+
+        Args:
+            source: The C++ file.
+            signatures: Of each function the `CODES` of its arguments and, behind `->`, of its
+                result: `size="Pq->q"`.
+        """
+        self.source = source
+        self.instruction_set: str | None = None
+        """Tests set it to compare instruction sets; None: the processor's best."""
+        self._signatures = signatures
+        self._loaded: dict[str | None, ctypes.CDLL | NativeLibraryError] = {}
+
+    def library(self) -> ctypes.CDLL:
+        """Return the loaded library; its functions take tensors where they take addresses.
+
+        Raises:
+            NativeLibraryError: It cannot be compiled or loaded here; found out once.
+        """
+        loaded = self._loaded.get(self.instruction_set)
+        if loaded is None:
+            loaded = self._loaded[self.instruction_set] = self._load()
+        if isinstance(loaded, NativeLibraryError):
+            raise loaded
+        return loaded
+
+    def _load(self) -> ctypes.CDLL | NativeLibraryError:
+        try:
+            library = load_library(self.source, instruction_set=self.instruction_set)
+        except NativeLibraryError as error:
+            return error
+        for name, signature in self._signatures.items():
+            arguments, _, result = signature.partition("->")
+            function = getattr(library, name)
+            function.restype = CODES[result] if result else None
+            function.argtypes = [CODES[code] for code in arguments]
+        return library
+
+    def are_available(self) -> bool:
+        """Return whether the library can be compiled and loaded here."""
+        try:
+            self.library()
+        except NativeLibraryError:
+            return False
+        return True
+
+    def call(
+        self,
+        function: str,
+        *arguments: Any,
+        read: Iterable[Tensor | None],
+        written: Iterable[Tensor],
+        kernel: str = "",
+    ) -> None:
+        """Call a function that reads and writes these tensors once each, see `own_kernel`.
+
+        Args:
+            function: One of the declared ones.
+            arguments: As its signature says.
+            read: None stands for a tensor that is not given.
+            written: The results.
+            kernel: The name for listeners; by default the function's.
+
+        Raises:
+            NativeLibraryError: The library cannot be compiled or loaded here.
+        """
+        with own_kernel(kernel or function, read, written):
+            getattr(self.library(), function)(*arguments)
+
+
+class Record(ctypes.Structure):
+    """A struct of the C++, from its fields in order; of a tensor its address is taken."""
+
+    def __init__(self, *values: Any) -> None:
+        """Fill the fields. The tensors have to outlive the record."""
+        super().__init__(*(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+
+
+def fields(*groups: str) -> list[tuple[str, Any]]:
+    """Return a record's `_fields_`: `fields("P input output", "q height width")`."""
+    declared: list[tuple[str, Any]] = []
+    for group in groups:
+        code, *names = group.split()
+        kind = ctypes.c_void_p if code == "P" else CODES[code]
+        declared += [(name, kind) for name in names]
+    return declared
+
+
+class Level(Record):
+    """`Level` as winograd.cpp and tile_convolution.cpp have it."""
+
+    _fields_ = fields("P input output gate", "q images height width")
+
+
+def level_records(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor]
+) -> ctypes.Array[Level]:
+    """Return each level's addresses and sizes; `gates` is empty, or holds one for each level."""
+    levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
+    records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]
+    return (Level * len(records))(*records)
+
+
+CACHE_LINE = 64
+"""[bytes]"""
+
+
+def scratch_bytes(size: int) -> Tensor:
+    """Return `size` bytes of memory that begin with a cache line."""
+    block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
+    return block[-block.data_ptr() % CACHE_LINE :][:size]
+
+
+def empty_maps(images: int, channels: int, *size: int) -> Tensor:
+    """Return BF16 [images, channels, height, width] in channels_last memory, not initialized."""
+    shape = (images, channels, *size)
+    return torch.empty(shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """Return the tensor as [N, H, W, C] in memory, copied if it is laid out otherwise.
+
+    Also where torch's own test cannot tell, as with one channel or maps of one pixel.
+    """
+    return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def channels_last_or_none(tensor: Tensor | None) -> Tensor | None:
+    """Return `channels_last` of a tensor that may be missing."""
+    return None if tensor is None else channels_last(tensor)
+
+
+def float32_or_none(vector: Tensor | None) -> Tensor | None:
+    """Return a constant in float32, in order in memory; it may be missing."""
+    return None if vector is None else vector.detach().float().contiguous()
+
+
+def is_one_block(tensor: Tensor) -> bool:
+    """Return whether the values fill a piece of memory without gaps, as all a model's weights do."""
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def have_same_layout(first: Tensor, second: Tensor) -> bool:
+    """Return whether equal places of two tensors of one shape are equally far into their memory."""
+    if first.stride() == second.stride():
+        return True
+    strides = zip(first.shape, first.stride(), second.stride(), strict=True)
+    # Nobody walks along a dimension of size 1, and torch gives it any stride.
+    return all(size == 1 or one == other for size, one, other in strides)
+
+
+def match_memory_format(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return the tensor in the parameter's memory layout; itself if it is so already.
+
+    A fused optimizer walks through a parameter, its gradient and its state place by place in
+    memory: one in another layout would be taken for other weights', without an error.
+
+    Args:
+        parameter: Without gaps in memory, in any order of its dimensions.
+        tensor: Of the parameter's shape, or a single number, which has no layout.
+    """
+    if tensor.dim() == 0 or have_same_layout(parameter, tensor):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
 class KernelCall(NamedTuple):
@@ -40,7 +243,7 @@ _listener: Listener | None = None
 
 
 def own_kernel(
-    kernel: str, read: Iterable[Tensor], written: Iterable[Tensor]
+    kernel: str, read: Iterable[Tensor | None], written: Iterable[Tensor]
 ) -> AbstractContextManager[object]:
     """Surround the call of a kernel that reads and writes these tensors once each.
 
@@ -55,13 +258,13 @@ def own_kernel(
 
 @contextmanager
 def _recorded(
-    kernel: str, read: Iterable[Tensor], written: Iterable[Tensor], listener: Listener
+    kernel: str, read: Iterable[Tensor | None], written: Iterable[Tensor], listener: Listener
 ) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start
-    sizes = (sum(map(tensor_bytes, read)), sum(map(tensor_bytes, written)))
-    listener(KernelCall(kernel, *sizes, seconds))
+    read_bytes = sum(tensor_bytes(tensor) for tensor in read if tensor is not None)
+    listener(KernelCall(kernel, read_bytes, sum(map(tensor_bytes, written)), seconds))
 
 
 @contextmanager
@@ -85,33 +288,8 @@ def tensor_bytes(tensor: Tensor) -> int:
     return count * tensor.element_size()
 
 
-class Level(ctypes.Structure):
-    """`Level` as winograd.cpp and tile_convolution.cpp have it."""
-
-    _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
-        ("images", ctypes.c_int64),
-        ("height", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-    )
-
-
-def level_records(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor]
-) -> ctypes.Array[Level]:
-    """Where each level's maps lie, and how large they are; `gates` is empty, or one for each."""
-    gate_places = [gate.data_ptr() for gate in gates] or [0] * len(inputs)
-    records = [
-        Level(level.data_ptr(), output.data_ptr(), gate, len(level), *level.shape[2:])
-        for level, output, gate in zip(inputs, outputs, gate_places, strict=True)
-    ]
-    return (Level * len(records))(*records)
-
-
 def kernel_sources() -> list[Path]:
-    """Every C++ file of this program."""
+    """Return every C++ file of this program."""
     return sorted(Path(__file__).parents[1].glob("*/csrc/*.cpp"))
 
 
@@ -123,17 +301,17 @@ def compile_kernels() -> int:
     """
     instruction_sets = known_instruction_sets()
     print(f"into {COMPILED_AHEAD}")
-    kept = set()
+    current = set()
     for source in kernel_sources():
         try:
-            libraries = [compile_ahead(source, one) for one in instruction_sets]
+            libraries = [compile_ahead(source, name) for name in instruction_sets]
         except NativeLibraryError as error:
             raise InputError(f"{source}: {error}") from error
-        kept |= set(libraries)
+        current |= set(libraries)
         sizes = [f"{library.stat().st_size / 1000:.0f} kB" for library in libraries]
         pairs = zip(instruction_sets, sizes, strict=True)
         print(f"  {source.stem:<17} {', '.join(f'{name} {size}' for name, size in pairs)}")
     for library in COMPILED_AHEAD.glob("*.so"):
-        if library not in kept:
+        if library not in current:
             library.unlink()  # of an earlier source
     return FINISHED

@@ -1,24 +1,14 @@
-"""The optimizer, in the form that is fastest on CPUs.
+"""The optimizers, each with all its tensors' steps in one call of C++ (csrc/optimizers.cpp).
 
-TODO-DOC Adam in one pass over memory.
-
-TODO-DOC LAMB: Adam with steps as long as a share of the weights that they change, layer by layer.
-
-You et al. 2019, "Large Batch Optimization for Deep Learning", arXiv 1904.00962, algorithm 2.
-
-TODO-DOC An optimizer's step over all its tensors in one call of C++ (csrc/optimizers.cpp).
-
-TODO-DOC Where a tensor's values lie in memory.
-
-TODO-DOC The norm of all gradients of a step, and their clipping to a longest one.
+Adam's is torch's in one pass over memory. LAMB takes steps as long as a share of the weights that
+they change, layer by layer: You et al. 2019, "Large Batch Optimization for Deep Learning",
+arXiv 1904.00962, algorithm 2. The norm of all gradients of a step and their clipping are here too.
 """
 
-import ctypes
 import functools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +16,18 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, Adam, Optimizer
 
-from common.native import NativeLibraryError, load_library
+from common.native import NativeLibraryError
 from retinanet.config_types import DEFAULT_BETA1
-from retinanet.engine.kernel_calls import own_kernel
+from retinanet.engine.kernel_calls import (
+    CSRC,
+    Kernels,
+    Record,
+    fields,
+    is_one_block,
+    match_memory_format,
+)
+
+STEP_KERNELS = Kernels(CSRC / "optimizers.cpp", adam_step="PqPi", lamb_step="PqPi")
 
 BETA2 = 0.999
 
@@ -79,7 +78,7 @@ def make_optimizer(
 def native_steps_work() -> bool:
     """Whether the C++ steps can be had; the first call says so on stderr if not."""
     try:
-        load_steps()
+        STEP_KERNELS.library()
     except NativeLibraryError as error:
         reason = str(error).splitlines()[0]
         print(
@@ -124,7 +123,7 @@ class OnePassAdam(torch.optim.Adam):
                 if parameter.grad is not None
             ]
             native_step(
-                load_steps().adam_step,
+                "adam_step",
                 updates,
                 learning_rate=group["lr"],
                 betas=group["betas"],
@@ -196,7 +195,7 @@ class Lamb(Optimizer):
             }
             fused = [one for one in updates if group["fused"] and can_step(one.weight)]
             if fused:
-                native_step(load_steps().lamb_step, fused, **settings)
+                native_step("lamb_step", fused, **settings)
             for one in updates:
                 if not (group["fused"] and can_step(one.weight)):
                     plain_step(one, **settings)
@@ -241,43 +240,21 @@ def trust_ratio(weight: Tensor, direction: Tensor) -> float:
     return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
 
-SOURCE = Path(__file__).parent / "csrc" / "optimizers.cpp"
-
-
-class TensorRecord(ctypes.Structure):
+class _Tensor(Record):
     """`TensorUpdate` as optimizers.cpp has it."""
 
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("gradient", ctypes.c_void_p),
-        ("exp_avg", ctypes.c_void_p),
-        ("exp_avg_sq", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-        ("correction1", ctypes.c_float),
-        ("correction2", ctypes.c_float),
-        ("weight_decay", ctypes.c_float),
-        ("use_trust_ratio", ctypes.c_int32),
+    _fields_ = fields(
+        "P weight gradient exp_avg exp_avg_sq",
+        "q size",
+        "f correction1 correction2 weight_decay",
+        "i use_trust_ratio",
     )
 
 
-class SettingsRecord(ctypes.Structure):
+class _Settings(Record):
     """What all tensors share, as optimizers.cpp has it."""
 
-    _fields_ = (
-        ("learning_rate", ctypes.c_float),
-        ("beta1", ctypes.c_float),
-        ("beta2", ctypes.c_float),
-        ("eps", ctypes.c_float),
-    )
-
-
-def load_steps(*, instruction_set: str | None = None) -> ctypes.CDLL:
-    """The compiled `adam_step` and `lamb_step`; compiles them the first time.
-
-    Raises:
-        NativeLibraryError: They cannot be compiled or loaded here.
-    """
-    return load_library(SOURCE, instruction_set=instruction_set)
+    _fields_ = fields("f learning_rate beta1 beta2 eps")
 
 
 def next_update(
@@ -298,10 +275,10 @@ def next_update(
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     state["step"] += 1
     for slot in ("exp_avg", "exp_avg_sq"):
-        state[slot] = laid_out_as(parameter, state[slot])
+        state[slot] = match_memory_format(parameter, state[slot])
     return TensorUpdate(
         weight=parameter,
-        gradient=laid_out_as(parameter, parameter.grad),
+        gradient=match_memory_format(parameter, parameter.grad),
         exp_avg=state["exp_avg"],
         exp_avg_sq=state["exp_avg_sq"],
         step=int(state["step"]),
@@ -316,7 +293,7 @@ def can_step(parameter: Tensor) -> bool:
 
 
 def native_step(
-    function: Any,
+    function: str,
     updates: Sequence[TensorUpdate],
     *,
     learning_rate: float,
@@ -326,81 +303,33 @@ def native_step(
     """Take the steps, on as many threads as torch has.
 
     Args:
-        function: `adam_step` or `lamb_step` of `load_steps()`.
+        function: `adam_step` or `lamb_step`.
         updates: Of parameters that `can_step`.
+        learning_rate: Of this step.
+        betas: See `Lamb`.
+        eps: See `Lamb`.
     """
     beta1, beta2 = betas
     records = [
-        TensorRecord(
-            one.weight.data_ptr(),
-            one.gradient.data_ptr(),
-            one.exp_avg.data_ptr(),
-            one.exp_avg_sq.data_ptr(),
-            one.weight.numel(),
-            1 - beta1**one.step,
-            1 - beta2**one.step,
-            one.weight_decay,
-            one.use_trust_ratio,
+        _Tensor(
+            update.weight,
+            update.gradient,
+            update.exp_avg,
+            update.exp_avg_sq,
+            update.weight.numel(),
+            1 - beta1**update.step,
+            1 - beta2**update.step,
+            update.weight_decay,
+            update.use_trust_ratio,
         )
-        for one in updates
+        for update in updates
     ]
-    settings = SettingsRecord(learning_rate, beta1, beta2, eps)
-    count = len(records)
+    settings, count = _Settings(learning_rate, beta1, beta2, eps), len(records)
     state = [part for one in updates for part in (one.weight, one.exp_avg, one.exp_avg_sq)]
-    read = [*state, *(one.gradient for one in updates)]
-    with own_kernel(function.__name__, read, state):
-        function(
-            (TensorRecord * count)(*records),
-            ctypes.c_int64(count),
-            ctypes.byref(settings),
-            ctypes.c_int(torch.get_num_threads()),
-        )
-
-
-CACHE_LINE = 64
-
-
-def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor in the parameter's memory layout; itself if it is so already.
-
-    A fused optimizer walks through a parameter, its gradient and its state place by place in
-    memory: one in another layout would be taken for other weights', without an error.
-
-    Args:
-        parameter: Without gaps in memory, in any order of its dimensions.
-        tensor: Of the parameter's shape, or a single number, which has no layout.
-    """
-    if tensor.dim() == 0 or have_same_layout(parameter, tensor):
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
-
-
-def have_same_layout(one: Tensor, other: Tensor) -> bool:
-    """Whether equal places of two tensors of one shape are equally far into their memory."""
-    if one.stride() == other.stride():
-        return True
-    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
-    # Nobody walks along a dimension of size 1, and torch gives it any stride.
-    return all(size == 1 or first == second for size, first, second in strides)
-
-
-def is_one_block(tensor: Tensor) -> bool:
-    """Whether the values fill a piece of memory without gaps, as all weights of a model do."""
-    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def channels_last(tensor: Tensor) -> Tensor:
-    """The tensor as [N, H, W, C] in memory, copied if it is laid out otherwise.
-
-    Also where torch's own test cannot tell, as with one channel or maps of one pixel.
-    """
-    return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-
-
-def aligned_bytes(size: int) -> Tensor:
-    """Return `size` bytes of memory that begin with a cache line."""
-    block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
-    return block[-block.data_ptr() % CACHE_LINE :][:size]
+    STEP_KERNELS.call(
+        function, (_Tensor * count)(*records), count, settings, torch.get_num_threads(),
+        read=[*state, *(update.gradient for update in updates)], written=state,
+    )  # fmt: skip
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:

@@ -2,9 +2,8 @@
 
 Between processes of one host a network's way costs several copies by the kernel, on the cores that
 compute. Here each rank writes its gradients once, rounded if that is wanted, to memory that its
-neighbours have mapped too, and sums theirs from there.
-
-TODO-DOC Memory without a file that several processes of one host have mapped.
+neighbours have mapped too, and sums theirs from there. That memory has no file; `SharedMemory` makes it, `map_memory` maps that of
+another process of the host.
 """
 
 import ctypes
@@ -21,9 +20,18 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from common.native import NativeLibraryError, load_library
+from common.native import NativeLibraryError
+from retinanet.engine.kernel_calls import CSRC, Kernels
 
-SOURCE = Path(__file__).parent / "csrc" / "shared_gradients.cpp"
+SHARED = Kernels(
+    CSRC / "shared_gradients.cpp",
+    write_rounded="PPqfi",
+    write_floats="PPqfi",
+    sum_rounded="PqPqi",
+    sum_floats="PqPqi",
+    raise_flag="Pq",
+    flags_are_up="Pqqd->i",
+)
 
 LARGEST_BUCKETS = 1023
 
@@ -34,7 +42,7 @@ FLAGS_AT = LINE
 HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
 
 Gather = Callable[[Any], list[Any]]
-"""Everybody's value, in order of rank."""
+"""Returns every rank's value, in order of rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +83,7 @@ class SharedGradients:
         self._ranks = len(memory)
         self._compress = compress
         self._timeout_s = timeout_s
-        self._library = load_library(SOURCE)
+        self._library = SHARED.library()
         self._pending: deque[_Pending] = deque()
         self._exchange = 0
         self._next = 0
@@ -83,7 +91,7 @@ class SharedGradients:
     def average(
         self, gradients: Tensor, *, weight: float, index: int, is_last: bool
     ) -> "Future[Tensor]":
-        """Put the average over all ranks in the place of gradients, once all have theirs.
+        """Replace gradients by their average over all ranks, once all have written theirs.
 
         All ranks call it with parts of the same sizes, in the order of `index` from 0; with the
         last part, all are there when it returns.
@@ -111,26 +119,17 @@ class SharedGradients:
 
     def _write(self, gradients: Tensor, index: int, weight: float) -> None:
         write = self._library.write_rounded if self._compress else self._library.write_floats
-        write(
-            ctypes.c_void_p(gradients.data_ptr()),
-            ctypes.c_void_p(self._values(self._rank, self._next)),
-            ctypes.c_int64(gradients.numel()),
-            ctypes.c_float(weight),
-            ctypes.c_int32(torch.get_num_threads()),
-        )
-        flag = ctypes.c_void_p(self._memory[self._rank].address + FLAGS_AT + index * LINE)
-        self._library.raise_flag(flag, ctypes.c_int64(self._exchange))
+        values = self._values(self._rank, self._next)
+        write(gradients, values, gradients.numel(), weight, torch.get_num_threads())
+        flag = self._memory[self._rank].address + FLAGS_AT + index * LINE
+        self._library.raise_flag(flag, self._exchange)
 
     def _are_written(self, index: int, *, wait: bool) -> bool:
-        """Whether all ranks have written a part; only `wait` waits for them."""
+        """Return whether all ranks have written a part; only `wait` waits for them."""
         flags = [one.address + FLAGS_AT + index * LINE for one in self._memory]
         seconds = self._timeout_s if wait else 0.0
-        up = self._library.flags_are_up(
-            (ctypes.c_void_p * self._ranks)(*flags),
-            ctypes.c_int64(self._ranks),
-            ctypes.c_int64(self._exchange),
-            ctypes.c_double(seconds),
-        )
+        addresses = (ctypes.c_void_p * self._ranks)(*flags)
+        up = self._library.flags_are_up(addresses, self._ranks, self._exchange, seconds)
         if wait and not up:
             raise TimeoutError(f"timed out: no gradients of some rank for {seconds:g} s")
         return bool(up)
@@ -138,19 +137,15 @@ class SharedGradients:
     def _sum(self, part: _Pending) -> None:
         add = self._library.sum_rounded if self._compress else self._library.sum_floats
         places = [self._values(rank, part.start) for rank in range(self._ranks)]
-        add(
-            (ctypes.c_void_p * self._ranks)(*places),
-            ctypes.c_int64(self._ranks),
-            ctypes.c_void_p(part.gradients.data_ptr()),
-            ctypes.c_int64(part.gradients.numel()),
-            ctypes.c_int32(torch.get_num_threads()),
-        )
+        addresses = (ctypes.c_void_p * self._ranks)(*places)
+        sums, threads = part.gradients, torch.get_num_threads()
+        add(addresses, self._ranks, sums, sums.numel(), threads)
         part.future.set_result(part.gradients)
 
     def _values(self, rank: int, start: int) -> int:
-        """Where a rank writes in this exchange: two halves take turns.
+        """Return the address at which a rank writes in this exchange: two halves take turns.
 
-        Nobody writes to a half that another still reads: to be there, it has waited for all in the
+        No rank writes to a half that another still reads: to be there, it has waited for all in the
         exchange between, and they had read the one before.
         """
         value_bytes = 2 if self._compress else 4
@@ -161,10 +156,10 @@ class SharedGradients:
 def share_gradients(
     all_gather: Gather, *, rank: int, values: int, compress: bool, timeout_s: float
 ) -> SharedGradients | None:
-    """Set up the averages of so many gradients; all ranks call it.
+    """Set up averages over the ranks of one host; all ranks call it.
 
     Args:
-        all_gather: Gives everybody's value, in order of rank.
+        all_gather: Returns every rank's value, in order of rank.
         rank: This one.
         values: Gradients in all, of one rank.
         compress: Whether they are rounded to BF16 on the way; sums are float32 in any case.
@@ -176,16 +171,16 @@ def share_gradients(
     """
     room = values + LINE * LARGEST_BUCKETS
     size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
-    own = None
+    shared = None
     try:
-        load_library(SOURCE)
-        own = SharedMemory(HEADER + size)
+        SHARED.library()
+        shared = SharedMemory(HEADER + size)
     except (NativeLibraryError, OSError):
         pass
-    memory = map_all(all_gather(own.place if own else None), HEADER + size)
+    memory = map_all(all_gather(shared.place if shared else None), HEADER + size)
     all_mapped = all(all_gather(memory is not None))
-    if own is not None:
-        own.close()
+    if shared is not None:
+        shared.close()
     if memory is None or not all_mapped:
         return None
     return SharedGradients(memory, size=size, rank=rank, compress=compress, timeout_s=timeout_s)
@@ -196,7 +191,7 @@ MemoryPlace = tuple[str, bytes]
 
 
 def map_all(places: Sequence[MemoryPlace | None], size: int) -> list[MappedMemory] | None:
-    """Map everybody's memory; None where somebody has none, or it cannot be seen from here."""
+    """Map every rank's memory; None where a rank has none, or it cannot be seen from here."""
     if None in places:
         return None
     try:
@@ -209,7 +204,7 @@ NAME_BYTES = 16
 
 
 class SharedMemory:
-    """A piece of memory for others to map, by its `place`.
+    """A piece of memory that others map by its `place`.
 
     It has no file, so that nothing is left when the processes end, however they do; and it is not
     on /dev/shm, which containers keep small. Its first `LINE` bytes are taken by its name.
@@ -231,11 +226,11 @@ class SharedMemory:
 
     @property
     def place(self) -> MemoryPlace:
-        """Where others find it, until it is closed."""
+        """Return where others find it, until it is closed."""
         return f"/proc/{os.getpid()}/fd/{self._file}", self._name
 
     def close(self) -> None:
-        """Let nobody map it any more; maps stay."""
+        """End new mappings; those that exist stay valid."""
         os.close(self._file)
 
 

@@ -1,37 +1,57 @@
-"""The C++ of csrc/tile_convolution.cpp, called with tensors.
+"""Convolutions and their gradients by tile instructions: AMX's, or the same in AVX-512 BF16.
 
-Convolutions are dense, 3×3, of stride 1 and padding 1. Maps are BF16 [N, C, H, W], one for each
-level; what is not in channels_last memory is copied.
+The C++ is in csrc/tile_weights.cpp (weights in the order in which the kernels read them),
+tile_convolution.cpp (dense 3×3, stride 1, padding 1), pointwise_convolution.cpp (1×1, one group,
+multiples of 32 channels, stride 1, or 2 for input gradients) and weight_gradient.cpp.
 
-TODO-DOC The C++ of csrc/tile_weights.cpp, called with tensors: weights as AMX's kernels read them.
+Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. In all functions `tiles`
+is what computes the tile instructions, by default the processor's best, and each raises
+NativeLibraryError where its kernel cannot be compiled or loaded.
 """
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from enum import IntEnum
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from common.machine import cpu_flags
-from common.native import CPU_FLAGS_NEEDED, NativeLibraryError, load_library
-from retinanet.engine.kernel_calls import level_records, own_kernel
-from retinanet.engine.optimizers import aligned_bytes, channels_last
+from common.native import CPU_FLAGS_NEEDED, NativeLibraryError
+from retinanet.engine.kernel_calls import (
+    CSRC,
+    Kernels,
+    Record,
+    channels_last,
+    channels_last_or_none,
+    empty_maps,
+    fields,
+    float32_or_none,
+    level_records,
+    scratch_bytes,
+)
 
-SOURCE = Path(__file__).parent / "csrc" / "tile_convolution.cpp"
+WEIGHTS = Kernels(CSRC / "tile_weights.cpp", tile_weights_permitted="->i", tile_weights_pack="PPPi")
+CONVOLUTION = Kernels(
+    CSRC / "tile_convolution.cpp",
+    tile_convolution_scratch_bytes="Pqqqi->q",
+    tile_convolution="PqqqPPiPii",
+)
+POINTWISE = Kernels(
+    CSRC / "pointwise_convolution.cpp",
+    pointwise_scratch_bytes="qqqii->q",
+    pointwise_convolution="PqqPPPiPii",
+)
+WEIGHT_GRADIENT = Kernels(
+    CSRC / "weight_gradient.cpp",
+    weight_gradient_bytes="PqPi->q",
+    weight_gradient_sum="PqPPPPPii",
+)
 
-
-class PackedWeight(NamedTuple):
-    """A convolution's weight, rounded to BF16, in tiles."""
-
-    for_outputs: Tensor
-    for_gradients: Tensor | None
-    """For the input's gradient, if that is wanted."""
-    outputs: int
-    inputs: int
+BLOCK = 32
+"""Packed weights have multiples of this number of channels, the last ones zeros; those of 1×1
+convolutions must have them anyway."""
 
 
 class Tiles(IntEnum):
@@ -44,7 +64,75 @@ class Tiles(IntEnum):
     """Plain C++, slow, for tests on any processor."""
 
 
-def outputs_of(
+@functools.cache
+def best_tiles() -> Tiles | None:
+    """Return the fastest that this processor has, or None where it has neither or C++ fails.
+
+    It asks Linux for the permission to use AMX's tiles, which all kernels need.
+    """
+    flags = cpu_flags()
+    if not {"avx512_bf16", *CPU_FLAGS_NEEDED["x86-64-v4"]} <= flags:
+        return None
+    try:
+        permitted = bool(WEIGHTS.library().tile_weights_permitted())
+    except NativeLibraryError:
+        return None
+    return Tiles.AMX if permitted and "amx_bf16" in flags else Tiles.VECTORS
+
+
+def tiles_for(tiles: Tiles | None) -> Tiles:
+    """Return what is asked for, or else the processor's best."""
+    tiles = best_tiles() if tiles is None else tiles
+    assert tiles is not None
+    return tiles
+
+
+def has_tiles() -> bool:
+    """Return whether the processor has AMX's BF16 tiles and this process may use them."""
+    return best_tiles() is Tiles.AMX
+
+
+class PackedWeight(NamedTuple):
+    """A convolution's weight, rounded to BF16, in tiles."""
+
+    for_outputs: Tensor
+    for_gradients: Tensor | None
+    """For the input's gradient, if that is wanted."""
+    outputs: int
+    inputs: int
+
+
+class _Weights(Record):
+    """`Weights` as tile_weights.cpp has it."""
+
+    _fields_ = fields("P values scale", "q outputs inputs taps")
+
+
+def pack_weight(
+    weight: Tensor, scale: Tensor | None = None, *, for_gradients: bool = False
+) -> PackedWeight:
+    """Return `weight * scale`, rounded once to BF16, in the order in which the kernels read it.
+
+    Args:
+        weight: [O, I, h, w] of one group, float32; others are converted.
+        scale: Of each output, [O], or None.
+        for_gradients: Whether input gradients will be wanted too.
+    """
+    weight, scale = channels_last(weight.detach().float()), float32_or_none(scale)
+    outputs, inputs, *size = weight.shape
+    taps = size[0] * size[1]
+    record = _Weights(weight, scale, outputs, inputs, taps)
+    tiles = -(-outputs // BLOCK) * -(-inputs // BLOCK) * taps
+    packed = [scratch_bytes(2 * BLOCK * BLOCK * tiles) for _ in range(1 + for_gradients)]
+    backward = packed[1] if for_gradients else None
+    WEIGHTS.call(
+        "tile_weights_pack", record, packed[0], backward, torch.get_num_threads(),
+        read=(weight,), written=packed,
+    )  # fmt: skip
+    return PackedWeight(packed[0], backward, outputs, inputs)
+
+
+def tile_outputs(
     inputs: Sequence[Tensor],
     weight: PackedWeight,
     bias: Tensor | None,
@@ -52,36 +140,33 @@ def outputs_of(
     relu: bool,
     tiles: Tiles | None = None,
 ) -> list[Tensor]:
-    """Return the outputs of each level; `bias` float32 [O] or none.
-
-    `tiles`: what computes the tile instructions, by default the processor's best.
-    """
+    """Return the outputs of a 3×3 convolution for each level; `bias` float32 [O] or none."""
     packed, outputs = weight.for_outputs, weight.outputs
-    return _convolved(inputs, packed, outputs, bias=bias, relu=relu, tiles=tiles)
+    return _convolve_levels(inputs, packed, outputs, bias=bias, relu=relu, tiles=tiles)
 
 
-def input_gradients(
+def tile_input_gradients(
     gradients: Sequence[Tensor],
     weight: PackedWeight,
     gates: Sequence[Tensor] = (),
     *,
     tiles: Tiles | None = None,
 ) -> list[Tensor]:
-    """Return the inputs' gradients from the outputs'.
+    """Return the gradients of a 3×3 convolution's inputs.
 
     Args:
         gradients: Of the outputs, [N, O, H, W] of each level.
         weight: Packed for gradients too.
         gates: None, or inputs that a ReLU returned: where they are not positive the gradient is
             zero, which makes it that of the ReLU's input.
-        tiles: What computes the tile instructions, by default the processor's best.
+        tiles: See the module.
     """
     assert weight.for_gradients is not None
     packed, inputs = weight.for_gradients, weight.inputs
-    return _convolved(gradients, packed, inputs, gates=gates, tiles=tiles)
+    return _convolve_levels(gradients, packed, inputs, gates=gates, tiles=tiles)
 
 
-def _convolved(
+def _convolve_levels(
     inputs: Sequence[Tensor],
     packed: Tensor,
     out_channels: int,
@@ -94,135 +179,181 @@ def _convolved(
     inputs = [channels_last(level) for level in inputs]
     gates = [channels_last(gate) for gate in gates]
     threads = torch.get_num_threads()
-    shapes = [(len(level), out_channels, *level.shape[2:]) for level in inputs]
-    outputs = [
-        torch.empty(shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
-        for shape in shapes
-    ]
+    outputs = [empty_maps(len(level), out_channels, *level.shape[2:]) for level in inputs]
     work = (level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], out_channels)
-    scratch = aligned_bytes(library().tile_convolution_scratch_bytes(*work, threads))
-    read = (*inputs, *gates, packed) if bias is None else (*inputs, *gates, packed, bias)
-    with own_kernel("tile_convolution", read, outputs):
-        library().tile_convolution(
-            *work,
-            packed.data_ptr(),
-            bias.data_ptr() if bias is not None else None,
-            relu,
-            scratch.data_ptr(),
-            threads,
-            tiles_for(tiles),
-        )
+    size = CONVOLUTION.library().tile_convolution_scratch_bytes(*work, threads)
+    CONVOLUTION.call(
+        "tile_convolution",
+        *work, packed, bias, relu, scratch_bytes(size), threads, tiles_for(tiles),
+        read=(*inputs, *gates, packed, bias), written=outputs,
+    )  # fmt: skip
     return outputs
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Compile and load the kernel, once.
+class _Target(Record):
+    """`Target` as csrc/tile_writer.h has it."""
 
-    Raises:
-        NativeLibraryError: That fails.
-    """
-    loaded = load_library(SOURCE)
-    pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    work = [pointer, size, size, size]
-    for name, result, arguments in (
-        ("tile_convolution_scratch_bytes", size, [*work, flag]),
-        ("tile_convolution", None, [*work, pointer, pointer, flag, pointer, flag, flag]),
-    ):
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    return loaded
+    _fields_ = fields("P output added gate bias", "? relu", "q outputs")
 
 
-WEIGHTS_SOURCE = Path(__file__).parent / "csrc" / "tile_weights.cpp"
+class _Spread(Record):
+    """`Spread` as pointwise_convolution.cpp has it."""
 
-BLOCK = 32
-"""Numbers of channels are rounded up to multiples of this, with zeros."""
-
-
-@functools.cache
-def best_tiles() -> Tiles | None:
-    """Return the fastest that this processor has, or None where it has neither or C++ fails.
-
-    It asks Linux for the permission to use AMX's tiles, which all kernels need.
-    """
-    flags = cpu_flags()
-    if not {"avx512_bf16", *CPU_FLAGS_NEEDED["x86-64-v4"]} <= flags:
-        return None
-    try:
-        permitted = bool(weights_library().tile_weights_permitted())
-    except NativeLibraryError:
-        return None
-    return Tiles.AMX if permitted and "amx_bf16" in flags else Tiles.VECTORS
+    _fields_ = fields("q height width map_height map_width step")
 
 
-def tiles_for(asked: Tiles | None) -> Tiles:
-    """Return what is asked for, or else the processor's best."""
-    tiles = best_tiles() if asked is None else asked
-    assert tiles is not None
-    return tiles
-
-
-def has_tiles() -> bool:
-    """Whether the processor has AMX's BF16 tiles and this process may use them."""
-    return best_tiles() is Tiles.AMX
-
-
-class _Weights(ctypes.Structure):
-    """`Weights` as the C++ has it."""
-
-    _fields_ = (
-        ("values", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("outputs", ctypes.c_int64),
-        ("inputs", ctypes.c_int64),
-        ("taps", ctypes.c_int64),
-    )
-
-
-def pack_weight(
-    weight: Tensor, scale: Tensor | None = None, *, for_gradients: bool = False
-) -> PackedWeight:
-    """Return `weight * scale`, rounded once to BF16, in the order in which the kernels read it.
+def pointwise_output(
+    features: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    *,
+    relu: bool = False,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Return a 1×1 convolution's output plus `added`, with a ReLU if asked for.
 
     Args:
-        weight: [O, I, h, w] of one group, float32; others are converted.
-        scale: Of each output, [O], or None.
-        for_gradients: Whether input gradients will be wanted too.
-
-    Raises:
-        NativeLibraryError: The kernel cannot be compiled or loaded here.
+        features: [N, I, H, W].
+        weight: Packed, of [O, I, 1, 1].
+        bias: [O], or None for zeros.
+        added: [N, O, H, W], or None.
+        relu: Whether negative results become zero; NaN stays.
+        tiles: See the module.
     """
-    weight = channels_last(weight.detach().float())
-    outputs, inputs, *size = weight.shape
-    taps = size[0] * size[1]
-    scale = None if scale is None else scale.detach().float().contiguous()
-    record = _Weights(
-        weight.data_ptr(), None if scale is None else scale.data_ptr(), outputs, inputs, taps
+    packed, outputs = weight.for_outputs, weight.outputs
+    return _convolve_pixels(
+        features, packed, outputs, bias=bias, added=added, relu=relu, tiles=tiles
     )
-    tiles = -(-outputs // BLOCK) * -(-inputs // BLOCK) * taps
-    packed = [aligned_bytes(2 * BLOCK * BLOCK * tiles) for _ in range(1 + for_gradients)]
-    backward = packed[1] if for_gradients else None
-    with own_kernel("tile_weights_pack", (weight,), packed):
-        weights_library().tile_weights_pack(
-            ctypes.byref(record),
-            packed[0].data_ptr(),
-            None if backward is None else backward.data_ptr(),
-            torch.get_num_threads(),
-        )
-    return PackedWeight(packed[0], backward, outputs, inputs)
 
 
-@functools.cache
-def weights_library() -> ctypes.CDLL:
-    """Compile and load the kernel, once.
+def pointwise_input_gradient(
+    gradient: Tensor,
+    weight: PackedWeight,
+    added: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Return the input's gradient plus `added`, both zero where `gate` is not positive.
 
-    Raises:
-        NativeLibraryError: That fails.
+    Args:
+        gradient: Of the output, [N, O, H, W].
+        weight: Packed for gradients too.
+        added: [N, I, H, W], or None: what other readers of the input send back.
+        gate: None, or the input, which a ReLU returned: the result is the gradient of the ReLU's.
+        tiles: See the module.
     """
-    loaded = load_library(WEIGHTS_SOURCE)
-    pointer = ctypes.c_void_p
-    loaded.tile_weights_permitted.restype = ctypes.c_int32
-    loaded.tile_weights_pack.restype = None
-    loaded.tile_weights_pack.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
-    return loaded
+    assert weight.for_gradients is not None
+    packed, inputs = weight.for_gradients, weight.inputs
+    return _convolve_pixels(gradient, packed, inputs, added=added, gate=gate, tiles=tiles)
+
+
+def strided_input_gradient(
+    gradient: Tensor, weight: PackedWeight, size: tuple[int, int], *, tiles: Tiles | None = None
+) -> Tensor:
+    """Return the input's gradient of a 1×1 convolution of stride 2.
+
+    Args:
+        gradient: Of the output, [N, O, H', W'].
+        weight: Packed for gradients too.
+        size: The input's height and width.
+        tiles: See the module.
+    """
+    assert weight.for_gradients is not None
+    packed, inputs = weight.for_gradients, weight.inputs
+    return _convolve_pixels(gradient, packed, inputs, spread_over=size, tiles=tiles)
+
+
+def _convolve_pixels(
+    features: Tensor,
+    packed: Tensor,
+    outputs: int,
+    *,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    gate: Tensor | None = None,
+    relu: bool = False,
+    spread_over: tuple[int, int] | None = None,
+    tiles: Tiles | None,
+) -> Tensor:
+    features, bias = channels_last(features), float32_or_none(bias)
+    added, gate = channels_last_or_none(added), channels_last_or_none(gate)
+    images, inputs, height, width = features.shape
+    map_size = spread_over or (height, width)
+    output = empty_maps(images, outputs, *map_size)
+    if spread_over is not None:
+        output.zero_()
+    spread = _Spread(height, width, *map_size, 1 if spread_over is None else 2)
+    target = _Target(output, added, gate, bias, relu, outputs)
+    maps = 1 + (added is not None) + (gate is not None)
+    pixels, threads = images * height * width, torch.get_num_threads()
+    size = POINTWISE.library().pointwise_scratch_bytes(pixels, inputs, outputs, maps, threads)
+    POINTWISE.call(
+        "pointwise_convolution",
+        features, pixels, inputs, packed, target, spread, maps, scratch_bytes(size), threads,
+        tiles_for(tiles),
+        read=(features, packed, added, gate, bias), written=(output,),
+    )  # fmt: skip
+    return output
+
+
+class _GradientLevel(Record):
+    """`Level` as weight_gradient.cpp has it."""
+
+    _fields_ = fields("P input gradient gate", "q images height width input_height input_width")
+
+
+class _GradientShape(Record):
+    """`Shape` as weight_gradient.cpp has it."""
+
+    _fields_ = fields("q inputs outputs kernel stride")
+
+
+def weight_gradient(
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    gates: Sequence[Tensor] = (),
+    *,
+    kernel: int,
+    stride: int = 1,
+    scale: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a convolution's weight and bias, summed over the levels.
+
+    Args:
+        inputs: [N, I, H, W] of each level.
+        gradients: Of the outputs, [N, O, H', W'] of each level.
+        gates: None, or what ReLU made of the outputs, whose gradients count where it is positive.
+        kernel: 3 (padding 1) or 1 (no padding).
+        stride: 1, or 2 of a 1×1.
+        scale: The weight's gradient is multiplied by it, for each output [O], unless it is None.
+        tiles: See the module.
+
+    Returns:
+        Of the weight float32 [O, I, kernel, kernel] in channels_last memory, of the bias [O].
+    """
+    inputs = [channels_last(level) for level in inputs]
+    gradients = [channels_last(gradient) for gradient in gradients]
+    gates = [channels_last(gate) for gate in gates]
+    in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
+    of_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
+    of_bias = torch.empty(out_channels)
+    records = [
+        _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
+        for level, gradient, gate in zip(
+            inputs, gradients, gates or [None] * len(inputs), strict=True
+        )
+    ]
+    levels = (_GradientLevel * len(records))(*records)
+    shape = _GradientShape(in_channels, out_channels, kernel, stride)
+    scale, threads = float32_or_none(scale), torch.get_num_threads()
+    size = WEIGHT_GRADIENT.library().weight_gradient_bytes(levels, len(levels), shape, threads)
+    scratch = torch.empty(size, dtype=torch.uint8)
+    WEIGHT_GRADIENT.call(
+        "weight_gradient_sum",
+        levels, len(levels), shape, scale, of_weight, of_bias, scratch, threads, tiles_for(tiles),
+        read=(*inputs, *gradients, *gates), written=(of_weight, of_bias),
+    )  # fmt: skip
+    return of_weight, of_bias

@@ -5,17 +5,13 @@ the processor's peak. Operands are rounded to BF16 after their transform, sums a
 float32, and the weight's gradient is never rounded: forward and backward lose about 1.7 times as
 much to rounding as a direct BF16 convolution does (docs/experiments.md).
 
-TODO-DOC The C++ of csrc/winograd.cpp, called with tensors.
-
 Maps are BF16 [N, C, H, W] in channels_last memory, one for each level. `gates` are what ReLU made
 of the outputs, whose gradients count where they are positive; empty without ReLU.
 """
 
-import ctypes
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +20,20 @@ from torch.autograd.function import once_differentiable
 
 from common.errors import InputError
 from common.machine import cpu_flags
-from common.native import NativeLibraryError, load_library
-from retinanet.engine.convolution import Geometry
-from retinanet.engine.kernel_calls import level_records, own_kernel
-from retinanet.engine.optimizers import channels_last
+from common.native import NativeLibraryError
+from retinanet.engine.convolution import SAME_3X3, Geometry
+from retinanet.engine.kernel_calls import CSRC, Kernels, channels_last, empty_maps, level_records
 
-SAME_3X3 = Geometry((1, 1), (1, 1), 1)
+WINOGRAD = Kernels(
+    CSRC / "winograd.cpp",
+    winograd_panel_values="qq->q",
+    winograd_thread_bytes="->q",
+    winograd_gradient_bytes="Pqqqi->q",
+    winograd_pack="PqqiPi",
+    winograd_convolve="PqqqPPiPi",
+    winograd_weight_gradient="PqqqPPi",
+    winograd_bias_gradient="PqqPPi",
+)
 
 
 def choose_winograd(convolutions: str) -> bool:
@@ -61,7 +65,7 @@ def _winograd_problem() -> str | None:
     if "avx512_bf16" not in cpu_flags():
         return "the processor has no AVX-512 BF16"
     try:
-        library()
+        WINOGRAD.library()
     except NativeLibraryError as error:
         return str(error).splitlines()[0]
     return None
@@ -118,13 +122,10 @@ class _WinogradConvolution(torch.autograd.Function):
         return of_weight, of_bias, None, *of_levels
 
 
-SOURCE = Path(__file__).parent / "csrc" / "winograd.cpp"
-
-
 def outputs_of(
     inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, *, relu: bool
 ) -> list[Tensor]:
-    """Outputs from inputs; `weight` float32 [O, I, 3, 3], `bias` float32 [O]."""
+    """Return outputs from inputs; `weight` float32 [O, I, 3, 3], `bias` float32 [O]."""
     out_channels, in_channels = weight.shape[:2]
     panels = _packed(weight, summed=in_channels, columns=out_channels, backward=False)
     return _convolved(inputs, panels, columns=out_channels, bias=bias, relu=relu)
@@ -133,25 +134,21 @@ def outputs_of(
 def input_gradients(
     gradients: Sequence[Tensor], weight: Tensor, gates: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The inputs' gradients from the outputs'."""
+    """Return the inputs' gradients from the outputs'."""
     out_channels, in_channels = weight.shape[:2]
     panels = _packed(weight, summed=out_channels, columns=in_channels, backward=True)
     return _convolved(gradients, panels, columns=in_channels, gates=gates)
 
 
 def _packed(weight: Tensor, *, summed: int, columns: int, backward: bool) -> Tensor:
-    """The transformed weight in the order in which the kernel reads it."""
+    """Return the transformed weight in the order in which the kernel reads it."""
     weight = channels_last(weight)
-    size = library().winograd_panel_values(summed, columns)
+    size = WINOGRAD.library().winograd_panel_values(summed, columns)
     panels = torch.empty(size, dtype=torch.bfloat16)
-    with own_kernel("winograd_pack", (weight,), (panels,)):
-        library().winograd_pack(
-            weight.data_ptr(),
-            *weight.shape[:2],
-            backward,
-            panels.data_ptr(),
-            torch.get_num_threads(),
-        )
+    WINOGRAD.call(
+        "winograd_pack", weight, *weight.shape[:2], backward, panels, torch.get_num_threads(),
+        read=(weight,), written=(panels,),
+    )  # fmt: skip
     return panels
 
 
@@ -165,87 +162,44 @@ def _convolved(
     gates: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     threads = torch.get_num_threads()
-    shapes = [(len(level), columns, *level.shape[2:]) for level in inputs]
-    outputs = [
-        torch.empty(shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
-        for shape in shapes
-    ]
-    scratch = torch.empty(library().winograd_thread_bytes() * threads, dtype=torch.uint8)
-    read = (*inputs, *gates, panels) if bias is None else (*inputs, *gates, panels, bias)
-    with own_kernel("winograd_convolve", read, outputs):
-        library().winograd_convolve(
-            level_records(inputs, outputs, gates),
-            len(inputs),
-            inputs[0].shape[1],
-            columns,
-            panels.data_ptr(),
-            bias.data_ptr() if bias is not None else None,
-            relu,
-            scratch.data_ptr(),
-            threads,
-        )
+    outputs = [empty_maps(len(level), columns, *level.shape[2:]) for level in inputs]
+    size = WINOGRAD.library().winograd_thread_bytes() * threads
+    WINOGRAD.call(
+        "winograd_convolve",
+        level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], columns, panels,
+        bias, relu, torch.empty(size, dtype=torch.uint8), threads,
+        read=(*inputs, *gates, panels, bias), written=outputs,
+    )  # fmt: skip
     return outputs
 
 
 def weight_gradient(
     inputs: Sequence[Tensor], gradients: Sequence[Tensor], gates: Sequence[Tensor]
 ) -> Tensor:
-    """The weight's gradient, float32 [O, I, 3, 3], summed over the levels."""
+    """Return the weight's gradient, float32 [O, I, 3, 3], summed over the levels."""
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
     of_weight = torch.empty(
         (out_channels, in_channels, 3, 3), dtype=torch.float32, memory_format=torch.channels_last
     )
     work = (level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
     threads = torch.get_num_threads()
-    scratch = torch.empty(library().winograd_gradient_bytes(*work, threads), dtype=torch.uint8)
-    with own_kernel("winograd_weight_gradient", (*inputs, *gradients, *gates), (of_weight,)):
-        library().winograd_weight_gradient(*work, of_weight.data_ptr(), scratch.data_ptr(), threads)
+    size = WINOGRAD.library().winograd_gradient_bytes(*work, threads)
+    WINOGRAD.call(
+        "winograd_weight_gradient",
+        *work, of_weight, torch.empty(size, dtype=torch.uint8), threads,
+        read=(*inputs, *gradients, *gates), written=(of_weight,),
+    )  # fmt: skip
     return of_weight
 
 
 def bias_gradient(gradients: Sequence[Tensor], gates: Sequence[Tensor]) -> Tensor:
-    """The bias's gradient, float32 [O], summed over the levels."""
+    """Return the bias's gradient, float32 [O], summed over the levels."""
     threads, out_channels = torch.get_num_threads(), gradients[0].shape[1]
     of_bias = torch.empty(out_channels)
-    scratch = torch.empty(threads * out_channels)
-    with own_kernel("winograd_bias_gradient", (*gradients, *gates), (of_bias,)):
-        library().winograd_bias_gradient(
-            level_records(gradients, gradients, gates),
-            len(gradients),
-            out_channels,
-            of_bias.data_ptr(),
-            scratch.data_ptr(),
-            threads,
-        )
+    WINOGRAD.call(
+        "winograd_bias_gradient",
+        level_records(gradients, gradients, gates), len(gradients), out_channels, of_bias,
+        torch.empty(threads * out_channels), threads,
+        read=(*gradients, *gates), written=(of_bias,),
+    )  # fmt: skip
     return of_bias
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Compile and load the kernel, once.
-
-    Raises:
-        NativeLibraryError: That fails.
-    """
-    loaded = load_library(SOURCE)
-    pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    for name, result, arguments in (
-        ("winograd_panel_values", size, [size, size]),
-        ("winograd_thread_bytes", size, []),
-        ("winograd_gradient_bytes", size, [pointer, size, size, size, flag]),
-        ("winograd_pack", None, [pointer, size, size, flag, pointer, flag]),
-        (
-            "winograd_convolve",
-            None,
-            [pointer, size, size, size, pointer, pointer, flag, pointer, flag],
-        ),
-        (
-            "winograd_weight_gradient",
-            None,
-            [pointer, size, size, size, pointer, pointer, flag],
-        ),
-        ("winograd_bias_gradient", None, [pointer, size, size, pointer, pointer, flag]),
-    ):
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    return loaded

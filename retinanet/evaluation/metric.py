@@ -1,16 +1,13 @@
 """COCO's detection metric (https://cocodataset.org/#detection-eval), by one of two libraries.
 
-TODO-DOC COCO's metric class after class: a class's numbers depend on boxes of that class alone.
+`METRICS` is the one list of its twelve numbers: what each is a mean of, and how it is called. All
+are means over pycocotools' tables of precision and recall, which come from pycocotools itself, the
+reference implementation (the whole split at once, a dict a box), or class after class from
+faster-coco-eval's matching: a class's numbers depend on boxes of that class alone.
 
-TODO-DOC COCO's metric by pycocotools, the arbiter: the whole split at once, a dict a box.
-
-TODO-DOC What every number of COCO's metric is a mean of.
-
-TODO-DOC Precision and recall of a class at every IoU, area and limit of boxes, over columns.
-
-The counts of pycocotools' `COCOeval.accumulate`, and its quotients of them. Precision rises only at
-a box that is right, so it is looked at where a box may be matched; of all others, which are most,
-it is enough to know how many come before.
+For the latter the counts are those of pycocotools' `COCOeval.accumulate`, and so are the quotients.
+Precision rises only at a box that is right, so it is looked at where a box may be matched; of all
+others, which are most, it is enough to know how many come before.
 """
 
 import contextlib
@@ -19,12 +16,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval, Params
+from pycocotools.cocoeval import COCOeval
 
 from data.annotations import Annotations
 from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
@@ -37,27 +34,53 @@ from retinanet.evaluation.matching import (
     matches_of,
 )
 
-SUMMARY_NAMES = (
-    "map",
-    "map_50",
-    "map_75",
-    "map_small",
-    "map_medium",
-    "map_large",
-    "mar_1",
-    "mar_10",
-    "mar_100",
-    "mar_small",
-    "mar_medium",
-    "mar_large",
-)
+
+class Metric(NamedTuple):
+    """One of COCO's numbers: a mean over the classes, and its names for people."""
+
+    table: str
+    """Of `Tables`: `precision` (at 101 recalls) or `recall`."""
+    iou: float | None
+    """The IoU from which a box is right; None: the mean over 0.50, 0.55, … 0.95."""
+    area: str
+    """The objects that count: `all`, or by pixels of the original images `small`, `medium` or
+    `large`."""
+    limit: int
+    """Boxes an image and class, the best, that are looked at."""
+    heading: str
+    label: str
+
+
+METRICS = {
+    "map": Metric("precision", None, "all", 100, "mAP", "mAP, IoU 0.50:0.95"),
+    "map_50": Metric("precision", 0.50, "all", 100, "mAP50", "mAP, IoU 0.50"),
+    "map_75": Metric("precision", 0.75, "all", 100, "mAP75", "mAP, IoU 0.75"),
+    "map_small": Metric(
+        "precision", None, "small", 100, "small", "mAP of small objects, below 32×32 pixels"
+    ),
+    "map_medium": Metric("precision", None, "medium", 100, "medium", "mAP of medium objects"),
+    "map_large": Metric(
+        "precision", None, "large", 100, "large", "mAP of large objects, above 96×96 pixels"
+    ),
+    "mar_1": Metric("recall", None, "all", 1, "mAR1", "mean recall, 1 box an image"),
+    "mar_10": Metric("recall", None, "all", 10, "mAR10", "mean recall, 10 boxes an image"),
+    "mar_100": Metric("recall", None, "all", 100, "mAR100", "mean recall, 100 boxes an image"),
+    "mar_small": Metric("recall", None, "small", 100, "mAR small", "mean recall, small objects"),
+    "mar_medium": Metric(
+        "recall", None, "medium", 100, "mAR medium", "mean recall, medium objects"
+    ),
+    "mar_large": Metric("recall", None, "large", 100, "mAR large", "mean recall, large objects"),
+}
 """pycocotools' twelve numbers in its order, under the names torchmetrics gives them."""
 
-CURVES = {"0.50": slice(0, 1), "0.75": slice(5, 6), "0.50:0.95": slice(None)}
-"""Of a precision-recall chart: the IoUs by their places in the tables."""
+CLASS_METRICS = ("map", "map_50", "map_75", "mar_100")
+"""Those that are kept for each class too, see `ClassResult`."""
 
-ALL_SIZES, MOST_BOXES = 0, -1
-"""Of the tables: boxes of any area, and the limit of 100 boxes an image."""
+CURVES = {"0.50": "map_50", "0.75": "map_75", "0.50:0.95": "map"}
+"""Of a precision-recall chart, with the number that each curve's area is."""
+
+COLOURS = {"map": "#2f9e44", "map_50": "#f08c00", "map_75": "#9c36b5"}
+"""Of curves in charts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +105,7 @@ class Evaluation:
     """The metric of a set of detections; a number is nan where no true box could be found."""
 
     summary: dict[str, float]
-    """`SUMMARY_NAMES` to values from 0 to 1; sizes are in pixels of the original images"""
+    """`METRICS` to values from 0 to 1."""
     classes: tuple[ClassResult, ...]
     """In the categories' order."""
     curves: dict[str, NDArray[np.float64]]
@@ -91,13 +114,13 @@ class Evaluation:
 
     @property
     def map(self) -> float:
-        """Mean average precision over IoU 0.50:0.95; 0 where there is no true box at all."""
+        """Return the mAP over IoU 0.50:0.95; 0 where there is no true box at all."""
         value = self.summary["map"]
         return 0.0 if math.isnan(value) else value
 
     @property
     def per_class(self) -> dict[str, float]:
-        """mAP (IoU 0.50:0.95) of each class that has true boxes, by name."""
+        """Return the mAP (IoU 0.50:0.95) of each class that has true boxes, by name."""
         return {one.name: one.map for one in self.classes if not math.isnan(one.map)}
 
 
@@ -115,7 +138,7 @@ class Tables:
 
 
 def tables_by_class(annotations: Annotations, detections: SplitDetections) -> Tables:
-    """The tables of a split; memory for the dicts of its largest class."""
+    """Return the tables of a split; needs memory for the dicts of its largest class."""
     ids = np.sort(annotations.category_ids)
     precision = np.full((10, 101, len(ids), 4, 3), -1.0)
     recall = np.full((10, len(ids), 4, 3), -1.0)
@@ -125,7 +148,7 @@ def tables_by_class(annotations: Annotations, detections: SplitDetections) -> Ta
 
 
 def tables_of_whole(annotations: Annotations, detections: SplitDetections) -> Tables:
-    """The tables of a split; about a kilobyte of memory a box, in Python's dicts."""
+    """Return the tables of a split; needs about a kilobyte of memory a box, in Python's dicts."""
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation = COCOeval(
             coco_of(annotations, true_boxes(annotations)),
@@ -157,92 +180,78 @@ def coco_metric(
     Args:
         annotations: The split.
         detections: Of its images.
-        library: What matches boxes: `pycocotools`, the arbiter, with a dict a box for the whole
-            split at once; or `faster-coco-eval`, class after class.
+        library: What matches boxes, `pycocotools` or `faster-coco-eval`, see the module.
     """
     tables = TABLES[library](annotations, detections)
     return Evaluation(
-        summary=summary_of(tables),
+        summary={name: metric_value(tables, name) for name in METRICS},
         classes=class_results(annotations, detections, tables),
-        curves={
-            name: mean_where_known(tables.precision[thresholds, :, :, ALL_SIZES, MOST_BOXES])
-            for name, thresholds in CURVES.items()
-        },
+        curves={name: precision_curve(tables, metric) for name, metric in CURVES.items()},
     )
 
 
-def summary_of(tables: Tables) -> dict[str, float]:
-    """The twelve numbers, by pycocotools' own summary of the tables."""
-    evaluation = COCOeval(iouType="bbox")
-    evaluation.params = Params(iouType="bbox")
-    evaluation.eval = {"precision": tables.precision, "recall": tables.recall}
-    with contextlib.redirect_stdout(io.StringIO()):
-        evaluation.summarize()
-    values = (math.nan if value < 0 else float(value) for value in evaluation.stats)
-    return dict(zip(SUMMARY_NAMES, values, strict=True))
+def metric_value(tables: Tables, name: str, column: int | None = None) -> float:
+    """Return one of `METRICS` of all classes or of a column's; nan where none could be measured."""
+    values = table_of(tables, METRICS[name])
+    if column is not None:
+        values = values[..., column]
+    known = values[values > -1]
+    return float(known.mean()) if known.size else math.nan
+
+
+def precision_curve(tables: Tables, name: str) -> NDArray[np.float64]:
+    """Return the precision [R] of which a metric is the mean: over IoUs and measured classes."""
+    by_class = table_of(tables, METRICS[name]).mean(axis=0)
+    known = by_class[:, by_class[0] > -1]
+    return known.mean(axis=1) if known.size else np.full(len(by_class), math.nan)
+
+
+def table_of(tables: Tables, metric: Metric) -> NDArray[np.float64]:
+    """Return what a metric is a mean of: precision [T, R, K] or recall [T, K], T its IoUs."""
+    area = PARAMETERS.areaRngLbl.index(metric.area)
+    limit = PARAMETERS.maxDets.index(metric.limit)
+    table: NDArray[np.float64] = getattr(tables, metric.table)[..., area, limit]
+    return table if metric.iou is None else table[np.isclose(PARAMETERS.iouThrs, metric.iou)]
 
 
 def class_results(
     annotations: Annotations, detections: SplitDetections, tables: Tables
 ) -> tuple[ClassResult, ...]:
-    """Each class's numbers, in the categories' order, out of tables in the order of their ids."""
-    columns = np.argsort(np.argsort(annotations.category_ids))
+    """Return each class's numbers, in the categories' order; the tables are in that of their ids."""
+    columns = np.argsort(np.argsort(annotations.category_ids)).tolist()
     true = counts_of(annotations.box_category_ids[~annotations.box_is_crowd])
     found = counts_of(detections.category_ids)
-    results = []
-    for place, (category_id, column) in enumerate(
-        zip(annotations.category_ids.tolist(), columns.tolist(), strict=True)
-    ):
-        precision = tables.precision[:, :, column, ALL_SIZES, MOST_BOXES]
-        results.append(
-            ClassResult(
-                category_id=category_id,
-                name=annotations.category_names[place],
-                map=mean_known(precision),
-                map_50=mean_known(precision[CURVES["0.50"]]),
-                map_75=mean_known(precision[CURVES["0.75"]]),
-                mar_100=mean_known(tables.recall[:, column, ALL_SIZES, MOST_BOXES]),
-                true_boxes=true[category_id],
-                found_boxes=found[category_id],
-            )
+    categories = zip(
+        annotations.category_ids.tolist(), annotations.category_names, columns, strict=True
+    )
+    return tuple(
+        ClassResult(
+            category_id=category_id,
+            name=name,
+            **{metric: metric_value(tables, metric, column) for metric in CLASS_METRICS},
+            true_boxes=true[category_id],
+            found_boxes=found[category_id],
         )
-    return tuple(results)
+        for category_id, name, column in categories
+    )
 
 
 def counts_of(ids: NDArray[np.int64]) -> Counter[int]:
-    """How often each id occurs."""
+    """Return how often each id occurs."""
     present, counts = np.unique(ids, return_counts=True)
     return Counter(dict(zip(present.tolist(), counts.tolist(), strict=True)))
 
 
-def mean_known(values: NDArray[np.float64]) -> float:
-    """The mean of those that could be measured, nan where none could."""
-    known = values[values > -1]
-    return float(known.mean()) if known.size else math.nan
-
-
-def mean_where_known(precision: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[R] means of [T, R, K] over thresholds and the classes that could be measured; else nan."""
-    by_class = precision.mean(axis=0)
-    known = by_class[:, by_class[0] > -1]
-    return known.mean(axis=1) if known.size else np.full(len(by_class), math.nan)
-
-
 def coco_of(annotations: Annotations, boxes: list[dict[str, Any]]) -> COCO:
-    """pycocotools' own index of the given boxes, over all images and categories of the split."""
+    """Return pycocotools' index of the given boxes, over all images and categories of a split."""
     coco = COCO()
     coco.dataset = {
-        "images": dicts_of(annotations.image_ids),
-        "categories": dicts_of(annotations.category_ids),
+        "images": [{"id": image_id} for image_id in annotations.image_ids.tolist()],
+        "categories": [{"id": category_id} for category_id in annotations.category_ids.tolist()],
         "annotations": boxes,
     }
     coco.createIndex()
     return coco
-
-
-def dicts_of(ids: NDArray[np.int64]) -> list[dict[str, int]]:
-    """What pycocotools needs to know of images and of categories."""
-    return [{"id": one} for one in ids.tolist()]
 
 
 Counts = NDArray[np.int64]
@@ -251,7 +260,7 @@ Counts = NDArray[np.int64]
 def tables_of_class(
     boxes: BoxesOfClass, matches: Matches
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Precision [T, R, A, M] and recall [T, A, M] of a class; -1 where no true box counts."""
+    """Return precision [T, R, A, M] and recall [T, A, M] of a class; -1 where no true box counts."""
     thresholds, recalls = len(PARAMETERS.iouThrs), len(PARAMETERS.recThrs)
     areas, limits = len(PARAMETERS.areaRng), len(PARAMETERS.maxDets)
     precision = np.full((thresholds, recalls, areas, limits), -1.0)
@@ -288,8 +297,9 @@ def tables_of_class(
 def precision_and_recall(
     right: Counts, wrong: Counts, *, wanted: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Precision [T, R] at the thresholds of recall, the best at that recall or a higher one, and
-    the recall [T] of all boxes; 0 where a recall is not reached.
+    """Return the precision [T, R] at the thresholds of recall and the recall [T] of all boxes.
+
+    The precision is the best at that recall or a higher one; 0 where a recall is not reached.
 
     Args:
         right: [T, C] boxes until each place that are at a true box.

@@ -41,8 +41,8 @@ from torch.nn import functional as F
 from torchvision.ops import sigmoid_focal_loss
 
 from common.errors import InputError
-from common.native import NativeLibraryError, load_library
-from retinanet.loss.focal_kernel import SOURCE, kernel_form
+from common.native import NativeLibraryError
+from retinanet.loss.focal_kernel import FOCAL_LOSS, kernel_form
 from retinanet.model.matching import IGNORED
 
 
@@ -216,7 +216,7 @@ def kernel_problem() -> str | None:
 def try_kernel() -> str | None:
     """Compile and load the kernel; if that fails, say so on stderr and return why."""
     try:
-        load_library(SOURCE)
+        FOCAL_LOSS.library()
     except NativeLibraryError as error:
         problem = str(error).splitlines()[0]
         print(

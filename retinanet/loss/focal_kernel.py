@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.native import load_library
+from retinanet.engine.kernel_calls import Kernels
 
-SOURCE = Path(__file__).parent / "csrc" / "focal_loss.cpp"
-
-FUNCTIONS = {
-    torch.bfloat16: "focal_loss_bfloat16",
-    torch.float32: "focal_loss_float32",
-    torch.float64: "focal_loss_float64",
-}
+FOCAL_LOSS = Kernels(
+    Path(__file__).parent / "csrc" / "focal_loss.cpp",
+    focal_loss_bfloat16="PPPPPPPddi->i",
+    focal_loss_float32="PPPPPPPddi->i",
+    focal_loss_float64="PPPPPPPddi->i",
+)
 
 
 def kernel_form(
@@ -61,31 +60,25 @@ def run_kernel(
     gamma: float,
     reduce: bool,
     with_gradient: bool,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and its gradient with respect to the logits in their dtype (empty if not wanted).
-
-    `instruction_set` is for comparing the kernel's variants with each other.
-    """
+    """Return the loss, and its gradient by the logits in their dtype (empty if not wanted)."""
     logits = dense_within_images(logits)
     classes = dense_within_images(classes)
     weights = image_weights.to(torch.float64).contiguous()
     loss, gradient = allocate(logits, reduce=reduce, with_gradient=with_gradient)
     total = ctypes.c_double()
     sizes = (ctypes.c_long * 5)(*logits.shape, logits.stride(0), classes.stride(0))
-    function = getattr(
-        load_library(SOURCE, instruction_set=instruction_set), FUNCTIONS[logits.dtype]
-    )
-    labels_are_valid = function(
-        ctypes.c_void_p(logits.data_ptr()),
-        ctypes.c_void_p(classes.data_ptr()),
-        ctypes.c_void_p(weights.data_ptr()),
-        ctypes.c_void_p(gradient.data_ptr() if with_gradient else None),
-        ctypes.c_void_p(None if reduce else loss.data_ptr()),
+    function = f"focal_loss_{str(logits.dtype).removeprefix('torch.')}"
+    labels_are_valid = getattr(FOCAL_LOSS.library(), function)(
+        logits,
+        classes,
+        weights,
+        gradient if with_gradient else None,
+        None if reduce else loss,
         ctypes.byref(total),
         sizes,
-        ctypes.c_double(alpha),
-        ctypes.c_double(gamma),
+        alpha,
+        gamma,
         torch.get_num_threads(),
     )
     if not labels_are_valid:

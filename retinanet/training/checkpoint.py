@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from common.errors import InputError
 from common.files import open_regular
-from retinanet.engine.optimizers import laid_out_as
+from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint_state import (
     MODEL_FILE,
@@ -445,7 +445,7 @@ def optimizer_state(
             raise InputError(f"{file}: {name} does not train in the configured model")
         if tensor.dim() and tensor.shape != parameters[name].shape:
             raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
-        state[places[name]][slot] = laid_out_as(parameters[name], tensor)
+        state[places[name]][slot] = match_memory_format(parameters[name], tensor)
     # An optimizer would start anew, in silence, for a parameter that has none.
     slots = {slot for own in state.values() for slot in own}
     for name, index in places.items():

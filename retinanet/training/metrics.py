@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from common.files import LineFile, write_whole
-from retinanet.evaluation.metric import Evaluation
+from retinanet.evaluation.metric import COLOURS, METRICS, Evaluation
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics_file import drop_later_lines
 
@@ -174,8 +174,7 @@ class TensorBoardLog:
 
 LOSSES = (("loss", "both", "#333333"), ("classification", "classification", "#e6194b"),
           ("bbox_regression", "boxes", "#3c8ddc"))  # fmt: skip
-PRECISIONS = (("map", "mAP", "#2f9e44"), ("map_50", "mAP50", "#f08c00"),
-              ("map_75", "mAP75", "#9c36b5"))  # fmt: skip
+PRECISIONS = [(name, METRICS[name].heading, colour) for name, colour in COLOURS.items()]
 
 
 def draw_curves(

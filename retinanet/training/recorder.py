@@ -29,7 +29,7 @@ from data.dataset import DetectionDataset
 from launch.topology import format_cpu_list
 from retinanet.config import TrainingConfig
 from retinanet.config_types import beta1_of, described_split, planned_groups
-from retinanet.evaluation.metric import Evaluation
+from retinanet.evaluation.metric import METRICS, Evaluation
 from retinanet.evaluation.output import SplitResult, evaluation_name, write_evaluation
 from retinanet.evaluation.pictures import evaluation_sheet, save_picture
 from retinanet.training.evaluation import BackgroundEvaluation
@@ -238,14 +238,7 @@ class NullRecorder:
         """Nothing."""
 
 
-SUMMARY_COLUMNS = (
-    ("map", "mAP"),
-    ("map_50", "mAP50"),
-    ("map_75", "mAP75"),
-    ("map_small", "small"),
-    ("map_medium", "medium"),
-    ("map_large", "large"),
-)
+SUMMARY_COLUMNS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
 
 CLASSES_SHOWN = 5
 
@@ -255,9 +248,9 @@ def print_evaluation(console: Console, evaluation: Evaluation, *, title: str) ->
     # Not as the table's own title, which is broken at the table's width.
     console.print(title, style="italic", highlight=False, soft_wrap=True)
     table = Table()
-    for _, heading in SUMMARY_COLUMNS:
-        table.add_column(heading, justify="right")
-    table.add_row(*(shown(evaluation.summary[name]) for name, _ in SUMMARY_COLUMNS))
+    for name in SUMMARY_COLUMNS:
+        table.add_column(METRICS[name].heading, justify="right")
+    table.add_row(*(shown(evaluation.summary[name]) for name in SUMMARY_COLUMNS))
     console.print(table)
     ranked = sorted(evaluation.per_class.items(), key=lambda item: -item[1])
     if not ranked:

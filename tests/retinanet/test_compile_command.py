@@ -13,8 +13,8 @@ def test_every_kernel_is_compiled_for_every_instruction_set_and_nothing_else_sta
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "compiled"
-    for module in ("native_library", "compile_command"):
-        monkeypatch.setattr(f"retinanet.{module}.COMPILED_AHEAD", folder)
+    for module in ("common.native", "retinanet.engine.kernel_calls"):
+        monkeypatch.setattr(f"{module}.COMPILED_AHEAD", folder)
     folder.mkdir()
     (folder / "focal_loss-x86-64-v3-0123456789abcdef.so").touch()
     done = run_here(main, "compile")
@@ -47,8 +47,8 @@ def test_every_kernel_is_compiled_for_every_instruction_set_and_nothing_else_sta
 def test_without_a_compiler_a_line_says_what_to_install(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("native_library", "compile_command"):
-        monkeypatch.setattr(f"retinanet.{module}.COMPILED_AHEAD", tmp_path / "compiled")
+    for module in ("common.native", "retinanet.engine.kernel_calls"):
+        monkeypatch.setattr(f"{module}.COMPILED_AHEAD", tmp_path / "compiled")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     done = run_here(main, "compile")

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 
-from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult
+from retinanet.evaluation.metric import METRICS, ClassResult
 from retinanet.model_card import CARD, CardFacts, SplitFacts, model_card, write_card
 
 HOSTILE = (
@@ -55,7 +55,7 @@ def facts(**changes: Any) -> CardFacts:
         train=split,
         validation=replace(split, annotations="b.json", number_of_images=500),
         settings={"optimizer": "adam"},
-        summary=dict.fromkeys(SUMMARY_NAMES, 0.5),
+        summary=dict.fromkeys(METRICS, 0.5),
         classes=(result("bus", 0.7), result("cup", 0.4)),
     )
     return replace(found, **changes)
@@ -85,12 +85,12 @@ def test_the_head_has_what_hubs_read() -> None:
 
 
 def test_numbers_that_are_not_known_are_left_out_of_the_head_and_dashes_in_the_table() -> None:
-    summary = dict.fromkeys(SUMMARY_NAMES, math.nan) | {"map": 0.25}
+    summary = dict.fromkeys(METRICS, math.nan) | {"map": 0.25}
     head, body = parts(model_card(facts(summary=summary)))
     [metric] = head["model-index"][0]["results"][0]["metrics"]
     assert metric["value"] == 0.25
     assert "<td>mAP, IoU 0.50</td>\n<td>–</td>" in body
-    empty = dict.fromkeys(SUMMARY_NAMES, math.nan)
+    empty = dict.fromkeys(METRICS, math.nan)
     head, body = parts(model_card(facts(summary=empty, classes=(result("bus", math.nan),))))
     assert head["model-index"][0]["results"] == []
     assert "No class could be measured" in body

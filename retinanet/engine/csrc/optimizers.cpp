@@ -23,7 +23,7 @@ constexpr int64_t kCachedPerThread = 1 << 18;
 
 extern "C" {
 
-struct Tensor {  // the same as in native_step.py
+struct Tensor {  // the same as in optimizers.py
     float* weight;
     const float* gradient;
     float* exp_avg;
@@ -35,7 +35,7 @@ struct Tensor {  // the same as in native_step.py
     int32_t use_trust_ratio;
 };
 
-struct Settings {  // the same as in native_step.py
+struct Settings {  // the same as in optimizers.py
     float learning_rate;
     float beta1;
     float beta2;

@@ -192,7 +192,7 @@ struct EmulatedTiles {
     }
 };
 
-// Who computes the instructions, as `Tiles` in tile_weights.py counts them.
+// Who computes the instructions, as `Tiles` in tile_convolution.py counts them.
 enum : int32_t { TILES_OF_AMX, TILES_OF_VECTORS, TILES_EMULATED };
 
 // Calls `compute` with a value of the type that stands for `kind`.

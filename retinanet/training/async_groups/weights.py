@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from retinanet.engine.optimizers import is_one_block
+from retinanet.engine.kernel_calls import is_one_block
 from retinanet.engine.shared_gradients import LINE, MemoryPlace, SharedMemory, map_memory
 
 VALUES_OF_A_LINE = LINE // 4

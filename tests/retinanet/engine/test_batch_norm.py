@@ -1,33 +1,23 @@
 """Batch norms that train, by our kernel, against torch's in float64."""
 
-import functools
-from collections.abc import Iterator
 from copy import deepcopy
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from common.native import load_library, usable_instruction_sets
-from retinanet.engine import batch_norm as batch_norm_module
-from retinanet.engine.batch_norm import batch_norm, library
+from common.native import usable_instruction_sets
+from retinanet.engine.norm_relu import BATCH_NORM, batch_norm
 
 BF16_ROUNDING = 2.0**-8
 SHAPES = [(2, 64, 9, 7), (1, 5, 3, 1), (8, 33, 16, 16), (2, 1, 1, 1)]
 
 
 @pytest.fixture(autouse=True, params=["best", "plainest"])
-def instruction_set(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "plainest":
-        plain = functools.partial(load_library, instruction_set=usable_instruction_sets()[-1])
-        monkeypatch.setattr(
-            batch_norm_module, "load_library", lambda source, instruction_set: plain(source)
-        )
-    library.cache_clear()
-    yield
-    library.cache_clear()
+        monkeypatch.setattr(BATCH_NORM, "instruction_set", usable_instruction_sets()[-1])
+    assert BATCH_NORM.are_available()
 
 
 def make_norm(channels: int) -> nn.BatchNorm2d:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.native import usable_instruction_sets
-from retinanet.engine.optimizers import Lamb, load_steps
+from retinanet.engine.optimizers import STEP_KERNELS, Lamb
 
 Array = NDArray[np.float64]
 
@@ -35,8 +35,7 @@ def make_lamb(
     """LAMB in each of its forms."""
     if request.param == "plain":
         return partial(Lamb, fused=False)
-    load = partial(load_steps, instruction_set=request.param)
-    monkeypatch.setattr("retinanet.engine.optimizers.load_steps", load)
+    monkeypatch.setattr(STEP_KERNELS, "instruction_set", request.param)
     return Lamb
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.native import usable_instruction_sets
-from retinanet.engine import masked_sum
-from retinanet.engine.masked_sum import add_relu_, masked_sum_
+from retinanet.engine.norm_relu import MASKED_SUM, add_relu_, masked_sum_
 
 SHAPES = [(2, 24, 37, 41), (1, 3, 1, 1), (2, 5, 7, 1), (3, 1, 2, 2)]
 SPECIAL = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, -1e-40]
@@ -18,9 +17,8 @@ SPECIAL = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 
 @pytest.fixture(params=usable_instruction_sets())
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernel, compiled for each of the instruction sets that this processor has."""
-    library = masked_sum.library(instruction_set=request.param)
-    assert library is not None
-    monkeypatch.setattr(masked_sum, "library", lambda: library)
+    monkeypatch.setattr(MASKED_SUM, "instruction_set", request.param)
+    assert MASKED_SUM.are_available()
     return str(request.param)
 
 
@@ -102,6 +100,6 @@ def test_without_a_compiler_the_numbers_are_the_same(monkeypatch: pytest.MonkeyP
     first, second, gate = maps((2, 8, 9, 9), count=3)
     by_kernel = masked_sum_([first.clone(), second], gate)
     summed = add_relu_(first.clone(), second)
-    monkeypatch.setattr(masked_sum, "library", lambda: None)
+    monkeypatch.setattr(MASKED_SUM, "are_available", lambda: False)
     assert same(masked_sum_([first.clone(), second], gate), by_kernel)
     assert same(add_relu_(first.clone(), second), summed)

@@ -10,9 +10,9 @@ from torch.optim import SGD, Adam, Optimizer
 
 from common.native import load_library, usable_instruction_sets
 from retinanet.engine.optimizers import (
+    STEP_KERNELS,
     Lamb,
     OnePassAdam,
-    load_steps,
     make_optimizer,
     native_steps_work,
 )
@@ -57,8 +57,7 @@ Make = Callable[..., Optimizer]
 
 @pytest.fixture(params=usable_instruction_sets())
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = partial(load_steps, instruction_set=request.param)
-    monkeypatch.setattr("retinanet.engine.optimizers.load_steps", load)
+    monkeypatch.setattr(STEP_KERNELS, "instruction_set", request.param)
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -155,6 +154,7 @@ def test_adam_leaves_other_number_formats_to_torch() -> None:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(STEP_KERNELS, "_loaded", {})
     caches = (load_library.cache_clear, native_steps_work.cache_clear)
     for clear in caches:
         clear()

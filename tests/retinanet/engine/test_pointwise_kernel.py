@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
-from retinanet.engine.pointwise_convolution import (
+from retinanet.engine.tile_convolution import (
+    PackedWeight,
+    Tiles,
+    pack_weight,
     pointwise_input_gradient,
     pointwise_output,
     strided_input_gradient,
 )
-from retinanet.engine.tile_convolution import PackedWeight, Tiles, pack_weight
 
 BF16_ROUNDING = 2.0**-8
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from retinanet.engine.convolution import convolve, geometry_of
-from retinanet.engine.masked_sum import add_relu, branches
+from retinanet.engine.norm_relu import add_relu, branches
 
 PRECISIONS = [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 CONVOLUTIONS = [

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine.convolution import POINTWISE, Geometry, convolve
-from retinanet.engine.tile_convolution import Tiles
-from retinanet.engine.weight_gradient import weight_gradient
+from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
+from retinanet.engine.tile_convolution import Tiles, weight_gradient
 
-SAME_3X3 = Geometry((1, 1), (1, 1), 1)
 BF16_ROUNDING = 2.0**-8
 
 

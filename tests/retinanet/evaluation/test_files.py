@@ -10,7 +10,7 @@ from PIL import Image
 
 from common.errors import InputError
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
+from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.evaluation.output import (
     BOXES_AT_ONCE,
     SplitResult,
@@ -36,7 +36,7 @@ def class_result(number: int, *, name: str, precision: float) -> ClassResult:
 
 def evaluation_of(*classes: ClassResult) -> Evaluation:
     curves = {"0.50": np.linspace(1, 0, 101), "0.75": np.full(101, math.nan)}
-    return Evaluation(dict.fromkeys(SUMMARY_NAMES, 0.5), classes, curves)
+    return Evaluation(dict.fromkeys(METRICS, 0.5), classes, curves)
 
 
 def detections_of(count: int) -> SplitDetections:

@@ -16,7 +16,7 @@ from data.coco_json import read_annotations
 from profiling.bench.readers import generated_detections, generated_truth
 from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.metric import SUMMARY_NAMES, TABLES, coco_metric
+from retinanet.evaluation.metric import METRICS, TABLES, coco_metric
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"
 LABELS = COCO128 / "instances_train2017.json"
@@ -103,7 +103,7 @@ def test_equals_pycocotools_run_on_files(
     annotations, detections, truth, results = scored
     evaluation = coco_metric(annotations, detections, library=library)
     expected = from_files(truth, results)
-    assert list(evaluation.summary) == list(SUMMARY_NAMES)
+    assert list(evaluation.summary) == list(METRICS)
     assert list(evaluation.summary.values()) == pytest.approx(expected, abs=1e-12, rel=0)
     assert 0.1 < evaluation.map < 0.9  # neither trivial end
     assert evaluation.map == evaluation.summary["map"]

@@ -7,7 +7,7 @@ from torchvision.ops import sigmoid_focal_loss
 
 from common.native import usable_instruction_sets
 from retinanet.loss.focal import focal_loss
-from retinanet.loss.focal_kernel import focal_loss_operator, run_kernel
+from retinanet.loss.focal_kernel import FOCAL_LOSS, focal_loss_operator, run_kernel
 
 EVERY_BF16 = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
 """All 65,536 values."""
@@ -25,6 +25,11 @@ def float64_focal_loss(logits: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
 
 
+@pytest.fixture(params=usable_instruction_sets())
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FOCAL_LOSS, "instruction_set", request.param)
+
+
 def background(logits: Tensor, **options: object) -> tuple[Tensor, Tensor]:
     """`run_kernel` on one image of background anchors."""
     classes = torch.full(logits.shape[:2], -1)
@@ -32,25 +37,21 @@ def background(logits: Tensor, **options: object) -> tuple[Tensor, Tensor]:
     return run_kernel(logits, classes, torch.ones(1), with_gradient=True, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("instruction_set", usable_instruction_sets())
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 2.5])
-def test_every_value_is_exact_to_float32(instruction_set: str, gamma: float) -> None:
+def test_every_value_is_exact_to_float32(gamma: float) -> None:
     logits = finite_bf16(25).float()  # beyond, gamma 2 leaves the range of float32
-    losses, gradient = background(
-        logits.view(1, 1, -1), gamma=gamma, instruction_set=instruction_set
-    )
+    losses, gradient = background(logits.view(1, 1, -1), gamma=gamma)
     expected_losses, expected_gradient = float64_focal_loss(logits, gamma)
     rtol = 2e-6 if gamma in (0, 2) else 6e-6
     torch.testing.assert_close(losses[0, 0].double(), expected_losses, rtol=rtol, atol=1e-37)
     torch.testing.assert_close(gradient[0, 0].double(), expected_gradient, rtol=rtol, atol=1e-37)
 
 
-@pytest.mark.parametrize("instruction_set", usable_instruction_sets())
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("gamma", [2.0, 1.5])
 @pytest.mark.parametrize("num_anchors", [40, 4000], ids=["computed", "from the table"])
-def test_the_table_gives_what_is_computed(
-    instruction_set: str, gamma: float, num_anchors: int
-) -> None:
+def test_the_table_gives_what_is_computed(gamma: float, num_anchors: int) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(2, num_anchors, 91) * 6 - 3).bfloat16()
     classes = torch.randint(-2, 91, (2, num_anchors))
@@ -65,7 +66,6 @@ def test_the_table_gives_what_is_computed(
             gamma=gamma,
             reduce=reduce,
             with_gradient=True,
-            instruction_set=instruction_set,
         )
 
     loss, gradient = run(logits, reduce=True)
@@ -74,9 +74,12 @@ def test_the_table_gives_what_is_computed(
     assert torch.equal(gradient, wide_gradient.bfloat16())
 
 
-def test_all_instruction_sets_agree() -> None:
+def test_all_instruction_sets_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(1, 100, 91) * 6
-    results = [background(logits, instruction_set=name) for name in usable_instruction_sets()]
+    results = []
+    for name in usable_instruction_sets():
+        monkeypatch.setattr(FOCAL_LOSS, "instruction_set", name)
+        results.append(background(logits))
     for losses, gradient in results[1:]:
         torch.testing.assert_close(losses, results[0][0], rtol=2e-6, atol=1e-30)
         torch.testing.assert_close(gradient, results[0][1], rtol=2e-6, atol=1e-30)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from retinanet.evaluation.metric import SUMMARY_NAMES, ClassResult, Evaluation
+from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog
 from retinanet.training.metrics_file import drop_later_lines, read_metrics
@@ -79,7 +79,7 @@ def test_lines_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
-    summary = dict.fromkeys(SUMMARY_NAMES, 0.25) | {"map_small": math.nan}
+    summary = dict.fromkeys(METRICS, 0.25) | {"map_small": math.nan}
     with opened(tmp_path) as log:
         for step in (1, 2, 3):
             log.step(result(step, loss=0.5 * step), epoch=0.1)
@@ -95,7 +95,7 @@ def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_numbers_that_do_not_exist_are_null(tmp_path: Path) -> None:
-    summary = dict.fromkeys(SUMMARY_NAMES, 0.5) | {"map_small": math.nan}
+    summary = dict.fromkeys(METRICS, 0.5) | {"map_small": math.nan}
     with opened(tmp_path) as log:
         cat = ClassResult(
             category_id=1,

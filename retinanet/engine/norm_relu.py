@@ -1,0 +1,237 @@
+"""ReLUs, residual sums and batch norms that train, each in one pass over memory.
+
+The C++ of csrc/masked_sum.cpp and csrc/batch_norm.cpp takes BF16 maps that lie alike in memory, in
+channels_last for the norms; everything else is left to torch's operators.
+
+The gradient of a ReLU is taken where its result is read: what comes back to the result is summed
+over its readers and then masked: where the result is zero, so is the gradient of the ReLU's input.
+Both can be done in one pass, or by the reader as it writes. So `convolve(relu=True)`,
+`relu_by_readers`, `add_relu` and `batch_norm` leave the mask to their readers, which are either one
+`convolve(gated=True)` or those behind `branches`. Masking twice changes nothing.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from retinanet.engine.kernel_calls import (
+    CSRC,
+    Kernels,
+    Record,
+    channels_last,
+    channels_last_or_none,
+    fields,
+    have_same_layout,
+    is_one_block,
+)
+
+MASKED_SUM = Kernels(CSRC / "masked_sum.cpp", masked_sum="PPqPqi", add_relu="PPqi")
+BATCH_NORM = Kernels(
+    CSRC / "batch_norm.cpp",
+    batch_norm_sums="qq->q",
+    batch_norm_forward="PPPPPdii",
+    batch_norm_backward="PPPPPPi",
+)
+
+
+def masked_sum_(terms: Sequence[Tensor], gate: Tensor) -> Tensor:
+    """Sum up to four maps, zero the sum where `gate` is not positive, and return it.
+
+    The result overwrites the first term, if it can. All have one shape and precision. `gate` is
+    what a ReLU returned, and the sum becomes the gradient of the ReLU's input.
+    """
+    first, *others = terms
+    if not _suits_masked_sum([*terms, gate]):
+        total = first
+        for term in others:
+            total = total.add_(term)
+        return torch.ops.aten.threshold_backward(total, gate, 0)
+    addresses = (ctypes.c_void_p * len(others))(*(other.data_ptr() for other in others))
+    MASKED_SUM.call(
+        "masked_sum",
+        first, addresses, len(terms), gate, first.numel(), torch.get_num_threads(),
+        read=(*terms, gate), written=(first,),
+    )  # fmt: skip
+    return first
+
+
+def add_relu_(maps: Tensor, added: Tensor) -> Tensor:
+    """Put `relu(maps + added)` into `maps`, and return it."""
+    if not _suits_masked_sum([maps, added]):
+        return maps.add_(added).relu_()
+    MASKED_SUM.call(
+        "add_relu", maps, added, maps.numel(), torch.get_num_threads(),
+        read=(maps, added), written=(maps,),
+    )  # fmt: skip
+    return maps
+
+
+def _suits_masked_sum(maps: Sequence[Tensor]) -> bool:
+    first = maps[0]
+    suitable = is_one_block(first) and all(
+        one.dtype == torch.bfloat16 and one.shape == first.shape and have_same_layout(one, first)
+        for one in maps
+    )
+    return suitable and MASKED_SUM.are_available()
+
+
+def relu_by_readers(maps: Tensor) -> Tensor:
+    """Return `relu(maps)`, which overwrites `maps`; its readers mask the gradient."""
+    result: Tensor = _Relu.apply(maps)
+    return result
+
+
+def add_relu(maps: Tensor, added: Tensor) -> Tensor:
+    """Return `relu(maps + added)`, which overwrites `maps`; its readers mask the gradient."""
+    result: Tensor = _AddRelu.apply(maps, added)
+    return result
+
+
+def branches(maps: Tensor, count: int) -> Sequence[Tensor]:
+    """Return what a ReLU returned, for up to four readers: the sum of their gradients is masked.
+
+    A reader may be left out. The gradient from the first that is not is overwritten: it has to be
+    a tensor that this reader made, as convolutions and pooling do.
+    """
+    if not maps.requires_grad:
+        return [maps] * count
+    readers: tuple[Tensor, ...] = _Branches.apply(maps, count)
+    return readers
+
+
+class _Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor) -> Tensor:
+        ctx.mark_dirty(maps)
+        return maps.relu_()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _AddRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, added: Tensor) -> Tensor:
+        ctx.mark_dirty(maps)
+        return add_relu_(maps, added)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient
+
+
+class _Branches(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, count: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(maps)
+        return tuple(maps.detach() for _ in range(count))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        [gate] = ctx.saved_tensors
+        terms = [gradient for gradient in gradients if gradient is not None]
+        return (masked_sum_(terms, gate) if terms else None), None
+
+
+class _Norm(Record):
+    """`Norm` as batch_norm.cpp has it."""
+
+    _fields_ = fields("q pixels channels", "P weight bias mean inverse sums")
+
+
+def batch_norm(
+    maps: Tensor, norm: nn.BatchNorm2d, added: Tensor | None = None, *, relu: bool = False
+) -> Tensor:
+    """Return `norm(maps)`, plus `added` if given, with a ReLU if asked for.
+
+    The norm's running statistics follow, as when it is called. The ReLU's gradient is left to the
+    readers of the result.
+
+    Args:
+        maps: [N, C, H, W], more than one value of each channel.
+        norm: In training mode, with weights and running statistics.
+        added: Of the maps' shape; with `relu` only.
+        relu: Whether negative results become zero; NaN stays.
+    """
+    assert relu or added is None
+    if maps.dtype != torch.bfloat16 or not _suits_batch_norm(norm):
+        normed: Tensor = norm(maps)
+        if added is not None:
+            return add_relu(normed, added)
+        return relu_by_readers(normed) if relu else normed
+    normed, mean, variance = _BatchNorm.apply(maps, norm.weight, norm.bias, added, norm.eps, relu)
+    _update_statistics(norm, mean, variance, values=maps.numel() // maps.shape[1])
+    return normed
+
+
+def _suits_batch_norm(norm: nn.BatchNorm2d) -> bool:
+    return (
+        norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and norm.weight.dtype == torch.float32
+        and BATCH_NORM.are_available()
+    )
+
+
+def _update_statistics(
+    norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, *, values: int
+) -> None:
+    """Move the running statistics towards those of a batch; the variance as an unbiased one."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.num_batches_tracked is not None and norm.momentum is not None
+    norm.num_batches_tracked.add_(1)
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(variance * (values / (values - 1)), norm.momentum)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, *options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        added, eps, relu = options
+        maps, weight, bias = channels_last(maps), weight.contiguous(), bias.contiguous()
+        mean, inverse, variance = torch.empty(3, len(weight)).unbind()
+        result = torch.empty_like(maps, memory_format=torch.channels_last)
+        ctx.has_added, added = added is not None, channels_last_or_none(added)
+        sums = _scratch(maps)
+        record = _Norm(maps.numel() // len(weight), len(weight), weight, bias, mean, inverse, sums)
+        BATCH_NORM.call(
+            "batch_norm_forward",
+            record, maps, added, result, variance, eps, relu, torch.get_num_threads(),
+            read=(maps, added), written=(result,),
+        )  # fmt: skip
+        ctx.save_for_backward(maps, weight, bias, mean, inverse)
+        ctx.mark_non_differentiable(mean, variance)
+        return result, mean, variance
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        maps, weight, bias, mean, inverse = ctx.saved_tensors
+        slopes = channels_last(gradient)
+        of_maps = torch.empty_like(maps, memory_format=torch.channels_last)
+        of_weight, of_bias = torch.empty_like(weight), torch.empty_like(bias)
+        sums = _scratch(maps)
+        record = _Norm(maps.numel() // len(weight), len(weight), weight, bias, mean, inverse, sums)
+        BATCH_NORM.call(
+            "batch_norm_backward",
+            record, slopes, maps, of_maps, of_weight, of_bias, torch.get_num_threads(),
+            read=(maps, slopes), written=(of_maps,),
+        )  # fmt: skip
+        return of_maps, of_weight, of_bias, gradient if ctx.has_added else None, None, None
+
+
+def _scratch(maps: Tensor) -> Tensor:
+    channels = maps.shape[1]
+    return torch.empty(BATCH_NORM.library().batch_norm_sums(maps.numel() // channels, channels))
