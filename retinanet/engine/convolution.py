@@ -30,6 +30,7 @@ from retinanet.engine.tile_convolution import (
     tile_outputs,
     weight_gradient,
 )
+from retinanet.model.retinanet import padded_to_even
 
 
 class Geometry(NamedTuple):
@@ -89,7 +90,7 @@ def convolve(
     over them in float32.
 
     `relu` applies one to the result and leaves its gradient to the readers of the result, see
-    relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `added`, for one
+    norm_relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `added`, for one
     level and with `relu`, is summed with the result before. `passes` returns the one level behind
     the result, for its other readers: what they send back is summed, and masked, as the level's
     gradient is written. `own` lets AMX's own kernels compute it where they can; else oneDNN does.
@@ -285,7 +286,10 @@ def convolution_gradients(
     of_features = of_weight = of_bias = None
     dtype, gate = features.dtype, features
     if wants_features and len(weight) % 2 == 1:
-        of_features = _features_gradient_of_odd(gradient, features, weight, geometry)
+        even_gradient, even_weight = padded_to_even(gradient, dim=1), padded_to_even(weight, dim=0)
+        of_features = _onednn_gradients(
+            even_gradient, features, even_weight, geometry, wants=(True, False, False)
+        )[0]
         wants_features = False
     if wants_weight and weight.shape[2:] == (1, 1) and geometry == POINTWISE:
         product = _by_pixel(gradient).t() @ _by_pixel(features)
@@ -311,33 +315,21 @@ def convolution_gradients(
         wants_weight = wants_bias = False
     if wants_weight and features.shape[3] == 1 and geometry.stride != (1, 1):
         # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.
-        gradient, features, weight = gradient.float(), features.float(), weight.float()
+        wide = torch.promote_types(dtype, torch.float32)
+        gradient, features, weight = gradient.to(wide), features.to(wide), weight.to(wide)
     if wants_features or wants_weight or wants_bias:
-        rest = _onednn_gradients(
+        computed = _onednn_gradients(
             gradient, features, weight, geometry, wants=(wants_features, wants_weight, wants_bias)
         )
-        if wants_features and rest[0] is not None:
-            of_features = rest[0].to(dtype)
-        of_weight = rest[1] if wants_weight else of_weight
-        of_bias = rest[2] if wants_bias else of_bias
+        if wants_features and computed[0] is not None:
+            of_features = computed[0].to(dtype)
+        of_weight = computed[1] if wants_weight else of_weight
+        of_bias = computed[2] if wants_bias else of_bias
     if of_features is not None and gated:
         of_features = masked_sum_([of_features] if added is None else [of_features, added], gate)
     elif of_features is not None and added is not None:
         of_features = of_features.add_(added)
     return of_features, of_weight, of_bias
-
-
-def _features_gradient_of_odd(
-    gradient: Tensor, features: Tensor, weight: Tensor, geometry: Geometry
-) -> Tensor | None:
-    """The features' gradient for an odd number of output channels.
-
-    oneDNN 3.7's BF16 kernel takes channels in pairs. Where the last is single, it multiplies what
-    follows the gradient in memory by zero: if that is NaN by chance, so is the result.
-    """
-    gradient, weight = F.pad(gradient, (0, 0, 0, 0, 0, 1)), F.pad(weight, (0, 0, 0, 0, 0, 0, 0, 1))
-    wants = (True, False, False)
-    return _onednn_gradients(gradient, features, weight, geometry, wants=wants)[0]
 
 
 def _onednn_gradients(

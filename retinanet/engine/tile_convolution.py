@@ -29,6 +29,7 @@ from retinanet.engine.kernel_calls import (
     fields,
     float32_or_none,
     level_records,
+    none_or_all,
     scratch_bytes,
 )
 
@@ -340,11 +341,10 @@ def weight_gradient(
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
     of_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
     of_bias = torch.empty(out_channels)
+    maps = zip(inputs, gradients, none_or_all(gates, len(inputs)), strict=True)
     records = [
         _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
-        for level, gradient, gate in zip(
-            inputs, gradients, gates or [None] * len(inputs), strict=True
-        )
+        for level, gradient, gate in maps
     ]
     levels = (_GradientLevel * len(records))(*records)
     shape = _GradientShape(in_channels, out_channels, kernel, stride)

@@ -18,8 +18,12 @@ from retinanet.config_types import MetricLibrary
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import evaluate_split
 from retinanet.evaluation.metric import Evaluation
-from retinanet.evaluation.output import evaluation_files, write_evaluation
-from retinanet.evaluation.pictures import evaluation_sheet, save_picture
+from retinanet.evaluation.output import (
+    evaluation_files,
+    evaluation_sheet,
+    save_picture,
+    write_evaluation,
+)
 from retinanet.training.build import refuse_what_is_no_checkpoint
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.recorder import print_evaluation

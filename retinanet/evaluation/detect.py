@@ -1,6 +1,6 @@
 """From a model and images to detections on the original images, with the data set's own ids.
 
-TODO-DOC Evaluate a model on a split while a person watches.
+`detect_split` shares a split among ranks; `evaluate_split` is one process with the metric behind.
 """
 
 import time
@@ -39,7 +39,7 @@ def detect_batch(
     forward: Forward,
     score_threshold: float = SCORE_THRESHOLD,
 ) -> list[Detections]:
-    """Detections in pixels of the network's input.
+    """Return detections in pixels of the network's input.
 
     Args:
         model: In evaluation mode.
@@ -63,9 +63,9 @@ def detect(
     forward: Forward,
     main_cpus: tuple[int, ...] = (),
 ) -> Iterator[ImageDetections]:
-    """Detections of every image, one at a time, scaled to the images' original sizes.
+    """Yield the detections of every image, scaled to the images' original sizes.
 
-    A generator, so that whoever drives it may show progress or stop. `main_cpus`: where the calling
+    A generator, so that the caller may show progress or stop. `main_cpus`: where the calling
     thread computes, see `launch.shares.Share.main_cpus`.
     """
     model.eval()
@@ -93,7 +93,7 @@ def on_original(
     input_size: tuple[int, int],
     original_size: tuple[int, int],
 ) -> ImageDetections:
-    """Detections in pixels of the original image, with category ids; sizes are (height, width)."""
+    """Return detections in pixels of the original image; sizes are (height, width)."""
     boxes = resize_boxes(detections.boxes, input_size, original_size)
     return ImageDetections(
         image_id=image_id,
@@ -127,7 +127,7 @@ def evaluate_split(
     """
     start = time.perf_counter()
     detections = detect_split(model, loader, classes=classes, forward=forward, console=console)
-    assert detections is not None, "nobody can stop it"
+    assert detections is not None, "there is nothing that stops it"
     evaluation = coco_metric(loader.dataset.annotations, detections, library=library)
     return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 
@@ -154,7 +154,7 @@ def detect_split(
         console: Shows the progress.
         group: The ranks that share the work.
         stop: Ends it early.
-        note_bad_images: Told of those that could not be read and in which nothing is found.
+        note_bad_images: Gets those that could not be read, in which nothing is found.
         main_cpus: See `detect`.
 
     Returns:
@@ -176,27 +176,22 @@ def detect_split(
         stop=stop,
         main_cpus=main_cpus,
     )
-    parts = group.all_gather(part.without_detections())
-    stop.agree([one.received for one in parts])
-    require_readable(parts)
+    parts = group.all_gather(replace(part, detections=[]))
+    stop.agree([other.received for other in parts])
+    for other in parts:
+        if other.error:
+            raise InputError(other.error)
     if stop:
         return None
-    note_bad_images(tuple(problem for one in parts for problem in one.bad_images))
-    return gathered(group, SplitDetections.of(part.detections))
-
-
-def gathered(group: ProcessGroup, own: SplitDetections) -> SplitDetections:
-    """All ranks' detections on rank 0, as they are in memory, in order of rank; others keep none.
-
-    All ranks call it.
-    """
-    columns = group.gather_rows([torch.from_numpy(column) for column in own.columns()])
-    return SplitDetections(*(column.numpy() for column in columns))
+    note_bad_images(tuple(problem for other in parts for problem in other.bad_images))
+    columns = SplitDetections.of(part.detections).columns()
+    gathered = group.gather_rows([torch.from_numpy(column) for column in columns])
+    return SplitDetections(*(column.numpy() for column in gathered))
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank's part of the split came to."""
+    """The result of one rank's images of the split."""
 
     detections: list[ImageDetections]
     bad_images: list[str]
@@ -204,10 +199,6 @@ class Part:
     """Why it could not go on."""
     received: str = ""
     """The signal that asked it to stop."""
-
-    def without_detections(self) -> "Part":
-        """What all ranks need to know of it."""
-        return replace(self, detections=[])
 
 
 def detect_part(
@@ -241,15 +232,8 @@ def detect_part(
     return replace(part, received=stop.received)
 
 
-def require_readable(parts: list[Part]) -> None:
-    """Raise the first rank's error on all ranks."""
-    for part in parts:
-        if part.error:
-            raise InputError(part.error)
-
-
 def noted(batches: Iterable[Batch], bad_images: list[str]) -> Iterator[Batch]:
-    """The batches, after noting their bad images."""
+    """Yield the batches, after noting their bad images."""
     for batch in batches:
         bad_images.extend(batch.bad_images)
         yield batch

@@ -1,9 +1,7 @@
 """Which found boxes of a class are at a true one, by faster-coco-eval's matching in C++.
 
-The library is asked only about boxes that overlap a true one of their image enough to be matched at
-all; the others are of no consequence to any match.
-
-TODO-DOC A split's boxes, class after class.
+`boxes_by_class` takes a split's boxes class after class. The library gets only boxes that overlap a
+true one of their image enough to be matched at all; the others are of no consequence to any match.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,8 @@ from retinanet.evaluation.detections import SplitDetections, xywh
 PARAMETERS = Params(iouType="bbox")
 """COCO's T thresholds of IoU, R recalls, A ranges of area and M limits of boxes an image."""
 LOWEST_IOU = PARAMETERS.iouThrs[0]
+MOST_BOXES = PARAMETERS.maxDets[-1]
+"""COCO's largest limit of boxes an image and class: 100."""
 CATEGORY = 1
 """Any number: the library sees one class at a time."""
 
@@ -67,11 +67,11 @@ class Boxes:
     """[B] of found boxes false"""
 
     def rows_of(self, image_ids: NDArray[np.int64]) -> list[slice]:
-        """Of each image its rows."""
+        """Return each image's rows."""
         return rows_by_id(self.image_ids, image_ids)
 
     def places_in_image(self) -> NDArray[np.intp]:
-        """[B] how many boxes of its image come before each."""
+        """Return [B] how many boxes of its image come before each."""
         return places_in_image(self.image_ids)
 
 
@@ -88,7 +88,7 @@ def matches_of(boxes: BoxesOfClass) -> Matches:
     images = list(overlaps_by_image(boxes))
     results = library.COCOevalEvaluateImages(
         PARAMETERS.areaRng,
-        PARAMETERS.maxDets[-1],
+        MOST_BOXES,
         PARAMETERS.iouThrs.tolist(),
         [[image.ious] for image in images],
         dataset_of(boxes.truth, images, [image.true_rows for image in images]),
@@ -99,7 +99,7 @@ def matches_of(boxes: BoxesOfClass) -> Matches:
     )
     matched, ignored = [], []
     for result in results:  # of all images for the first range of area, then the next
-        # What the library gives to pickle is all that it lets one see of a result.
+        # A result's fields are accessible only through its pickle state.
         true_ids, _, scores, _, is_ignored, *_ = result.__getstate__()
         shape = len(PARAMETERS.iouThrs), len(scores)
         matched.append(np.array(true_ids, dtype=np.bool_).reshape(shape))
@@ -112,7 +112,7 @@ def matches_of(boxes: BoxesOfClass) -> Matches:
 
 
 def by_area(parts: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """[A, T, C] of the images' [T, c], those for the first range of area first."""
+    """Return [A, T, C] from the images' [T, c], those for the first range of area first."""
     areas, thresholds = len(PARAMETERS.areaRng), len(PARAMETERS.iouThrs)
     if not parts:
         return np.zeros((areas, thresholds, 0), np.bool_)
@@ -121,7 +121,7 @@ def by_area(parts: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
 
 
 def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
-    """The images in which a found box may be matched."""
+    """Yield the images in which a found box may be matched."""
     truth, found = boxes.truth, boxes.found
     images = np.intersect1d(truth.image_ids, found.image_ids)
     crowds = truth.is_crowd.astype(np.uint8)
@@ -141,7 +141,7 @@ def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
 def dataset_of(
     boxes: Boxes, images: Sequence[Overlaps], rows: Sequence[Sequence[int]]
 ) -> library.Dataset:
-    """The given rows of boxes for each image, with the fields that the matching reads."""
+    """Return the given rows of boxes for each image, with the fields that the matching reads."""
     dataset = library.Dataset()
     areas, scores, crowds = (
         column.tolist() for column in (boxes.areas, boxes.scores, boxes.is_crowd.astype(np.int64))
@@ -149,7 +149,7 @@ def dataset_of(
     for image, of_image in zip(images, rows, strict=True):
         for row in of_image:
             box = {
-                "id": row + 1,  # 0 says "no match"
+                "id": row + 1,  # 0 is the library's "no match"
                 "area": areas[row],
                 "score": scores[row],
                 "iscrowd": crowds[row],
@@ -159,14 +159,10 @@ def dataset_of(
     return dataset
 
 
-MOST_BOXES = 100
-"""COCO's largest limit of boxes an image and class."""
-
-
 def boxes_by_class(
     annotations: Annotations, detections: SplitDetections, ids: NDArray[np.int64]
 ) -> Iterator[BoxesOfClass]:
-    """The boxes of each category id, of the found ones those that count; ids ascend.
+    """Yield the boxes of each category id, of the found ones those that count; ids ascend.
 
     Equal scores keep the order of the detections.
     """
@@ -190,13 +186,13 @@ def boxes_by_class(
 
 
 def places_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
-    """[B] how many rows of the same image come before each; an image's are next to each other."""
+    """Return [B] how many rows of an image come before each; an image's rows are together."""
     _, first, counts = np.unique(image_ids, return_index=True, return_counts=True)
     return np.arange(len(image_ids)) - np.repeat(first, counts)
 
 
 def found_boxes_of(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
-    """Rows of detections, of each image the first 100; their areas are those of their boxes."""
+    """Return rows of detections, of each image the first `MOST_BOXES`, with the areas of their boxes."""
     rows = rows[places_in_image(detections.image_ids[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
     return Boxes(
@@ -209,6 +205,6 @@ def found_boxes_of(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes
 
 
 def rows_by_id(column: NDArray[np.int64], ids: NDArray[np.int64]) -> list[slice]:
-    """Of each id the rows that have it, in a column that ascends."""
+    """Return the rows of each id, in a column that ascends."""
     edges = np.searchsorted(column, ids), np.searchsorted(column, ids, side="right")
     return [slice(int(first), int(last)) for first, last in zip(*edges, strict=True)]

@@ -1,8 +1,7 @@
 """`python -m retinanet export`: a checkpoint's detector as one file for other programs.
 
-TODO-DOC Whether an exported program finds what the checkpoint finds.
-
-TODO-DOC The images on which an exported program is held against its checkpoint.
+The file is kept only if it finds what the checkpoint finds, on images of the run's validation split,
+on a picture of the user's, or on drawn scenes.
 """
 
 import json
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,18 +25,26 @@ from data.transforms import resize_image
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import validation_split
 from retinanet.evaluation.detect import detect_batch
-from retinanet.evaluation.pictures import spread_indices
+from retinanet.evaluation.output import spread_indices
 from retinanet.export.program import (
     DETECTIONS_PER_IMAGE,
     NMS_IOU,
     Detector,
     description_of,
     format_of,
+    write_program,
 )
 from retinanet.model.postprocess import Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import refuse_what_is_no_checkpoint
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
+
+BOX_TOLERANCE = 0.05
+"""[pixels of the network's input]"""
+SCORE_TOLERANCE = 0.001
+IOU_TOLERANCE = 0.001
+"""Where a runtime's rounding may decide otherwise about what is kept."""
+CHECK_IMAGES = 4
 
 
 def export(
@@ -48,7 +54,7 @@ def export(
 
     Args:
         checkpoint: See `find_checkpoint`.
-        out: `.onnx` or `.pt2`; what it says of itself goes beside it, with `.json` behind.
+        out: `.onnx` or `.pt2`; its description goes beside it, with `.json` behind.
         score_threshold: Detections are surer than this.
         image: A picture to check it on; None: validation images of the run.
         overwrite: Whether files that exist may be replaced.
@@ -61,20 +67,20 @@ def export(
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
     refuse_what_is_no_checkpoint(checkpoint)
-    found = read_checkpoint(checkpoint)
-    images, what = check_images(found, image)
-    model = found.build_model().eval()
-    description = description_of(found, score_threshold=score_threshold)
+    trained = read_checkpoint(checkpoint)
+    images, what = check_images(trained, image)
+    model = trained.build_model().eval()
+    description = description_of(trained, score_threshold=score_threshold)
     console = make_console()
     partial = out.with_name(f".{out.stem}.partial{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.write(
+        write_program(
             model,
             partial,
-            image_size=found.model.image_size,
+            image_size=trained.model.image_size,
             score_threshold=score_threshold,
-            classes=found.model.num_classes,
+            classes=trained.model.num_classes,
             description=description,
         )
         run = chosen.load(partial)
@@ -86,11 +92,13 @@ def export(
     finally:
         partial.unlink(missing_ok=True)
     write_whole(beside, json.dumps(description, ensure_ascii=False, indent=1))
-    size = f"{out.stat().st_size / 1e6:.0f} MB"
+    quality = "no mAP" if description["map"] is None else f"mAP {description['map']:.3f}"
     console.print(
-        f"{found.folder}, {said_of(description)} → {out} ({size}), {beside.name}", soft_wrap=True
+        f"{trained.folder}, step {description['step']}, {quality} → {out} "
+        f"({out.stat().st_size / 1e6:.0f} MB), {beside.name}",
+        soft_wrap=True,
     )
-    checked = f"checked by {chosen.runs_by} on {what}: {said_of_comparison(comparison)}"
+    checked = f"checked by {chosen.runs_by} on {what}: {describe_comparison(comparison)}"
     console.print(checked, soft_wrap=True)
     return FINISHED
 
@@ -124,14 +132,8 @@ def require_same(comparison: Comparison, out: Path, runtime: str, what: str) -> 
         )
 
 
-def said_of(description: dict[str, Any]) -> str:
-    """The step, and the mAP if it is known."""
-    value = description["map"]
-    return f"step {description['step']}, " + ("no mAP" if value is None else f"mAP {value:.3f}")
-
-
-def said_of_comparison(comparison: Comparison) -> str:
-    """How near the two are, in a line."""
+def describe_comparison(comparison: Comparison) -> str:
+    """Return how near the two are, in a line."""
     if not comparison.same:
         return (
             "neither it nor the checkpoint finds a box there, which says little; give --image a "
@@ -146,13 +148,6 @@ def said_of_comparison(comparison: Comparison) -> str:
     if comparison.at_the_edge:
         text += f"; {comparison.at_the_edge} more at the edge of what is kept differ by rounding"
     return text
-
-
-BOX_TOLERANCE = 0.05
-"""[pixels of the network's input]"""
-SCORE_TOLERANCE = 0.001
-IOU_TOLERANCE = 0.001
-"""Where a runtime's rounding may decide otherwise about what is kept."""
 
 
 def compare_program(
@@ -182,7 +177,7 @@ def compare_program(
 
 
 def detections_of(outputs: tuple[Tensor, Tensor, Tensor]) -> list[Detections]:
-    """A program's outputs image by image, without the rows that hold no detection."""
+    """Return a program's outputs image by image, without the rows that hold no detection."""
     columns = zip(*outputs, strict=True)
     return [
         Detections(boxes[scores > 0], scores[scores > 0], labels[scores > 0])
@@ -214,7 +209,7 @@ def compare(wanted: Detections, found: Detections, *, score_threshold: float) ->
 
 
 def matches(wanted: Detections, found: Detections) -> Iterator[tuple[int, int]]:
-    """Pairs of places: equal labels, boxes and scores within the tolerances, none twice."""
+    """Yield pairs of places: equal labels, boxes and scores within the tolerances, none twice."""
     if not len(wanted.scores) or not len(found.scores):
         return
     boxes = (wanted.boxes[:, None] - found.boxes[None]).abs().amax(dim=2)
@@ -230,7 +225,7 @@ def matches(wanted: Detections, found: Detections) -> Iterator[tuple[int, int]]:
 
 
 def is_at_the_edge(one: Detections, row: int, other: Detections, *, score_threshold: float) -> bool:
-    """Whether a detection that `other` has not is one that rounding may add or drop."""
+    """Return whether a detection that `other` has not is one that rounding may add or drop."""
     score, label = float(one.scores[row]), one.labels[row]
     edges: Sequence[float] = [score_threshold]
     for detections in (one, other):
@@ -243,11 +238,8 @@ def is_at_the_edge(one: Detections, row: int, other: Detections, *, score_thresh
     return bool(((overlaps - NMS_IOU).abs() <= IOU_TOLERANCE).any())
 
 
-COUNT = 4
-
-
 def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, str]:
-    """Images uint8 [N, 3, S, S], and what to call them.
+    """Return images uint8 [N, 3, S, S], and how to call them.
 
     Those of the run's validation split, or drawn scenes where that is not here.
 
@@ -270,11 +262,11 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
                 image_path(split.image_folder, annotations.file_names[row]),
                 annotated_size=annotations.size_of(row),
             )
-            for row in spread_indices(len(split), COUNT)
+            for row in spread_indices(len(split), CHECK_IMAGES)
         ]
         what = f"{len(found)} validation images"
     except InputError:
         random = Random(0)
-        found = [np.asarray(draw_scene(random)[0]) for _ in range(COUNT)]
-        what = f"{COUNT} drawn scenes, as the run's validation images are not here"
+        found = [np.asarray(draw_scene(random)[0]) for _ in range(CHECK_IMAGES)]
+        what = f"{CHECK_IMAGES} drawn scenes, as the run's validation images are not here"
     return torch.stack([resize_image(pixels.copy(), size) for pixels in found]), what

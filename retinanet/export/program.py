@@ -1,17 +1,10 @@
 """The detector as one program of fixed shapes: bytes of images in, boxes out, nothing beside it.
 
-TODO-DOC Constant batch norms as a part of the convolutions before them: the same numbers, less work.
-
-TODO-DOC Non-maximum suppression as ONNX has it: an operator that knows images and classes.
-
-It compares boxes of one class only, so that none need to be moved apart as for torchvision's, and
+`DetectorProgram` is the model, with its constant batch norms folded into the convolutions before
+them, and its postprocessing. `FORMATS` write it as ONNX or torch.export's file, and run such a file
+as its users do. In ONNX non-maximum suppression is an operator that knows images and classes: it
+compares boxes of one class only, so that none need to be moved apart as for torchvision's, and
 float32, which is all that it takes, is enough.
-
-TODO-DOC Writing the program as a file, and running such a file as its users do.
-
-TODO-DOC Exporters tell of their own deprecations and guesses, which are no news to a user.
-
-TODO-DOC What an exported file says of itself.
 """
 
 import contextlib
@@ -127,7 +120,7 @@ class DetectorProgram(nn.Module):
 
 
 def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best candidates of a level: boxes [N, C, 4], scores [N, C] and labels [N, C].
+    """Return the best candidates of a level: boxes [N, C, 4], scores [N, C] and labels [N, C].
 
     An anchor may answer for several classes. Those with one of the C best scores are among the C
     anchors whose best score is highest: only these are looked at closely.
@@ -147,9 +140,9 @@ def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor) -> tuple[Tens
 
 
 def suppress_by_class(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
-    """Non-maximum suppression within each image and class, by torchvision's operator.
+    """Suppress boxes within each image and class by torchvision's operator, see `Suppress`.
 
-    See `Suppress`. Boxes of different images or classes are moved apart, in float64, since in
+    Boxes of different images or classes are moved apart, in float64, since in
     float32 they would lose digits.
     """
     number, candidates = scores.shape
@@ -171,7 +164,7 @@ def suppress_by_class(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fold_norms(model: RetinaNet) -> RetinaNet:
-    """A copy of a model without norms, frozen or trained: its convolutions do what they did."""
+    """Return a copy of a model without norms, frozen or trained: its convolutions include them."""
     folded = copy.deepcopy(model).eval()
     body = folded.backbone.body
     fold(body, "conv1", "bn1")
@@ -185,7 +178,7 @@ def fold_norms(model: RetinaNet) -> RetinaNet:
 
 
 def fold(parent: nn.Module, convolution: str, norm: str) -> None:
-    """Put a norm of constant statistics into the convolution before it, and nothing in its place.
+    """Fold a norm of constant statistics into the convolution before it; an identity replaces it.
 
     `convolution` and `norm` are the names of two modules of `parent`.
     """
@@ -202,7 +195,7 @@ torch.library.define(OPERATOR, "(Tensor boxes, Tensor scores) -> Tensor")
 
 
 def shape_of_chosen(boxes: Tensor, scores: Tensor) -> Tensor:
-    """Int64 [M, 3], the image, class and box of each that is chosen: all that exporting needs."""
+    """Return int64 [M, 3], the image, class and box of each that stays, for exporting."""
     number = torch.library.get_ctx().new_dynamic_size()
     return torch.empty(number, 3, dtype=torch.int64)
 
@@ -211,7 +204,7 @@ torch.library.register_fake(OPERATOR, shape_of_chosen)
 
 
 def suppress_in_onnx(classes: int) -> Suppress:
-    """`Suppress` for a program that becomes ONNX, and cannot run before; `classes`: K."""
+    """Return a `Suppress` for a program that becomes ONNX, and cannot run before; `classes`: K."""
 
     def suppress(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         number, candidates = scores.shape
@@ -225,7 +218,7 @@ def suppress_in_onnx(classes: int) -> Suppress:
 
 
 def translations() -> dict[Callable[..., Any], Any]:
-    """What torch.onnx.export puts in the operator's place; needs onnxscript."""
+    """Return what torch.onnx.export puts in the operator's place; needs onnxscript."""
     import onnxscript  # noqa: PLC0415
 
     opset: Any = onnxscript.opset18
@@ -254,33 +247,35 @@ class Format:
     """The package that runs it."""
     packages: tuple[str, ...]
     """That are not in requirements.txt."""
-    write: Callable[..., None]
-    """`write(model, file, image_size=…, score_threshold=…, classes=…, description=…)`."""
+    suppress: Callable[[int], Suppress]
+    """Non-maximum suppression for a number of classes."""
+    write: Callable[[torch.export.ExportedProgram, Path, dict[str, Any]], None]
+    """Write a program, of this `suppress`, with its description."""
     load: Callable[[Path], Detector]
 
     @property
     def runs_by(self) -> str:
-        """The runtime with its version."""
+        """Return the runtime with its version."""
         return f"{self.runtime} {version(self.runtime)}"
 
 
 def format_of(file: Path) -> Format:
-    """The format that a file's name asks for.
+    """Return the format that a file's name asks for.
 
     Raises:
         InputError: It asks for none that is known, or packages are missing.
     """
-    found = FORMATS.get(file.suffix)
-    if found is None:
+    known = FORMATS.get(file.suffix)
+    if known is None:
         raise InputError(
             f"--out: {file}: {file.suffix or 'no ending'} is no format; end it in .onnx (ONNX) or "
             ".pt2 (torch.export)"
         )
-    require_packages(*found.packages, purpose=f"--out: {file}")
-    return found
+    require_packages(*known.packages, purpose=f"--out: {file}")
+    return known
 
 
-def write_torch(
+def write_program(
     model: RetinaNet,
     file: Path,
     *,
@@ -289,7 +284,7 @@ def write_torch(
     classes: int,
     description: dict[str, Any],
 ) -> None:
-    """Write torch.export's file: torch and torchvision run it, without this project.
+    """Write a model's detector in the format that the file's name asks for.
 
     Args:
         model: In evaluation mode.
@@ -299,51 +294,56 @@ def write_torch(
         classes: K.
         description: Goes into the file too.
     """
-    program = DetectorProgram(model, image_size=image_size, score_threshold=score_threshold)
-    with quiet():
-        extra_files = {DESCRIPTION: json.dumps(description, ensure_ascii=False, indent=1)}
-        torch.export.save(exported(program), file, extra_files=extra_files)
-
-
-def write_onnx(
-    model: RetinaNet,
-    file: Path,
-    *,
-    image_size: int,
-    score_threshold: float,
-    classes: int,
-    description: dict[str, Any],
-) -> None:
-    """Write ONNX with the weights inside; arguments as `write_torch`."""
+    chosen = FORMATS[file.suffix]
     program = DetectorProgram(
         model,
         image_size=image_size,
         score_threshold=score_threshold,
-        suppress=suppress_in_onnx(classes),
+        suppress=chosen.suppress(classes),
     )
     with quiet():
-        onnx_program = torch.onnx.export(
-            exported(program),
-            (),
-            input_names=["images"],
-            output_names=OUTPUTS,
-            opset_version=OPSET,
-            dynamo=True,
-            custom_translation_table=translations(),
-            external_data=False,
-            verbose=False,
-        )
-        assert onnx_program is not None
-        graph = onnx_program.model.graph
-        for value in (*graph.inputs, *graph.outputs):
-            assert value.shape is not None
-            value.shape[0] = "N"
-        onnx_program.model.metadata_props.update(as_texts(description))
-        onnx_program.save(str(file), external_data=False)
+        chosen.write(exported(program), file, description)
+
+
+def write_torch(
+    program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
+) -> None:
+    """Write torch.export's file: torch and torchvision run it, without this project."""
+    text = json.dumps(description, ensure_ascii=False, indent=1)
+    torch.export.save(program, file, extra_files={DESCRIPTION: text})
+
+
+def write_onnx(
+    program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
+) -> None:
+    """Write ONNX with the weights inside; values of its metadata are text, or JSON."""
+    onnx_program = torch.onnx.export(
+        program,
+        (),
+        input_names=["images"],
+        output_names=OUTPUTS,
+        opset_version=OPSET,
+        dynamo=True,
+        custom_translation_table=translations(),
+        external_data=False,
+        verbose=False,
+    )
+    assert onnx_program is not None
+    graph = onnx_program.model.graph
+    for value in (*graph.inputs, *graph.outputs):
+        assert value.shape is not None
+        value.shape[0] = "N"
+    onnx_program.model.metadata_props.update(
+        {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in description.items()
+        }
+    )
+    onnx_program.save(str(file), external_data=False)
 
 
 def exported(program: DetectorProgram) -> torch.export.ExportedProgram:
-    """The program for any number of images."""
+    """Return the program for any number of images."""
     size = program.image_size
     images = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     number = {"images": {0: torch.export.Dim("N", min=1)}}
@@ -352,7 +352,7 @@ def exported(program: DetectorProgram) -> torch.export.ExportedProgram:
 
 
 def load_torch(file: Path) -> Detector:
-    """As a user does; importing torchvision before makes its operators known."""
+    """Load torch.export's file as a user does; the import of torchvision defines its operators."""
     with quiet():
         module = torch.export.load(file).module()
 
@@ -365,7 +365,7 @@ def load_torch(file: Path) -> Detector:
 
 
 def load_onnx(file: Path) -> Detector:
-    """As a user does, on as many threads as torch has."""
+    """Load ONNX as a user does, on as many threads as torch has."""
     import onnxruntime  # noqa: PLC0415
 
     options = onnxruntime.SessionOptions()
@@ -381,14 +381,26 @@ def load_onnx(file: Path) -> Detector:
 
 
 FORMATS = {
-    ".onnx": Format("onnxruntime", ("onnx", "onnxscript", "onnxruntime"), write_onnx, load_onnx),
-    ".pt2": Format("torch", (), write_torch, load_torch),
+    ".onnx": Format(
+        runtime="onnxruntime",
+        packages=("onnx", "onnxscript", "onnxruntime"),
+        suppress=suppress_in_onnx,
+        write=write_onnx,
+        load=load_onnx,
+    ),
+    ".pt2": Format(
+        runtime="torch",
+        packages=(),
+        suppress=lambda classes: suppress_by_class,
+        write=write_torch,
+        load=load_torch,
+    ),
 }
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep warnings, log lines and prints of libraries from the user; errors are raised as ever."""
+    """Hide warnings, log lines and prints of libraries, such as exporters' own deprecations."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -406,7 +418,7 @@ RESIZE = (
 
 
 def description_of(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
-    """All that somebody needs who has the file alone; plain values for JSON."""
+    """Return all that somebody needs who has the file alone; plain values for JSON."""
     size = checkpoint.model.image_size
     return {
         "model": "RetinaNet-ResNeXt50",
@@ -423,12 +435,4 @@ def description_of(checkpoint: Checkpoint, *, score_threshold: float) -> dict[st
         "checkpoint_sha256": checkpoint.state.parts[MODEL_FILE].sha256,
         "step": checkpoint.position.step,
         "map": checkpoint.position.map_here,
-    }
-
-
-def as_texts(description: dict[str, Any]) -> dict[str, str]:
-    """The same for ONNX's metadata, whose values are text: JSON where it is none."""
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in description.items()
     }

@@ -1,6 +1,6 @@
-"""The loss of a batch: classification and boxes, over all levels.
+"""The loss of a batch over all levels: focal for classes, L1 of encoded deltas for boxes.
 
-TODO-DOC The box loss: L1 on encoded deltas, at foreground anchors only.
+The box loss counts foreground anchors only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def detection_loss(
     *,
     focal_form: str = "auto",
 ) -> dict[str, Tensor]:
-    """The two losses of a batch of N images: float32 scalars `classification`, `bbox_regression`.
+    """Return the losses of N images: float32 scalars `classification` and `bbox_regression`.
 
     `anchors`: for each level [A_l, 4] xyxy pixels. `targets`: for each image `boxes` float32
     [M, 4] xyxy pixels of the network's input and `labels` int64 [M] in 0 … K-1; M may be 0. Each
@@ -53,7 +53,7 @@ def detection_loss(
 
 
 def l1_box_loss_sum(deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: Tensor) -> Tensor:
-    """Absolute differences between predicted and wanted deltas, summed for each image: float32 [N].
+    """Return |predicted - wanted| deltas, summed for each image: float32 [N].
 
     `deltas` [N, A, 4] of any floating type (dx, dy, dw, dh); `classes` int64 [N, A], negative
     where an anchor is not foreground; `boxes` [F, 4] xyxy pixels, the boxes of the F foreground

@@ -1,12 +1,11 @@
-"""The classification loss (Lin et al., "Focal Loss for Dense Object Detection", eq. 5).
+"""The classification loss (Lin et al., "Focal Loss for Dense Object Detection", eq. 5), in four forms.
 
-TODO-DOC The reference form of the focal loss: torchvision's, on one-hot targets.
-
-TODO-DOC The paper's form of the focal loss: in-place ATen operations, explicit forward and backward.
-
-Fu et al., "Deep Learning Models on CPUs: A Methodology for Efficient Training", section 2.8 and its
-appendices. With p = sigmoid(x), y the one-hot target and alpha_t = 1 - alpha + (2 alpha - 1) y,
-the loss of one class at one anchor is
+`kernel` is C++ of our own (focal_kernel.py), `reference` torchvision's on one-hot targets. `paper`
+is that of Fu et al., "Deep Learning Models on CPUs: A Methodology for Efficient Training", section
+2.8 and its appendices: in-place ATen operations, explicit forward and backward; `paper_implicit` is
+the same with the backward pass that autograd derives, which the paper compares it with. With
+p = sigmoid(x), y the one-hot target and alpha_t = 1 - alpha + (2 alpha - 1) y, the loss of one class
+at one anchor is
 
     (1)  L = alpha_t (1 - p_t)^gamma CE,   p_t = p y + (1 - p)(1 - y),
          CE = -y log p - (1 - y) log(1 - p)
@@ -16,7 +15,7 @@ For real x and y, log p = x - log(1 + e^x) and log(1 - p) = -log(1 + e^x), so th
     (2)  CE = log(1 + e^x) - x y
          (1 - p_t)^2 = (p + y (1 - 2 p))^2 = p^2 + y (1 - 2 p) + (1 - 2 p)^2 y (y - 1)
 
-and because y is 0 or 1, the term with y (y - 1) goes. What is left, for any gamma, is
+and because y is 0 or 1, the term with y (y - 1) goes. What remains, for any gamma, is
 
     (3)  L = alpha_t m^gamma (log(1 + e^x) - x y),   m = 1 - p_t = p + y (1 - 2 p)
 
@@ -24,10 +23,6 @@ For the backward pass, dp/dx = p (1 - p), which for binary y is m (1 - m), and
 d CE / dx = p - y = (1 - 2 y) m, so that
 
     dL/dx = alpha_t (1 - 2 y) m^gamma (gamma (1 - m) CE + m)
-
-TODO-DOC The paper's form of the focal loss with the backward pass that autograd derives by itself.
-
-The paper compares it with the explicit one: "implicit autograd can be generated".
 """
 
 import functools
@@ -45,63 +40,8 @@ from common.native import NativeLibraryError
 from retinanet.loss.focal_kernel import FOCAL_LOSS, kernel_form
 from retinanet.model.matching import IGNORED
 
-
-def paper_form(
-    logits: Tensor,
-    classes: Tensor,
-    image_weights: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    reduce: bool,
-) -> Tensor:
-    """One level's loss by the paper's forward and backward; see `focal_loss`."""
-    loss = PaperFocalLoss.apply(logits, classes, alpha, gamma)
-    return weigh(loss, image_weights, reduce=reduce)
-
-
-def paper_implicit_form(
-    logits: Tensor,
-    classes: Tensor,
-    image_weights: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    reduce: bool,
-) -> Tensor:
-    """One level's loss by equation (3) of `focal_paper`, differentiated by autograd."""
-    ignored = (classes == IGNORED).unsqueeze(-1)
-    x = at_least_float32(logits).masked_fill(ignored, 0.0)
-    y = one_hot_targets(x, classes)
-    m, cross_entropy = paper_terms(x, y)
-    loss = focal_product(m, cross_entropy, y, alpha=alpha, gamma=gamma)
-    return weigh(loss.masked_fill_(ignored, 0.0), image_weights, reduce=reduce)
-
-
-def reference_form(
-    logits: Tensor,
-    classes: Tensor,
-    image_weights: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    reduce: bool,
-) -> Tensor:
-    """One level's loss by torchvision.ops.sigmoid_focal_loss; see `focal_loss`."""
-    ignored = (classes == IGNORED).unsqueeze(-1)
-    # Masked before as well as after: a logit that is not finite must not reach the gradient.
-    counted_logits = at_least_float32(logits).masked_fill(ignored, 0.0)
-    targets = one_hot_targets(counted_logits, classes)
-    loss = sigmoid_focal_loss(counted_logits, targets, alpha=alpha, gamma=gamma)
-    return weigh(loss.masked_fill(ignored, 0.0), image_weights, reduce=reduce)
-
-
-FORMS = {
-    "kernel": kernel_form,
-    "paper": paper_form,
-    "paper_implicit": paper_implicit_form,
-    "reference": reference_form,
-}
+FORMS = ("kernel", "paper", "paper_implicit", "reference")
+"""All the same mathematics."""
 
 FASTEST_WITHOUT_COMPILER = "paper"
 
@@ -142,7 +82,7 @@ def focal_loss(
     image_weights: Tensor | None = None,
     form: str = "auto",
 ) -> Tensor | list[Tensor]:
-    """Focal loss of every class at every anchor of N images, in float32, under autocast too.
+    """Return the focal loss of every class at every anchor, in float32, under autocast too.
 
     Args:
         logits: For each level [N, A_l, K], bfloat16 or float32 (float64 stays float64). No copy is
@@ -159,39 +99,66 @@ def focal_loss(
         image_weights: [N], constants that each image's losses are multiplied by, before any
             reduction.
         form: A name in FORMS, all the same mathematics, or "auto": the kernel, or where that cannot
-            be compiled the fastest of the others, which is said once on stderr.
+            be compiled the fastest of the others, with one line on stderr.
 
     Raises:
         InputError: `form` is "kernel", and it cannot be compiled here.
         IndexError: A label is K or more.
     """
-    compute = FORMS[choose_form(form)]
+    form = choose_form(form)
     if image_weights is None:
         image_weights = torch.ones(len(logits[0]), device=logits[0].device)
     if reduction == "mean":
         image_weights = image_weights / count_values(logits, classes)
+    reduce = reduction != "none"
     losses = [
-        compute(
-            level_logits,
-            level_classes,
-            image_weights,
-            alpha=alpha,
-            gamma=gamma,
-            reduce=reduction != "none",
-        )
-        for level_logits, level_classes in zip(logits, classes, strict=True)
+        _level_loss(form, *level, image_weights, alpha=alpha, gamma=gamma, reduce=reduce)
+        for level in zip(logits, classes, strict=True)
     ]
-    return losses if reduction == "none" else torch.stack(losses).sum()
+    return torch.stack(losses).sum() if reduce else losses
 
 
 def count_values(logits: Sequence[Tensor], classes: Sequence[Tensor]) -> Tensor:
-    """How many logits belong to anchors that count, at least 1."""
+    """Return how many logits belong to anchors that count, at least 1."""
     counted = torch.stack([(level != IGNORED).sum() for level in classes]).sum()
     return (counted * logits[0].shape[2]).clamp(min=1)
 
 
+def _level_loss(
+    form: str,
+    logits: Tensor,
+    classes: Tensor,
+    image_weights: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    reduce: bool,
+) -> Tensor:
+    """Return one level's loss, each image's times its weight: the sum, or [N, A, K]."""
+    if form == "kernel":
+        return kernel_form(logits, classes, image_weights, alpha=alpha, gamma=gamma, reduce=reduce)
+    if form == "paper":
+        loss = PaperFocalLoss.apply(logits, classes, alpha, gamma)
+    else:
+        ignored = (classes == IGNORED).unsqueeze(-1)
+        # Masked before as well as after: a logit that is not finite must not reach the gradient.
+        x = at_least_float32(logits).masked_fill(ignored, 0.0)
+        y = one_hot_targets(x, classes)
+        if form == "reference":
+            loss = sigmoid_focal_loss(x, y, alpha=alpha, gamma=gamma)
+        else:
+            assert form == "paper_implicit", form
+            m, cross_entropy = paper_terms(x, y)
+            loss = focal_product(m, cross_entropy, y, alpha=alpha, gamma=gamma)
+        loss = loss.masked_fill(ignored, 0.0)
+    weights = image_weights.to(loss.dtype)
+    if reduce:
+        return (loss.sum(dim=(1, 2)) * weights).sum()
+    return loss * weights[:, None, None]
+
+
 def choose_form(form: str) -> str:
-    """The form that computes, "auto" resolved.
+    """Return the form that computes, "auto" resolved.
 
     Raises:
         InputError: The kernel is asked for by name, and cannot be compiled here.
@@ -208,13 +175,13 @@ def choose_form(form: str) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def kernel_problem() -> str | None:
-    """Why the kernel cannot be had, or None; torch.compile need not look inside."""
+    """Return why the kernel cannot be had, or None; torch.compile need not look inside."""
     return try_kernel()
 
 
 @functools.cache
 def try_kernel() -> str | None:
-    """Compile and load the kernel; if that fails, say so on stderr and return why."""
+    """Compile and load the kernel; if that fails, print why on stderr and return it."""
     try:
         FOCAL_LOSS.library()
     except NativeLibraryError as error:
@@ -228,24 +195,16 @@ def try_kernel() -> str | None:
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """The logits in the dtype that losses are computed in."""
+    """Return the logits in the dtype that losses are computed in."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def one_hot_targets(logits: Tensor, classes: Tensor) -> Tensor:
-    """1 at the class of each foreground anchor, else 0: [N, A, K] as the logits."""
+    """Return 1 at the class of each foreground anchor, else 0: [N, A, K] as the logits."""
     image, anchor = (classes >= 0).nonzero(as_tuple=True)
     targets = torch.zeros_like(logits, requires_grad=False)
     targets[image, anchor, classes[image, anchor]] = 1.0
     return targets
-
-
-def weigh(loss: Tensor, image_weights: Tensor, *, reduce: bool) -> Tensor:
-    """Each image's loss times its weight, added up if wanted."""
-    weights = image_weights.to(loss.dtype)
-    if reduce:
-        return (loss.sum(dim=(1, 2)) * weights).sum()
-    return loss * weights[:, None, None]
 
 
 class PaperFocalLoss(torch.autograd.Function):
@@ -253,7 +212,7 @@ class PaperFocalLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:
-        """Loss of each class at each anchor, [N, A, K], zero where an anchor is ignored."""
+        """Return the loss of each class at each anchor, [N, A, K], zero where one is ignored."""
         x = at_least_float32(logits)
         y = one_hot_targets(x, classes)
         m, cross_entropy = paper_terms(x, y)
@@ -265,7 +224,7 @@ class PaperFocalLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        """Gradient of the logits, in their dtype."""
+        """Return the gradient of the logits, in their dtype."""
         classes, m, cross_entropy, y = ctx.saved_tensors
         gradient = m.neg().add_(1).mul_(cross_entropy).mul_(ctx.gamma).add_(m)
         gradient = gradient.mul_(m.pow(ctx.gamma)).mul_(upstream)
@@ -275,7 +234,7 @@ class PaperFocalLoss(torch.autograd.Function):
 
 
 def paper_terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """m and the cross entropy of equation (3)."""
+    """Return m and the cross entropy of equation (3)."""
     p = torch.sigmoid(x)
     m = p.mul(-2).add_(1).mul_(y).add_(p)
     return m, F.softplus(x).addcmul_(x, y, value=-1)
@@ -284,12 +243,12 @@ def paper_terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def focal_product(
     m: Tensor, cross_entropy: Tensor, y: Tensor, *, alpha: float, gamma: float
 ) -> Tensor:
-    """Equation (3) from its terms."""
+    """Return the loss of equation (3) from its terms."""
     return m.pow(gamma).mul_(cross_entropy).mul_(alpha_factor(y, alpha))
 
 
 def alpha_factor(y: Tensor, alpha: float) -> Tensor:
-    """alpha_t; 1 where alpha is negative, as in torchvision."""
+    """Return alpha_t; 1 where alpha is negative, as in torchvision."""
     if alpha < 0:
         return y.new_ones(())
     return y.mul(2 * alpha - 1).add_(1 - alpha)

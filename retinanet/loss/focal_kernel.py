@@ -1,8 +1,8 @@
 """Our own form of the focal loss: one C++ pass over the logits gives loss and gradient.
 
 It reads each logit once, in its own dtype, computes in float32, and writes the gradient once. It is
-torch's operator `retinanet::focal_loss`, so that autograd and torch.compile know it; autocast
-leaves it alone.
+registered as torch's operator `retinanet::focal_loss`, for autograd and torch.compile; autocast does
+not change it.
 """
 
 import ctypes
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from retinanet.engine.kernel_calls import Kernels
 
+FUNCTIONS = {
+    torch.bfloat16: "focal_loss_bfloat16",
+    torch.float32: "focal_loss_float32",
+    torch.float64: "focal_loss_float64",
+}
 FOCAL_LOSS = Kernels(
     Path(__file__).parent / "csrc" / "focal_loss.cpp",
-    focal_loss_bfloat16="PPPPPPPddi->i",
-    focal_loss_float32="PPPPPPPddi->i",
-    focal_loss_float64="PPPPPPPddi->i",
+    **dict.fromkeys(FUNCTIONS.values(), "PPPPPPPddi->i"),
 )
 
 
@@ -31,7 +34,7 @@ def kernel_form(
     gamma: float,
     reduce: bool,
 ) -> Tensor:
-    """One level's loss by the C++ kernel; see `focal_loss` for the arguments.
+    """Return one level's loss by the C++ kernel; see `focal_loss` for the arguments.
 
     The weights are taken as constants, and there is no second derivative.
 
@@ -51,48 +54,13 @@ def kernel_form(
     return loss
 
 
-def run_kernel(
-    logits: Tensor,
-    classes: Tensor,
-    image_weights: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    reduce: bool,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the loss, and its gradient by the logits in their dtype (empty if not wanted)."""
-    logits = dense_within_images(logits)
-    classes = dense_within_images(classes)
-    weights = image_weights.to(torch.float64).contiguous()
-    loss, gradient = allocate(logits, reduce=reduce, with_gradient=with_gradient)
-    total = ctypes.c_double()
-    sizes = (ctypes.c_long * 5)(*logits.shape, logits.stride(0), classes.stride(0))
-    function = f"focal_loss_{str(logits.dtype).removeprefix('torch.')}"
-    labels_are_valid = getattr(FOCAL_LOSS.library(), function)(
-        logits,
-        classes,
-        weights,
-        gradient if with_gradient else None,
-        None if reduce else loss,
-        ctypes.byref(total),
-        sizes,
-        alpha,
-        gamma,
-        torch.get_num_threads(),
-    )
-    if not labels_are_valid:
-        raise IndexError(f"label {int(classes.max())} with {logits.shape[2]} classes")
-    return (loss.fill_(total.value) if reduce else loss), gradient
-
-
 def dense_within_images(tensor: Tensor) -> Tensor:
-    """The tensor itself where each image's values lie one after the other, else a copy."""
+    """Return the tensor itself where each image's values lie one after the other, else a copy."""
     return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
 
 
 def allocate(logits: Tensor, *, reduce: bool, with_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Memory for the loss, [] or [N, A, K], and for the gradient, [N, A, K] or nothing."""
+    """Return memory for the loss, [] or [N, A, K], and the gradient, [N, A, K] or nothing."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     loss = logits.new_empty(() if reduce else logits.shape, dtype=dtype)
     return loss, logits.new_empty(logits.shape if with_gradient else (0,))
@@ -109,16 +77,29 @@ def focal_loss_operator(
     reduce: bool,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`run_kernel` as torch's operator; `with_gradient` must be true where autograd goes back."""
-    return run_kernel(
+    """Run the kernel; the gradient by the logits, in their dtype, is empty unless it is wanted.
+
+    `with_gradient` must be true where autograd goes back.
+    """
+    logits, classes = dense_within_images(logits), dense_within_images(classes)
+    weights = image_weights.to(torch.float64).contiguous()
+    loss, gradient = allocate(logits, reduce=reduce, with_gradient=with_gradient)
+    total = ctypes.c_double()
+    labels_are_valid = getattr(FOCAL_LOSS.library(), FUNCTIONS[logits.dtype])(
         logits,
         classes,
-        image_weights,
-        alpha=alpha,
-        gamma=gamma,
-        reduce=reduce,
-        with_gradient=with_gradient,
+        weights,
+        gradient if with_gradient else None,
+        None if reduce else loss,
+        ctypes.byref(total),
+        (ctypes.c_long * 5)(*logits.shape, logits.stride(0), classes.stride(0)),
+        alpha,
+        gamma,
+        torch.get_num_threads(),
     )
+    if not labels_are_valid:
+        raise IndexError(f"label {int(classes.max())} with {logits.shape[2]} classes")
+    return (loss.fill_(total.value) if reduce else loss), gradient
 
 
 @focal_loss_operator.register_fake

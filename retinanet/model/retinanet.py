@@ -157,18 +157,27 @@ def _bias(convolution: nn.Conv2d) -> Tensor:
 
 
 def _convolve_evenly(convolution: nn.Conv2d, features: Tensor) -> Tensor:
-    """A 3x3 convolution, exact and safe for an odd number of output channels too.
-
-    oneDNN 3.7's BF16 backward-data kernel takes channels in pairs. Where the last is single, it
-    multiplies what follows the gradient in memory by zero: if that is NaN by chance, so is the
-    gradient. COCO's 91 classes × 9 anchors are odd. A channel of zero weights makes them even.
-    """
+    """Compute a 3x3 convolution, with an even number of output channels where it trains."""
     bias = _bias(convolution)
     if len(bias) % 2 == 0 or not torch.is_grad_enabled():
         maps: Tensor = convolution(features)
         return maps
-    weight = F.pad(convolution.weight, (0, 0, 0, 0, 0, 0, 0, 1))
-    return F.conv2d(features, weight, F.pad(bias, (0, 1)), padding=1)[:, : len(bias)]
+    weight = padded_to_even(convolution.weight, dim=0)
+    return F.conv2d(features, weight, padded_to_even(bias, dim=0), padding=1)[:, : len(bias)]
+
+
+def padded_to_even(tensor: Tensor, *, dim: int) -> Tensor:
+    """Return a tensor with channels along `dim`, and one of zeros behind if their number is odd.
+
+    This works around oneDNN 3.7 (torch 2.8), whose BF16 backward-data convolution takes output
+    channels in pairs: where the last is single, it multiplies what follows the gradient in memory
+    by zero, and if that is NaN by chance, so is the result. COCO's 91 classes × 9 anchors are odd
+    (docs/experiments.md). The padding can go when the oldest torch that is supported has a oneDNN
+    with which tests/retinanet/model/test_heads.py passes without it.
+    """
+    if tensor.shape[dim] % 2 == 0:
+        return tensor
+    return F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, 1))
 
 
 def _tower(channels: int) -> nn.Sequential:

@@ -1,19 +1,29 @@
-"""`python -m retinanet predict`: boxes in a user's pictures and videos, drawn and as JSON."""
+"""`python -m retinanet predict`: boxes in a user's pictures and videos, drawn and as JSON.
 
-from collections.abc import Sequence
+Pictures are looked at batch after batch, read ahead and drawn beside the network.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from common.console import make_console
-from common.errors import BAD_INPUT, FINISHED, INTERRUPTED
+from common.console import Advance, make_console, progress
+from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printable
 from common.files import require_free
 from common.machine import require_packages
-from retinanet.predict.files import BoxFile, Sources, find_sources, numbered
-from retinanet.predict.images import (
+from data.decoding import decode_image
+from retinanet.evaluation.output import Pixels, draw_detections, save_picture
+from retinanet.predict.search import (
+    BoxFile,
     DetectionCounter,
     PictureDetector,
     Search,
+    Source,
     counted,
-    detect_in_pictures,
+    find_sources,
+    numbered,
 )
 from retinanet.predict.video import detect_in_video
 from retinanet.training.build import refuse_what_is_no_checkpoint
@@ -21,6 +31,11 @@ from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.signals import StopRequest
 
 DEFAULT_OUT = Path("predictions")
+THREADS = 2
+"""That decode and compress: Pillow does both without holding Python's lock. torch is called by one
+thread alone: each that calls it would get a team of threads of its own."""
+FEW = 10
+"""So many pictures get a line each; of more the progress is shown."""
 
 
 def predict(
@@ -64,18 +79,20 @@ def predict(
         sources = numbered(sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
-    require_outputs(sources, json_file, draws=draws, overwrite=overwrite)
+    outputs = [source.drawn for source in sources.all if draws]
+    outputs += [json_file] if json_file else []
+    require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
     refuse_what_is_no_checkpoint(checkpoint)
     detector = PictureDetector(read_checkpoint(checkpoint), least_score=least_score, only=only)
     console = make_console()
-    tally = DetectionCounter(make_console(stderr=True))
+    counter = DetectionCounter(make_console(stderr=True))
     with StopRequest() as stop, BoxFile(json_file) as box_file:
         search = Search(
             detector=detector,
             batch_size=batch_size,
             draws=draws,
             box_file=box_file,
-            tally=tally,
+            counter=counter,
             console=console,
             stop=stop,
         )
@@ -83,33 +100,108 @@ def predict(
         for video in sources.videos:
             if not stop.received:
                 detect_in_video(video, search, every=every)
-    outputs = [*([folder] if draws else []), *([json_file] if json_file else [])]
-    where = f" → {', '.join(map(str, outputs))}" if outputs else ""
-    console.print(f"{tally.described()}{where}{said_of_rest(sources, tally)}", soft_wrap=True)
+    written = [*([folder] if draws else []), *([json_file] if json_file else [])]
+    line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
+    if sources.passed_over:
+        line += f"; {counted(sources.passed_over, 'other file')} passed over"
+    if counter.problems:
+        line += f"; {counter.problems} could not be read, see above"
+    console.print(line, soft_wrap=True)
     if stop.received:
         console.print(f"{stop.received}: ended before all was looked at; what is written is whole")
         return INTERRUPTED
-    return BAD_INPUT if tally.problems else FINISHED
+    return BAD_INPUT if counter.problems else FINISHED
 
 
-def require_outputs(
-    sources: Sources, json_file: Path | None, *, draws: bool, overwrite: bool
-) -> None:
-    """Refuse what would fail half-way or lose something.
+def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
+    """Look at all pictures, until a signal asks to stop; errors of those that cannot be read are
+    printed.
+
+    Args:
+        pictures: Where they are, and where their drawn copies go.
+        search: What finds boxes, and where they go.
 
     Raises:
-        InputError: An output exists, or two have one name.
+        InputError: An output cannot be written.
     """
-    drawn = [source.drawn for source in sources.all] if draws else []
-    outputs = [*drawn, *([json_file] if json_file else [])]
-    require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
+    drawing: list[Future[None]] = []
+    done = 0
+    total = len(pictures)
+    shown: AbstractContextManager[Advance] = nullcontext(lambda done, note: None)
+    if total > FEW:
+        shown = progress(search.console, "pictures", total=total)
+    with ThreadPoolExecutor(THREADS) as pool, shown as advance:
+        for batch in read_ahead(pictures, pool, batch_size=search.batch_size):
+            if search.stop.received:
+                break
+            readable = readable_of(batch, search.counter)
+            found = search.detector.find([pixels for _, pixels in readable]) if readable else []
+            finish(drawing)
+            for (source, pixels), detections in zip(readable, found, strict=True):
+                records = search.record(source.file, detections)
+                if search.draws:
+                    names = search.detector.names
+                    drawn = draw_detections(pixels, detections, names=names, least_score=0)
+                    drawing.append(pool.submit(save_picture, drawn, source.drawn))
+                if total <= FEW:
+                    where = f" → {source.drawn}" if search.draws else ""
+                    boxes = [(record["category"], record["score"]) for record in records]
+                    line = printable(f"{source.file}{where}: {best_of(boxes)}")
+                    search.console.print(line, soft_wrap=True)
+            search.counter.pictures += len(readable)
+            done += len(batch)
+            advance(done, "")
+        finish(drawing)
 
 
-def said_of_rest(sources: Sources, tally: DetectionCounter) -> str:
-    """What was not looked at, and why."""
-    text = ""
-    if sources.passed_over:
-        text += f"; {counted(sources.passed_over, 'other file')} passed over"
-    if tally.problems:
-        text += f"; {tally.problems} could not be read, see above"
-    return text
+def read_ahead(
+    pictures: Sequence[Source], pool: ThreadPoolExecutor, *, batch_size: int
+) -> Iterator[list[tuple[Source, Pixels | InputError]]]:
+    """Yield batches of decoded pictures, while the next one is read."""
+    reading: deque[list[tuple[Source, Future[Pixels | InputError]]]] = deque()
+    for first in range(0, len(pictures), batch_size):
+        batch = pictures[first : first + batch_size]
+        reading.append([(source, pool.submit(read, source.file)) for source in batch])
+        if len(reading) > 1:
+            yield [(source, pixels.result()) for source, pixels in reading.popleft()]
+    for last in reading:
+        yield [(source, pixels.result()) for source, pixels in last]
+
+
+def read(file: Path) -> Pixels | InputError:
+    """Return a picture, upright as its EXIF orientation says; or what is wrong with it."""
+    try:
+        return decode_image(file, apply_exif_orientation=True)
+    except InputError as error:
+        return error
+
+
+def readable_of(
+    batch: Sequence[tuple[Source, Pixels | InputError]], counter: DetectionCounter
+) -> list[tuple[Source, Pixels]]:
+    """Return the pictures that could be read; the errors of the others are printed."""
+    readable = []
+    for source, pixels in batch:
+        if isinstance(pixels, InputError):
+            counter.problem(str(pixels))
+        else:
+            readable.append((source, pixels))
+    return readable
+
+
+def finish(drawing: list[Future[None]]) -> None:
+    """Wait for drawn copies.
+
+    Raises:
+        InputError: One could not be written.
+    """
+    while drawing:
+        drawing.pop().result()
+
+
+def best_of(boxes: Sequence[tuple[str, float]]) -> str:
+    """Return a picture's boxes on one line: the best five of class and score."""
+    if not boxes:
+        return "nothing found; a lower --score shows less certain boxes"
+    best = ", ".join(f"{printable(name)} {score:.2f}" for name, score in boxes[:5])
+    return best + (f" and {len(boxes) - 5} more" if len(boxes) > 5 else "")

@@ -24,9 +24,8 @@ from common.errors import InputError, printable
 from common.files import open_regular
 from data.decoding import MAX_PIXELS
 from retinanet.evaluation.detections import ImageDetections
-from retinanet.evaluation.pictures import draw_detections
-from retinanet.predict.files import Source
-from retinanet.predict.images import DetectionCounter, Search, counted
+from retinanet.evaluation.output import draw_detections
+from retinanet.predict.search import DetectionCounter, Search, Source, counted
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -55,12 +54,12 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
     Raises:
         InputError: An output cannot be written.
     """
-    frames_before = search.tally.frames
+    frames_before = search.counter.frames
     with ExitStack() as stack:
         try:
             video = stack.enter_context(open_video(source))
         except InputError as error:
-            search.tally.problem(str(error))
+            search.counter.problem(str(error))
             return
         writer = None
         if search.draws:
@@ -69,7 +68,7 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         title = printable(str(source.file))
         advance = stack.enter_context(frames_progress(search.console, title, video.total))
         seconds, shown = 0.0, NOTHING
-        waiting = groups(video.frames, search.tally, every=every, batch_size=search.batch_size)
+        waiting = groups(video.frames, search.counter, every=every, batch_size=search.batch_size)
         for frames in waiting:
             shown = look_at(source, frames, video, search, every=every, shown=shown, writer=writer)
             seconds = seconds_at(frames[-1], video)
@@ -79,9 +78,9 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         else:
             if ends_early(seconds, video.seconds):
                 said = f"ends after {seconds:.1f} of {video.seconds:.1f} seconds; it was cut short"
-                search.tally.problem(f"{source.file}: {said}")
+                search.counter.problem(f"{source.file}: {said}")
     where = f" → {source.drawn}" if search.draws else ""
-    looked_at = counted(search.tally.frames - frames_before, "frame")
+    looked_at = counted(search.counter.frames - frames_before, "frame")
     line = printable(f"{source.file}{where}: {looked_at} looked at")
     search.console.print(line, soft_wrap=True)
 
@@ -221,12 +220,12 @@ def look_at(
         if frame.number in boxes:
             shown = boxes[frame.number]
             place = {"frame": frame.number, "seconds": seconds_at(frame, video)}
-            search.note(source.file, shown, **place)
+            search.record(source.file, shown, **place)
         if writer is not None:
             names = search.detector.names
             drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
             writer.add(drawn, frame.place)
-    search.tally.frames += len(wanted)
+    search.counter.frames += len(wanted)
     return shown
 
 
@@ -241,7 +240,7 @@ def ends_early(seconds: float, told: float) -> bool:
 
 
 def groups(
-    frames: Iterator[Frame], tally: DetectionCounter, *, every: int, batch_size: int
+    frames: Iterator[Frame], counter: DetectionCounter, *, every: int, batch_size: int
 ) -> Iterator[list[Frame]]:
     """Frames in order, with at most a batch to look at in each list.
 
@@ -264,7 +263,7 @@ def groups(
     if waiting:
         yield waiting
     if problem:
-        tally.problem(problem)
+        counter.problem(problem)
 
 
 def frames_progress(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:

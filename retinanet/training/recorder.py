@@ -30,8 +30,13 @@ from launch.topology import format_cpu_list
 from retinanet.config import TrainingConfig
 from retinanet.config_types import beta1_of, described_split, planned_groups
 from retinanet.evaluation.metric import METRICS, Evaluation
-from retinanet.evaluation.output import SplitResult, evaluation_name, write_evaluation
-from retinanet.evaluation.pictures import evaluation_sheet, save_picture
+from retinanet.evaluation.output import (
+    SplitResult,
+    evaluation_name,
+    evaluation_sheet,
+    save_picture,
+    write_evaluation,
+)
 from retinanet.training.evaluation import BackgroundEvaluation
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog, draw_curves

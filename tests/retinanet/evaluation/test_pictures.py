@@ -8,7 +8,7 @@ from PIL import Image
 
 from data.annotations import Annotations
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
-from retinanet.evaluation.pictures import (
+from retinanet.evaluation.output import (
     MOST_BOXES,
     category_names,
     draw_boxes,

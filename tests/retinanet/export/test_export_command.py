@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -115,8 +116,9 @@ def test_a_file_that_finds_something_else_is_not_kept(
     """An exporter with a fault: it writes another model's weights."""
     other = random_detector(score=-2.0)
 
-    def write(model: object, file: Path, **options: object) -> None:
-        program.write_torch(other, file, **options)  # type: ignore[arg-type]
+    def write(right: object, file: Path, description: dict[str, Any]) -> None:
+        wrong = program.DetectorProgram(other, image_size=64, score_threshold=0.05)
+        program.write_torch(program.exported(wrong), file, description)
 
     faulty = replace(program.FORMATS[".pt2"], write=write)
     monkeypatch.setitem(program.FORMATS, ".pt2", faulty)

@@ -7,7 +7,7 @@ from torchvision.ops import sigmoid_focal_loss
 
 from common.native import usable_instruction_sets
 from retinanet.loss.focal import focal_loss
-from retinanet.loss.focal_kernel import FOCAL_LOSS, focal_loss_operator, run_kernel
+from retinanet.loss.focal_kernel import FOCAL_LOSS, focal_loss_operator
 
 EVERY_BF16 = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
 """All 65,536 values."""
@@ -31,10 +31,10 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def background(logits: Tensor, **options: object) -> tuple[Tensor, Tensor]:
-    """`run_kernel` on one image of background anchors."""
+    """The operator on one image of background anchors."""
     classes = torch.full(logits.shape[:2], -1)
     settings: dict[str, object] = {"alpha": 0.25, "gamma": 2.0, "reduce": False, **options}
-    return run_kernel(logits, classes, torch.ones(1), with_gradient=True, **settings)  # type: ignore[arg-type]
+    return focal_loss_operator(logits, classes, torch.ones(1), with_gradient=True, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -58,7 +58,7 @@ def test_the_table_gives_what_is_computed(gamma: float, num_anchors: int) -> Non
     weights = torch.tensor([0.37, 1.3])
 
     def run(logits: Tensor, *, reduce: bool) -> tuple[Tensor, Tensor]:
-        return run_kernel(
+        return focal_loss_operator(
             logits,
             classes,
             weights,

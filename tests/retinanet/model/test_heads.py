@@ -50,7 +50,7 @@ def test_fresh_weights_are_normal_and_biases_zero() -> None:
 
 
 def test_outputs_in_channels_last_share_the_convolutions_memory() -> None:
-    head = small_head(num_classes=4)  # an even number of channels, see _convolve_evenly
+    head = small_head(num_classes=4)  # an even number of channels, see padded_to_even
     maps: list[torch.Tensor] = []
     for layer in (head.classification_head.cls_logits, head.regression_head.bbox_reg):
         layer.register_forward_hook(lambda _module, _inputs, output: maps.append(output))
@@ -62,7 +62,7 @@ def test_outputs_in_channels_last_share_the_convolutions_memory() -> None:
 
 @pytest.mark.parametrize("num_classes", [91, 6])
 def test_bf16_gradients_ignore_what_follows_the_logits_in_memory(num_classes: int) -> None:
-    """oneDNN's kernel for an odd channel count reads past the gradient: see _convolve_evenly."""
+    """oneDNN's kernel for an odd channel count reads past the gradient: see padded_to_even."""
     head = RetinaNetHead(channels=256, num_anchors=9, num_classes=num_classes)
     level = torch.randn(1, 256, 5, 5).to(memory_format=torch.channels_last)
     level.requires_grad_()

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from retinanet.predict.files import BoxFile
+from retinanet.predict.search import BoxFile
 
 
 @pytest.mark.parametrize("parts", [[], [[]], [[1]], [[1, 2], [], [3]]])

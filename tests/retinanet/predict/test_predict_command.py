@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
-from retinanet.predict.images import best_of
+from retinanet.predict.command import best_of
 from tests.commands import RunHere
 from tests.random_detectors import NAMES, write_detector
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from retinanet.predict.files import find_sources
+from retinanet.predict.search import find_sources
 
 
 def tree(root: Path, *names: str) -> Path:

@@ -1,0 +1,374 @@
+"""What `predict` looks at, what finds the boxes, and where these go.
+
+Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share: the
+detector, the JSON file of the boxes, the counts, and the signal that ends it early.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from common.errors import InputError, one_line, printable
+from data.annotations import ClassMap
+from data.decoding import SUFFIXES
+from data.transforms import resize_image
+from retinanet.engine.engines import torch_forward
+from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, on_original
+from retinanet.evaluation.detections import ImageDetections, xywh
+from retinanet.evaluation.output import LONGEST_NAME, Pixels
+from retinanet.training.checkpoint import Checkpoint
+from retinanet.training.signals import StopRequest
+
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
+"""What cameras and their programs write, in lower case."""
+
+Kind = Literal["picture", "video", "camera"]
+ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4"}
+SHOWN_CLASSES = 5
+
+
+@dataclass(frozen=True)
+class Source:
+    """One picture or video, and where it goes once boxes are drawn on it."""
+
+    file: Path
+    kind: Kind
+    drawn: Path
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All of them, in the order of the command line; folders by name."""
+
+    pictures: tuple[Source, ...]
+    videos: tuple[Source, ...]
+    """Cameras too."""
+    passed_over: int
+    """Files in folders that are no pictures by their names."""
+
+    @property
+    def all(self) -> tuple[Source, ...]:
+        """Return pictures first, then videos."""
+        return (*self.pictures, *self.videos)
+
+
+def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
+    """Look for pictures and videos.
+
+    A file's drawn copy goes to `out`, a folder's to `out`/NAME/…, where NAME is the folder's and
+    the rest its tree. It is called by the file's stem, or, where two in one folder share that, by
+    their whole names.
+
+    Args:
+        paths: Files, folders, cameras such as /dev/video0.
+        out: Where drawn copies go; nothing in it is looked at.
+
+    Raises:
+        InputError: One is missing, or is a folder without pictures.
+    """
+    found: list[tuple[Path, Kind, Path]] = []
+    passed_over = 0
+    for path in paths:
+        if path.is_dir():
+            pictures, others = pictures_below(path, out=out)
+            if not pictures:
+                raise InputError(f"{path}: holds no pictures ({', '.join(SUFFIXES)})")
+            name = path.resolve().name
+            found += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
+            passed_over += others
+        elif path.exists():
+            found.append((path, kind_of(path), Path()))
+        else:
+            raise InputError(f"{path}: no such picture, folder or video")
+    sources = with_drawn_copies(found, out=out)
+    return Sources(
+        pictures=tuple(source for source in sources if source.kind == "picture"),
+        videos=tuple(source for source in sources if source.kind != "picture"),
+        passed_over=passed_over,
+    )
+
+
+def kind_of(path: Path) -> Kind:
+    """Return the kind by the file's name; what is called neither is tried as a picture."""
+    if path.is_char_device():
+        return "camera"
+    return "video" if path.suffix.lower() in VIDEO_SUFFIXES else "picture"
+
+
+def pictures_below(folder: Path, *, out: Path) -> tuple[list[Path], int]:
+    """Return the pictures of a tree, by name, and the number of other files; not those in `out`.
+
+    Raises:
+        InputError: A folder in it cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:  # os.walk would pass over it without a word
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    pictures: list[Path] = []
+    others = 0
+    left_out = out.resolve()
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        here = Path(parent)
+        folders[:] = sorted(name for name in folders if (here / name).resolve() != left_out)
+        wanted = [here / name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
+        pictures += wanted
+        others += len(files) - len(wanted)
+    return pictures, others
+
+
+def with_drawn_copies(found: Sequence[tuple[Path, Kind, Path]], *, out: Path) -> list[Source]:
+    """Return the sources with the names of their drawn copies."""
+    stems = Counter((folder, file.stem + ENDINGS[kind]) for file, kind, folder in found)
+    crowded = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
+    sources = []
+    for file, kind, folder in found:
+        ending = ENDINGS[kind]
+        stem = file.name if (folder, Path(ending).suffix) in crowded else file.stem
+        sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
+    return sources
+
+
+def numbered(sources: Sources) -> Sources:
+    """Return the sources with names for the drawn copies that no file has yet.
+
+    Where any copy would replace a file, all get the lowest free number: `NAME.boxes-2.png`.
+    """
+    number, free = 1, sources
+    while any(os.path.lexists(source.drawn) for source in free.all):
+        number += 1
+        free = replace(
+            sources,
+            pictures=tuple(with_number(source, number) for source in sources.pictures),
+            videos=tuple(with_number(source, number) for source in sources.videos),
+        )
+    return free
+
+
+def with_number(source: Source, number: int) -> Source:
+    """Return a source whose drawn copy has a number before its suffix."""
+    drawn = source.drawn
+    return replace(source, drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
+
+
+class BoxFile:
+    """A context manager: however it is left, the file is whole JSON with the boxes so far."""
+
+    def __init__(self, file: Path | None) -> None:
+        """Open the file for writing.
+
+        Args:
+            file: Gets its name at the end; None: nothing is written.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        self._file = file
+        self._is_empty = True
+        if file is None:
+            return
+        self._partial = file.with_name(f".{file.name}.partial")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = self._partial.open("w", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error.strerror}; set --json") from error
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the array, and give the file its name."""
+        if self._file is None:
+            return
+        try:
+            self._stream.write("[]\n" if self._is_empty else "\n]\n")
+            self._stream.close()
+            self._partial.replace(self._file)
+        except OSError as problem:
+            with suppress(OSError):
+                self._stream.close()
+            raise InputError(f"{self._file}: cannot be written: {problem.strerror}") from problem
+
+    def add(self, records: Sequence[dict[str, Any]]) -> None:
+        """Write some boxes.
+
+        Raises:
+            InputError: They cannot be written.
+        """
+        if self._file is None or not records:
+            return
+        lines = (json.dumps(record, ensure_ascii=False) for record in records)
+        try:
+            self._stream.write(("[\n" if self._is_empty else ",\n") + ",\n".join(lines))
+        except OSError as error:
+            raise InputError(f"{self._file}: cannot be written: {error.strerror}") from error
+        self._is_empty = False
+
+
+class PictureDetector:
+    """A checkpoint's model as it is used on pictures of any size."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, least_score: float, only: Sequence[str] = ()
+    ) -> None:
+        """Load the checkpoint's weights.
+
+        Args:
+            checkpoint: Whose model it is; it runs in the precision in which it was trained.
+            least_score: Boxes below it are left out.
+            only: Names of the classes that are wanted; none given: all.
+
+        Raises:
+            InputError: A class is not known, or the weights cannot be read.
+        """
+        self._classes = ClassMap.from_json(checkpoint.model.classes)
+        self._wanted = np.array(wanted_ids(self._classes, only), dtype=np.int64)
+        self._size = checkpoint.model.image_size
+        self._least_score = least_score
+        self._model = checkpoint.build_model().eval()
+        self._forward = torch_forward(self._model, precision=checkpoint.model.precision)
+        pairs = zip(self._classes.category_ids, self._classes.names, strict=True)
+        self.names = {category_id: name[:LONGEST_NAME] for category_id, name in pairs}
+        """Category ids to names."""
+
+    def find(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
+        """Return detections in pixels of the pictures, best first.
+
+        Args:
+            pictures: RGB uint8 [H, W, 3] each, of any sizes.
+        """
+        input_size = (self._size, self._size)
+        shape = (len(pictures), 3, *input_size)
+        images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        for image, pixels in zip(images, pictures, strict=True):
+            image.copy_(resize_image(pixels, self._size))
+        threshold = min(SCORE_THRESHOLD, self._least_score)
+        batch = detect_batch(self._model, images, forward=self._forward, score_threshold=threshold)
+        results = []
+        for place, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
+            size = (pixels.shape[0], pixels.shape[1])
+            result = on_original(
+                detections, self._classes,
+                image_id=place, input_size=input_size, original_size=size,
+            )  # fmt: skip
+            rows = result.scores >= self._least_score
+            rows &= np.isin(result.category_ids, self._wanted)
+            results.append(result.of_rows(rows))
+        return results
+
+
+def wanted_ids(classes: ClassMap, only: Collection[str]) -> list[int]:
+    """Return the category ids of the classes with these names; of all, if there are none.
+
+    Raises:
+        InputError: A name is not known.
+    """
+    for name in only:
+        if name not in classes.names:
+            known = ", ".join(sorted(set(classes.names)))
+            raise InputError(f"--class: {name!r} is none of the checkpoint's classes: {known}")
+    pairs = zip(classes.category_ids, classes.names, strict=True)
+    return [category_id for category_id, name in pairs if not only or name in only]
+
+
+class DetectionCounter:
+    """Counts what was looked at and found, and prints at once what could not be read."""
+
+    def __init__(self, errors: Console) -> None:
+        """`errors`: where problems are printed."""
+        self._errors = errors
+        self._began = time.perf_counter()
+        self.pictures = 0
+        self.frames = 0
+        self.problems = 0
+        self.classes: Counter[str] = Counter()
+
+    def problem(self, text: str) -> None:
+        """Print and count something that could not be read; the work goes on."""
+        self.problems += 1
+        self._errors.print(f"error: {one_line(text)}", soft_wrap=True)
+
+    def summary(self) -> str:
+        """Return all counts in a line."""
+        seconds = time.perf_counter() - self._began
+        kinds = ((self.pictures, "picture"), (self.frames, "frame"))
+        looked_at = [counted(number, kind) for number, kind in kinds if number]
+        boxes = self.classes.total()
+        text = f"{' and '.join(looked_at) or 'nothing'}, {counted(boxes, 'box', 'boxes')}"
+        if boxes:
+            best = self.classes.most_common(SHOWN_CLASSES)
+            text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
+            text += ", …)" if len(self.classes) > len(best) else ")"
+        number = self.pictures + self.frames
+        return f"{text} in {seconds:.1f} s, {number / seconds:.1f} a second"
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """Return `1 picture`, `2 pictures`."""
+    return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """One `predict` at work."""
+
+    detector: PictureDetector
+    batch_size: int
+    """Pictures or frames at once."""
+    draws: bool
+    """Whether drawn copies are written."""
+    box_file: BoxFile
+    counter: DetectionCounter
+    console: Console
+    """Shows a line each, or the progress."""
+    stop: StopRequest
+    """Looked at between two batches."""
+
+    def record(self, file: Path, found: ImageDetections, **more: float) -> list[dict[str, Any]]:
+        """Write and count the boxes of a picture or frame, best first.
+
+        Args:
+            file: The picture, or the video that it is a frame of.
+            found: Its boxes.
+            more: Fields that all of them get, such as the frame's number.
+
+        Returns:
+            The boxes as they are in the JSON.
+
+        Raises:
+            InputError: They cannot be written.
+        """
+        names = self.detector.names
+        rows = zip(xywh(found.boxes), found.scores, found.category_ids, strict=True)
+        records: list[dict[str, Any]] = [
+            {
+                "file": str(file),
+                **more,
+                "bbox": [round(edge, 2) for edge in box.tolist()],
+                "score": round(float(score), 4),
+                "category_id": int(category_id),
+                "category": names[int(category_id)],
+            }
+            for box, score, category_id in rows
+        ]
+        self.box_file.add(records)
+        self.counter.classes.update(record["category"] for record in records)
+        return records
