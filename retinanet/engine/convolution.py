@@ -1,4 +1,8 @@
-"""A convolution with what surrounds it taken in: the frozen norm, the cast to BF16, the levels."""
+"""Convolutions fused with what surrounds them: the frozen norm, casts to BF16, ReLUs, sums, levels.
+
+Each is computed by AMX's kernels (tile_convolution.py, grouped_convolution.py) where they suit,
+else by oneDNN.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -50,7 +54,7 @@ stop the training into a wrong result; what it leaves of them, 1e-30 times as mu
 
 
 class _Form(NamedTuple):
-    """What a convolution is besides its numbers."""
+    """How a convolution is computed, besides its tensors; see the arguments of `convolve`."""
 
     geometry: Geometry
     relu: bool
@@ -62,7 +66,7 @@ class _Form(NamedTuple):
 
 
 def geometry_of(convolution: nn.Conv2d) -> Geometry:
-    """The geometry of a convolution without dilation and with zeros around the picture."""
+    """Return the geometry of a convolution without dilation and with zero padding."""
     assert not isinstance(convolution.padding, str)
     assert convolution.dilation == (1, 1)
     return Geometry(convolution.stride, convolution.padding, convolution.groups)
@@ -81,7 +85,7 @@ def convolve(
     passes: bool = False,
     own: bool = True,
 ) -> list[Tensor]:
-    """`convolution(level, weight) * scale + bias` for each level, [N, I, H_l, W_l] → [N, O, …].
+    """Return `convolution(level, weight) * scale + bias` of each level [N, I, H_l, W_l].
 
     The arithmetic has the levels' precision; `weight` [O, I / groups, h, w], `bias` [O] and
     `scale` [O] are float32, and the latter two may be left out. A frozen batch norm is such a scale
@@ -90,10 +94,11 @@ def convolve(
     over them in float32.
 
     `relu` applies one to the result and leaves its gradient to the readers of the result, see
-    norm_relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `added`, for one
-    level and with `relu`, is summed with the result before. `passes` returns the one level behind
-    the result, for its other readers: what they send back is summed, and masked, as the level's
-    gradient is written. `own` lets AMX's own kernels compute it where they can; else oneDNN does.
+    norm_relu.py. `gated` is such a reader: the only one of levels that a ReLU returned. `added`,
+    for one level and with `relu`, is summed with the result before. `passes` returns the one level
+    behind the result, for its other readers: what they send back is summed, and masked, as the
+    level's gradient is written. `own` lets AMX's own kernels compute it where they can; else oneDNN
+    does.
     """
     assert len(levels) == 1 or (added is None and not passes)
     assert relu or added is None
@@ -208,7 +213,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def cast_weight(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`weight * scale` for each output channel, rounded once to `dtype`, in the weight's layout."""
+    """Return `weight * scale` for each output channel, rounded once, in the weight's layout."""
     if scale is None:
         return weight.detach().to(dtype)
     scaled = torch.empty_like(weight, dtype=dtype, requires_grad=False)
@@ -225,7 +230,7 @@ def convolution(
     added: Tensor | None = None,
     own: bool = True,
 ) -> Tensor:
-    """[N, I, H, W] to [N, O, H', W']; the bias is cast, everything else has one precision.
+    """Convolve [N, I, H, W] to [N, O, H', W']; the bias is cast, the rest has one precision.
 
     `added` [N, O, H', W'] is summed with the result before the ReLU.
     """
@@ -249,7 +254,7 @@ def convolution(
 
 
 def can_fuse_relu(dtype: torch.dtype) -> bool:
-    """Whether oneDNN applies a ReLU as it writes a convolution's result.
+    """Return whether oneDNN applies a ReLU as it writes a convolution's result.
 
     Not in float32: products of what `RELU_SLOPE` leaves are denormal there, with which Intel's
     processors compute tens of times slower. BF16's instructions take them for 0.
@@ -274,7 +279,7 @@ def convolution_gradients(
     gated: bool = False,
     own: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of features, weight and bias, as far as `wants` asks for them.
+    """Return gradients of features, weight and bias, as far as `wants` asks for them.
 
     `added` is summed with that of the features. `gated`: the features are what a ReLU returned, and
     the gradient of its input takes the place of theirs.
@@ -348,7 +353,7 @@ def _onednn_gradients(
 
 
 def suits_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether AMX's own kernel computes the weight's gradient of a convolution here."""
+    """Return whether AMX's own kernel computes the weight's gradient of a convolution here."""
     size = weight.shape[2:]
     known = (
         (size == (3, 3) and geometry == SAME_3X3)
@@ -359,7 +364,7 @@ def suits_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
 
 
 def suits_packing(levels: Sequence[Tensor], weight: Tensor, form: _Form) -> bool:
-    """Whether AMX's own kernels compute a convolution, its input gradients and its weight's."""
+    """Return whether AMX's own kernels compute a convolution and all its gradients."""
     if weight.shape[2:] == (1, 1):
         return len(levels) == 1 and suits_pointwise(levels[0], weight, form.geometry)
     plain = form.geometry == SAME_3X3 and not (form.adds or form.passes)
@@ -369,8 +374,9 @@ def suits_packing(levels: Sequence[Tensor], weight: Tensor, form: _Form) -> bool
 def suits_pointwise(
     features: Tensor, weight: Tensor, geometry: Geometry, *, stride: int = 1
 ) -> bool:
-    """Whether AMX's own kernel computes a 1×1 convolution and its input gradient here, or of a
-    stride of 2 the latter alone.
+    """Return whether AMX's own kernel computes a 1×1 convolution and its input gradient here.
+
+    With a stride of 2 it computes the latter alone.
     """
     known = geometry == Geometry((stride, stride), (0, 0), 1)
     whole = all(channels % BLOCK == 0 for channels in weight.shape[:2])
@@ -378,12 +384,12 @@ def suits_pointwise(
 
 
 def suits_grouped_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether AMX's own kernels take a grouped convolution here."""
+    """Return whether AMX's own kernels take a grouped convolution here."""
     return features.dtype == torch.bfloat16 and is_grouped(weight, *geometry) and has_tiles()
 
 
 def suits_grouped_weight_gradient(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether our own kernel computes the weight's gradient of a grouped convolution here.
+    """Return whether our own kernel computes a grouped convolution's weight gradient here.
 
     Without AMX it is faster than oneDNN 3.7 for up to 8 channels a group.
     """
@@ -399,5 +405,5 @@ def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tenso
 
 
 def _by_pixel(maps: Tensor) -> Tensor:
-    """[N, C, H, W] as [N * H * W, C]: a view where `maps` is channels_last."""
+    """Return [N, C, H, W] as [N * H * W, C]: a view where `maps` is channels_last."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])

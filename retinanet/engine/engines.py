@@ -1,11 +1,8 @@
 """The engines behind one interface: what runs a model's arithmetic and updates its weights.
 
-TODO-DOC The number format of the model's arithmetic.
-
-TODO-DOC Intel's extension for PyTorch (IPEX), the engine of the paper.
-
-Nothing else imports it, and nothing imports it unless it was asked for: it replaces operators and
-autocast rules of torch for the whole process.
+One is torch with this package's forward pass, the other Intel's extension for PyTorch (IPEX), the
+engine of the paper. IPEX is imported here only, and only where it is asked for: it replaces
+operators and autocast rules of torch for the whole process.
 """
 
 import logging
@@ -28,7 +25,7 @@ from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 
 Forward = Callable[[Tensor], HeadOutputs]
-"""Normalized images [N, 3, H, W] to a network's outputs, in the precision it was made for."""
+"""From normalized images [N, 3, H, W] to outputs, in the precision that it was made for."""
 
 FASTEST = "torch"
 """What `auto` means, by measurement (docs/experiments.md), whatever else is installed."""
@@ -46,7 +43,7 @@ class PreparedTraining:
 
 
 def chosen_engine(name: str) -> str:
-    """The engine that `auto`, `torch` or `ipex` means here: `torch` or `ipex`.
+    """Return the engine that `auto`, `torch` or `ipex` means here: `torch` or `ipex`.
 
     Raises:
         InputError: IPEX is asked for and not installed, or made for another torch.
@@ -82,12 +79,12 @@ def prepare_training(
 
 
 def torch_forward(model: RetinaNet, *, precision: str, convolutions: str = "auto") -> Forward:
-    """The forward pass of the torch engine, for training and evaluation."""
+    """Return the forward pass of the torch engine, for training and evaluation."""
     return FoldedForward(model, precision=precision, convolutions=convolutions)
 
 
 def autocast_forward(model: RetinaNet, *, precision: str) -> Forward:
-    """The model's own forward pass under autocast."""
+    """Return the model's own forward pass under autocast."""
 
     def forward(images: Tensor) -> HeadOutputs:
         with autocast(precision):
@@ -98,7 +95,7 @@ def autocast_forward(model: RetinaNet, *, precision: str) -> Forward:
 
 
 def autocast(precision: str) -> AbstractContextManager[None]:
-    """Context in which convolutions and matrix products run in the given precision.
+    """Return a context in which convolutions and matrix products run in the given precision.
 
     Args:
         precision: `bf16` (weights stay in float32, products are BF16) or `float32`.
@@ -113,7 +110,7 @@ ADVICE = "run `make ipex`, or set engine.name=torch"
 
 
 def require_ipex() -> None:
-    """Look whether IPEX is here and fits torch, without importing it.
+    """Check that IPEX is installed and fits torch, without importing it.
 
     Raises:
         InputError: It is not installed, or made for another torch.
@@ -137,7 +134,7 @@ def require_ipex() -> None:
 def prepare_with_ipex(
     model: RetinaNet, optimizer: Optimizer, *, precision: str, prepack: bool = True
 ) -> tuple[RetinaNet, Optimizer]:
-    """`ipex.optimize` for training, in place; state that the optimizer has already is kept.
+    """Call `ipex.optimize` for training, in place; the optimizer's state is kept.
 
     Convolution weights go into oneDNN's blocked layouts if `prepack`. For "bf16" they are split
     into a BF16 half, which the network uses, and the rest, which makes it float32 again for the
@@ -170,7 +167,7 @@ def prepare_with_ipex(
 def use_frozen_norms(
     module: nn.Module, kind: type[nn.Module], *, instead_of: type[nn.Module] = FrozenBatchNorm2d
 ) -> None:
-    """Put `kind`, a frozen batch norm with torchvision's buffers, in place of torchvision's."""
+    """Replace frozen batch norms by `kind`, which has the same buffers."""
     for name, child in module.named_children():
         if isinstance(child, instead_of):
             norm = kind(len(child.state_dict()["weight"]), eps=child.eps)
@@ -181,10 +178,10 @@ def use_frozen_norms(
 
 
 def import_ipex() -> ModuleType:
-    """IPEX, without the warnings of every start.
+    """Import IPEX, without the warnings of every start.
 
     Raises:
-        InputError: It cannot be loaded; says why.
+        InputError: It cannot be loaded; the message has the reason.
     """
     require_ipex()
     try:
@@ -201,12 +198,12 @@ def import_ipex() -> ModuleType:
 
 @contextmanager
 def standard_error_silenced() -> Iterator[None]:
-    """Drop what this process writes to its standard error, from C++ too."""
-    kept = os.dup(2)
+    """Discard what this process writes to its standard error, from C++ too."""
+    before = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(before, 2)
+        os.close(before)

@@ -1,6 +1,7 @@
 """A RetinaNet's forward pass, arranged for speed: the same numbers, other operators.
 
-TODO-DOC The running statistics of norms that train: a forward pass changes them, a step may not count.
+A forward pass changes the running statistics of norms that train; `RunningStatistics` restores them
+where a step does not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ NOTHING = nullcontext()
 
 
 def nothing_around(module: nn.Module) -> AbstractContextManager[object]:
-    """Leave the module's arithmetic as it is."""
+    """Return a context without effect."""
     return NOTHING
 
 
@@ -41,7 +42,7 @@ class FoldedForward:
     """
 
     def __init__(self, model: RetinaNet, *, precision: str, convolutions: str = "auto") -> None:
-        """Look once at what the machine can do.
+        """Choose the kernels that the machine can run.
 
         Args:
             precision: "bf16" or "float32", that of convolutions and activations.
@@ -61,13 +62,13 @@ class FoldedForward:
 
     @property
     def own_kernels(self) -> str | None:
-        """Which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
+        """Return which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
         has_amx = self._own and self._precision == "bf16" and has_tiles()
         names = ["winograd"] * self.has_winograd + ["tiles"] * has_amx
         return ", ".join(names) or None
 
     def __call__(self, images: Tensor) -> HeadOutputs:
-        """`images`: [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
+        """Run on images [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
         if self._precision == "bf16":
             images = images.bfloat16()
         backbone = self._model.backbone
@@ -93,7 +94,7 @@ class FoldedForward:
         return maps
 
     def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
-        """The block's result from that of the one before, whose only reader it is."""
+        """Return the block's result from that of the one before, whose only reader it is."""
         with self.around(block):
             inner, shortcut = self._normed(
                 features, block.conv1, block.bn1, relu=True, gated=True, passes=True
@@ -117,7 +118,7 @@ class FoldedForward:
         added: Tensor | None = None,
         passes: bool = False,
     ) -> list[Tensor]:
-        """Convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
+        """Apply convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
         geometry = geometry_of(module)
         with self.around(module):
             if not _is_constant(norm):
@@ -133,7 +134,7 @@ class FoldedForward:
                     features, weight, shift, geometry, relu=relu, added=added, own=self._own
                 )
                 return [maps, features] if passes else [maps]
-            scale, shift = constant_line(norm)
+            scale, shift = folded_scale_shift(norm)
             return convolve(
                 [features], module.weight, shift,
                 geometry=geometry, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
@@ -182,7 +183,7 @@ class FoldedForward:
         relu: bool = False,
         gated: bool = False,
     ) -> list[Tensor]:
-        """A convolution with bias; `relu` and `gated` as in `convolve`."""
+        """Apply a convolution with bias; `relu` and `gated` as in `convolve`."""
         assert module.bias is not None
         geometry = geometry_of(module)
         with self.around(module):
@@ -196,19 +197,19 @@ class FoldedForward:
     def _frozen_weight(
         self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """The folded weight and bias of a layer that does not train, computed once."""
+        """Return the folded weight and bias of a layer that does not train, computed once."""
         assert norm.running_mean is not None and norm.running_var is not None
         sources = (module.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
         versions = (dtype, *(source._version for source in sources))
-        kept = self._frozen.get(module)
-        if kept is None or kept.versions != versions:
+        folded = self._frozen.get(module)
+        if folded is None or folded.versions != versions:
             # Tensors made in inference mode could not be used in a training step later.
             with torch.inference_mode(mode=False), torch.no_grad():
-                scale, shift = constant_line(norm)
+                scale, shift = folded_scale_shift(norm)
                 weight = cast_weight(module.weight, scale, dtype)
-                kept = _FrozenConvolution(versions, weight, shift)
-            self._frozen[module] = kept
-        return kept.weight, kept.shift
+                folded = _FrozenConvolution(versions, weight, shift)
+            self._frozen[module] = folded
+        return folded.weight, folded.shift
 
 
 class _FrozenConvolution(NamedTuple):
@@ -218,8 +219,8 @@ class _FrozenConvolution(NamedTuple):
     shift: Tensor
 
 
-def constant_line(norm: Norm) -> tuple[Tensor, Tensor]:
-    """A norm of constant statistics as `scale * x + shift`, each float32 [channels]."""
+def folded_scale_shift(norm: Norm) -> tuple[Tensor, Tensor]:
+    """Return a norm of constant statistics as `scale * x + shift`, each float32 [channels]."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
     return scale, norm.bias - norm.running_mean * scale
@@ -230,24 +231,24 @@ def _is_constant(norm: nn.Module) -> bool:
 
 
 class RunningStatistics:
-    """Those of one model, kept before a step; a few hundred KB."""
+    """The running statistics of a model's norms, saved before a step; a few hundred KB."""
 
     def __init__(self, model: nn.Module) -> None:
         """Find the norms whose statistics move in the mode that the model is in."""
-        self._own: list[Tensor] = [
+        self._statistics: list[Tensor] = [
             statistic
             for module in model.modules()
             if isinstance(module, nn.BatchNorm2d) and module.training
             for statistic in module.buffers(recurse=False)
         ]
-        self._kept = [torch.empty_like(one) for one in self._own]
+        self._saved = [torch.empty_like(statistic) for statistic in self._statistics]
 
     def keep(self) -> None:
-        """Remember them as they are."""
-        if self._own:
-            torch._foreach_copy_(self._kept, self._own)
+        """Save them as they are."""
+        if self._statistics:
+            torch._foreach_copy_(self._saved, self._statistics)
 
     def put_back(self) -> None:
-        """Make them what they were."""
-        if self._own:
-            torch._foreach_copy_(self._own, self._kept)
+        """Restore what was saved."""
+        if self._statistics:
+            torch._foreach_copy_(self._statistics, self._saved)

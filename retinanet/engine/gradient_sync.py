@@ -1,4 +1,4 @@
-"""The gradients of several ranks averaged while the backward pass goes on: torch's DDP, on CPUs."""
+"""Averages of the ranks' gradients during the backward pass: torch's DDP, on CPUs."""
 
 import inspect
 import time
@@ -17,7 +17,7 @@ Losses = dict[str, Tensor]
 
 
 class GradientExchange:
-    """`exchange(batch)` gives the losses of a batch; their backward pass averages gradients.
+    """`exchange(batch)` returns the losses of a batch; their backward pass averages gradients.
 
     Every rank calls it at the same steps, with batches of its own. Afterwards each parameter's
     gradient is that of one process with all the images: losses are means over a rank's images, and
@@ -34,7 +34,7 @@ class GradientExchange:
         weight: float | None = None,
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Take over the model's gradients.
+        """Wrap the model in DDP, which owns its gradients from now on.
 
         Args:
             model: Equal on all ranks.
@@ -64,7 +64,7 @@ class GradientExchange:
         self._module.register_comm_hook(None, self._reduce)
 
     def __call__(self, batch: Any) -> Losses:
-        """The losses of a batch, see `detection_loss`."""
+        """Return the losses of a batch, see `detection_loss`."""
         losses: Losses = self._module(batch)
         return losses
 
@@ -75,12 +75,12 @@ class GradientExchange:
 
     @property
     def way(self) -> str:
-        """`shared memory`, `gloo` or `ccl`."""
+        """Return `shared memory`, `gloo` or `ccl`."""
         return "shared memory" if self._shared is not None else str(dist.get_backend(self._ranks))
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Backward passes meanwhile add to this rank's own gradients; the next one averages all.
+        """Let backward passes add to this rank's own gradients; the next one after averages all.
 
         Not DDP's `no_sync`: with a static graph, torch 2.8's stops averaging for good.
         """
@@ -117,14 +117,14 @@ class GradientExchange:
 
 
 def buffers_left_alone() -> dict[str, Any]:
-    """DDP's argument for it: newer torch has another name, and warns of the one of torch 2.8."""
+    """Return DDP's argument for it: newer torch has another name, and warns of torch 2.8's."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     newer = "forward_sync_buffers" in names
     return {"forward_sync_buffers" if newer else "broadcast_buffers": False}
 
 
 class _LossesModule(nn.Module):
-    """DDP wants a module whose outputs lead to all gradients: two numbers, not large logits."""
+    """The module for DDP, whose outputs lead to all gradients: two numbers, not large logits."""
 
     def __init__(self, model: nn.Module, losses_of: Callable[[Any], Losses]) -> None:
         super().__init__()

@@ -202,7 +202,7 @@ def float32_or_none(vector: Tensor | None) -> Tensor | None:
 
 
 def is_one_block(tensor: Tensor) -> bool:
-    """Return whether the values fill a piece of memory without gaps, as all a model's weights do."""
+    """Return whether the values fill a piece of memory without gaps, as a model's weights do."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -211,7 +211,7 @@ def have_same_layout(first: Tensor, second: Tensor) -> bool:
     if first.stride() == second.stride():
         return True
     strides = zip(first.shape, first.stride(), second.stride(), strict=True)
-    # Nobody walks along a dimension of size 1, and torch gives it any stride.
+    # The stride of a dimension of size 1 is never used, and torch gives it any.
     return all(size == 1 or one == other for size, one, other in strides)
 
 

@@ -42,7 +42,7 @@ def make_optimizer(
     weight_decay: float = 0.0,
     fused: bool = True,
 ) -> Optimizer:
-    """An optimizer over the parameters that train.
+    """Return an optimizer over the parameters that train.
 
     Args:
         model: Its parameters keep their memory layout; the optimizer's state takes it over.
@@ -53,7 +53,7 @@ def make_optimizer(
         weight_decay: For adam and sgd it joins the gradient (L2), as torch has it; for lamb it
             joins the update (decoupled), and biases and norms have none.
         fused: Few passes over memory: C++ of our own for adam and lamb, torch's for sgd. Without a
-            C++ compiler it is torch's for adam and plain PyTorch for lamb, which is said once on
+            C++ compiler it is torch's for adam and plain PyTorch for lamb, with one line on
             stderr. False: plain PyTorch, tensor by tensor; the same numbers up to rounding.
     """
     assert name in ("adam", "sgd", "lamb"), name
@@ -76,7 +76,7 @@ def make_optimizer(
 
 @functools.cache
 def native_steps_work() -> bool:
-    """Whether the C++ steps can be had; the first call says so on stderr if not."""
+    """Return whether the C++ steps can be had; the first call prints on stderr if not."""
     try:
         STEP_KERNELS.library()
     except NativeLibraryError as error:
@@ -113,7 +113,8 @@ class OnePassAdam(torch.optim.Adam):
             NativeLibraryError: The C++ cannot be compiled here.
         """
         assert closure is None, "Adam needs the gradients only"
-        if not all(can_step(one) for group in self.param_groups for one in group["params"]):
+        parameters = [weight for group in self.param_groups for weight in group["params"]]
+        if not all(map(can_step, parameters)):
             super().step()
             return
         for group in self.param_groups:
@@ -193,12 +194,12 @@ class Lamb(Optimizer):
                 "betas": group["betas"],
                 "eps": group["eps"],
             }
-            fused = [one for one in updates if group["fused"] and can_step(one.weight)]
+            fused = [update for update in updates if group["fused"] and can_step(update.weight)]
             if fused:
                 native_step("lamb_step", fused, **settings)
-            for one in updates:
-                if not (group["fused"] and can_step(one.weight)):
-                    plain_step(one, **settings)
+            for update in updates:
+                if not (group["fused"] and can_step(update.weight)):
+                    plain_step(update, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +222,7 @@ class TensorUpdate:
 def plain_step(
     update: TensorUpdate, *, learning_rate: float, betas: tuple[float, float], eps: float
 ) -> None:
-    """LAMB's step of one tensor by PyTorch's operators."""
+    """Take LAMB's step of one tensor by PyTorch's operators."""
     weight, gradient, step = update.weight, update.gradient, update.step
     beta1, beta2 = betas
     update.exp_avg.lerp_(gradient, 1 - beta1)
@@ -235,7 +236,7 @@ def plain_step(
 
 
 def trust_ratio(weight: Tensor, direction: Tensor) -> float:
-    """Norm of the weight over the norm of its update; 1 where one of them is zero."""
+    """Return the norm of the weight over that of its update; 1 where one of them is zero."""
     weight_norm, direction_norm = weight.norm().item(), direction.norm().item()
     return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
@@ -264,7 +265,7 @@ def next_update(
     weight_decay: float,
     use_trust_ratio: bool = False,
 ) -> TensorUpdate:
-    """Count a step in the state of a parameter that has a gradient.
+    """Count a step in the state of a parameter that has a gradient, and return its update.
 
     State is made the first time, under the names of torch's Adam.
     """
@@ -288,7 +289,7 @@ def next_update(
 
 
 def can_step(parameter: Tensor) -> bool:
-    """Whether the C++ takes a parameter: float32 values that fill a piece of memory."""
+    """Return whether the C++ takes a parameter: float32 values that fill a piece of memory."""
     return parameter.dtype == torch.float32 and parameter.is_cpu and is_one_block(parameter)
 
 
@@ -333,14 +334,14 @@ def native_step(
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """The L2 norm of all gradients together: one number over all parameters that have one.
+    """Return the L2 norm of all gradients together.
 
     It is infinite or NaN where a gradient is, and where the squares leave float32's range: Adam's
     second average would be infinite then.
     """
     # Gradients of IPEX's weights are BF16, in which torch would round the norm of each tensor.
-    gradients = [gradient.float() for gradient in gradients_of(parameters)]
-    return get_total_norm(gradients, foreach=True).item()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return get_total_norm([gradient.float() for gradient in gradients], foreach=True).item()
 
 
 def clip_gradients(
@@ -357,8 +358,3 @@ def clip_gradients(
         # In float32, as torch's own clip_grad_norm_ has it.
         total = torch.tensor(norm, dtype=torch.float32)
         clip_grads_with_norm_(parameters, longest, total, foreach=True)
-
-
-def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients that there are."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -2,8 +2,8 @@
 
 Between processes of one host a network's way costs several copies by the kernel, on the cores that
 compute. Here each rank writes its gradients once, rounded if that is wanted, to memory that its
-neighbours have mapped too, and sums theirs from there. That memory has no file; `SharedMemory` makes it, `map_memory` maps that of
-another process of the host.
+neighbours have mapped too, and sums theirs from there. That memory has no file: `SharedMemory`
+makes it, and `map_memory` maps that of another process of the host.
 """
 
 import ctypes

@@ -37,7 +37,7 @@ WINOGRAD = Kernels(
 
 
 def choose_winograd(convolutions: str) -> bool:
-    """Whether 3×3 convolutions are Winograd's: `auto`, `onednn` or `winograd` resolved.
+    """Return whether 3×3 convolutions are Winograd's: `auto`, `onednn` or `winograd` resolved.
 
     `auto` takes what is fastest: Winograd's where the processor has BF16 instructions for vectors,
     but not for whole matrices (AMX, where direct convolutions are many times as fast).
@@ -56,7 +56,7 @@ def choose_winograd(convolutions: str) -> bool:
         raise InputError(
             f"engine.convolutions: no winograd here, as {problem}; take auto or onednn"
         )
-    _say_once(f"convolutions: oneDNN's instead of Winograd's: {problem}")
+    _print_once(f"convolutions: oneDNN's instead of Winograd's: {problem}")
     return False
 
 
@@ -72,12 +72,12 @@ def _winograd_problem() -> str | None:
 
 
 @functools.cache
-def _say_once(line: str) -> None:
+def _print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
 def suits_winograd(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) -> bool:
-    """Whether a convolution has the form that the kernel knows, and BF16 operands."""
+    """Return whether a convolution has the form that the kernel computes, and BF16 operands."""
     is_bf16 = all(level.dtype == torch.bfloat16 for level in levels)
     return is_bf16 and weight.shape[2:] == (3, 3) and geometry == SAME_3X3
 
@@ -85,7 +85,7 @@ def suits_winograd(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry)
 def winograd_convolve(
     levels: Sequence[Tensor], weight: Tensor, bias: Tensor, *, relu: bool
 ) -> list[Tensor]:
-    """A 3×3 convolution of stride 1 and padding 1, then ReLU if asked for, for each level.
+    """Apply a 3×3 convolution of stride 1 and padding 1, then ReLU if asked for, to each level.
 
     `levels`: BF16 [N, I, H_l, W_l]; `weight` float32 [O, I, 3, 3]; `bias` float32 [O]. Returns
     BF16 [N, O, H_l, W_l] in channels_last memory.

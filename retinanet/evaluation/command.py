@@ -20,6 +20,7 @@ from retinanet.evaluation.detect import evaluate_split
 from retinanet.evaluation.metric import Evaluation
 from retinanet.evaluation.output import (
     evaluation_files,
+    evaluation_name,
     evaluation_sheet,
     save_picture,
     write_evaluation,
@@ -59,23 +60,23 @@ def evaluate(
     """
     require_free_json(json_file, overwrite=overwrite)
     refuse_what_is_no_checkpoint(checkpoint)
-    found = read_checkpoint(checkpoint)
-    name = f"step-{found.position.step:06d}"
+    trained = read_checkpoint(checkpoint)
+    name = evaluation_name(trained.position.step)
     if out is not None:
         files = [*evaluation_files(out, name=name), sheet_file(out, name=name)]
         require_free_outputs(files, overwrite=overwrite)
-    dataset = validation_split(found, annotations=annotations, images=images)
+    dataset = validation_split(trained, annotations=annotations, images=images)
     console = make_console()
-    model = found.build_model()
+    model = trained.build_model()
     result = evaluate_split(
         model,
         evaluation_loader(dataset, batch_size=batch_size),
         classes=dataset.class_map,
-        forward=torch_forward(model, precision=found.model.precision),
+        forward=torch_forward(model, precision=trained.model.precision),
         console=console,
         library=metric,
     )
-    title = f"{found.folder}, step {found.position.step}, {len(dataset)} images"
+    title = f"{trained.folder}, step {trained.position.step}, {len(dataset)} images"
     print_evaluation(console, result.evaluation, title=title)
     if out is not None:
         write_evaluation(result, out, name=name)
@@ -94,7 +95,7 @@ def evaluate(
 def validation_split(
     checkpoint: Checkpoint, *, annotations: Path | None, images: Path | None
 ) -> DetectionDataset:
-    """The split to evaluate on, as the checkpoint's model reads it.
+    """Return the split to evaluate on, as the checkpoint's model reads it.
 
     Raises:
         InputError: Only one of the paths is given, a file is missing, or categories differ.
@@ -109,7 +110,7 @@ def validation_split(
             f"{checkpoint.folder}: was converted, and names no validation images; give "
             "--annotations and --images"
         )
-    # Drawn scenes lie in the run's folder, wherever that is now.
+    # Drawn scenes are in the run's folder, wherever that is now.
     run_folder = checkpoint.folder.resolve().parent.parent
     root = settings.root if settings.scenes is None else run_folder / "scenes"
     split = find_split(
@@ -133,12 +134,12 @@ def validation_split(
 
 
 def sheet_file(folder: Path, *, name: str) -> Path:
-    """Where an evaluation's pictures go."""
+    """Return the file of an evaluation's pictures."""
     return folder / f"{name}.pictures.png"
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:
-    """The numbers for a file; what could not be measured is null."""
+    """Return the numbers for a file; what could not be measured is null."""
     summary = {
         name: None if math.isnan(value) else value for name, value in evaluation.summary.items()
     }

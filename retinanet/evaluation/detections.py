@@ -123,7 +123,7 @@ def true_boxes(annotations: Annotations) -> list[dict[str, Any]]:
 
 
 def found_boxes(detections: SplitDetections, rows: slice) -> list[dict[str, Any]]:
-    """Return rows of detections in COCO's result format, with the fields that `COCO.loadRes` adds."""
+    """Return rows of detections in COCO's result format, with what `COCO.loadRes` adds."""
     boxes = xywh(detections.boxes[rows])
     columns = zip(
         detections.image_ids[rows].tolist(),

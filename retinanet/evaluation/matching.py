@@ -192,7 +192,7 @@ def places_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 def found_boxes_of(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
-    """Return rows of detections, of each image the first `MOST_BOXES`, with the areas of their boxes."""
+    """Return rows of detections, of each image the first `MOST_BOXES`, with their areas."""
     rows = rows[places_in_image(detections.image_ids[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
     return Boxes(

@@ -191,7 +191,7 @@ def coco_metric(
 
 
 def metric_value(tables: Tables, name: str, column: int | None = None) -> float:
-    """Return one of `METRICS` of all classes or of a column's; nan where none could be measured."""
+    """Return one of `METRICS` of all classes or of a column's; nan if none was measured."""
     values = table_of(tables, METRICS[name])
     if column is not None:
         values = values[..., column]
@@ -217,7 +217,7 @@ def table_of(tables: Tables, metric: Metric) -> NDArray[np.float64]:
 def class_results(
     annotations: Annotations, detections: SplitDetections, tables: Tables
 ) -> tuple[ClassResult, ...]:
-    """Return each class's numbers, in the categories' order; the tables are in that of their ids."""
+    """Return each class's numbers in the categories' order; tables are in that of their ids."""
     columns = np.argsort(np.argsort(annotations.category_ids)).tolist()
     true = counts_of(annotations.box_category_ids[~annotations.box_is_crowd])
     found = counts_of(detections.category_ids)
@@ -260,7 +260,7 @@ Counts = NDArray[np.int64]
 def tables_of_class(
     boxes: BoxesOfClass, matches: Matches
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return precision [T, R, A, M] and recall [T, A, M] of a class; -1 where no true box counts."""
+    """Return precision [T, R, A, M] and recall [T, A, M] of a class; -1 if no true box counts."""
     thresholds, recalls = len(PARAMETERS.iouThrs), len(PARAMETERS.recThrs)
     areas, limits = len(PARAMETERS.areaRng), len(PARAMETERS.maxDets)
     precision = np.full((thresholds, recalls, areas, limits), -1.0)

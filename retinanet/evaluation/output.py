@@ -96,7 +96,7 @@ def classes_as_csv(evaluation: Evaluation) -> str:
 
 
 def evaluation_chart(evaluation: Evaluation, *, title: str) -> bytes:
-    """Return a PNG: precision against recall at three IoUs, and the classes' mAP, the best first."""
+    """Return a PNG: precision against recall at three IoUs, and the classes' mAP, ranked."""
     ranked = sorted(evaluation.per_class.items(), key=lambda item: -item[1])
     bars = min(len(ranked), CLASSES_IN_CHART)
     figure = new_figure(width=12, height=max(4.5, 1.2 + 0.18 * bars))

@@ -1,7 +1,7 @@
 """`python -m retinanet export`: a checkpoint's detector as one file for other programs.
 
-The file is kept only if it finds what the checkpoint finds, on images of the run's validation split,
-on a picture of the user's, or on drawn scenes.
+The file is kept only if it finds what the checkpoint finds: on images of the run's validation
+split, on a picture of the user's, or on synthetic images.
 """
 
 import json
@@ -27,14 +27,12 @@ from retinanet.evaluation.command import validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.output import spread_indices
 from retinanet.export.program import (
-    DETECTIONS_PER_IMAGE,
-    NMS_IOU,
     Detector,
     description_of,
     format_of,
     write_program,
 )
-from retinanet.model.postprocess import Detections
+from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import refuse_what_is_no_checkpoint
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint

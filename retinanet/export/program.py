@@ -27,33 +27,29 @@ from torchvision.ops import nms
 from common.errors import InputError
 from common.machine import require_packages
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD
-from retinanet.engine.folded_forward import constant_line
+from retinanet.engine.folded_forward import folded_scale_shift
 from retinanet.model.anchors import anchors_for, clip_boxes, decode_boxes
+from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpoint_state import MODEL_FILE
-
-CANDIDATES_PER_LEVEL = 1000
-DETECTIONS_PER_IMAGE = 300
-NMS_IOU = 0.5
-"""As `retinanet.model.postprocess` has them."""
 
 NO_LABEL = -1
 """The label of a row that holds no detection."""
 
 OUTSIDE = ((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0))
-"""Boxes that always stay: torch.export takes it for sure that at least two do."""
+"""Boxes that always stay: torch.export assumes that at least two do."""
 
 Suppress: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Boxes [N, C, 4], scores [N, C] (0: none) and labels [N, C] to which of them stay, bool [N, C]."""
 
 
 class DetectorProgram(nn.Module):
-    """Images to detections, as `retinanet.model.postprocess` finds them, in shapes that are known.
+    """Images to detections, as `retinanet.model.postprocess` finds them, in fixed shapes.
 
     Where that looks at as many anchors as there are above the threshold, this takes the best ones
-    of each level, however sure they are, and drops those below the threshold last: a box that is
-    less sure never suppresses one that is surer, so that the detections are the same.
+    of each level, whatever their scores, and drops those below the threshold last: a box never
+    suppresses one with a higher score, so that the detections are the same.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class DetectorProgram(nn.Module):
         score_threshold: float,
         suppress: Suppress | None = None,
     ) -> None:
-        """Make the program of a model, of which it takes a copy.
+        """Make the program of a copy of a model.
 
         Args:
             model: In evaluation mode, float32.
@@ -184,7 +180,7 @@ def fold(parent: nn.Module, convolution: str, norm: str) -> None:
     """
     module = parent.get_submodule(convolution)
     assert isinstance(module, nn.Conv2d) and module.bias is None
-    scale, shift = constant_line(parent.get_submodule(norm))
+    scale, shift = folded_scale_shift(parent.get_submodule(norm))
     module.weight.mul_(scale.view(-1, 1, 1, 1))
     module.bias = nn.Parameter(shift.clone())
     setattr(parent, norm, nn.Identity())

@@ -1,11 +1,11 @@
-"""The classification loss (Lin et al., "Focal Loss for Dense Object Detection", eq. 5), in four forms.
+"""The classification loss, in four forms (Lin et al., "Focal Loss for Dense Object Detection").
 
 `kernel` is C++ of our own (focal_kernel.py), `reference` torchvision's on one-hot targets. `paper`
 is that of Fu et al., "Deep Learning Models on CPUs: A Methodology for Efficient Training", section
 2.8 and its appendices: in-place ATen operations, explicit forward and backward; `paper_implicit` is
 the same with the backward pass that autograd derives, which the paper compares it with. With
-p = sigmoid(x), y the one-hot target and alpha_t = 1 - alpha + (2 alpha - 1) y, the loss of one class
-at one anchor is
+p = sigmoid(x), y the one-hot target and alpha_t = 1 - alpha + (2 alpha - 1) y, the loss of a class
+at an anchor is (Lin et al., eq. 5)
 
     (1)  L = alpha_t (1 - p_t)^gamma CE,   p_t = p y + (1 - p)(1 - y),
          CE = -y log p - (1 - y) log(1 - p)

@@ -1,8 +1,8 @@
 """Our own form of the focal loss: one C++ pass over the logits gives loss and gradient.
 
 It reads each logit once, in its own dtype, computes in float32, and writes the gradient once. It is
-registered as torch's operator `retinanet::focal_loss`, for autograd and torch.compile; autocast does
-not change it.
+registered as torch's operator `retinanet::focal_loss`, for autograd and torch.compile; autocast
+does not change it.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Anchors: the boxes from which detections are regressed, nine at every place of every level.
 
-TODO-DOC Box arithmetic. Boxes are `xyxy` in pixels, float, with x1 <= x2 and y1 <= y2.
+Boxes are `xyxy` in pixels, float, with x1 <= x2 and y1 <= y2.
 """
 
 import math
@@ -23,7 +23,7 @@ def anchors_for(
     *,
     device: torch.device | None = None,
 ) -> list[Tensor]:
-    """The anchors of every level, for one geometry.
+    """Return the anchors of every level, for one geometry.
 
     `image_size` and `feature_sizes` are (height, width), the latter one for each of P3 to P7.
     Returns for each level float32 [H * W * 9, 4] xyxy pixels of the network's input, ordered as
@@ -39,7 +39,7 @@ def anchors_for(
 
 
 def _cell_anchors(base_size: int) -> Tensor:
-    """Float32 [9, 4] xyxy around the origin, rounded to whole pixels as torchvision does."""
+    """Return float32 [9, 4] xyxy around the origin, rounded to whole pixels as torchvision does."""
     # torchvision's default generator truncates the sizes, which MLPerf's reference inherits.
     sizes = torch.tensor([int(base_size * octave) for octave in OCTAVES], dtype=torch.float32)
     height_factors = torch.tensor(ASPECT_RATIOS, dtype=torch.float32).sqrt()
@@ -51,7 +51,7 @@ def _cell_anchors(base_size: int) -> Tensor:
 def _grid_anchors(
     cell_anchors: Tensor, image_size: tuple[int, int], feature_size: tuple[int, int]
 ) -> Tensor:
-    """The cell's anchors repeated at every place of a level: float32 [H * W * 9, 4]."""
+    """Repeat the cell's anchors at every place of a level: float32 [H * W * 9, 4]."""
     rows, columns = feature_size
     ys = torch.arange(rows, dtype=torch.float32) * (image_size[0] // rows)
     xs = torch.arange(columns, dtype=torch.float32) * (image_size[1] // columns)
@@ -65,7 +65,7 @@ MAX_LOG_SCALE = math.log(1000.0 / 16)
 
 
 def encode_boxes(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """The deltas that lead from `anchors` to `boxes`.
+    """Return the deltas that lead from `anchors` to `boxes`.
 
     Arguments are [..., 4] xyxy pixels with positive widths and heights. Returns [..., 4]
     (dx, dy, dw, dh): centre offsets in anchor sizes, and logs of the size ratios
@@ -78,7 +78,7 @@ def encode_boxes(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode_boxes(deltas: Tensor, anchors: Tensor) -> Tensor:
-    """The boxes that `deltas` describe: the inverse of `encode_boxes`.
+    """Return the boxes that `deltas` describe: the inverse of `encode_boxes`.
 
     `deltas` [..., 4] (dx, dy, dw, dh), `anchors` [..., 4] xyxy pixels. dw and dh are capped at
     log(1000 / 16). Returns [..., 4] xyxy pixels, not clipped to any image.
@@ -90,13 +90,13 @@ def decode_boxes(deltas: Tensor, anchors: Tensor) -> Tensor:
 
 
 def clip_boxes(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
-    """`boxes` [..., 4] xyxy pixels, moved inside an image of `image_size` (height, width)."""
+    """Clip `boxes` [..., 4] xyxy pixels to an image of `image_size` (height, width)."""
     height, width = image_size
     return boxes.clamp(min=0).minimum(boxes.new_tensor([width, height, width, height]))
 
 
 def resize_boxes(boxes: Tensor, old_size: tuple[int, int], new_size: tuple[int, int]) -> Tensor:
-    """`boxes` [..., 4] xyxy pixels of an image resized from `old_size` to `new_size`.
+    """Scale `boxes` [..., 4] xyxy pixels with an image from `old_size` to `new_size`.
 
     Sizes are (height, width). Nothing is clipped.
     """
@@ -106,6 +106,6 @@ def resize_boxes(boxes: Tensor, old_size: tuple[int, int], new_size: tuple[int, 
 
 
 def _centers_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Centres (x, y) and sizes (width, height), each [..., 2]."""
+    """Return centres (x, y) and sizes (width, height), each [..., 2]."""
     sizes = boxes[..., 2:] - boxes[..., :2]
     return boxes[..., :2] + 0.5 * sizes, sizes

@@ -36,27 +36,23 @@ class ResNeXtBody(nn.Module):
         if trainable_layers not in FROZEN_PREFIX_LENGTH:
             raise InputError(f"model.trainable_layers: expected 0 to 5, got {trainable_layers}")
         network = resnext50_32x4d(weights=None, norm_layer=NORMS[norm])
-        self.conv1 = network.conv1
-        self.bn1 = network.bn1
-        self.relu = network.relu
-        self.maxpool = network.maxpool
-        self.layer1 = network.layer1
-        self.layer2 = network.layer2
-        self.layer3 = network.layer3
-        self.layer4 = network.layer4
+        self.conv1, self.bn1 = network.conv1, network.bn1
+        self.relu, self.maxpool = network.relu, network.maxpool
+        self.layer1, self.layer2 = network.layer1, network.layer2
+        self.layer3, self.layer4 = network.layer3, network.layer4
         self.frozen_layers = LAYERS[: FROZEN_PREFIX_LENGTH[trainable_layers]]
         for name in self.frozen_layers:
             self.get_submodule(name).requires_grad_(requires_grad=False)
 
     def train(self, mode: bool = True) -> Self:
-        """As nn.Module's, but frozen layers stay in eval mode."""
+        """Set the mode as nn.Module does, but leave frozen layers in eval mode."""
         super().train(mode)
         for name in self.frozen_layers:
             self.get_submodule(name).eval()
         return self
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
-        """[N, 3, H, W] normalized images to C3 to C5: 512, 1024, 2048 channels, strides 8 to 32."""
+        """Return C3 to C5, 512, 1024, 2048 channels, strides 8 to 32, of images [N, 3, H, W]."""
         stem = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         c3 = self.layer2(self.layer1(stem))
         c4 = self.layer3(c3)
@@ -79,16 +75,17 @@ def load_pretrained_backbone(
     else:
         given = {k: v for k, v in state_dict.items() if not k.startswith("fc.")}
     given = {k: v for k, v in given.items() if not k.endswith("num_batches_tracked")}
-    own = {k: v for k, v in body.state_dict().items() if not k.endswith("num_batches_tracked")}
+    expected = body.state_dict()
+    expected = {k: v for k, v in expected.items() if not k.endswith("num_batches_tracked")}
     fix = "give weights of torchvision's resnext50_32x4d"
-    for key in own:
+    for key in expected:
         if key not in given:
             raise InputError(f"{source}: key {key} is missing; {fix}")
     for key, value in given.items():
-        if key not in own:
+        if key not in expected:
             raise InputError(f"{source}: key {key} is not known; {fix}")
-        if value.shape != own[key].shape:
-            shapes = f"shape {list(own[key].shape)} expected, got {list(value.shape)}"
+        if value.shape != expected[key].shape:
+            shapes = f"shape {list(expected[key].shape)} expected, got {list(value.shape)}"
             raise InputError(f"{source}: key {key}: {shapes}; {fix}")
     # Not strict only because of the counters; everything else was checked above.
     body.load_state_dict(given, strict=False)

@@ -1,6 +1,6 @@
-"""Which anchor is to find which box, and what each anchor is therefore taught.
+"""The matching of anchors to boxes, and the targets that follow for each anchor.
 
-TODO-DOC The few anchors that a box can be matched to, found without looking at the others.
+`nearby_anchors` finds the few anchors that a box can be matched to without looking at the others.
 
 Shapes: M boxes, S anchor shapes (nine on each level), P pairs of a box and an anchor near it.
 """
@@ -25,7 +25,7 @@ BOXES_AT_ONCE = 32
 
 
 class Assignment(NamedTuple):
-    """What the anchors of N images are taught: A_l anchors on level l, of them F_l foreground."""
+    """The targets of N images: A_l anchors on level l, of them F_l foreground."""
 
     classes: list[Tensor]
     """For each level int64 [N, A_l]: the label, or BACKGROUND, or IGNORED."""
@@ -43,12 +43,12 @@ def match_anchors(
     foreground_iou: float = FOREGROUND_IOU,
     background_iou: float = BACKGROUND_IOU,
 ) -> Tensor:
-    """The index of each anchor's box: int64 [A].
+    """Return the index of each anchor's box: int64 [A].
 
     `anchors` [A, 4] and `boxes` [M, 4] are xyxy pixels; M may be 0. An anchor gets the box it
     overlaps most if their IoU is at least `foreground_iou`; below `background_iou` it is
     BACKGROUND (-1), in between IGNORED (-2). An anchor that is the best (or as good) for some box
-    gets the box it overlaps most whatever the IoU, so that no box goes without an anchor
+    gets the box it overlaps most whatever the IoU, so that no box is without an anchor
     (torchvision's Matcher with allow_low_quality_matches). Where torchvision lets a box that
     touches no anchor at all turn every such anchor into foreground, such a box is left out here.
     """
@@ -104,7 +104,7 @@ def assign_targets(
 
 
 def _split_by_level(index: Tensor, level_sizes: Sequence[int]) -> list[Tensor]:
-    """Ascending indices, counted through all levels, as those of each level."""
+    """Split ascending indices, counted through all levels, into those of each level."""
     starts = torch.tensor([0, *level_sizes]).cumsum(0)
     borders = torch.searchsorted(index, starts)
     parts = index.split(borders.diff().tolist())
@@ -131,7 +131,7 @@ class AnchorShapes(NamedTuple):
 
 
 def anchor_shapes(anchors: Sequence[Tensor]) -> AnchorShapes:
-    """The grids that `anchors`, for each level [A_l, 4] as from `anchors_for`, consist of."""
+    """Return the grids of `anchors`, for each level [A_l, 4] as from `anchors_for`."""
     first = torch.stack([level[:ANCHORS_PER_LOCATION] for level in anchors]).double()
     second = torch.stack([level[ANCHORS_PER_LOCATION % len(level)] for level in anchors])
     last = torch.stack([level[-ANCHORS_PER_LOCATION] for level in anchors])
@@ -154,7 +154,7 @@ def anchor_shapes(anchors: Sequence[Tensor]) -> AnchorShapes:
 
 
 def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor:
-    """Every anchor whose IoU with some box is at least `iou` or, less, the largest of that box.
+    """Return every anchor whose IoU with a box is at least `iou` or, less, the largest of that box.
 
     `boxes` [M, 4] xyxy pixels; M may be 0. Returns int64 indices, ascending, counted through all
     levels; there are others among them, but few. Equally good anchors are all there.
@@ -185,7 +185,7 @@ def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor
 
 
 def _indices_in_windows(shapes: AnchorShapes, low: Tensor, counts: Tensor) -> Tensor:
-    """Ascending indices of the anchors in windows of their grids, `low` and `counts` [M, S, 2]."""
+    """Return ascending indices of anchors in windows of grids, `low` and `counts` [M, S, 2]."""
     low, counts = low.flatten(0, 1), counts.flatten(0, 1)
     sizes = counts.prod(dim=1)
     window = torch.arange(len(sizes)).repeat_interleave(sizes)  # [P]

@@ -1,4 +1,4 @@
-"""From logits and deltas to the boxes that are reported."""
+"""Postprocessing: from logits and deltas to the boxes that are reported."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,17 @@ from torchvision.ops import nms
 from retinanet.model.anchors import clip_boxes, decode_boxes
 from retinanet.model.retinanet import HeadOutputs
 
+CANDIDATES_PER_LEVEL = 1000
+DETECTIONS_PER_IMAGE = 300
+NMS_IOU = 0.5
+"""As torchvision and MLPerf's reference have them."""
+
 ROWS_PER_CANDIDATE = 4
 """Anchors looked at for each candidate wanted, before looking for a higher threshold pays."""
 
 
 class Detections(NamedTuple):
-    """What was found in one image, best first."""
+    """The detections in one image, best first."""
 
     boxes: Tensor
     """float32 [D, 4] xyxy, in pixels of the network's input unless they were resized since."""
@@ -33,11 +38,11 @@ def postprocess(
     image_size: tuple[int, int],
     *,
     score_threshold: float = 0.05,
-    candidates_per_level: int = 1000,
-    nms_iou: float = 0.5,
-    detections_per_image: int = 300,
+    candidates_per_level: int = CANDIDATES_PER_LEVEL,
+    nms_iou: float = NMS_IOU,
+    detections_per_image: int = DETECTIONS_PER_IMAGE,
 ) -> list[Detections]:
-    """The detections of each image of a batch.
+    """Return the detections of each image of a batch.
 
     `anchors`: for each level [A_l, 4] xyxy pixels; `image_size`: (height, width) of the network's
     input. On each level the `candidates_per_level` best scores above `score_threshold` are kept
@@ -70,7 +75,7 @@ def postprocess(
 
 
 def _largest_logits(logits: Tensor) -> Tensor:
-    """Each anchor's largest logit over its classes: [N, A] of [N, A, K].
+    """Return each anchor's largest logit over its classes: [N, A] of [N, A, K].
 
     Where one is NaN, the result is NaN or the largest of the others.
     """
@@ -92,7 +97,7 @@ def _level_candidates(
     score_threshold: float,
     limit: int,
 ) -> Detections:
-    """The best scores of one level of one image.
+    """Return the best scores of one level of one image.
 
     `logits` [A, K], `deltas` and `anchors` [A, 4], `best_logits` [A] the largest of each row.
     """
@@ -107,7 +112,7 @@ def _level_candidates(
 
 
 def _promising_anchors(best_logits: Tensor, *, score_threshold: float, limit: int) -> Tensor:
-    """Indices of the anchors that hold the `limit` best scores above the threshold, and of more.
+    """Return the anchors that hold the `limit` best scores above the threshold, and more.
 
     Early in training nearly all anchors have some score above the threshold. But where `limit`
     anchors reach a logit, no lower one can be among the `limit` best.
@@ -121,7 +126,7 @@ def _promising_anchors(best_logits: Tensor, *, score_threshold: float, limit: in
 
 
 def _logit_below(score: float) -> float:
-    """A logit whose score is below `score`, if only just, in float32 too.
+    """Return a logit whose score is below `score`, if only just, in float32 too.
 
     Rounding it to BF16 does no harm: no BF16 number above a number is below that number rounded.
     """
@@ -134,7 +139,7 @@ def _logit_below(score: float) -> float:
 def _best_unsuppressed(
     found: Detections, image_size: tuple[int, int], *, iou: float, limit: int
 ) -> Detections:
-    """The `limit` best detections that no better one of their class overlaps by more than `iou`.
+    """Return the `limit` best that no better one of their class overlaps by more than `iou`.
 
     The boxes are inside the image. What is suppressed depends on better detections only, so that
     they are taken a few at a time until there are enough.

@@ -1,10 +1,7 @@
 """RetinaNet-ResNeXt50: images in, class logits and box deltas of every anchor out.
 
-TODO-DOC The two towers that are run on every level of the pyramid, with shared weights.
-
-TODO-DOC The feature pyramid on top of the backbone: P3 to P7.
-
-TODO-DOC Names of parameters in checkpoints: older spellings are turned into today's.
+The backbone's feature pyramid has the levels P3 to P7; two towers with shared weights run on every
+level. Parameter names of older checkpoints are turned into today's.
 """
 
 import math
@@ -23,7 +20,7 @@ from retinanet.model.backbone import ResNeXtBody
 
 
 class HeadOutputs(NamedTuple):
-    """What the network says of a batch of N images, one entry for each of P3 to P7."""
+    """The network's outputs for N images, one entry for each of P3 to P7."""
 
     cls_logits: list[Tensor]
     """[N, H * W * 9, K] for each level."""
@@ -66,7 +63,7 @@ class RetinaNet(nn.Module):
     def anchors(
         self, image_size: tuple[int, int], feature_sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """`anchors_for` on the model's device; the last geometry is kept, and must not be changed.
+        """Return `anchors_for` on the model's device; the last ones are cached: do not change them.
 
         Sizes are (height, width). Returns float32 [H * W * 9, 4] xyxy pixels for each level.
         """
@@ -93,7 +90,7 @@ TOWER_DEPTH = 4
 
 
 class ClassificationHead(nn.Module):
-    """Logits of every class at every anchor; one [N, H * W * A, K] for each level."""
+    """Logits of every class at every anchor: [N, H * W * A, K] for each level."""
 
     def __init__(self, *, channels: int, num_anchors: int, num_classes: int) -> None:
         super().__init__()
@@ -112,7 +109,7 @@ class ClassificationHead(nn.Module):
 
 
 class RegressionHead(nn.Module):
-    """Box deltas of every anchor; one [N, H * W * A, 4] for each level."""
+    """Box deltas of every anchor: [N, H * W * A, 4] for each level."""
 
     def __init__(self, *, channels: int, num_anchors: int) -> None:
         super().__init__()
@@ -144,7 +141,7 @@ class RetinaNetHead(nn.Module):
 
 
 def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
-    """3x3, same size, weights N(0, 0.01), biases 0."""
+    """Return a 3x3 convolution of the same size, weights N(0, 0.01), biases 0."""
     convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
     nn.init.normal_(convolution.weight, std=0.01)
     nn.init.zeros_(_bias(convolution))
@@ -191,7 +188,7 @@ def _tower(channels: int) -> nn.Sequential:
 
 
 def by_anchor(maps: Tensor, values: int) -> Tensor:
-    """[N, A * values, H, W] as [N, H * W * A, values]: a view where `maps` is channels_last."""
+    """Return [N, A * values, H, W] as [N, H * W * A, values]: a view of channels_last."""
     return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, values)
 
 
@@ -216,7 +213,7 @@ class BackboneWithFPN(nn.Module):
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """[N, 3, H, W] normalized images to P3 … P7, each [N, 256, h, w], strides 8 to 128."""
+        """Return P3 … P7, [N, 256, h, w] of strides 8 to 128, of normalized images [N, 3, H, W]."""
         return list(self.fpn(self.body(images)).values())
 
 
@@ -228,7 +225,7 @@ _PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.0\.(weight
 
 
 def current_key(key: str) -> str:
-    """Today's spelling of a parameter's name; a name that is not an old one stays as it is.
+    """Return today's spelling of a parameter's name; one that is not old is returned as it is.
 
     Old are `module.` in front (written by DistributedDataParallel), towers in which convolutions
     and ReLUs were counted together (`conv.2.weight`, today `conv.1.0.weight`) and pyramid blocks
@@ -244,7 +241,7 @@ def current_key(key: str) -> str:
 
 
 def mlperf_key(key: str) -> str:
-    """The old spelling of a parameter's name, as MLPerf's reference implementation has it."""
+    """Return the old spelling of a parameter's name, as in MLPerf's reference implementation."""
     if tower := _TOWER.fullmatch(key):
         key = f"{tower[1]}.{int(tower[2]) * 2}.{tower[3]}"
     elif block := _PYRAMID.fullmatch(key):

@@ -1,7 +1,7 @@
 """What `predict` looks at, what finds the boxes, and where these go.
 
-Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share: the
-detector, the JSON file of the boxes, the counts, and the signal that ends it early.
+Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share:
+the detector, the JSON file of the boxes, the counts, and the signal that ends it early.
 """
 
 import json

@@ -1,8 +1,6 @@
 """Detecting in videos and before cameras: every frame, or every few, drawn and timed.
 
-TODO-DOC Frames of a video file or a camera, by PyAV (FFmpeg's libraries).
-
-TODO-DOC A video that browsers play, by PyAV (FFmpeg's libraries).
+PyAV (FFmpeg's libraries) reads video files and cameras, and writes videos that browsers play.
 """
 
 import logging
@@ -43,8 +41,8 @@ NOTHING = ImageDetections(
 def detect_in_video(source: Source, search: Search, *, every: int) -> None:
     """Look at a video's frames, until it ends or a signal asks to stop.
 
-    A frame that is not looked at shows the boxes of the one before. A video that cannot be opened
-    or is damaged is told of.
+    A frame that is not looked at shows the boxes of the one before. The error of a video that
+    cannot be opened or is damaged is printed.
 
     Args:
         source: The video or camera, and where the drawn copy goes.
@@ -117,7 +115,7 @@ class VideoWriter:
     """A context manager: however it is left, the file has its name and plays."""
 
     def __init__(self, file: Path, *, rate: Fraction, time_base: Fraction) -> None:
-        """Make ready; the file is begun at the first frame, whose size it takes.
+        """Keep the settings; the file is opened at the first frame, whose size it has.
 
         Args:
             file: An .mp4.
@@ -132,7 +130,7 @@ class VideoWriter:
         self._stream: Any = None
 
     def __enter__(self) -> Self:
-        """The writer itself."""
+        """Return the writer itself."""
         return self
 
     def add(self, pixels: NDArray[np.uint8], place: int) -> None:
@@ -174,7 +172,7 @@ class VideoWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write what the encoder still holds, and give the file its name."""
+        """Write what the encoder still holds, and rename the file to its name."""
         import av  # noqa: PLC0415
 
         if self._container is None:
@@ -230,21 +228,21 @@ def look_at(
 
 
 def seconds_at(frame: Frame, video: Video) -> float:
-    """When a frame is shown, from the first one on."""
+    """Return when a frame is shown, from the first one on. [seconds]"""
     return round(float(frame.place * video.time_base), 3)
 
 
-def ends_early(seconds: float, told: float) -> bool:
-    """Whether the last frame is more than a second, and a tenth, before the end that is told."""
-    return told - seconds > max(1.0, told / 10)
+def ends_early(seconds: float, stated: float) -> bool:
+    """Return whether the last frame is more than a second, and a tenth, before the stated end."""
+    return stated - seconds > max(1.0, stated / 10)
 
 
 def groups(
     frames: Iterator[Frame], counter: DetectionCounter, *, every: int, batch_size: int
 ) -> Iterator[list[Frame]]:
-    """Frames in order, with at most a batch to look at in each list.
+    """Yield frames in order, with at most a batch to look at in each list.
 
-    Where the video is damaged it is told of, after what was before.
+    The error of a damaged video is printed after the frames before.
     """
     waiting: list[Frame] = []
     problem = ""
@@ -256,7 +254,7 @@ def groups(
         if frame is None:
             break
         waiting.append(frame)
-        wanted = sum(one.number % every == 0 for one in waiting)
+        wanted = sum(frame.number % every == 0 for frame in waiting)
         if wanted == batch_size or len(waiting) == MOST_WAITING:
             yield waiting
             waiting = []
@@ -267,14 +265,14 @@ def groups(
 
 
 def frames_progress(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
-    """The progress of a video; of one whose length is not known the frames so far."""
+    """Show the progress of a video; of one whose length is not known the frames so far."""
     if total:
         return progress(console, f"{title}, frames", total=total)
     return nullcontext(frames_so_far(console, title))
 
 
 def frames_so_far(console: Console, title: str) -> Advance:
-    """A line every `SECONDS_BETWEEN_LINES`."""
+    """Return a function that prints a line every `SECONDS_BETWEEN_LINES`."""
     last = time.monotonic()
 
     def advance(done: int, note: str) -> None:
@@ -292,7 +290,7 @@ FILES_ONLY = {
     "protocol_whitelist": "file",
     "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
 }
-"""FFmpeg would take a list of files for a video, whatever its name, and open all that it names."""
+"""Without these FFmpeg opens a playlist, whatever its name, and all its files."""
 MICROSECONDS = 1_000_000
 """Of a container's duration, in a second."""
 USUAL_RATE = Fraction(25)
@@ -308,7 +306,7 @@ def open_video(source: Source) -> Iterator[Video]:
     """
     import av  # noqa: PLC0415
 
-    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # what it says is in the errors too
+    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)  # its messages are in the errors too
     camera = source.kind == "camera"
     try:
         if not camera:
@@ -341,14 +339,14 @@ def open_video(source: Source) -> Iterator[Video]:
 
 
 def total_frames(container: "InputContainer", stream: "VideoStream", rate: Fraction) -> int:
-    """How many there are, as the file says or as its duration lets expect."""
+    """Return the number of frames, from the file or its duration; 0 if neither is known."""
     if stream.frames:
         return stream.frames
     return round(container.duration * rate / MICROSECONDS) if container.duration else 0
 
 
 def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iterator[Frame]:
-    """The frames, each later than the one before, whatever the file says.
+    """Yield the frames, each later than the one before, whatever the file says.
 
     Args:
         source: Named in messages.
@@ -378,13 +376,13 @@ def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iter
 
 
 def upright(frame: "VideoFrame") -> NDArray[np.uint8]:
-    """A frame's pixels, turned as the telephone was held."""
+    """Return a frame's pixels, rotated as the file says."""
     pixels = frame.to_ndarray(format="rgb24")
     return np.ascontiguousarray(np.rot90(pixels, k=round(frame.rotation / 90)))
 
 
 def reason(error: Exception) -> str:
-    """What FFmpeg says."""
+    """Return FFmpeg's message."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -397,6 +395,6 @@ CODECS = {
 
 
 def even(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """With a row or column doubled where their number is odd, which the codecs do not take."""
+    """Double the last row or column where their number is odd, which the codecs do not take."""
     height, width = pixels.shape[:2]
     return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

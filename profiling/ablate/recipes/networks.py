@@ -30,7 +30,7 @@ from retinanet.engine.convolution import (
     geometry_of,
 )
 from retinanet.engine.engines import autocast
-from retinanet.engine.folded_forward import Norm, constant_line
+from retinanet.engine.folded_forward import Norm, folded_scale_shift
 from retinanet.training.build import build_model
 
 MATRIX_OPERATORS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::linear")
@@ -203,7 +203,7 @@ def two(
     features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
 ) -> Tensor:
     """The norm folded, sum and ReLU in place."""
-    scale, shift = constant_line(norm)
+    scale, shift = folded_scale_shift(norm)
     geometry = geometry_of(module)
     [outputs] = convolve([features], module.weight, shift, scale=scale, geometry=geometry)
     if added is not None:
@@ -217,7 +217,7 @@ def one(
     """One primitive of oneDNN."""
     if not relu:
         return two(features, module, norm, added, relu)
-    scale, shift = constant_line(norm)
+    scale, shift = folded_scale_shift(norm)
     outputs: Tensor = _ConvolutionRelu.apply(
         features, module.weight, scale, shift, added, geometry_of(module)
     )
