@@ -74,7 +74,7 @@ def test_the_tutorial_in_small_ends_with_a_picture_of_a_new_photo(
 ONE_TOWER = """
 import importlib.util, sys
 import torch
-from retinanet.model import RetinaNet
+from retinanet.model.retinanet import RetinaNet
 
 spec = importlib.util.spec_from_file_location("network", sys.argv[1])
 network = importlib.util.module_from_spec(spec)
@@ -91,7 +91,7 @@ maps.float().sum().backward()
 
 def patched_file(folder: Path) -> Path:
     """`retinanet/engine/folded_forward.py` with the patch of the worked example."""
-    place = Path("retinanet") / "engine" / "network.py"
+    place = Path("retinanet") / "engine" / "folded_forward.py"
     (folder / place).parent.mkdir(parents=True)
     shutil.copy(REPOSITORY / place, folder / place)
     patch = EXAMPLES / "float32-logits.patch"
@@ -109,7 +109,7 @@ def patched_network(folder: Path) -> ModuleType:
 
 
 def test_compare_finds_the_planted_layer(tmp_path: Path, run_here: RunHere) -> None:
-    ours = REPOSITORY / "retinanet" / "engine" / "network.py"
+    ours = REPOSITORY / "retinanet" / "engine" / "folded_forward.py"
     logs = {}
     for name, file in (("before", ours), ("after", patched_file(tmp_path))):
         done = subprocess.run(

@@ -212,7 +212,7 @@ RULES = (
         r"cp -r .* runs/changed/",
         How.BASH,
         instead=((r"^cp -r", "mkdir -p runs/changed && cp -rL"),),
-        writes=("runs/changed/train.py", "runs/changed/retinanet/engine/network.py"),
+        writes=("runs/changed/train.py", "runs/changed/retinanet/engine/folded_forward.py"),
     ),
     Rule(
         re.escape(PATCH),

@@ -223,7 +223,7 @@ def test_auto_is_the_kernel_where_there_is_a_compiler(capfd: pytest.CaptureFixtu
 LOSSES_WITHOUT_COMPILER = """
 import torch
 from common.errors import InputError
-from retinanet.loss import focal_loss
+from retinanet.loss.focal import focal_loss
 logits, classes = torch.zeros(1, 2, 3), torch.tensor([[1, -1]])
 print(focal_loss([logits], [classes]).item())
 print(focal_loss([logits], [classes]).item())
