@@ -28,7 +28,7 @@ d CE / dx = p - y = (1 - 2 y) m, so that
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,43 +46,18 @@ FORMS = ("kernel", "paper", "paper_implicit", "reference")
 FASTEST_WITHOUT_COMPILER = "paper"
 
 
-@overload
-def focal_loss(
-    logits: Sequence[Tensor],
-    classes: Sequence[Tensor],
-    *,
-    alpha: float = ...,
-    gamma: float = ...,
-    reduction: Literal["sum", "mean"] = ...,
-    image_weights: Tensor | None = ...,
-    form: str = ...,
-) -> Tensor: ...
-
-
-@overload
-def focal_loss(
-    logits: Sequence[Tensor],
-    classes: Sequence[Tensor],
-    *,
-    alpha: float = ...,
-    gamma: float = ...,
-    reduction: Literal["none"],
-    image_weights: Tensor | None = ...,
-    form: str = ...,
-) -> list[Tensor]: ...
-
-
 def focal_loss(
     logits: Sequence[Tensor],
     classes: Sequence[Tensor],
     *,
     alpha: float = 0.25,
     gamma: float = 2.0,
-    reduction: Literal["none", "sum", "mean"] = "sum",
     image_weights: Tensor | None = None,
     form: str = "auto",
-) -> Tensor | list[Tensor]:
-    """Return the focal loss of every class at every anchor, in float32, under autocast too.
+) -> Tensor:
+    """Return the focal loss of N images, summed over levels, anchors and classes.
+
+    Computed in float32, under autocast too.
 
     Args:
         logits: For each level [N, A_l, K], bfloat16 or float32 (float64 stays float64). No copy is
@@ -93,11 +68,7 @@ def focal_loss(
         alpha: Weight of the class that an anchor is, 1 - alpha that of the others; below 0 leaves
             both unweighted, as in torchvision.
         gamma: How strongly what is easy counts less; 0 or more.
-        reduction: "sum" and "mean" give a scalar over all levels, images and classes, and the mean
-            is over the anchors that count, all K classes of each (0 if there is none). "none"
-            gives the losses themselves, for each level [N, A_l, K].
-        image_weights: [N], constants that each image's losses are multiplied by, before any
-            reduction.
+        image_weights: [N], constants that each image's losses are multiplied by.
         form: A name in FORMS, all the same mathematics, or "auto": the kernel, or where that cannot
             be compiled the fastest of the others, with one line on stderr.
 
@@ -108,23 +79,14 @@ def focal_loss(
     form = choose_form(form)
     if image_weights is None:
         image_weights = torch.ones(len(logits[0]), device=logits[0].device)
-    if reduction == "mean":
-        image_weights = image_weights / count_values(logits, classes)
-    reduce = reduction != "none"
     losses = [
-        _level_loss(form, *level, image_weights, alpha=alpha, gamma=gamma, reduce=reduce)
+        level_loss(form, *level, image_weights, alpha=alpha, gamma=gamma)
         for level in zip(logits, classes, strict=True)
     ]
-    return torch.stack(losses).sum() if reduce else losses
+    return torch.stack(losses).sum()
 
 
-def count_values(logits: Sequence[Tensor], classes: Sequence[Tensor]) -> Tensor:
-    """Return how many logits belong to anchors that count, at least 1."""
-    counted = torch.stack([(level != IGNORED).sum() for level in classes]).sum()
-    return (counted * logits[0].shape[2]).clamp(min=1)
-
-
-def _level_loss(
+def level_loss(
     form: str,
     logits: Tensor,
     classes: Tensor,
@@ -132,9 +94,12 @@ def _level_loss(
     *,
     alpha: float,
     gamma: float,
-    reduce: bool,
+    reduce: bool = True,
 ) -> Tensor:
-    """Return one level's loss, each image's times its weight: the sum, or [N, A, K]."""
+    """Return one level's loss, each image's times its weight: the sum, or [N, A, K].
+
+    `form` is one of `FORMS`; the other arguments are those of `focal_loss` for one level.
+    """
     if form == "kernel":
         return kernel_form(logits, classes, image_weights, alpha=alpha, gamma=gamma, reduce=reduce)
     if form == "paper":

@@ -16,11 +16,11 @@ from common.machine import require_packages
 from data.decoding import decode_image
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.search import (
-    BoxFile,
     DetectionCounter,
     PictureDetector,
     Search,
     Source,
+    box_file,
     counted,
     find_sources,
     numbered,
@@ -86,12 +86,12 @@ def predict(
     detector = PictureDetector(read_checkpoint(checkpoint), least_score=least_score, only=only)
     console = make_console()
     counter = DetectionCounter(make_console(stderr=True))
-    with StopRequest() as stop, BoxFile(json_file) as box_file:
+    with StopRequest() as stop, box_file(json_file) as add_boxes:
         search = Search(
             detector=detector,
             batch_size=batch_size,
             draws=draws,
-            box_file=box_file,
+            add_boxes=add_boxes,
             counter=counter,
             console=console,
             stop=stop,

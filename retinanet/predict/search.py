@@ -8,12 +8,11 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -162,65 +161,54 @@ def with_number(source: Source, number: int) -> Source:
     return replace(source, drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
 
 
-class BoxFile:
-    """A context manager: however it is left, the file is whole JSON with the boxes so far."""
+AddBoxes = Callable[[Sequence[dict[str, Any]]], None]
 
-    def __init__(self, file: Path | None) -> None:
-        """Open the file for writing.
 
-        Args:
-            file: Gets its name at the end; None: nothing is written.
+@contextmanager
+def box_file(file: Path | None) -> Iterator[AddBoxes]:
+    """Yield a function that adds boxes to a JSON array, an object a line.
 
-        Raises:
-            InputError: It cannot be written.
-        """
-        self._file = file
-        self._is_empty = True
-        if file is None:
-            return
-        self._partial = file.with_name(f".{file.name}.partial")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = self._partial.open("w", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise InputError(f"{file}: cannot be written: {error.strerror}; set --json") from error
+    However the context is left, the file gets its name then, and is JSON with the boxes so far.
 
-    def __enter__(self) -> Self:
-        """Return the file itself."""
-        return self
+    Args:
+        file: Where to; None: nothing is written.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the array, and give the file its name."""
-        if self._file is None:
-            return
-        try:
-            self._stream.write("[]\n" if self._is_empty else "\n]\n")
-            self._stream.close()
-            self._partial.replace(self._file)
-        except OSError as problem:
-            with suppress(OSError):
-                self._stream.close()
-            raise InputError(f"{self._file}: cannot be written: {problem.strerror}") from problem
+    Raises:
+        InputError: It cannot be written; the function raises it too.
+    """
+    if file is None:
+        yield lambda records: None
+        return
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        stream = partial.open("w", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written: {error.strerror}; set --json") from error
+    is_empty = True
 
-    def add(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write some boxes.
-
-        Raises:
-            InputError: They cannot be written.
-        """
-        if self._file is None or not records:
+    def add(records: Sequence[dict[str, Any]]) -> None:
+        nonlocal is_empty
+        if not records:
             return
         lines = (json.dumps(record, ensure_ascii=False) for record in records)
         try:
-            self._stream.write(("[\n" if self._is_empty else ",\n") + ",\n".join(lines))
+            stream.write(("[\n" if is_empty else ",\n") + ",\n".join(lines))
         except OSError as error:
-            raise InputError(f"{self._file}: cannot be written: {error.strerror}") from error
-        self._is_empty = False
+            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+        is_empty = False
+
+    try:
+        yield add
+    finally:
+        try:
+            stream.write("[]\n" if is_empty else "\n]\n")
+            stream.close()
+            partial.replace(file)
+        except OSError as problem:
+            with suppress(OSError):
+                stream.close()
+            raise InputError(f"{file}: cannot be written: {problem.strerror}") from problem
 
 
 class PictureDetector:
@@ -335,7 +323,8 @@ class Search:
     """Pictures or frames at once."""
     draws: bool
     """Whether drawn copies are written."""
-    box_file: BoxFile
+    add_boxes: AddBoxes
+    """To the JSON file, if there is one."""
     counter: DetectionCounter
     console: Console
     """Shows a line each, or the progress."""
@@ -369,6 +358,6 @@ class Search:
             }
             for box, score, category_id in rows
         ]
-        self.box_file.add(records)
+        self.add_boxes(records)
         self.counter.classes.update(record["category"] for record in records)
         return records

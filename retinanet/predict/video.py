@@ -5,13 +5,12 @@ PyAV (FFmpeg's libraries) reads video files and cameras, and writes videos that 
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +35,23 @@ NOTHING = ImageDetections(
     image_id=0, boxes=np.zeros((0, 4)), scores=np.zeros(0), category_ids=np.zeros(0, np.int64)
 )
 """Before the first frame that is looked at."""
+CAMERA_FORMAT = "v4l2"
+"""Linux' cameras."""
+FILES_ONLY = {
+    "protocol_whitelist": "file",
+    "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
+}
+"""Without these FFmpeg opens a playlist, whatever its name, and all its files."""
+MICROSECONDS = 1_000_000
+"""Of a container's duration, in a second."""
+USUAL_RATE = Fraction(25)
+"""Frames a second of a video that does not say."""
+CODECS = {
+    "libx264": {"crf": "20", "preset": "veryfast"},
+    "libopenh264": {},
+    "libvpx-vp9": {"crf": "30", "b": "0", "deadline": "realtime", "cpu-used": "6"},
+}
+"""The first that FFmpeg's build has; browsers play each of them in an .mp4."""
 
 
 def detect_in_video(source: Source, search: Search, *, every: int) -> None:
@@ -59,16 +75,16 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         except InputError as error:
             search.counter.problem(str(error))
             return
-        writer = None
+        write = None
         if search.draws:
-            rate = {"rate": video.rate, "time_base": video.time_base}
-            writer = stack.enter_context(VideoWriter(source.drawn, **rate))
+            writer = video_writer(source.drawn, rate=video.rate, time_base=video.time_base)
+            write = stack.enter_context(writer)
         title = printable(str(source.file))
         advance = stack.enter_context(frames_progress(search.console, title, video.total))
         seconds, shown = 0.0, NOTHING
         waiting = groups(video.frames, search.counter, every=every, batch_size=search.batch_size)
         for frames in waiting:
-            shown = look_at(source, frames, video, search, every=every, shown=shown, writer=writer)
+            shown = look_at(source, frames, video, search, every=every, shown=shown, write=write)
             seconds = seconds_at(frames[-1], video)
             advance(frames[-1].number + 1, "")
             if search.stop.received:
@@ -111,80 +127,61 @@ class Video:
     """Raises InputError where the file is damaged."""
 
 
-class VideoWriter:
-    """A context manager: however it is left, the file has its name and plays."""
+WriteFrame = Callable[[NDArray[np.uint8], int], None]
+"""Writes a frame: [H, W, 3] RGB, all of one size, and when it is shown, in `time_base`, later than
+the one before. Raises InputError where it cannot be written."""
 
-    def __init__(self, file: Path, *, rate: Fraction, time_base: Fraction) -> None:
-        """Keep the settings; the file is opened at the first frame, whose size it has.
 
-        Args:
-            file: An .mp4.
-            rate: Frames a second.
-            time_base: Of the frames' places. [seconds]
-        """
-        self._file = file
-        self._partial = file.with_name(f".{file.stem}.partial{file.suffix}")
-        self._rate = rate
-        self._time_base = time_base
-        self._container: Any = None
-        self._stream: Any = None
+@contextmanager
+def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator[WriteFrame]:
+    """Yield a function that writes frames; however the context is left, the file plays.
 
-    def __enter__(self) -> Self:
-        """Return the writer itself."""
-        return self
+    The file is opened at the first frame, and has its name at the end.
 
-    def add(self, pixels: NDArray[np.uint8], place: int) -> None:
-        """Write a frame.
+    Args:
+        file: An .mp4.
+        rate: Frames a second.
+        time_base: Of the frames' places. [seconds]
 
-        Args:
-            pixels: [H, W, 3] RGB; all frames are of one size.
-            place: When it is shown, in `time_base`, later than the one before.
+    Raises:
+        InputError: It cannot be written.
+    """
+    import av  # noqa: PLC0415
 
-        Raises:
-            InputError: It cannot be written.
-        """
-        import av  # noqa: PLC0415
+    partial = file.with_name(f".{file.stem}.partial{file.suffix}")
+    container: Any = None
+    stream: Any = None
 
+    def write(pixels: NDArray[np.uint8], place: int) -> None:
+        nonlocal container, stream
         try:
-            if self._stream is None:
-                self._begin(*pixels.shape[:2])
-            frame = av.VideoFrame.from_ndarray(even(pixels), format="rgb24")
-            frame.pts, frame.time_base = place, self._time_base
-            self._container.mux(self._stream.encode(frame))
+            pixels = with_even_sides(pixels)
+            if stream is None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                container = av.open(str(partial), "w", format="mp4")
+                codec = next(name for name in CODECS if name in av.codecs_available)
+                stream = container.add_stream(codec, rate=rate, options=CODECS[codec])
+                stream.height, stream.width = pixels.shape[:2]
+                stream.pix_fmt = "yuv420p"
+                stream.codec_context.time_base = time_base
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = place, time_base
+            container.mux(stream.encode(frame))
         except (av.FFmpegError, OSError) as error:
-            raise InputError(f"{self._file}: cannot be written: {reason(error)}") from error
+            raise InputError(f"{file}: cannot be written: {reason(error)}") from error
 
-    def _begin(self, height: int, width: int) -> None:
-        import av  # noqa: PLC0415
-
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._container = av.open(str(self._partial), "w", format="mp4")
-        codec = next(name for name in CODECS if name in av.codecs_available)
-        stream = self._container.add_stream(codec, rate=self._rate, options=CODECS[codec])
-        stream.width, stream.height = width + width % 2, height + height % 2
-        stream.pix_fmt = "yuv420p"
-        stream.codec_context.time_base = self._time_base
-        self._stream = stream
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Write what the encoder still holds, and rename the file to its name."""
-        import av  # noqa: PLC0415
-
-        if self._container is None:
-            return
-        try:
-            self._container.mux(self._stream.encode(None))
-            self._container.close()
-            self._partial.replace(self._file)
-        except (av.FFmpegError, OSError) as problem:
-            with suppress(OSError):
-                self._partial.unlink(missing_ok=True)
-            raise InputError(f"{self._file}: cannot be written: {reason(problem)}") from problem
+    try:
+        yield write
+    finally:
+        if container is not None:
+            try:
+                container.mux(stream.encode(None))
+                container.close()
+                partial.replace(file)
+            except (av.FFmpegError, OSError) as problem:
+                with suppress(OSError):
+                    partial.unlink(missing_ok=True)
+                raise InputError(f"{file}: cannot be written: {reason(problem)}") from problem
 
 
 def look_at(
@@ -195,7 +192,7 @@ def look_at(
     *,
     every: int,
     shown: ImageDetections,
-    writer: VideoWriter | None,
+    write: WriteFrame | None,
 ) -> ImageDetections:
     """Find the boxes of some frames, and draw them on these and on those between.
 
@@ -206,7 +203,7 @@ def look_at(
         search: What finds boxes, and where they go.
         every: Every how many frames are looked at.
         shown: The boxes of the frame before.
-        writer: Of the drawn copy.
+        write: Writes a frame of the drawn copy.
 
     Returns:
         The boxes of the last frame.
@@ -219,10 +216,10 @@ def look_at(
             shown = boxes[frame.number]
             place = {"frame": frame.number, "seconds": seconds_at(frame, video)}
             search.record(source.file, shown, **place)
-        if writer is not None:
+        if write is not None:
             names = search.detector.names
             drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
-            writer.add(drawn, frame.place)
+            write(drawn, frame.place)
     search.counter.frames += len(wanted)
     return shown
 
@@ -282,19 +279,6 @@ def frames_so_far(console: Console, title: str) -> Advance:
             console.print(f"{title}: frame {done}; Ctrl-C ends it", soft_wrap=True)
 
     return advance
-
-
-CAMERA_FORMAT = "v4l2"
-"""Linux' cameras."""
-FILES_ONLY = {
-    "protocol_whitelist": "file",
-    "format_whitelist": "mov,mp4,matroska,webm,avi,mjpeg,mpeg,mpegts",
-}
-"""Without these FFmpeg opens a playlist, whatever its name, and all its files."""
-MICROSECONDS = 1_000_000
-"""Of a container's duration, in a second."""
-USUAL_RATE = Fraction(25)
-"""Frames a second of a video that does not say."""
 
 
 @contextmanager
@@ -386,15 +370,7 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-CODECS = {
-    "libx264": {"crf": "20", "preset": "veryfast"},
-    "libopenh264": {},
-    "libvpx-vp9": {"crf": "30", "b": "0", "deadline": "realtime", "cpu-used": "6"},
-}
-"""The first that FFmpeg's build has; browsers play each of them in an .mp4."""
-
-
-def even(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def with_even_sides(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Double the last row or column where their number is odd, which the codecs do not take."""
     height, width = pixels.shape[:2]
     return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

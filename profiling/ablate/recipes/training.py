@@ -71,7 +71,7 @@ def prepare_training_step(
         engine: `plain` (the model's own modules under autocast), `ipex` or `torch` (ours).
         precision: `bf16` or `float32`.
         norm: `torchvision` or `own`: with ipex, whose frozen norm it is.
-        focal_form: See `retinanet.loss.focal_loss`.
+        focal_form: See `retinanet.loss.focal.focal_loss`.
         optimizer: See `make_optimizer`.
         layout: `channels_last` or `channels_first`, of images and weights.
         trains_frozen: Whether gradients of the frozen layers are computed, and thrown away.
