@@ -37,7 +37,7 @@ from retinanet.engine.tile_convolution import (
 from retinanet.model.retinanet import padded_to_even
 
 
-class Geometry(NamedTuple):
+class ConvParams(NamedTuple):
     """How a convolution's window moves; (rows, columns)."""
 
     stride: tuple[int, ...]
@@ -45,8 +45,8 @@ class Geometry(NamedTuple):
     groups: int
 
 
-POINTWISE = Geometry((1, 1), (0, 0), 1)
-SAME_3X3 = Geometry((1, 1), (1, 1), 1)
+POINTWISE = ConvParams((1, 1), (0, 0), 1)
+SAME_3X3 = ConvParams((1, 1), (1, 1), 1)
 
 RELU_SLOPE = 2.0**-100
 """Of oneDNN's ReLU for negative values. With 0 it would turn NaN into 0, and an error that should
@@ -56,7 +56,7 @@ stop the training into a wrong result; what it leaves of them, 1e-30 times as mu
 class _Form(NamedTuple):
     """How a convolution is computed, besides its tensors; see the arguments of `convolve`."""
 
-    geometry: Geometry
+    params: ConvParams
     relu: bool
     gated: bool
     adds: bool
@@ -65,11 +65,11 @@ class _Form(NamedTuple):
     """Whether kernels of our own may compute it, where they can."""
 
 
-def geometry_of(convolution: nn.Conv2d) -> Geometry:
-    """Return the geometry of a convolution without dilation and with zero padding."""
+def conv_params_of(convolution: nn.Conv2d) -> ConvParams:
+    """Return the parameters of a convolution without dilation and with zero padding."""
     assert not isinstance(convolution.padding, str)
     assert convolution.dilation == (1, 1)
-    return Geometry(convolution.stride, convolution.padding, convolution.groups)
+    return ConvParams(convolution.stride, convolution.padding, convolution.groups)
 
 
 def convolve(
@@ -77,7 +77,7 @@ def convolve(
     weight: Tensor,
     bias: Tensor | None,
     *,
-    geometry: Geometry,
+    params: ConvParams,
     scale: Tensor | None = None,
     relu: bool = False,
     gated: bool = False,
@@ -102,7 +102,7 @@ def convolve(
     """
     assert len(levels) == 1 or (added is None and not passes)
     assert relu or added is None
-    form = _Form(geometry, relu, gated, added is not None, passes, own)
+    form = _Form(params, relu, gated, added is not None, passes, own)
     maps = levels if added is None else (*levels, added)
     if own and suits_packing(levels, weight, form):
         return list(_TileConvolution.apply(weight, bias, scale, form, *maps))
@@ -173,7 +173,7 @@ class _Convolution(torch.autograd.Function):
         ctx.form, ctx.dtype = form, weight.dtype
         passed = [levels[0].detach()] if form.passes else []
         outputs = [
-            convolution(level, cast, bias, form.geometry, relu=form.relu, added=added, own=form.own)
+            convolution(level, cast, bias, form.params, relu=form.relu, added=added, own=form.own)
             for level in levels
         ]
         return (*outputs, *passed)
@@ -185,11 +185,11 @@ class _Convolution(torch.autograd.Function):
         wants_weight, wants_bias, _, _, *wants_levels = ctx.needs_input_grad
         of_levels: list[Tensor | None] = [None] * len(levels)
         of_weight = of_bias = None
-        geometry, own = ctx.form.geometry, ctx.form.own
+        params, own = ctx.form.params, ctx.form.own
         passed = gradients[-1] if ctx.form.passes else None
         gradients = gradients[: len(levels)]
-        if wants_weight and own and suits_tiles(levels[0], weight, geometry):
-            kernel, stride = weight.shape[-1], geometry.stride[0]
+        if wants_weight and own and suits_tiles(levels[0], weight, params):
+            kernel, stride = weight.shape[-1], params.stride[0]
             of_weight, of_bias = weight_gradient(
                 levels, gradients, kernel=kernel, stride=stride, scale=scale
             )
@@ -197,7 +197,7 @@ class _Convolution(torch.autograd.Function):
         for index, (gradient, level) in enumerate(zip(gradients, levels, strict=True)):
             wants = (wants_levels[index], wants_weight, wants_bias)
             of_level, weight_part, bias_part = convolution_gradients(
-                gradient, level, weight, geometry,
+                gradient, level, weight, params,
                 wants=wants, added=passed, gated=ctx.form.gated, own=own,
             )  # fmt: skip
             of_levels[index] = of_level if wants_levels[index] else of_levels[index]
@@ -224,7 +224,7 @@ def convolution(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    geometry: Geometry,
+    params: ConvParams,
     *,
     relu: bool = False,
     added: Tensor | None = None,
@@ -234,12 +234,12 @@ def convolution(
 
     `added` [N, O, H', W'] is summed with the result before the ReLU.
     """
-    stride, padding, groups = geometry
-    if own and suits_pointwise(features, weight, geometry):
+    stride, padding, groups = params
+    if own and suits_pointwise(features, weight, params):
         return pointwise_output(features, pack_weight(weight), bias, added, relu=relu)
     if added is not None:
-        return add_relu_(convolution(features, weight, bias, geometry, own=own), added)
-    own = own and suits_grouped_tiles(features, weight, geometry)
+        return add_relu_(convolution(features, weight, bias, params, own=own), added)
+    own = own and suits_grouped_tiles(features, weight, params)
     if own and beats_onednn(weight, stride):
         return grouped_convolution(features, weight, bias, stride=stride[0], relu=relu)
     cast_bias = None if bias is None else bias.detach().to(features.dtype)
@@ -272,7 +272,7 @@ def convolution_gradients(
     gradient: Tensor,
     features: Tensor,
     weight: Tensor,
-    geometry: Geometry,
+    params: ConvParams,
     *,
     wants: tuple[bool, bool, bool],
     added: Tensor | None = None,
@@ -293,38 +293,38 @@ def convolution_gradients(
     if wants_features and len(weight) % 2 == 1:
         even_gradient, even_weight = padded_to_even(gradient, dim=1), padded_to_even(weight, dim=0)
         of_features = _onednn_gradients(
-            even_gradient, features, even_weight, geometry, wants=(True, False, False)
+            even_gradient, features, even_weight, params, wants=(True, False, False)
         )[0]
         wants_features = False
-    if wants_weight and weight.shape[2:] == (1, 1) and geometry == POINTWISE:
+    if wants_weight and weight.shape[2:] == (1, 1) and params == POINTWISE:
         product = _by_pixel(gradient).t() @ _by_pixel(features)
         of_weight = product.as_strided(weight.shape, weight.stride())  # as DDP expects gradients
         wants_weight = False
-    if wants_features and own and suits_pointwise(features, weight, geometry, stride=2):
+    if wants_features and own and suits_pointwise(features, weight, params, stride=2):
         packed = pack_weight(weight, for_gradients=True)
         of_features = strided_input_gradient(
             gradient, packed, (features.shape[2], features.shape[3])
         )
         wants_features = False
-    own_weight = own and suits_grouped_weight_gradient(features, weight, geometry)
-    own = own and suits_grouped_tiles(features, weight, geometry)
-    if wants_features and own and added is None and beats_onednn(weight, geometry.stride):
+    own_weight = own and suits_grouped_weight_gradient(features, weight, params)
+    own = own and suits_grouped_tiles(features, weight, params)
+    if wants_features and own and added is None and beats_onednn(weight, params.stride):
         of_features = grouped_input_gradient(
-            gradient, weight, features.shape, gate if gated else None, stride=geometry.stride[0]
+            gradient, weight, features.shape, gate if gated else None, stride=params.stride[0]
         )
         wants_features = gated = False
     if wants_weight and own_weight:
         of_weight, of_bias = grouped_weight_gradient(
-            features, gradient, group_width=weight.shape[1], stride=geometry.stride[0]
+            features, gradient, group_width=weight.shape[1], stride=params.stride[0]
         )
         wants_weight = wants_bias = False
-    if wants_weight and features.shape[3] == 1 and geometry.stride != (1, 1):
+    if wants_weight and features.shape[3] == 1 and params.stride != (1, 1):
         # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.
         wide = torch.promote_types(dtype, torch.float32)
         gradient, features, weight = gradient.to(wide), features.to(wide), weight.to(wide)
     if wants_features or wants_weight or wants_bias:
         computed = _onednn_gradients(
-            gradient, features, weight, geometry, wants=(wants_features, wants_weight, wants_bias)
+            gradient, features, weight, params, wants=(wants_features, wants_weight, wants_bias)
         )
         if wants_features and computed[0] is not None:
             of_features = computed[0].to(dtype)
@@ -341,24 +341,24 @@ def _onednn_gradients(
     gradient: Tensor,
     features: Tensor,
     weight: Tensor,
-    geometry: Geometry,
+    params: ConvParams,
     *,
     wants: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    stride, padding, groups = geometry
+    stride, padding, groups = params
     return torch.ops.aten.convolution_backward(
         gradient, features, weight, [len(weight)], stride, padding, (1, 1), False, (0, 0), groups,
         wants,
     )  # fmt: skip
 
 
-def suits_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+def suits_tiles(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
     """Return whether AMX's own kernel computes the weight's gradient of a convolution here."""
     size = weight.shape[2:]
     known = (
-        (size == (3, 3) and geometry == SAME_3X3)
-        or (size == (1, 1) and geometry == POINTWISE)
-        or (size == (1, 1) and geometry == Geometry((2, 2), (0, 0), 1))
+        (size == (3, 3) and params == SAME_3X3)
+        or (size == (1, 1) and params == POINTWISE)
+        or (size == (1, 1) and params == ConvParams((2, 2), (0, 0), 1))
     )
     return known and features.dtype == torch.bfloat16 and has_tiles()
 
@@ -366,35 +366,35 @@ def suits_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
 def suits_packing(levels: Sequence[Tensor], weight: Tensor, form: _Form) -> bool:
     """Return whether AMX's own kernels compute a convolution and all its gradients."""
     if weight.shape[2:] == (1, 1):
-        return len(levels) == 1 and suits_pointwise(levels[0], weight, form.geometry)
-    plain = form.geometry == SAME_3X3 and not (form.adds or form.passes)
-    return plain and suits_tiles(levels[0], weight, form.geometry)
+        return len(levels) == 1 and suits_pointwise(levels[0], weight, form.params)
+    plain = form.params == SAME_3X3 and not (form.adds or form.passes)
+    return plain and suits_tiles(levels[0], weight, form.params)
 
 
 def suits_pointwise(
-    features: Tensor, weight: Tensor, geometry: Geometry, *, stride: int = 1
+    features: Tensor, weight: Tensor, params: ConvParams, *, stride: int = 1
 ) -> bool:
     """Return whether AMX's own kernel computes a 1×1 convolution and its input gradient here.
 
     With a stride of 2 it computes the latter alone.
     """
-    known = geometry == Geometry((stride, stride), (0, 0), 1)
+    known = params == ConvParams((stride, stride), (0, 0), 1)
     whole = all(channels % BLOCK == 0 for channels in weight.shape[:2])
-    return known and whole and suits_tiles(features, weight, geometry)
+    return known and whole and suits_tiles(features, weight, params)
 
 
-def suits_grouped_tiles(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+def suits_grouped_tiles(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
     """Return whether AMX's own kernels take a grouped convolution here."""
-    return features.dtype == torch.bfloat16 and is_grouped(weight, *geometry) and has_tiles()
+    return features.dtype == torch.bfloat16 and is_grouped(weight, *params) and has_tiles()
 
 
-def suits_grouped_weight_gradient(features: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+def suits_grouped_weight_gradient(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
     """Return whether our own kernel computes a grouped convolution's weight gradient here.
 
     Without AMX it is faster than oneDNN 3.7 for up to 8 channels a group.
     """
     narrow = weight.shape[1] <= 8 and best_tiles() is Tiles.VECTORS
-    known = features.dtype == torch.bfloat16 and is_grouped(weight, *geometry)
+    known = features.dtype == torch.bfloat16 and is_grouped(weight, *params)
     return known and (has_tiles() or narrow)
 
 

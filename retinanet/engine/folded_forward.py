@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
-from retinanet.engine.convolution import cast_weight, convolution, convolve, geometry_of
+from retinanet.engine.convolution import cast_weight, conv_params_of, convolution, convolve
 from retinanet.engine.norm_relu import batch_norm, branches
 from retinanet.engine.tile_convolution import has_tiles
 from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_convolve
@@ -119,25 +119,25 @@ class FoldedForward:
         passes: bool = False,
     ) -> list[Tensor]:
         """Apply convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
-        geometry = geometry_of(module)
+        params = conv_params_of(module)
         with self.around(module):
             if not _is_constant(norm):
                 maps, *passed = convolve(
                     [features], module.weight, None,
-                    geometry=geometry, gated=gated, passes=passes, own=self._own,
+                    params=params, gated=gated, passes=passes, own=self._own,
                 )  # fmt: skip
                 assert isinstance(norm, nn.BatchNorm2d)
                 return [batch_norm(maps, norm, added, relu=relu), *passed]
             if not module.weight.requires_grad and not features.requires_grad:
                 weight, shift = self._frozen_weight(module, norm, features.dtype)
                 maps = convolution(
-                    features, weight, shift, geometry, relu=relu, added=added, own=self._own
+                    features, weight, shift, params, relu=relu, added=added, own=self._own
                 )
                 return [maps, features] if passes else [maps]
             scale, shift = folded_scale_shift(norm)
             return convolve(
                 [features], module.weight, shift,
-                geometry=geometry, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
+                params=params, scale=scale, relu=relu, gated=gated, added=added, passes=passes,
                 own=self._own,
             )  # fmt: skip
 
@@ -185,13 +185,13 @@ class FoldedForward:
     ) -> list[Tensor]:
         """Apply a convolution with bias; `relu` and `gated` as in `convolve`."""
         assert module.bias is not None
-        geometry = geometry_of(module)
+        params = conv_params_of(module)
         with self.around(module):
-            if self.has_winograd and suits_winograd(levels, module.weight, geometry):
+            if self.has_winograd and suits_winograd(levels, module.weight, params):
                 return winograd_convolve(levels, module.weight, module.bias, relu=relu)
             return convolve(
                 levels, module.weight, module.bias,
-                geometry=geometry, relu=relu, gated=gated, own=self._own,
+                params=params, relu=relu, gated=gated, own=self._own,
             )  # fmt: skip
 
     def _frozen_weight(

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from common.errors import InputError
 from common.machine import cpu_flags
 from common.native import NativeLibraryError
-from retinanet.engine.convolution import SAME_3X3, Geometry
+from retinanet.engine.convolution import SAME_3X3, ConvParams
 from retinanet.engine.kernel_calls import CSRC, Kernels, channels_last, empty_maps, level_records
 
 WINOGRAD = Kernels(
@@ -76,10 +76,10 @@ def _print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def suits_winograd(levels: Sequence[Tensor], weight: Tensor, geometry: Geometry) -> bool:
+def suits_winograd(levels: Sequence[Tensor], weight: Tensor, params: ConvParams) -> bool:
     """Return whether a convolution has the form that the kernel computes, and BF16 operands."""
     is_bf16 = all(level.dtype == torch.bfloat16 for level in levels)
-    return is_bf16 and weight.shape[2:] == (3, 3) and geometry == SAME_3X3
+    return is_bf16 and weight.shape[2:] == (3, 3) and params == SAME_3X3
 
 
 def winograd_convolve(

@@ -66,14 +66,6 @@ class Boxes:
     is_crowd: NDArray[np.bool_]
     """[B] of found boxes false"""
 
-    def rows_of(self, image_ids: NDArray[np.int64]) -> list[slice]:
-        """Return each image's rows."""
-        return rows_by_id(self.image_ids, image_ids)
-
-    def places_in_image(self) -> NDArray[np.intp]:
-        """Return [B] how many boxes of its image come before each."""
-        return places_in_image(self.image_ids)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoxesOfClass:
@@ -125,7 +117,8 @@ def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
     truth, found = boxes.truth, boxes.found
     images = np.intersect1d(truth.image_ids, found.image_ids)
     crowds = truth.is_crowd.astype(np.uint8)
-    edges = zip(images.tolist(), truth.rows_of(images), found.rows_of(images), strict=True)
+    true_rows_of, found_rows_of = (rows_by_id(part.image_ids, images) for part in (truth, found))
+    edges = zip(images.tolist(), true_rows_of, found_rows_of, strict=True)
     for image_id, true_rows, found_rows in edges:
         ious = iou(found.boxes[found_rows], truth.boxes[true_rows], crowds[true_rows])
         places = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))

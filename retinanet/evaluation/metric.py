@@ -32,6 +32,7 @@ from retinanet.evaluation.matching import (
     Matches,
     boxes_by_class,
     matches_of,
+    places_in_image,
 )
 
 
@@ -272,7 +273,7 @@ def tables_of_class(
     candidate[matches.rows] = True
     places = np.flatnonzero(candidate[order])
     columns = np.searchsorted(matches.rows, order[places])
-    ranks = found.places_in_image()[order]
+    ranks = places_in_image(found.image_ids)[order]
     for area, (smallest, largest) in enumerate(PARAMETERS.areaRng):
         inside = (truth.areas >= smallest) & (truth.areas <= largest)
         wanted = int((inside & ~truth.is_crowd).sum())

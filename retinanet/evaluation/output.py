@@ -279,9 +279,22 @@ UNSURE_BOXES = 3
 
 
 def spread_indices(total: int, count: int) -> list[int]:
-    """Return at most `count` places, evenly spread over `total`: the same at each evaluation."""
+    """Return at most `count` places, evenly spread over `total`."""
     count = min(count, total)
     return [round((2 * place + 1) * total / (2 * count) - 0.5) for place in range(count)]
+
+
+def spread_images(
+    annotations: Annotations, image_folder: Path, *, count: int
+) -> Iterator[tuple[int, Pixels]]:
+    """Yield index and pixels of up to `count` images, evenly spread: the same at each call.
+
+    Raises:
+        InputError: An image cannot be read.
+    """
+    for index in spread_indices(len(annotations), count):
+        file = image_path(image_folder, annotations.file_names[index])
+        yield index, decode_image(file, annotated_size=annotations.size_of(index))
 
 
 def evaluation_sheet(
@@ -304,11 +317,7 @@ def evaluation_sheet(
     """
     names = category_names(annotations)
     pairs = []
-    for index in spread_indices(len(annotations), count):
-        pixels = decode_image(
-            image_path(image_folder, annotations.file_names[index]),
-            annotated_size=annotations.size_of(index),
-        )
+    for index, pixels in spread_images(annotations, image_folder, count=count):
         truth = draw_truth(pixels, annotations, index)
         found = detections.of_image(int(annotations.image_ids[index]))
         least_score, caption = shown_scores(found)

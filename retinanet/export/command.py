@@ -19,13 +19,12 @@ from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_whole
 from data.decoding import decode_image
-from data.sources import image_path
 from data.synthetic import draw_scene
 from data.transforms import resize_image
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import validation_split
 from retinanet.evaluation.detect import detect_batch
-from retinanet.evaluation.output import spread_indices
+from retinanet.evaluation.output import spread_images
 from retinanet.export.program import (
     Detector,
     description_of,
@@ -254,14 +253,8 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
         return resize_image(pixels, size)[None], str(image)
     try:
         split = validation_split(checkpoint, annotations=None, images=None)
-        annotations = split.annotations
-        found = [
-            decode_image(
-                image_path(split.image_folder, annotations.file_names[row]),
-                annotated_size=annotations.size_of(row),
-            )
-            for row in spread_indices(len(split), CHECK_IMAGES)
-        ]
+        shown = spread_images(split.annotations, split.image_folder, count=CHECK_IMAGES)
+        found = [pixels for _, pixels in shown]
         what = f"{len(found)} validation images"
     except InputError:
         random = Random(0)

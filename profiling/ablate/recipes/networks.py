@@ -23,11 +23,11 @@ from profiling.layers.timing import TimedModel, model_autocast, timed_model
 from profiling.onednn_log.work import direction_name
 from retinanet.config import ModelConfig
 from retinanet.engine.convolution import (
-    Geometry,
+    ConvParams,
     cast_weight,
+    conv_params_of,
     convolution_gradients,
     convolve,
-    geometry_of,
 )
 from retinanet.engine.engines import autocast
 from retinanet.engine.folded_forward import Norm, folded_scale_shift
@@ -204,8 +204,8 @@ def two(
 ) -> Tensor:
     """The norm folded, sum and ReLU in place."""
     scale, shift = folded_scale_shift(norm)
-    geometry = geometry_of(module)
-    [outputs] = convolve([features], module.weight, shift, scale=scale, geometry=geometry)
+    params = conv_params_of(module)
+    [outputs] = convolve([features], module.weight, shift, scale=scale, params=params)
     if added is not None:
         outputs = outputs.add_(added)
     return F.relu_(outputs) if relu else outputs
@@ -219,7 +219,7 @@ def one(
         return two(features, module, norm, added, relu)
     scale, shift = folded_scale_shift(norm)
     outputs: Tensor = _ConvolutionRelu.apply(
-        features, module.weight, scale, shift, added, geometry_of(module)
+        features, module.weight, scale, shift, added, conv_params_of(module)
     )
     return outputs
 
@@ -233,10 +233,10 @@ class _ConvolutionRelu(torch.autograd.Function):
         scale: Tensor,
         shift: Tensor,
         added: Tensor | None,
-        geometry: Geometry,
+        params: ConvParams,
     ) -> Tensor:
         cast = cast_weight(weight, scale, features.dtype)
-        stride, padding, groups = geometry
+        stride, padding, groups = params
         window = (padding, stride, (1, 1), groups)
         primitive = torch.ops.mkldnn._convolution_pointwise
         bias = shift.to(features.dtype)
@@ -247,7 +247,7 @@ class _ConvolutionRelu(torch.autograd.Function):
                 features, added, cast, bias, *window, "add", 1.0, "relu", [], ""
             )
         ctx.save_for_backward(features, cast, scale, outputs)
-        ctx.geometry, ctx.has_added = geometry, added is not None
+        ctx.params, ctx.has_added = params, added is not None
         return outputs
 
     @staticmethod
@@ -259,7 +259,7 @@ class _ConvolutionRelu(torch.autograd.Function):
             before_relu,
             features,
             weight,
-            ctx.geometry,
+            ctx.params,
             wants=(ctx.needs_input_grad[0], True, False),
         )
         assert of_weight is not None

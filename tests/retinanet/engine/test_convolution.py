@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retinanet.engine.convolution import Geometry, convolve, geometry_of
+from retinanet.engine.convolution import ConvParams, conv_params_of, convolve
 
 CONVOLUTIONS = [
     nn.Conv2d(8, 6, 1),
@@ -38,12 +38,12 @@ def test_values_and_gradients_over_levels(
     bias = torch.randn(len(convolution.weight), requires_grad=True)
     scale = torch.rand(len(convolution.weight)) + 0.5 if scaled else None
     weight = convolution.weight
-    geometry = geometry_of(convolution)
-    outputs = convolve(levels, weight, bias, geometry=geometry, scale=scale)
+    params = conv_params_of(convolution)
+    outputs = convolve(levels, weight, bias, params=params, scale=scale)
     full = (
         weight.double() if scale is None else weight.double() * scale.double()[:, None, None, None]
     )
-    stride, padding, groups = geometry
+    stride, padding, groups = params
     wanted = [F.conv2d(x.double(), full, bias.double(), stride, padding, 1, groups) for x in levels]
     given = [torch.randn(y.shape) for y in wanted]
     sources = [weight, bias, *levels]
@@ -64,11 +64,11 @@ def test_strided_convolution_of_a_map_one_pixel_wide_writes_all_of_its_gradient(
         torch.randn(64, 64, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
     )
     bias = torch.zeros(64)
-    geometry = geometry_of(nn.Conv2d(64, 64, 3, stride=2, padding=1))
+    params = conv_params_of(nn.Conv2d(64, 64, 3, stride=2, padding=1))
     level = torch.randn(2, 64, height, 1).bfloat16().requires_grad_()
     for _ in range(5):
         poison()
-        [output] = convolve([level], weight, bias, geometry=geometry)
+        [output] = convolve([level], weight, bias, params=params)
         found = torch.autograd.grad(output, [weight, level], torch.ones_like(output))
         assert all(gradient.isfinite().all() for gradient in found)
         assert (found[0][..., 0] == 0).all() and (found[0][..., 2] == 0).all()
@@ -79,10 +79,10 @@ def test_strided_convolution_of_a_map_one_pixel_wide_writes_all_of_its_gradient(
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_convolution_without_bias_trains_in_bf16(groups: int, size: int) -> None:
     torch.manual_seed(0)
-    geometry = Geometry((1, 1), (size // 2, size // 2), groups)
+    params = ConvParams((1, 1), (size // 2, size // 2), groups)
     weight = torch.randn(32, 32 // groups, size, size, requires_grad=True)
     level = torch.randn(2, 32, 6, 5).bfloat16()
-    [output] = convolve([level], weight, None, geometry=geometry)
+    [output] = convolve([level], weight, None, params=params)
     output.float().sum().backward()
     [expected] = torch.autograd.grad(
         torch.nn.functional.conv2d(level.float(), weight, padding=size // 2, groups=groups).sum(),

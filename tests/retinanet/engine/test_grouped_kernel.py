@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retinanet.engine import convolution as convolution_module
-from retinanet.engine.convolution import Geometry, convolve
+from retinanet.engine.convolution import ConvParams, convolve
 from retinanet.engine.grouped_convolution import (
     grouped_convolution,
     grouped_input_gradient,
@@ -250,11 +250,11 @@ def test_convolutions_take_the_kernel(
     torch.manual_seed(1)
     levels = [torch.randn(2, 64, 12, size).bfloat16() for size in (10, 7)]
     weight, bias = torch.randn(64, 16, 3, 3), torch.randn(64)
-    geometry = Geometry((stride, stride), (1, 1), 4)
+    params = ConvParams((stride, stride), (1, 1), 4)
 
     def gradients() -> list[Tensor]:
         sources = [tensor.clone().requires_grad_() for tensor in (weight, bias, *levels)]
-        outputs = convolve(sources[2:], *sources[:2], geometry=geometry)
+        outputs = convolve(sources[2:], *sources[:2], params=params)
         return list(
             torch.autograd.grad([output.float().square().sum() for output in outputs], sources)
         )
@@ -282,15 +282,15 @@ def test_without_amx_narrow_groups_alone_take_the_weight_gradients_kernel(
     monkeypatch.setattr(convolution_module, "has_tiles", lambda: False)
     monkeypatch.setattr(convolution_module, "best_tiles", lambda: Tiles.VECTORS)
     features, weight = torch.zeros(1, 64, 5, 5).bfloat16(), torch.zeros(64, group_width, 3, 3)
-    geometry = Geometry((1, 1), (1, 1), 64 // group_width)
-    suits = convolution_module.suits_grouped_weight_gradient(features, weight, geometry)
+    params = ConvParams((1, 1), (1, 1), 64 // group_width)
+    suits = convolution_module.suits_grouped_weight_gradient(features, weight, params)
     assert suits == takes_ours
-    assert not convolution_module.suits_grouped_tiles(features, weight, geometry)
+    assert not convolution_module.suits_grouped_tiles(features, weight, params)
 
 
 def test_what_convolve_returns_may_be_changed_in_place(own_tiles: None) -> None:
     features, weight = torch.randn(1, 64, 5, 5).bfloat16(), torch.randn(64, 8, 3, 3)
-    geometry = Geometry((1, 1), (1, 1), 8)
-    [output] = convolve([features], weight.requires_grad_(), None, geometry=geometry)
+    params = ConvParams((1, 1), (1, 1), 8)
+    [output] = convolve([features], weight.requires_grad_(), None, params=params)
     output.relu_().sum().backward()
     assert weight.grad is not None and weight.grad.isfinite().all()

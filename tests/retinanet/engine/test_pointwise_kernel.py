@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
+from retinanet.engine.convolution import POINTWISE, SAME_3X3, ConvParams, convolve
 from retinanet.engine.tile_convolution import (
     PackedWeight,
     Tiles,
@@ -185,31 +185,31 @@ def test_threads_and_repetition_change_nothing(tiles: Tiles) -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("geometry", [POINTWISE, SAME_3X3, Geometry((1, 1), (1, 1), 4)], ids=str)
+@pytest.mark.parametrize("params", [POINTWISE, SAME_3X3, ConvParams((1, 1), (1, 1), 4)], ids=str)
 def test_a_residual_block_of_two_trains_as_in_float64(
-    own_tiles: None, geometry: Geometry, dtype: torch.dtype, own: bool
+    own_tiles: None, params: ConvParams, dtype: torch.dtype, own: bool
 ) -> None:
     torch.manual_seed(0)
-    size = 1 + 2 * geometry.padding[0]
+    size = 1 + 2 * params.padding[0]
     features = torch.randn(2, 32, 11, 9).relu()
-    shapes = [(32, 32 // geometry.groups, size, size)] * 2
+    shapes = [(32, 32 // params.groups, size, size)] * 2
     weights = [torch.randn(shape) / shape[1] ** 0.5 / size for shape in shapes]
     weights = [weight.bfloat16().float().requires_grad_() for weight in weights]
     given = torch.randn(2, 32, 11, 9)
     level = features.to(dtype).requires_grad_()
     inner, shortcut = convolve(
-        [level], weights[0], None, geometry=geometry, relu=True, gated=True, passes=True, own=own
+        [level], weights[0], None, params=params, relu=True, gated=True, passes=True, own=own
     )
     [result] = convolve(
         [inner], weights[1], None,
-        geometry=geometry, relu=True, gated=True, added=shortcut, own=own,
+        params=params, relu=True, gated=True, added=shortcut, own=own,
     )  # fmt: skip
     # The last ReLU's mask is its readers' to apply.
     found = torch.autograd.grad(result, [level, *weights], (given * (result > 0)).to(dtype))
     exact = features.double().requires_grad_()
     exact_weights = [weight.detach().double().requires_grad_() for weight in weights]
     # ReLUs open where ours do: near zero rounding decides.
-    exactly = functools.partial(F.conv2d, padding=geometry.padding, groups=geometry.groups)
+    exactly = functools.partial(F.conv2d, padding=params.padding, groups=params.groups)
     wanted_inner = exactly(exact, exact_weights[0]) * (inner > 0)
     wanted = (exactly(wanted_inner, exact_weights[1]) + exact) * (result > 0)
     references = torch.autograd.grad(wanted, [exact, *exact_weights], given.double())

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retinanet.engine import convolution as convolution_module
-from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
+from retinanet.engine.convolution import POINTWISE, SAME_3X3, ConvParams, convolve
 from retinanet.engine.tile_convolution import (
     PackedWeight,
     Tiles,
@@ -188,7 +188,7 @@ def test_convolve_trains_as_in_float32(own_tiles: None) -> None:
         weight = torch.randn(41, 24, 3, 3).bfloat16().float().requires_grad_()
         bias = torch.randn(41).requires_grad_()
         levels = [level.detach().to(dtype).requires_grad_() for level in maps]
-        outputs = convolve(levels, weight, bias, geometry=SAME_3X3, gated=True)
+        outputs = convolve(levels, weight, bias, params=SAME_3X3, gated=True)
         torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
         found.append([*outputs, *(level.grad for level in levels), weight.grad, bias.grad])
     for actual, wanted in zip(*found, strict=True):
@@ -197,10 +197,10 @@ def test_convolve_trains_as_in_float32(own_tiles: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("geometry", "shape", "dtype"),
+    ("params", "shape", "dtype"),
     [
-        (Geometry((2, 2), (1, 1), 1), (8, 8, 3, 3), torch.bfloat16),
-        (Geometry((1, 1), (0, 0), 1), (8, 8, 3, 3), torch.bfloat16),
+        (ConvParams((2, 2), (1, 1), 1), (8, 8, 3, 3), torch.bfloat16),
+        (ConvParams((1, 1), (0, 0), 1), (8, 8, 3, 3), torch.bfloat16),
         (POINTWISE, (32, 40, 1, 1), torch.bfloat16),
         (SAME_3X3, (8, 8, 3, 3), torch.float32),
     ],
@@ -208,7 +208,7 @@ def test_convolve_trains_as_in_float32(own_tiles: None) -> None:
 def test_other_convolutions_are_onednns(
     own_tiles: None,
     monkeypatch: pytest.MonkeyPatch,
-    geometry: Geometry,
+    params: ConvParams,
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> None:
@@ -218,6 +218,6 @@ def test_other_convolutions_are_onednns(
     for name in ("tile_outputs", "pointwise_output"):
         monkeypatch.setattr(convolution_module, name, never)
     level = torch.ones(1, shape[1], 9, 9, dtype=dtype)
-    [output] = convolve([level], torch.ones(shape), None, geometry=geometry)
+    [output] = convolve([level], torch.ones(shape), None, params=params)
     inside = output[0, 0, output.shape[2] // 2, output.shape[3] // 2]
     assert inside == shape[1] * shape[2] * shape[3]

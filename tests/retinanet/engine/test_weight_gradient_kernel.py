@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine.convolution import POINTWISE, SAME_3X3, Geometry, convolve
+from retinanet.engine.convolution import POINTWISE, SAME_3X3, ConvParams, convolve
 from retinanet.engine.tile_convolution import Tiles, weight_gradient
 
 BF16_ROUNDING = 2.0**-8
@@ -156,9 +156,9 @@ def test_maps_in_other_layouts_are_taken(kernel: Callable[..., tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(
-    ("geometry", "size"), [(SAME_3X3, 3), (POINTWISE, 1), (Geometry((2, 2), (0, 0), 1), 1)]
+    ("params", "size"), [(SAME_3X3, 3), (POINTWISE, 1), (ConvParams((2, 2), (0, 0), 1), 1)]
 )
-def test_convolve_trains_as_in_float32(own_tiles: None, geometry: Geometry, size: int) -> None:
+def test_convolve_trains_as_in_float32(own_tiles: None, params: ConvParams, size: int) -> None:
     torch.manual_seed(0)
     levels = [torch.randn(2, 24, *side).bfloat16() for side in ((11, 9), (5, 4))]
     found = []
@@ -167,7 +167,7 @@ def test_convolve_trains_as_in_float32(own_tiles: None, geometry: Geometry, size
         weight = torch.randn(40, 24, size, size).bfloat16().float().requires_grad_()
         bias, scale = torch.randn(40).bfloat16().float().requires_grad_(), torch.rand(40) + 0.5
         maps = convolve(
-            [level.to(dtype) for level in levels], weight, bias, geometry=geometry, scale=scale
+            [level.to(dtype) for level in levels], weight, bias, params=params, scale=scale
         )
         torch.autograd.backward(maps, [torch.ones_like(one) for one in maps])
         assert weight.grad is not None and bias.grad is not None
