@@ -157,12 +157,12 @@ def level_records(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor]
 ) -> ctypes.Array[Level]:
     """Return each level's addresses and sizes; `gates` is empty, or holds one for each level."""
-    levels = zip(inputs, outputs, none_or_all(gates, len(inputs)), strict=True)
+    levels = zip(inputs, outputs, gates_or_none(gates, len(inputs)), strict=True)
     records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]
     return (Level * len(records))(*records)
 
 
-def none_or_all(gates: Sequence[Tensor], count: int) -> Sequence[Tensor | None]:
+def gates_or_none(gates: Sequence[Tensor], count: int) -> Sequence[Tensor | None]:
     """Return the gates of `count` levels: None for each where there are no gates."""
     return gates if gates else [None] * count
 

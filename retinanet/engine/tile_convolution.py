@@ -29,7 +29,7 @@ from retinanet.engine.kernel_calls import (
     fields,
     float32_or_none,
     level_records,
-    none_or_all,
+    gates_or_none,
     scratch_bytes,
 )
 
@@ -341,7 +341,7 @@ def weight_gradient(
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
     of_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
     of_bias = torch.empty(out_channels)
-    maps = zip(inputs, gradients, none_or_all(gates, len(inputs)), strict=True)
+    maps = zip(inputs, gradients, gates_or_none(gates, len(inputs)), strict=True)
     records = [
         _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
         for level, gradient, gate in maps
