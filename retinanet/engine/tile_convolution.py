@@ -28,8 +28,8 @@ from retinanet.engine.kernel_calls import (
     empty_maps,
     fields,
     float32_or_none,
-    level_records,
     gates_or_none,
+    level_records,
     scratch_bytes,
 )
 
