@@ -34,7 +34,7 @@ def background(logits: Tensor, **options: object) -> tuple[Tensor, Tensor]:
     """The operator on one image of background anchors."""
     classes = torch.full(logits.shape[:2], -1)
     settings: dict[str, object] = {"alpha": 0.25, "gamma": 2.0, "reduce": False, **options}
-    return focal_loss_operator(logits, classes, torch.ones(1), with_gradient=True, **settings)  # type: ignore[arg-type]
+    return focal_loss_operator(logits, classes, torch.ones(1), with_gradient=True, **settings)
 
 
 @pytest.mark.usefixtures("instruction_set")
