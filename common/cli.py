@@ -154,6 +154,18 @@ def add_json_option(
     parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help=what)
 
 
+def add_output_options(
+    parser: argparse.ArgumentParser,
+    what: str,
+    *,
+    overwrite: str = "replace files of an earlier call in DIR",
+) -> None:
+    """Add `--out DIR`, `--overwrite` and `--json FILE`; the help of the first is `what`."""
+    parser.add_argument("--out", type=Path, metavar="DIR", help=what)
+    parser.add_argument("--overwrite", action="store_true", help=overwrite)
+    add_json_option(parser)
+
+
 def resuming_command(launcher: Sequence[str] = ()) -> str:
     """Return the command that continues the run of this process.
 

@@ -27,7 +27,7 @@ class Cell(NamedTuple):
     """A value that has a text of its own."""
 
     text: str
-    value: float | None
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import sys
 from common.cli import run_command, run_command_group
 
 COMMANDS = {
-    "stats": ("profiling.stats.command:add_stats", "oneDNN's logs as tables and pictures"),
+    "stats": ("profiling.stats:add_stats", "oneDNN's logs as tables and pictures"),
     "report": ("profiling.report.command:add_report", "everything on one page for a browser"),
-    "compare": ("profiling.compare.command:add_compare", "two oneDNN logs side by side"),
+    "compare": ("profiling.compare:add_compare", "two oneDNN logs side by side"),
     "efficiency": (
         "profiling.efficiency.command:add_efficiency",
         "a run's primitives against the same ones alone",
@@ -20,7 +20,7 @@ COMMANDS = {
         "profiling.replay.command:add_benchdnn",
         "run a log's problems again, each alone",
     ),
-    "peaks": ("profiling.peaks.command:add_peaks", "measure what this machine can do at most"),
+    "peaks": ("profiling.peaks.peaks:add_peaks", "measure what this machine can do at most"),
     "trace": (
         "profiling.trace.command:add_trace",
         "torch.profiler's traces as tables and pictures",

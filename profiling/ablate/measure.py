@@ -43,7 +43,7 @@ from profiling.bench.job import (
 from profiling.bench.results import background_load
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import WorkerPool, rounds_of, variant_worker
-from profiling.compare.comparison import compare, kinds_of, side_of
+from profiling.compare import compare, kinds_of, side_of
 from profiling.onednn_log.log import read_logs
 
 OTHER_PACKAGES = ("simplejpeg", "pillow", "numpy", "mlperf-logging", "mpich")

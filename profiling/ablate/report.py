@@ -14,6 +14,7 @@ from common.charts import as_png
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_whole
+from common.tables import Cell, Column, Table, markdown_table
 from profiling.ablate.analysis import (
     ALIKE,
     HOLDS,
@@ -37,13 +38,10 @@ from profiling.ablate.definition import SizeName, read_all
 from profiling.ablate.result import Result, default_folder
 from profiling.report.page import (
     Block,
-    Cell,
     Chart,
-    Column,
     Facts,
     Missing,
     Section,
-    Table,
     Text,
     chart,
     listed,
@@ -352,26 +350,14 @@ def block_parts(block: Block, *, picture: str) -> list[str]:
     """A block's paragraphs."""
     match block:
         case Table():
-            rows = [[one.text for one in row] for row in block.rows]
-            return [table([one.name for one in block.columns], rows), *block.notes]
+            return [block.markdown(), *block.notes]
         case Chart():
             return [f"![{block.caption}]({picture})", f"*{block.caption}*"]
         case Facts():
-            return [table(("what", "value"), block.pairs)]
+            return [markdown_table(("what", "value"), block.pairs)]
         case Text():
             return list(block.paragraphs)
         case Missing():
             return [f"{block.text} `{block.command}`"]
         case _:
             raise AssertionError(f"{type(block).__name__} is not in reports of ablations")
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In GitHub's notation."""
-    lines = [columns, ["---"] * len(columns), *([cell(text) for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def cell(text: str) -> str:
-    """Text that ends no cell."""
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,35 +1,20 @@
-"""Replayed time against measured time, weighted by calls. Loads no torch.
+"""Measure a run's primitives against the same primitives alone. Loads no torch.
 
 "benchDNN.sh runs each primitive operation multiple times and takes the average; efficiency.py takes
 a weighted sum of all operations' time by the number of calls and produces an efficiency ratio"
-(Fu et al. 2023, section 2.3).
-
-TODO-DOC Which of a log counts: whole steps where it marks them, else all of it.
-
-TODO-DOC What a step would take if oneDNN's primitives ran at another speed.
-
-TODO-DOC The replay that a log is compared with: from a file, or made now.
-
-TODO-DOC Problems as people name them: `convolution backward data, 3×3, 256 → 36, 2 × 100×100, bf16`.
+(Fu et al. 2023, section 2.3). Where a log marks its steps, only whole steps count. From the ratios
+follows what a step would take if oneDNN's primitives ran at another speed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass
 
-from rich.console import Console
-
-from common.console import progress
 from common.errors import InputError
-from profiling.bench.results import background_load
 from profiling.onednn_log.log import OneDnnLog, Where
-from profiling.onednn_log.work import Problem, named_sizes
+from profiling.onednn_log.work import Problem
 from profiling.peaks.peaks import Peaks, cautions_of_peaks, roofline_ms
-from profiling.replay.benchdnn import find_benchdnn
-from profiling.replay.replay import Replay, ReplayTime, conditions_of
-from profiling.replay.runners import mismatches, replay_with_benchdnn
-from profiling.replay.torch_replay import replay_with_torch
+from profiling.replay.replay import Replay, ReplayTime
+from profiling.replay.runners import mismatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +82,19 @@ class Part:
         return self.measured_ms - self.hot_ms
 
 
-class Timed(Protocol):
-    """A problem or a part."""
-
-    @property
-    def measured_ms(self) -> float: ...  # noqa: D102
-    @property
-    def hot_ms(self) -> float: ...  # noqa: D102
-    @property
-    def cold_ms(self) -> float | None: ...  # noqa: D102
-    @property
-    def cold_measured_ms(self) -> float: ...  # noqa: D102
+Timed = ProblemEfficiency | Part
 
 
-def hot_ratio(one: Timed) -> float | None:
-    """Hot replay over measured: 1 where the run was as fast; None where it took no time."""
-    return one.hot_ms / one.measured_ms if one.measured_ms else None
+def hot_ratio(timed: Timed) -> float | None:
+    """Return hot replay over measured time: 1 if the run was as fast; None if it took no time."""
+    return timed.hot_ms / timed.measured_ms if timed.measured_ms else None
 
 
-def cold_ratio(one: Timed) -> float | None:
-    """Cold replay over the measured time of the same problems; None where there is none."""
-    if one.cold_ms is None or not one.cold_measured_ms:
+def cold_ratio(timed: Timed) -> float | None:
+    """Return cold replay over the measured time of the same problems; None if there is none."""
+    if timed.cold_ms is None or not timed.cold_measured_ms:
         return None
-    return one.cold_ms / one.cold_measured_ms
+    return timed.cold_ms / timed.cold_measured_ms
 
 
 @dataclass(frozen=True)
@@ -143,7 +118,7 @@ class Steps:
         return len(self.whole) or None
 
     def holds(self, where: Where) -> bool:
-        """Whether what ran there counts."""
+        """Return whether what ran there counts."""
         return not self.whole or (where.rank, where.step) in self.whole
 
 
@@ -189,41 +164,39 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
     Where the log marks its steps, only what ran inside whole steps counts.
     """
     steps = steps_of(log)
-    calls = log.calls(steps.holds)
     problems, not_replayed = [], []
-    for problem, one in calls.items():
+    for problem, calls in log.calls(steps.holds).items():
         time = replay.times.get(problem)
         if time is None:
             why = replay.not_replayed.get(problem, "it is not in the replay")
-            not_replayed.append(NotReplayed(problem, one.count, one.total_ms, why))
-            continue
-        ideal = roofline_ms(problem, peaks) if peaks else None
-        problems.append(ProblemEfficiency(problem, one.count, one.total_ms, time, ideal))
+            not_replayed.append(NotReplayed(problem, calls.count, calls.total_ms, why))
+        else:
+            ideal = roofline_ms(problem, peaks) if peaks else None
+            problems.append(ProblemEfficiency(problem, calls.count, calls.total_ms, time, ideal))
+    outside = log.calls(lambda where: not steps.holds(where))
     return Efficiency(
         replay=replay,
         steps=steps,
-        problems=sorted(problems, key=lambda one: -one.lost_ms),
-        not_replayed=sorted(not_replayed, key=lambda one: -one.measured_ms),
+        problems=sorted(problems, key=lambda problem: -problem.lost_ms),
+        not_replayed=sorted(not_replayed, key=lambda problem: -problem.measured_ms),
         parts=parts_of(problems),
-        total=together("", "", problems),
-        outside_ms=sum(
-            one.total_ms for one in log.calls(lambda where: not steps.holds(where)).values()
-        ),
+        total=sum_up("", "", problems),
+        outside_ms=sum(calls.total_ms for calls in outside.values()),
         cautions=[*mismatches(log, replay), *cautions_of_peaks(peaks, log)],
     )
 
 
 def parts_of(problems: Sequence[ProblemEfficiency]) -> list[Part]:
-    """Sums by kind and direction, the costliest first."""
+    """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[ProblemEfficiency]] = {}
     for one in problems:
         groups.setdefault((one.problem.kind, one.problem.direction), []).append(one)
-    parts = [together(kind, direction, some) for (kind, direction), some in groups.items()]
+    parts = [sum_up(kind, direction, some) for (kind, direction), some in groups.items()]
     return sorted(parts, key=lambda part: -part.measured_ms)
 
 
-def together(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -> Part:
-    """The sums of some problems."""
+def sum_up(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -> Part:
+    """Return the sums of some problems."""
     cold = [one.cold_ms for one in problems if one.cold_ms is not None]
     return Part(
         kind=kind,
@@ -237,7 +210,7 @@ def together(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -
 
 
 def steps_of(log: OneDnnLog) -> Steps:
-    """Read off the marks and facts of a log."""
+    """Return what the marks and facts of a log have on its steps."""
     walls = {
         (where.rank, where.step): milliseconds
         for where, milliseconds in log.phase_ms.items()
@@ -255,13 +228,13 @@ def steps_of(log: OneDnnLog) -> Steps:
     )
 
 
-def require_fitting(steps: Steps, asked: int | None) -> None:
+def require_fitting(steps: Steps, count: int | None) -> None:
     """Refuse `--steps` beside a log that marks its steps.
 
     Raises:
         InputError: It does.
     """
-    if asked is not None and steps.whole:
+    if count is not None and steps.whole:
         raise InputError(
             f"--steps: the log marks its {len(steps.whole)} steps itself; leave --steps out"
         )
@@ -275,7 +248,7 @@ class Speed:
     onednn_s: float
     """In oneDNN's primitives."""
     step_s: float | None
-    """Of the whole step; None where the log does not tell what else is in it."""
+    """Of the whole step; None where the log does not have what else is in it."""
     images_per_s: float | None
     """Of all ranks in the log; None where the step or its images are not known."""
 
@@ -305,7 +278,7 @@ class Projection:
 def project(
     efficiency: Efficiency, *, steps: int | None, images_a_step: int | None
 ) -> Projection | None:
-    """Seconds and images a second of a step, at each speed.
+    """Return seconds and images a second of a step, at each speed.
 
     Args:
         efficiency: With its marks, if the log has any.
@@ -328,17 +301,17 @@ def project(
         step_s = None if elsewhere is None else onednn_s + elsewhere
         return Speed(name, onednn_s, step_s, images / step_s if images and step_s else None)
 
-    found = [speed("as measured", efficiency.measured_ms)]
+    speeds = [speed("as measured", efficiency.measured_ms)]
     if efficiency.problems:
-        found.append(speed("at the hot replay's speed", total_ms(efficiency, hot)))
+        speeds.append(speed("at the hot replay's speed", total_ms(efficiency, hot)))
     if efficiency.total.cold_ms is not None:
-        found.append(speed("at the cold replay's speed", total_ms(efficiency, cold_or_hot)))
-    bounded = [one for one in efficiency.problems if one.roofline_ms is not None]
+        speeds.append(speed("at the cold replay's speed", total_ms(efficiency, cold_or_hot)))
+    bounded = [problem for problem in efficiency.problems if problem.roofline_ms is not None]
     if bounded:
-        found.append(speed("at the roofline", total_ms(efficiency, roofline_or_measured)))
-    bounded_ms = sum(one.measured_ms for one in bounded)
+        speeds.append(speed("at the roofline", total_ms(efficiency, roofline_or_measured)))
+    bounded_ms = sum(problem.measured_ms for problem in bounded)
     return Projection(
-        speeds=tuple(found),
+        speeds=tuple(speeds),
         elsewhere_s=elsewhere,
         images=images,
         roofline_share=bounded_ms / efficiency.measured_ms if efficiency.measured_ms else 0.0,
@@ -346,148 +319,22 @@ def project(
 
 
 def total_ms(efficiency: Efficiency, milliseconds: Callable[[ProblemEfficiency], float]) -> float:
-    """All replayed problems by some measure, and the measured time of the others."""
+    """Return all replayed problems by some measure, and the measured time of the others."""
     return sum(map(milliseconds, efficiency.problems)) + efficiency.not_replayed_ms
 
 
-def hot(one: ProblemEfficiency) -> float:
-    """All calls at the hot replay's speed."""
-    return one.hot_ms
+def hot(problem: ProblemEfficiency) -> float:
+    """Return the time of all calls at the hot replay's speed."""
+    return problem.hot_ms
 
 
-def cold_or_hot(one: ProblemEfficiency) -> float:
-    """All calls at the cold replay's speed; what is too small to be run cold, at the hot one's."""
-    return one.hot_ms if one.cold_ms is None else one.cold_ms
+def cold_or_hot(problem: ProblemEfficiency) -> float:
+    """Return it at the cold replay's speed; of what is too small to be run cold, at the hot one's."""
+    return problem.hot_ms if problem.cold_ms is None else problem.cold_ms
 
 
-def roofline_or_measured(one: ProblemEfficiency) -> float:
-    """All calls at the roofline; as measured where there is none, or where caches beat it."""
-    if one.roofline_ms is None:
-        return one.measured_ms
-    return min(one.measured_ms, one.roofline_ms * one.calls)
-
-
-RUNNERS = ("auto", "benchdnn", "torch")
-
-
-def chosen_benchdnn(runner: str, benchdnn: Path | None) -> Path | None:
-    """The benchdnn to replay with; None: torch does it.
-
-    Raises:
-        InputError: It is asked for and not there, or torch is asked for beside it.
-    """
-    if runner == "torch":
-        if benchdnn is not None:
-            raise InputError("--benchdnn: --runner torch runs none; leave one of them out")
-        return None
-    found = find_benchdnn(benchdnn)
-    if found is None and runner == "benchdnn":
-        raise InputError(
-            "--runner benchdnn: there is none on PATH; name it with --benchdnn, or use torch"
-        )
-    return found
-
-
-def replay_now(
-    log: OneDnnLog,
-    *,
-    benchdnn: Path | None,
-    threads: int | None,
-    repeats: int,
-    cold: bool,
-    console: Console,
-) -> Replay:
-    """Run the log's problems again.
-
-    Raises:
-        InputError: They cannot be run under such conditions.
-    """
-
-    def say(text: str) -> None:
-        console.print(f"note: {text}", markup=False, soft_wrap=True)
-
-    conditions = conditions_of(log, threads=threads, cpus=None, say=say)
-    calls = log.calls(steps_of(log).holds)
-    name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
-    with (
-        background_load() as others,
-        progress(console, f"replaying through {name}, problems", total=len(calls)) as advance,
-    ):
-
-        def show(done: int, _of: int) -> None:
-            advance(done, "")
-
-        if benchdnn is not None:
-            replay = replay_with_benchdnn(
-                calls,
-                benchdnn=benchdnn,
-                conditions=conditions,
-                repeats=repeats,
-                cold=cold,
-                progress=show,
-            )
-        else:
-            replay = replay_with_torch(
-                calls,
-                conditions=conditions,
-                repeats=repeats,
-                cold=cold,
-                progress=show,
-                say=say,
-            )
-    return replace(replay, other_cores=others.cores)
-
-
-AXES = "dhw"
-
-
-def readable(problem: Problem) -> str:
-    """Kind, direction, sizes, type; oneDNN's own shape where it is of no known form."""
-    return ", ".join([kind_and_direction(problem.kind, problem.direction), *sizes_of(problem)])
-
-
-def kind_and_direction(kind: str, direction: str) -> str:
-    """Such as `convolution backward data`; training and inference are kept apart."""
-    words = "" if direction == "undef" else f" {direction}"
-    return f"{kind}{words}".replace("_", " ")
-
-
-def sizes_of(problem: Problem) -> list[str]:
-    """What there is to say of sizes and types."""
-    return [
-        *(window_words(problem) or [problem.shape.replace("x", "×").replace(":", " by ")]),
-        *type_words(problem),
-    ]
-
-
-def window_words(problem: Problem) -> list[str]:
-    """Of what slides a window over pictures; nothing for other kinds."""
-    if problem.shape[:1].isdigit():
-        return []
-    sizes = named_sizes(problem.shape)
-    if not {"mb", "ic"} <= sizes.keys() or not any(f"k{axis}" in sizes for axis in AXES):
-        return []
-    kernel, stride, dilation = (product(sizes, letter) for letter in ("k", "s", "d"))
-    words = [kernel]
-    if set(stride.split("×")) != {"1"}:
-        words[0] += f" stride {stride}"
-    if set(dilation.split("×")) - {"0", ""}:
-        words[0] += f" dilation {dilation}"
-    channels = f"{sizes['ic']} → {sizes['oc']}" if "oc" in sizes else str(sizes["ic"])
-    words.append(f"{channels} in {sizes['g']} groups" if sizes.get("g", 1) > 1 else channels)
-    words.append(f"{sizes['mb']} × {product(sizes, 'i')}")
-    return words
-
-
-def product(sizes: dict[str, int], letter: str) -> str:
-    """One size for each axis that is there: `3×3`."""
-    return "×".join(str(sizes[letter + axis]) for axis in AXES if letter + axis in sizes)
-
-
-def type_words(problem: Problem) -> list[str]:
-    """The types, once each; for a reorder the way between layouts."""
-    there = [memory for memory in problem.memories if memory.is_there]
-    if problem.kind == "reorder" and len(there) == 2:
-        source, target = there
-        return [f"{source.type} {source.layout} to {target.type} {target.layout}"]
-    return ["/".join(dict.fromkeys(memory.type for memory in there))]
+def roofline_or_measured(problem: ProblemEfficiency) -> float:
+    """Return it at the roofline; as measured where there is none, or where caches beat it."""
+    if problem.roofline_ms is None:
+        return problem.measured_ms
+    return min(problem.measured_ms, problem.roofline_ms * problem.calls)

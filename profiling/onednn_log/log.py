@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from common.console import progress_in_bytes
+from common.console import progress_in_bytes, say
 from common.errors import InputError
 from common.files import regular_descriptor
 from profiling.onednn_log.parse import (
@@ -442,6 +442,20 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def log_files(path: Path) -> list[Path]:
+    """Return a log, or all logs of a folder, such as `runs/coco/onednn`.
+
+    Raises:
+        InputError: The folder has none.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.name.endswith((".log", ".log.gz")))
+    if not files:
+        raise InputError(f"{path}: holds no *.log and no *.log.gz; give a log, or a folder of logs")
+    return files
+
+
 def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
     """`read_logs`, with a bar for what is long.
 
@@ -458,3 +472,25 @@ def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
             show(min(done, total), "")
 
         return read_logs(logs, advance=advance)
+
+
+def describe_log(console: Console, log: OneDnnLog) -> None:
+    """Print which library wrote a log, on what, and how much it is."""
+    library = ", ".join(f"oneDNN {version}" for version in log.versions) or "oneDNN (no header)"
+    parts = [library]
+    if log.threads:
+        threads = " and ".join(map(str, log.threads))
+        parts.append(f"{' and '.join(log.runtimes)}, {threads} threads")
+    say(console, "; ".join([*parts, *log.instruction_sets]))
+    counted = f"{log.lines:,} lines, {log.onednn_lines:,} of them oneDNN's"
+    if log.ranks:
+        counted += f"; ranks {', '.join(map(str, log.ranks))}"
+    if log.steps:
+        counted += f"; steps {', '.join(map(str, log.steps))}"
+    say(console, counted)
+
+
+def name_files(files: Sequence[str]) -> str:
+    """Return the names of a log's files for a chart's title, of many the first three."""
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return ", ".join(Path(file).name for file in files[:3]) + more

@@ -366,6 +366,20 @@ def product_sizes(shape: str) -> tuple[int, int, int, int]:
     return batch, left[-2], right[-1], left[-1]
 
 
+def modern_shape(problem: Problem) -> str:
+    """Return the shape as 3.x spells it: earlier versions have a matrix product's result too."""
+    if problem.kind != "matmul":
+        return problem.shape
+    try:
+        batch, rows, columns, inner = product_sizes(problem.shape)
+    except (ValueError, KeyError, IndexError):
+        return problem.shape
+    if problem.shape[:1].isdigit():
+        return ":".join(problem.shape.split(":")[:2])
+    lead = f"{batch}x" if batch > 1 else ""
+    return f"{lead}{rows}x{inner}:{lead}{inner}x{columns}"
+
+
 DRIVERS = {
     "batch_normalization": "bnorm",
     "convolution": "conv",
@@ -452,3 +466,56 @@ def direction_name(direction: str) -> str:
     if direction.startswith("forward"):
         return "forward"
     return "" if direction == "undef" else direction.replace("_", " ")
+
+
+SPATIAL_AXES = "dhw"
+
+
+def readable(problem: Problem) -> str:
+    """Return a problem in words: `convolution backward data, 3×3, 256 → 36, 2 × 100×100, bf16`.
+
+    oneDNN's own shape stands in where it is of no known form.
+    """
+    sizes = window_words(problem) or [problem.shape.replace("x", "×").replace(":", " by ")]
+    return ", ".join(
+        [kind_and_direction(problem.kind, problem.direction), *sizes, *type_words(problem)]
+    )
+
+
+def kind_and_direction(kind: str, direction: str) -> str:
+    """Return such as `convolution backward data`; training and inference are kept apart."""
+    words = "" if direction == "undef" else f" {direction}"
+    return f"{kind}{words}".replace("_", " ")
+
+
+def window_words(problem: Problem) -> list[str]:
+    """Return the sizes of what slides a window over images; nothing for other kinds."""
+    if problem.shape[:1].isdigit():
+        return []
+    sizes = named_sizes(problem.shape)
+    if not {"mb", "ic"} <= sizes.keys() or not any(f"k{axis}" in sizes for axis in SPATIAL_AXES):
+        return []
+    kernel, stride, dilation = (sizes_text(sizes, letter) for letter in ("k", "s", "d"))
+    words = [kernel]
+    if set(stride.split("×")) != {"1"}:
+        words[0] += f" stride {stride}"
+    if set(dilation.split("×")) - {"0", ""}:
+        words[0] += f" dilation {dilation}"
+    channels = f"{sizes['ic']} → {sizes['oc']}" if "oc" in sizes else str(sizes["ic"])
+    words.append(f"{channels} in {sizes['g']} groups" if sizes.get("g", 1) > 1 else channels)
+    words.append(f"{sizes['mb']} × {sizes_text(sizes, 'i')}")
+    return words
+
+
+def sizes_text(sizes: dict[str, int], letter: str) -> str:
+    """Return one size for each axis that is there: `3×3`."""
+    return "×".join(str(sizes[letter + axis]) for axis in SPATIAL_AXES if letter + axis in sizes)
+
+
+def type_words(problem: Problem) -> list[str]:
+    """Return the types, once each; for a reorder both types and layouts."""
+    there = [memory for memory in problem.memories if memory.is_there]
+    if problem.kind == "reorder" and len(there) == 2:
+        source, target = there
+        return [f"{source.type} {source.layout} to {target.type} {target.layout}"]
+    return ["/".join(dict.fromkeys(memory.type for memory in there))]

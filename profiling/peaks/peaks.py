@@ -1,33 +1,97 @@
-"""The machine's measured peaks, as a file holds them. Loads no torch.
+"""`python -m profiling peaks`: what this machine can do at most. Loads no torch.
 
-TODO-DOC Peaks as a JSON file. Loads no torch.
+Peaks are measured by a worker (`common.processes.JsonWorker`, with `profiling.peaks.measure`) so that
+the caller needs no torch; a JSON file holds them for other commands, whose option `--peaks` is here
+too. What they allow is the roofline (Williams, Waterman and Patterson, 2009).
 
-TODO-DOC What the measured peaks allow: the roofline (Williams, Waterman and Patterson, 2009).
-
-TODO-DOC Peaks as a person reads them.
-
-TODO-DOC What a user should know before trusting numbers that stand beside a machine's peaks.
-
-TODO-DOC How much memory must be moved so that no cache holds it.
+The worker's specification is a `Share`. Each answer says what is measured next and the percentage
+that is done, and the last one has the peaks.
 """
 
+import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from common.console import print_cautions
-from common.errors import InputError
-from common.files import read_json_object, write_whole
-from common.machine import available_mb, read_proc_text
+from common.cli import add_json_option, positive
+from common.console import Advance, make_console, print_cautions, progress, say
+from common.errors import FINISHED, InputError
+from common.files import read_json_object, require_free_json, write_whole
+from common.machine import available_mb, environment, read_proc_text
+from common.processes import Answering, JsonWorker, WorkerDiedError, serve
+from common.tables import Column, Table, text_column
+from launch.pinning import check_cores, choose_cores, take_cores
+from launch.shares import Share
 from launch.topology import format_cpu_list, parse_cpu_list
-from profiling.bench.results import DISTURBING_CORES, disturbance
+from profiling.bench.results import DISTURBING_CORES, background_load, disturbance
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, gbyte, gflop
+
+ABOUT = """\
+Measure what this machine can do at most: GFLOP/s for each type of number, and the memory's
+bandwidth. Other commands hold what a training did against these peaks.
+
+Matrix products and RetinaNet's large convolutions are timed with one thread on each core, in two
+rounds, and the best counts: real work should not go beyond it. It takes about ten seconds. Use a
+machine on which nothing else runs."""
+
+EXAMPLES = """\
+examples:
+  python -m profiling peaks                              # all cores
+  python -m profiling peaks --threads 28                 # as many as a rank of training has
+  python -m profiling peaks --json peaks.json            # for machines without torch to read
+  numactl --cpunodebind=0 python -m profiling peaks      # the cores of one memory node"""
+
+
+def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `peaks` to the commands of a command line."""
+    parser = commands.add_parser(
+        "peaks",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="compute threads, one a core (default: the cores that this process may use)",
+    )
+    add_json_option(parser, "write everything here too; other commands read it with --peaks")
+    parser.add_argument(
+        "--keep-disturbed",
+        action="store_true",
+        help="write --json's file even if other work kept cores busy meanwhile",
+    )
+    parser.set_defaults(run=peaks_command)
+
+
+def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed: bool) -> int:
+    """Measure, print and write peaks; return the exit code.
+
+    Raises:
+        InputError: torch is not installed, cores are fewer than threads, the file exists, or
+            other work disturbed peaks that are to be kept.
+    """
+    require_free_json(json_file)
+    with progress(make_console(stderr=True), "peaks [%]", total=100) as advance:
+        peaks = measure_peaks(threads=threads, advance=advance)
+        advance(100, "")
+    print_peaks(make_console(), peaks)
+    if json_file is not None:
+        if are_disturbed(peaks) and not keep_disturbed:
+            raise InputError(
+                f"--json: {json_file} is not written, since other work kept "
+                f"{peaks.other_cores:.2f} cores busy meanwhile; end that, or add --keep-disturbed"
+            )
+        save(peaks, json_file)
+    return FINISHED
 
 
 @dataclass(frozen=True)
@@ -59,7 +123,7 @@ class Peaks:
     """What was not possible on the way, such as binding threads to cores."""
 
     def best(self, type_name: str) -> str:
-        """What reached the peak of a type; empty where the file does not say."""
+        """Return what reached the peak of a type; empty where the file does not say."""
         rates = self.rates.get(type_name, {})
         return max(rates, key=lambda name: rates[name], default="")
 
@@ -90,7 +154,7 @@ def load_peaks(path: Path) -> Peaks:
 
 
 def peaks_of(content: Mapping[str, Any]) -> Peaks:
-    """Peaks from an object of JSON; fields that are not known are passed over.
+    """Return peaks from an object of JSON; unknown fields are ignored.
 
     Raises:
         ValueError: A field is missing or is something else; names it.
@@ -98,39 +162,38 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
     for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
         require(name in content, f"{name} is missing")
     rates, threads = content["matrix_gflop_per_s"], content["threads"]
-    fine = isinstance(rates, dict) and rates and all(map(is_rate, rates.values()))
-    require(fine, "matrix_gflop_per_s: expected a rate above 0 for each type")
-    fine = is_rate(content["bandwidth_gb_per_s"])
-    require(fine, "bandwidth_gb_per_s: expected a number above 0")
-    fine = isinstance(threads, int) and is_rate(threads)
-    require(fine, "threads: expected a whole number of at least 1")
+    valid = isinstance(rates, dict) and rates and all(map(is_rate, rates.values()))
+    require(valid, "matrix_gflop_per_s: expected a rate above 0 for each type")
+    valid = is_rate(content["bandwidth_gb_per_s"])
+    require(valid, "bandwidth_gb_per_s: expected a number above 0")
+    valid = isinstance(threads, int) and is_rate(threads)
+    require(valid, "threads: expected a whole number of at least 1")
     require(isinstance(content["cpu"], str), "cpu: expected a name")
     for name in ("versions", "rates", "bandwidths", "left_out"):
         require(isinstance(content.get(name, {}), dict), f"{name}: expected an object")
     for works in content.get("rates", {}).values():
-        fine = isinstance(works, dict) and all(map(is_rate, works.values()))
-        require(fine, "rates: expected a rate above 0 for each work of each type")
+        valid = isinstance(works, dict) and all(map(is_rate, works.values()))
+        require(valid, "rates: expected a rate above 0 for each work of each type")
     for name in ("cpus", "notes"):
         require(isinstance(content.get(name, []), list), f"{name}: expected a list")
-    known = {one.name for one in fields(Peaks)}
-    found = {name: value for name, value in content.items() if name in known}
-    lists: dict[str, Any] = {name: tuple(found.get(name, ())) for name in ("cpus", "notes")}
-    return Peaks(**{**found, **lists})
+    names = [one.name for one in fields(Peaks) if one.name in content]
+    lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("cpus", "notes")}
+    return Peaks(**{**{name: content[name] for name in names}, **lists})
 
 
-def require(fine: object, otherwise: str) -> None:
-    """Raise ValueError where something is not fine."""
-    if not fine:
+def require(valid: object, otherwise: str) -> None:
+    """Raise ValueError where something is not valid."""
+    if not valid:
         raise ValueError(otherwise)
 
 
 def is_rate(value: object) -> bool:
-    """Whether it is a number above 0."""
+    """Return whether it is a number above 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
 def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
-    """GFLOP/s that matrix products of the problem's type reach, None where not measured."""
+    """Return GFLOP/s that matrix products of the problem's type reach, None where not measured."""
     weights = problem.memory("wei") or problem.memory("src")
     type_ = weights.type if weights else ""
     if type_ in ("s8", "u8"):
@@ -139,10 +202,10 @@ def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
 
 
 def roofline_ms(problem: Problem, peaks: Peaks) -> float | None:
-    """Milliseconds of one call at the peaks: of its arithmetic or its tensors, what takes longer.
+    """Return milliseconds of one call at the peaks: for its arithmetic or its tensors, the longer.
 
     None where it is not known, as for a type that has no peak. Data that stays in a cache can be
-    faster than the roofline says.
+    faster than the roofline.
     """
     computed, moved = gflop(problem), gbyte(problem)
     times = []
@@ -163,56 +226,36 @@ count alike. s8 is signed times signed, u8 unsigned times signed bytes."""
 
 
 def print_peaks(console: Console, peaks: Peaks) -> None:
-    """What was measured on what, as tables, and what the words mean."""
+    """Print what was measured on what, as tables, and what the words mean."""
     versions = ", ".join(f"{name} {version}" for name, version in peaks.versions.items())
     threads = f"{peaks.threads} thread{'s' if peaks.threads > 1 else ''}"
     where = f" on CPUs {format_cpu_list(peaks.cpus)}" if peaks.cpus else ""
     if disturbed := disturbance(peaks.other_cores):
         print_cautions(console, [disturbed])
-    console.print(f"{peaks.cpu}, {threads}{where}; {versions}", soft_wrap=True)
-    console.print(rates_table(peaks))
-    console.print(bandwidth_table(peaks))
+    say(console, f"{peaks.cpu}, {threads}{where}; {versions}")
+    console.print(rates_table(peaks).for_console())
+    memory = [
+        (name, f"{rate:,.1f} {'*' if rate == peaks.bandwidth_gb_per_s else ' '}")
+        for name, rate in peaks.bandwidths.items()
+    ]
+    console.print(Table("", (text_column("memory"), Column("GB/s")), memory).for_console())
     left_out = [f"{name} is left out: {why}" for name, why in peaks.left_out.items()]
-    for line in (*left_out, *(f"note: {note}" for note in peaks.notes)):
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(MEANING, soft_wrap=True, markup=False)
+    for line in (*left_out, *(f"note: {note}" for note in peaks.notes), MEANING):
+        say(console, line)
 
 
 def rates_table(peaks: Peaks) -> Table:
-    """Works down, types across."""
-    table = Table()
-    table.add_column("GFLOP/s")
-    for name in peaks.rates:
-        table.add_column(name, justify="right")
+    """Return the rates, works down, types across; the peak of each type is marked."""
+    rows = []
     for work in dict.fromkeys(work for works in peaks.rates.values() for work in works):
-        cells = [
-            cell(works.get(work), is_best=work == peaks.best(name))
+        marked = [
+            f"{works[work]:,.0f} {'*' if work == peaks.best(name) else ' '}"
+            if work in works
+            else ""
             for name, works in peaks.rates.items()
         ]
-        table.add_row(work, *cells)
-    return table
-
-
-def cell(rate: float | None, *, is_best: bool) -> str:
-    """A rate with its mark; empty where the type has none of that work."""
-    if rate is None:
-        return ""
-    return f"{rate:,.0f} {'*' if is_best else ' '}"
-
-
-def bandwidth_table(peaks: Peaks) -> Table:
-    """A row for each way."""
-    table = Table()
-    table.add_column("memory")
-    table.add_column("GB/s", justify="right")
-    for name, rate in peaks.bandwidths.items():
-        table.add_row(name, cell_of_memory(rate, is_best=rate == peaks.bandwidth_gb_per_s))
-    return table
-
-
-def cell_of_memory(rate: float, *, is_best: bool) -> str:
-    """With one decimal: memory is slow beside arithmetic."""
-    return f"{rate:,.1f} {'*' if is_best else ' '}"
+        rows.append((work, *marked))
+    return Table("", (text_column("GFLOP/s"), *map(Column, peaks.rates)), rows)
 
 
 def are_disturbed(peaks: Peaks) -> bool:
@@ -224,20 +267,20 @@ def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
     """Return a line for each thing that makes the peaks unfit for the log; none if they fit."""
     if peaks is None:
         return []
-    found = []
+    cautions = []
     if are_disturbed(peaks):
-        found.append(
+        cautions.append(
             f"peaks: disturbed: other work kept {peaks.other_cores:.2f} cores busy while they were "
             "measured, so they are too low, and what is held against them looks better than it is"
         )
     threads = log.run_threads
     if threads and peaks.threads not in threads:
         counts = " and ".join(map(str, threads))
-        found.append(
+        cautions.append(
             f"peaks: threads: {counts} in the log, {peaks.threads} when peaks were measured; "
             f"measure them with python -m profiling peaks --threads {threads[0]} --json FILE"
         )
-    return [*found, *(f"peaks: {note}" for note in peaks.notes)]
+    return [*cautions, *(f"peaks: {note}" for note in peaks.notes)]
 
 
 TIMES_THE_CACHES = 4
@@ -246,21 +289,157 @@ LARGEST_SHARE = 1 / 8
 
 
 def memory_buffer_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Several times all last-level caches together, if there is memory for it."""
+    """Return several times the size of all last-level caches, so that no cache holds a buffer.
+
+    Less where free memory is short.
+    """
     wanted = TIMES_THE_CACHES * last_level_bytes(cpus)
     return min(wanted, round(available_mb() * 1e6 * LARGEST_SHARE))
 
 
 def last_level_bytes(cpus: Path) -> int:
-    """Of all caches that no larger one stands behind; 0 where the kernel hides them."""
+    """Return the size of all caches behind which there is no larger one; 0 if the kernel hides them."""
     caches: dict[frozenset[int], tuple[int, int]] = {}
     for folder in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
-        level, size = (
-            read_proc_text(folder / "level").strip(),
-            read_proc_text(folder / "size").strip(),
-        )
+        level, size = (read_proc_text(folder / name).strip() for name in ("level", "size"))
         sharers = parse_cpu_list(read_proc_text(folder / "shared_cpu_list"))
         if level.isdigit() and size.endswith("K") and size[:-1].isdigit():
             caches[sharers] = max(caches.get(sharers, (0, 0)), (int(level), int(size[:-1]) * 1024))
     last = max((level for level, _ in caches.values()), default=0)
     return sum(size for level, size in caches.values() if level == last)
+
+
+def measure_peaks(
+    *,
+    threads: int | None,
+    cpus: Sequence[int] = (),
+    advance: Advance = lambda done, note: None,
+) -> Peaks:
+    """Measure with one thread on each of so many cores, in about ten seconds.
+
+    Args:
+        threads: How many; None: one for each core.
+        cpus: The CPUs to choose from; none: all that this process may use.
+        advance: Called with the percentage that is done, and what is being measured.
+
+    Raises:
+        InputError: torch is not installed, or there are fewer cores than threads.
+    """
+    share = choose_cores(threads=threads, cpus=cpus)
+    if find_spec("torch") is None:
+        raise InputError(
+            "peaks cannot be measured: torch is not installed in this environment; "
+            "measure where it is, and bring the file of python -m profiling peaks --json FILE"
+        )
+    return peaks_of(ask_worker(share, advance))
+
+
+def ask_worker(share: Share, advance: Advance) -> dict[str, object]:
+    """Let a worker measure; return the peaks as JSON has them.
+
+    Raises:
+        InputError: It ended before.
+    """
+    try:
+        with closing(JsonWorker("profiling.peaks.peaks", asdict(share))) as worker:
+            while "found" not in (answer := worker.ask("next")):
+                advance(answer["percent"], answer["next"])
+    except WorkerDiedError as error:
+        raise InputError(f"peaks cannot be measured: {error}") from error
+    found: dict[str, object] = answer["found"]
+    return found
+
+
+MEASURE = "measure"
+NONE = "none"
+
+
+def add_peaks_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--peaks`, as `peaks`, for `choose_peaks`."""
+    parser.add_argument(
+        "--peaks",
+        default=MEASURE,
+        metavar="FILE",
+        help="the machine's peaks from `python -m profiling peaks --json FILE`; `none`: do "
+        "without (default: measure this machine now, with as many threads as the log had)",
+    )
+
+
+def choose_peaks(
+    choice: str, log: OneDnnLog, *, console: Console, folder: Path | None
+) -> Peaks | None:
+    """Return the peaks that `--peaks` asks for; None if there are to be none, or torch is missing.
+
+    Args:
+        choice: `measure`, `none`, or a file.
+        log: For its number of threads.
+        console: For progress and notes.
+        folder: Measured peaks are written to `peaks.json` below it, unless other work disturbed
+            them.
+
+    Raises:
+        InputError: The file is not there or holds no peaks.
+    """
+    if choice == NONE:
+        return None
+    if choice != MEASURE:
+        return load_peaks(Path(choice))
+    usable = choose_cores(threads=None).threads
+    threads = min(max(log.run_threads, default=usable), usable)
+    title = f"measuring this machine's peaks with {threads} threads, percent"
+    try:
+        with progress(console, title, total=100) as advance:
+            peaks = measure_peaks(threads=threads, advance=advance)
+    except InputError as error:
+        say(console, f"note: no peaks: {error}")
+        return None
+    if folder is not None and are_disturbed(peaks):
+        (folder / "peaks.json").unlink(missing_ok=True)  # an earlier call's, which is replaced
+        say(console, "note: these peaks were disturbed and are not kept")
+    elif folder is not None:
+        save(peaks, folder / "peaks.json")
+    return peaks
+
+
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Take the cores before torch is loaded; each answer is the next message of `measurement`."""
+    share = share_of(specification)
+    notes = take_cores(share)
+    messages = measurement(share, notes + check_cores(share))
+    return {}, lambda _: next(messages)
+
+
+def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Measure; yield what comes next and the percentage that is done, last the peaks."""
+    # torch had to wait for the cores.
+    from profiling.peaks.measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
+
+    with background_load() as others:
+        yield {"percent": 0, "next": "which types there are"}
+        works, left_out = prepare_works()
+        rates = yield from measure_rates(works)
+        bandwidths = measure_bandwidths(buffer_bytes=memory_buffer_bytes())
+    found = {
+        "matrix_gflop_per_s": {name: max(works.values()) for name, works in rates.items()},
+        "bandwidth_gb_per_s": max(bandwidths.values()),
+        "threads": share.threads,
+        "cpus": list(share.cpus),
+        "cpu": str(environment()["cpu"]),
+        "versions": versions(),
+        "rates": rates,
+        "bandwidths": bandwidths,
+        "left_out": left_out,
+        "other_cores": others.cores,
+        "notes": list(notes),
+    }
+    yield {"found": found}
+
+
+def share_of(fields: dict[str, Any]) -> Share:
+    """Return a share from its fields as JSON has them."""
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Share(**{**fields, **lists})
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,28 +1,34 @@
 """What to look at next: each finding with how much time it would save at most.
 
-What two findings would save may be the same time, so the numbers do not add up.
-
-TODO-DOC What a log says of the run around its problems: phases, primitives made, lines left.
-
-TODO-DOC Ranks and steps that are unlike the others.
-
-TODO-DOC What is to be learnt from what was given beside the log: a reference, a replay, a trace.
-
-TODO-DOC The page in a few sentences, for who reads no further.
+What two findings would save may be the same time, so the numbers do not add up. Findings rest on the
+log's problems (reorders, fallbacks, float32, what is slower than the peaks allow), on the log around
+them (phases, primitives made, lines left, uneven ranks and steps), and on what was given beside the
+log (a reference, a replay, a trace, counters).
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import mean
+from types import MappingProxyType
 
 from common.console import significant
-from profiling.compare.comparison import Comparison, Pair
-from profiling.efficiency.analysis import Efficiency, hot_ratio, kind_and_direction, readable
+from profiling.compare import Comparison, Pair
+from profiling.efficiency.analysis import Efficiency, hot_ratio
 from profiling.onednn_log.log import OneDnnLog
-from profiling.report.material import Counters, Material, Measured, parts_of, phases_of
+from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
+from profiling.peaks.peaks import Peaks, roofline_ms
+from profiling.report.material import (
+    Counters,
+    Measured,
+    MeasuredProblem,
+    parts_of,
+    phases_of,
+)
 from profiling.report.page import three, times
 from profiling.trace.analysis import Analysis, gap_share, short_share
+from profiling.trace.operators import Category, category_of
+from profiling.trace.trace import BytesMoved, MovedRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +45,8 @@ class Advice:
     """At most, of a step, or of a log without steps; None: not known."""
 
 
-def ordered(found: Sequence[Advice]) -> list[Advice]:
-    """What saves most first; what is not known last."""
-    return sorted(found, key=lambda one: (one.saves_ms is None, -(one.saves_ms or 0.0)))
-
-
 def saving(one: Advice, measured: Measured) -> str:
-    """How much it would save, in words."""
+    """Return how much it would save, in words."""
     if one.saves_ms is None:
         return "How much it would save is not known."
     whole, of = (
@@ -53,6 +54,209 @@ def saving(one: Advice, measured: Measured) -> str:
     )
     share = f", {one.saves_ms / whole:.1%} {of}" if whole else ""
     return f"At most {three(one.saves_ms)} ms {measured.unit}{share}."
+
+
+MOST_PROBLEMS = 5
+"""Findings of one sort."""
+REORDER_SHARE = 0.05
+FALLBACK_SHARE = 0.005
+FLOAT32_SHARE = 0.05
+REFERENCE = re.compile(r"(^|[:_])ref([:_]|$)")
+CONVOLUTIONS = ("convolution", "deconvolution")
+HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
+
+
+def reorders(measured: Measured) -> list[Advice]:
+    """Layouts that change between operators."""
+    some = [one for one in measured.problems if one.problem.kind == "reorder"]
+    total = sum(one.ms for one in some)
+    if not some or total <= REORDER_SHARE * measured.ms:
+        return []
+    evidence = (
+        f"{three(total)} ms {measured.unit} in {times(sum(one.calls for one in some))}, "
+        f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
+        f"{readable(some[0].problem)}, {three(some[0].ms)} ms."
+    )
+    advice = Advice(
+        title="Reorders: layouts or types change between operators",
+        evidence=evidence,
+        todo="Keep tensors in one layout from operator to operator (channels_last), and weights "
+        "in the layout that their convolution takes.",
+        section="problems",
+        saves_ms=total,
+    )
+    return [advice]
+
+
+def is_fallback(problem: Problem) -> bool:
+    """Whether the library had nothing better: a reference, or a convolution by way of GEMM."""
+    name = problem.implementation
+    by_gemm = problem.kind in CONVOLUTIONS and name.startswith("gemm")
+    return by_gemm or REFERENCE.search(name) is not None
+
+
+def fallbacks(measured: Measured) -> list[Advice]:
+    """Implementations that are not made for this machine."""
+    groups: dict[tuple[str, str, str], list[MeasuredProblem]] = {}
+    for one in measured.problems:
+        if is_fallback(one.problem):
+            key = (one.problem.kind, one.problem.direction, one.problem.implementation)
+            groups.setdefault(key, []).append(one)
+    found = []
+    for (kind, direction, implementation), some in groups.items():
+        total = sum(one.ms for one in some)
+        if total <= FALLBACK_SHARE * measured.ms:
+            continue
+        saves = sum(one.ms if one.lost_ms is None else one.lost_ms for one in some)
+        found.append(
+            Advice(
+                title=f"{kind_and_direction(kind, direction)} falls back to {implementation}",
+                evidence=f"{three(total)} ms {measured.unit} in {len(some)} problems, "
+                f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
+                f"{readable(some[0].problem)}.",
+                todo="A log with ONEDNN_VERBOSE=dispatch says why better ones were passed over; "
+                "often it is a type, a layout or an attribute that they do not take.",
+                section="problems",
+                saves_ms=saves,
+            )
+        )
+    return sorted(found, key=lambda one: -(one.saves_ms or 0.0))[:MOST_PROBLEMS]
+
+
+def in_bf16(problem: Problem) -> Problem:
+    """The same problem with BF16 in place of float32."""
+    memories = tuple(
+        replace(one, type="bf16") if one.type == "f32" else one for one in problem.memories
+    )
+    return replace(problem, memories=memories)
+
+
+def float32_beside_bf16(
+    measured: Measured, *, instruction_sets: Sequence[str], peaks: Peaks | None
+) -> list[Advice]:
+    """Arithmetic in float32 on a machine that has it in BF16."""
+    rates = peaks.matrix_gflop_per_s if peaks else {}
+    if peaks and rates.get("bf16", 0.0) < 1.2 * rates.get("f32", 0.0):
+        return []
+    if not peaks and not any(map(HAS_BF16.search, instruction_sets)):
+        return []
+    some = [
+        one
+        for one in measured.problems
+        if one.problem.is_computing
+        and {m.type for m in one.problem.memories if m.is_there} == {"f32"}
+    ]
+    total = sum(one.ms for one in some)
+    if not some or total <= FLOAT32_SHARE * measured.ms:
+        return []
+    by_kind = dict.fromkeys(kind_and_direction(p.problem.kind, p.problem.direction) for p in some)
+    advice = Advice(
+        title="Arithmetic in float32 on a machine that has BF16",
+        evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
+        f"{', '.join(by_kind)}."
+        + (f" Peaks: {rates['f32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in BF16."
+           if "f32" in rates else ""),
+        todo="Train under BF16 autocast (here: engine.precision=bf16), weights kept in float32.",
+        section="problems",
+        saves_ms=saved_in_bf16(some, peaks) if peaks else None,
+    )  # fmt: skip
+    return [advice]
+
+
+def saved_in_bf16(some: Sequence[MeasuredProblem], peaks: Peaks) -> float | None:
+    """Time beyond the roofline of the same problems in BF16."""
+    ideal = [roofline_ms(in_bf16(one.problem), peaks) for one in some]
+    if any(one is None for one in ideal):
+        return None
+    pairs = zip(some, ideal, strict=True)
+    return sum(max(0.0, one.ms - one.calls * (bound or 0.0)) for one, bound in pairs)
+
+
+SLOW_SHARE = 0.02
+HALF = 0.5
+FEW_CHANNELS = 16
+MUCH_FASTER = 0.7
+NOTHING: Mapping[Problem, float] = MappingProxyType({})
+
+
+def lost_to_the_roofline(measured: Measured) -> list[Advice]:
+    """Kinds and directions that lose most against the machine's peaks."""
+    parts = [part for part in parts_of(measured.problems) if part.kind != "reorder"]
+    worst = sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]
+    found = []
+    for part in worst:
+        if part.lost_ms <= SLOW_SHARE * measured.ms:
+            continue
+        ideal = part.bounded_ms - part.lost_ms
+        first = max(part.problems, key=lambda one: one.lost_ms or 0.0)
+        found.append(
+            Advice(
+                title=f"{part.name}: {part.bounded_ms / ideal:.2f} times as long as the roofline allows",
+                evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
+                f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
+                f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
+                todo="Sort the table of all problems by what is lost.",
+                section="problems",
+                saves_ms=part.lost_ms,
+            )
+        )
+    return found
+
+
+def slow_convolutions(
+    measured: Measured, *, alone_ms: Mapping[Problem, float] = NOTHING
+) -> list[Advice]:
+    """Convolutions below half of the peak rate that cost enough to matter.
+
+    `alone_ms`: of one call of each problem that was run again alone, with warm caches.
+    """
+    some = [
+        one
+        for one in measured.problems
+        if one.problem.kind in CONVOLUTIONS
+        and one.peak_share is not None
+        and one.peak_share < HALF
+        and one.share > SLOW_SHARE
+        and one.lost_ms
+        and not is_fallback(one.problem)
+    ]
+    return [
+        Advice(
+            title=f"{readable(one.problem)}: {one.peak_share:.0%} of the peak rate",
+            evidence=f"{three(one.ms)} ms {measured.unit} in {times(one.calls)} of "
+            f"{one.problem.implementation}, {one.share:.1%} of oneDNN's time, at "
+            f"{one.gflop_per_s:,.0f} GFLOP/s.{compared(one, alone_ms)}",
+            todo=why_slow(one, alone_ms),
+            section="problems",
+            saves_ms=one.lost_ms,
+        )
+        for one in some[:MOST_PROBLEMS]
+    ]
+
+
+def compared(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
+    """What it takes alone, where that is known."""
+    alone = alone_ms.get(one.problem)
+    return "" if alone is None else f" Alone it takes {three(alone * one.calls)} ms."
+
+
+def why_slow(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
+    """What its sizes and its time alone say of it."""
+    alone = alone_ms.get(one.problem)
+    if alone is not None and alone * one.calls < MUCH_FASTER * one.ms:
+        return "The implementation can do better: it is what ran beside it, or before."
+    sizes = named_sizes(one.problem.shape)
+    groups = sizes.get("g", 1)
+    each = min(sizes.get("ic", 0), sizes.get("oc", 0)) // groups
+    if each < FEW_CHANNELS:
+        of = "of a group meet" if groups > 1 else "meet"
+        return f"Only {each} channels {of} here, fewer than a vector holds; wider is faster."
+    if alone is not None:
+        return "It is the implementation: another one, or another shape, may be faster."
+    return (
+        "`python -m profiling efficiency` runs it alone: if it is as slow there, it is the "
+        "implementation, else what ran beside it."
+    )
 
 
 MANY_FAULTS = 20_000
@@ -124,14 +328,14 @@ def not_understood(log: OneDnnLog) -> list[Advice]:
 
 def many_page_faults(counters: Sequence[Counters]) -> list[Advice]:
     """Memory that goes back to the kernel and is asked for again in every step."""
-    found = [(one.a_step("page-faults") or 0.0, one) for one in counters]
-    faults, one = max(found, key=lambda pair: pair[0], default=(0.0, None))
-    if one is None or faults < MANY_FAULTS:
+    rank = max(counters, key=lambda rank: rank.a_step("page-faults") or 0.0, default=None)
+    faults = (rank.a_step("page-faults") or 0.0) if rank else 0.0
+    if rank is None or faults < MANY_FAULTS:
         return []
     advice = Advice(
         title="Memory is given back and asked for again",
-        evidence=f"{faults:,.0f} page faults a step of {significant(one.seconds / one.steps, 3)} s"
-        f"{f', rank {one.rank}' if len(counters) > 1 else ''}.",
+        evidence=f"{faults:,.0f} page faults a step of {significant(rank.seconds / rank.steps, 3)} s"
+        f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
         todo="Let the allocator keep its memory (here: engine.allocator; elsewhere "
         "GLIBC_TUNABLES, tcmalloc or jemalloc), and count again.",
         section="ranks",
@@ -317,55 +521,50 @@ def fragmented(analysis: Analysis) -> list[Advice]:
     return found
 
 
-KINDS = 3
+WORTHWHILE = 0.05
+"""Share of a step from which on it is a finding."""
+
+CONVOLUTION_OPERATORS = ("aten::convolution", "torch_ipex::convolution")
 
 
-def title_of(material: Material) -> str:
-    """What the page is about."""
-    runs = dict.fromkeys(str(facts["run"]) for facts in material.log.facts if facts.get("run"))
-    name = ", ".join(runs) or Path(material.log.files[0]).name
-    goes = "a training step" if material.measured.steps.count else "oneDNN's time"
-    return f"{name}: where {goes} goes"
+def memory_traffic(
+    moved: BytesMoved | None, *, bandwidth_gb_per_s: float | None, step_ms: float
+) -> list[Advice]:
+    """Return how long a step's bytes take at the memory's bandwidth, as a share of the step.
+
+    What could be saved is the traffic of operators that neither multiply matrices nor are our own
+    kernels: fused with what makes their arguments, they need not read them.
+    """
+    if moved is None or not bandwidth_gb_per_s or not step_ms:
+        return []
+    milliseconds = moved.total / bandwidth_gb_per_s / 1e6
+    fusible = [row for row in moved.rows if is_fusible(row)]
+    saves = sum(row.total for row in fusible) / bandwidth_gb_per_s / 1e6
+    if saves <= WORTHWHILE * step_ms:
+        return []
+    first = ", ".join(
+        f"{row.operator} ({row.phase}) {three(row.total / 1e9)} GB" for row in fusible[:3]
+    )
+    advice = Advice(
+        title="Memory traffic of small operators",
+        evidence=f"A step's operators read and write {three(moved.total / 1e9)} GB. At the "
+        f"measured {three(bandwidth_gb_per_s)} GB/s that takes {three(milliseconds)} ms, "
+        f"{milliseconds / step_ms:.0%} of the step, as far as it is not in caches; "
+        f"{three(saves)} ms of them outside convolutions, matrix products and our kernels: "
+        f"{first}.",
+        todo="Fuse them with the operators that make their arguments, let them work in place, or "
+        "keep values in BF16.",
+        section="trace",
+        saves_ms=saves,
+    )
+    return [advice]
 
 
-def summary_of(material: Material, advice: Sequence[Advice]) -> list[str]:
-    """How long, in what, what it could be, what to look at first."""
-    measured = material.measured
-    if not measured.problems:
-        return ["None of oneDNN's primitives ran within a whole step of this log."]
-    share = [f"{kind_and_direction(part.kind, part.direction)} {part.share:.0%}"
-             for part in parts_of(measured.problems)[:KINDS]]  # fmt: skip
-    sentences = [f"{how_long(material)} Most of that is {', '.join(share)}."]
-    ideal = measured.roofline_ms
-    if ideal is not None and measured.ms:
-        text = f"At this machine's measured peaks they would take {three(ideal)} ms"
-        if measured.wall_ms:
-            step = measured.wall_ms - measured.ms + ideal
-            text += f", and a step {measured.wall_ms / step:.2f} times as fast"
-        sentences.append(f"{text}.")
-    worth = [one for one in advice if one.saves_ms]
-    if worth:
-        sentences.append(f"Look first at: {worth[0].title}. {saving(worth[0], measured)}")
-    if material.log.not_understood_count:
-        sentences.append(
-            f"{material.log.not_understood_count:,} lines of the log are not understood."
-        )
-    return [" ".join(sentences)]
-
-
-def how_long(material: Material) -> str:
-    """A step and oneDNN's part of it, or a whole log."""
-    measured = material.measured
-    if measured.wall_ms:
-        inside = measured.ms / measured.wall_ms
-        steps = measured.steps.count or 1
-        mean = f", the mean of {steps}," if steps > 1 else ""
-        return (
-            f"A step{mean} takes {three(measured.wall_ms)} ms; {three(measured.ms)} ms of it "
-            f"({inside:.0%}) are in oneDNN's primitives."
-        )
-    calls = sum(one.calls for one in measured.problems)
+def is_fusible(row: MovedRow) -> bool:
+    """Return whether an operator does little with each byte."""
+    own = "::" not in row.operator  # as `retinanet.engine.kernel_calls` has them
     return (
-        f"oneDNN's primitives take {three(measured.ms)} ms in this log: {calls:,.0f} calls of "
-        f"{len(measured.problems):,} different problems."
+        not own
+        and not row.operator.startswith(CONVOLUTION_OPERATORS)
+        and category_of(row.operator) == Category.OTHER
     )

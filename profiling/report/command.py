@@ -1,9 +1,4 @@
-"""`python -m profiling report`: its command line, and from logs to a page.
-
-TODO-DOC Reading all that a report is made from.
-
-TODO-DOC The files that a report is made from, found beside the logs that it is asked for.
-"""
+"""`python -m profiling report`: from logs, and the files beside them, to a page and its summary."""
 
 import argparse
 import re
@@ -17,14 +12,35 @@ from rich.console import Console
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
-from profiling.compare.command import names_of
-from profiling.compare.comparison import Comparison, compare, files_of, marked_steps, side_of
+from profiling.compare import Comparison, compare, marked_steps, names_of, side_of
 from profiling.efficiency.analysis import efficiency_of
-from profiling.onednn_log.log import OneDnnLog, read_with_progress
-from profiling.peaks.command import add_peaks_option, peaks_as_asked
+from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
+from profiling.peaks.peaks import add_peaks_option, choose_peaks
 from profiling.replay.replay import load_replay
-from profiling.report.material import Material, Traced, load_counters, measured_of
+from profiling.report.advice import (
+    Advice,
+    calls_the_reference_does_not_make,
+    fallbacks,
+    float32_beside_bf16,
+    fragmented,
+    lost_to_the_roofline,
+    many_page_faults,
+    memory_traffic,
+    mostly_outside,
+    not_understood,
+    primitives_made_again,
+    reorders,
+    saving,
+    slow_convolutions,
+    slower_than_alone,
+    uneven_ranks,
+    uneven_steps,
+)
+from profiling.report.material import Material, Traced, load_counters, measured_of, parts_of
+from profiling.report.page import render_page, three
+from profiling.report.sections import all_sections
 from profiling.trace.analysis import BesideLog, analyze, lay_beside
+from profiling.trace.report import costliest_outside_onednn, rows_of
 from profiling.trace.trace import read_trace
 
 ABOUT = """\
@@ -87,15 +103,12 @@ def report_command(
     title: str | None,
     overwrite: bool,
 ) -> int:
-    """Read, compute, draw, write; returns the exit code.
+    """Read, compute, draw and write; return the exit code.
 
     Raises:
         InputError: A file cannot be read or written, or holds something else.
     """
     require_free_outputs([out], overwrite=overwrite)
-    # Here, because matplotlib and the trace's numpy are slow to load, and --help needs none.
-    from profiling.report.sections import compose  # noqa: PLC0415
-
     console = make_console()
     material = gather(
         logs,
@@ -106,11 +119,15 @@ def report_command(
         environment=environment,
         console=console,
     )
-    page = compose(material, title=title)
-    write_whole(out, page.html)
-    for sentence in page.summary:
+    advice = advice_of(material)
+    summary = [f"Caution: {caution}." for caution in material.cautions]
+    summary += summary_of(material, advice)
+    sections = all_sections(material, advice)
+    page = render_page(sections, title=title or title_of(material), summary=summary)
+    write_whole(out, page)
+    for sentence in summary:
         say(console, printable(sentence))
-    say(console, f"page: {out}, {len(page.html.encode()) / 1e6:.1f} MB; open it in a browser")
+    say(console, f"page: {out}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
     return FINISHED
 
 
@@ -129,37 +146,125 @@ def gather(
     Raises:
         InputError: A file is missing, damaged, or something else.
     """
-    found = find_inputs(logs, trace=trace, environment=environment)
+    inputs = find_inputs(logs, trace=trace, environment=environment)
     loaded = load_replay(replay) if replay else None
-    facts = load_environment(found.environment) if found.environment else None
-    counters = tuple(map(load_counters, found.counters))
-    log = read_with_progress(list(found.logs), console)
+    facts: Mapping[str, Any] | None = None
+    if inputs.environment:
+        facts = read_json_object(inputs.environment, advice="expected a run's environment.json")
+    counters = tuple(map(load_counters, inputs.counters))
+    log = read_with_progress(list(inputs.logs), console)
     comparison = compare_with(reference, log, logs[0], console) if reference else None
-    traced = read_traced(found.trace, log, console) if found.trace else None
-    measured_peaks = peaks_as_asked(peaks, log, console=console, folder=None)
+    traced = read_traced(inputs.trace, log, console) if inputs.trace else None
+    machine = choose_peaks(peaks, log, console=console, folder=None)
     return Material(
         log=log,
-        measured=measured_of(log, measured_peaks),
-        peaks=measured_peaks,
+        measured=measured_of(log, machine),
+        peaks=machine,
         environment=facts,
         counters=counters,
-        efficiency=efficiency_of(log, loaded, peaks=measured_peaks) if loaded else None,
+        efficiency=efficiency_of(log, loaded, peaks=machine) if loaded else None,
         comparison=comparison,
         traced=traced,
     )
 
 
-def load_environment(file: Path) -> Mapping[str, Any]:
-    """Read a run's environment.json.
+OPERATORS = 3
+"""Outside oneDNN, that advice names."""
 
-    Raises:
-        InputError: It cannot be read, or is no object of JSON.
-    """
-    return read_json_object(file, advice="expected a run's environment.json")
+
+def advice_of(material: Material) -> list[Advice]:
+    """Return all findings: what saves most first, what is not known last."""
+    measured, log = material.measured, material.log
+    replayed = material.efficiency.problems if material.efficiency else ()
+    alone_ms = {one.problem: one.replayed.hot_ms for one in replayed}
+    operators: list[tuple[str, float]] = []
+    if material.traced:
+        costly = costliest_outside_onednn(rows_of(material.traced.analysis))
+        operators = [(f"{one.operator} ({one.phase})", one.self_ms) for one in costly[:OPERATORS]]
+    found = [
+        *lost_to_the_roofline(measured),
+        *reorders(measured),
+        *fallbacks(measured),
+        *slow_convolutions(measured, alone_ms=alone_ms),
+        *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=material.peaks),
+        *mostly_outside(measured, log, operators=operators),
+        *primitives_made_again(measured, log),
+        *uneven_ranks(log),
+        *uneven_steps(log),
+        *many_page_faults(material.counters),
+        *not_understood(log),
+    ]
+    if material.comparison:
+        found += calls_the_reference_does_not_make(material.comparison)
+    if material.efficiency:
+        found += slower_than_alone(material.efficiency)
+    if material.traced:
+        analysis = material.traced.analysis
+        found += fragmented(analysis)
+        found += memory_traffic(
+            material.traced.trace.bytes_moved,
+            bandwidth_gb_per_s=material.peaks.bandwidth_gb_per_s if material.peaks else None,
+            step_ms=analysis.wall_ns / 1e6 / analysis.count,
+        )
+    return sorted(found, key=lambda item: (item.saves_ms is None, -(item.saves_ms or 0.0)))
+
+
+KINDS = 3
+
+
+def title_of(material: Material) -> str:
+    """Return what the page is about."""
+    runs = dict.fromkeys(str(facts["run"]) for facts in material.log.facts if facts.get("run"))
+    name = ", ".join(runs) or Path(material.log.files[0]).name
+    goes = "a training step" if material.measured.steps.count else "oneDNN's time"
+    return f"{name}: where {goes} goes"
+
+
+def summary_of(material: Material, advice: Sequence[Advice]) -> list[str]:
+    """Return how long, in what, what it could be, what to look at first, in a few sentences."""
+    measured = material.measured
+    if not measured.problems:
+        return ["None of oneDNN's primitives ran within a whole step of this log."]
+    share = [f"{part.name} {part.share:.0%}"
+             for part in parts_of(measured.problems)[:KINDS]]  # fmt: skip
+    sentences = [f"{how_long(material)} Most of that is {', '.join(share)}."]
+    ideal = measured.roofline_ms
+    if ideal is not None and measured.ms:
+        text = f"At this machine's measured peaks they would take {three(ideal)} ms"
+        if measured.wall_ms:
+            step = measured.wall_ms - measured.ms + ideal
+            text += f", and a step {measured.wall_ms / step:.2f} times as fast"
+        sentences.append(f"{text}.")
+    worth = [one for one in advice if one.saves_ms]
+    if worth:
+        sentences.append(f"Look first at: {worth[0].title}. {saving(worth[0], measured)}")
+    if material.log.not_understood_count:
+        sentences.append(
+            f"{material.log.not_understood_count:,} lines of the log are not understood."
+        )
+    return [" ".join(sentences)]
+
+
+def how_long(material: Material) -> str:
+    """Return the time of a step and oneDNN's part of it, or of a whole log."""
+    measured = material.measured
+    if measured.wall_ms:
+        inside = measured.ms / measured.wall_ms
+        steps = measured.steps.count or 1
+        mean = f", the mean of {steps}," if steps > 1 else ""
+        return (
+            f"A step{mean} takes {three(measured.wall_ms)} ms; {three(measured.ms)} ms of it "
+            f"({inside:.0%}) are in oneDNN's primitives."
+        )
+    calls = sum(one.calls for one in measured.problems)
+    return (
+        f"oneDNN's primitives take {three(measured.ms)} ms in this log: {calls:,.0f} calls of "
+        f"{len(measured.problems):,} different problems."
+    )
 
 
 def compare_with(reference: Path, log: OneDnnLog, first: Path, console: Console) -> Comparison:
-    """The log against another: a step against a step where both have them.
+    """Compare the log with another: a step with a step where both have them.
 
     Raises:
         InputError: The reference cannot be read.
@@ -174,7 +279,7 @@ def compare_with(reference: Path, log: OneDnnLog, first: Path, console: Console)
 
 
 def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
-    """A trace, with the log's part of the same steps and rank where they fit.
+    """Return a trace, with the log's part of the same steps and rank where they fit.
 
     Raises:
         InputError: It is no trace.
@@ -209,11 +314,11 @@ class Inputs:
     counters: tuple[Path, ...]
 
 
-def find_inputs(asked: Sequence[Path], *, trace: Path | None, environment: Path | None) -> Inputs:
-    """What there is for a report.
+def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path | None) -> Inputs:
+    """Return the files that a report is made from, found beside the logs.
 
     Args:
-        asked: Logs, folders of logs, and folders of runs.
+        paths: Logs, folders of logs, and folders of runs.
         trace: As it was given; None: as it is found.
         environment: The same.
 
@@ -221,7 +326,7 @@ def find_inputs(asked: Sequence[Path], *, trace: Path | None, environment: Path 
         InputError: A folder has no log.
     """
     environments, traces, counters = [], [], []
-    for path in asked:
+    for path in paths:
         if run := run_of(path):
             environments.append(run / ENVIRONMENT)
             traces += of_same_rank(path, files_by_rank(run / TRACES, (".json", ".json.gz")))
@@ -230,7 +335,7 @@ def find_inputs(asked: Sequence[Path], *, trace: Path | None, environment: Path 
             environments.append(path.parent / ENVIRONMENT)
     found = next((file for file in environments if file.is_file()), None)
     return Inputs(
-        logs=tuple(log for path in asked for log in logs_of(path)),
+        logs=tuple(log for path in paths for log in logs_of(path)),
         trace=trace or next(iter(traces), None),
         environment=environment or found,
         counters=tuple(dict.fromkeys(counters)),
@@ -238,34 +343,33 @@ def find_inputs(asked: Sequence[Path], *, trace: Path | None, environment: Path 
 
 
 def of_same_rank(path: Path, files: list[Path]) -> list[Path]:
-    """All of them for a folder; for one rank's log that rank's."""
+    """Return all files for a folder; for one rank's log that rank's."""
     return files if path.is_dir() else [file for file in files if rank_of(file) == rank_of(path)]
 
 
 def run_of(path: Path) -> Path | None:
-    """The run's folder that a path is, or is the folder of logs of."""
+    """Return the run's folder of a path: itself, or of its logs or their folder."""
     if not path.is_dir():
-        return (
-            path.parent.parent if path.parent.name == LOGS and is_run(path.parent.parent) else None
-        )
+        run = path.parent.parent
+        return run if path.parent.name == LOGS and is_run(run) else None
     if is_run(path):
         return path
     return path.parent if path.name == LOGS and is_run(path.parent) else None
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a training wrote it."""
+    """Return whether a training wrote it."""
     return any((folder / name).exists() for name in OF_A_RUN)
 
 
 def logs_of(path: Path) -> list[Path]:
-    """A log as it is, or a folder's.
+    """Return a log as it is, or a folder's.
 
     Raises:
         InputError: There is none.
     """
     if not path.is_dir() or not is_run(path):
-        return files_of(path)
+        return log_files(path)
     logs = files_by_rank(path / LOGS, (".log", ".log.gz"))
     if not logs:
         raise InputError(
@@ -275,7 +379,7 @@ def logs_of(path: Path) -> list[Path]:
 
 
 def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    """`rank<N>` files of a folder, in order of N; others after them."""
+    """Return `rank<N>` files of a folder, in order of N; others after them."""
     if not folder.is_dir():
         return []
     files = [file for file in folder.iterdir() if file.name.endswith(endings)]
@@ -284,6 +388,6 @@ def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
 
 
 def rank_of(file: Path) -> int | None:
-    """The rank in a file's name."""
-    found = RANK.match(file.name)
-    return int(found[1]) if found else None
+    """Return the rank in a file's name."""
+    match = RANK.match(file.name)
+    return int(match[1]) if match else None

@@ -1,10 +1,7 @@
 """Everything that a report is made from, once it is read.
 
-TODO-DOC A log's problems as means of a step, beside what the machine's peaks allow.
-
-TODO-DOC A step by its phases: what is oneDNN's, by kind of primitive, and what is not.
-
-TODO-DOC What perf counted in a run's steps, as `profile.perf` writes it.
+A log's problems as means of a step, beside what the machine's peaks allow; a step by its phases; and
+perf's counters of a run's steps, as `profile.perf` writes them.
 """
 
 import shlex
@@ -15,12 +12,12 @@ from typing import Any
 
 from common.errors import InputError
 from common.files import read_json_object
-from profiling.compare.comparison import Comparison
+from profiling.compare import Comparison
 from profiling.efficiency.analysis import Efficiency, Steps, steps_of
 from profiling.onednn_log.log import Calls, OneDnnLog
-from profiling.onednn_log.work import Problem, gbyte, gflop
+from profiling.onednn_log.work import Problem, gbyte, gflop, kind_and_direction
 from profiling.peaks.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
-from profiling.stats.tables import told_apart
+from profiling.stats import merge_equal
 from profiling.trace.analysis import Analysis, BesideLog
 from profiling.trace.trace import Trace
 
@@ -134,10 +131,10 @@ class Material:
 
 
 def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
-    """Sum up a log; a mean step where it has whole ones, over steps and ranks."""
+    """Sum up a log: a mean step where it has whole ones, over steps and ranks."""
     steps = steps_of(log)
     divisor = steps.count or 1
-    merged = told_apart(log.calls(steps.holds))
+    merged = merge_equal(log.calls(steps.holds))
     total = sum(one.total_ms for one in merged.values())
     problems = [
         measured_problem(problem, one, divisor=divisor, total_ms=total, peaks=peaks)
@@ -153,7 +150,7 @@ def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
 def measured_problem(
     problem: Problem, calls: Calls, *, divisor: int, total_ms: float, peaks: Peaks | None
 ) -> MeasuredProblem:
-    """The numbers of one problem; `divisor`: steps that the calls are of."""
+    """Return the numbers of one problem; `divisor`: steps that the calls are of."""
     seconds = calls.mean_ms / 1000
     computed, moved = gflop(problem), gbyte(problem)
     rate = computed / seconds if computed is not None and seconds else None
@@ -178,6 +175,11 @@ class MeasuredPart:
     kind: str
     direction: str
     problems: Sequence[MeasuredProblem]
+
+    @property
+    def name(self) -> str:
+        """Such as `convolution backward data`."""
+        return kind_and_direction(self.kind, self.direction)
 
     @property
     def calls(self) -> float:
@@ -214,7 +216,7 @@ class MeasuredPart:
 
 
 def parts_of(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
-    """By kind and direction, the costliest first."""
+    """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[MeasuredProblem]] = {}
     for one in problems:
         groups.setdefault((one.problem.kind, one.problem.direction), []).append(one)
@@ -246,7 +248,7 @@ class Phase:
 
 
 def phases_of(log: OneDnnLog) -> list[Phase]:
-    """In the order of a step, and last what lies between them; nothing for a log without marks."""
+    """Return phases in the order of a step, last what lies between them; none without marks."""
     steps = steps_of(log)
     if not steps.count or steps.wall_ms is None:
         return []
@@ -272,7 +274,7 @@ def phases_of(log: OneDnnLog) -> list[Phase]:
 
 
 def kinds_of(log: OneDnnLog, phase: str | None) -> dict[str, float]:
-    """oneDNN's time in a phase of a mean step, by kind; the costliest first."""
+    """Return oneDNN's time in a phase of a mean step, by kind; the costliest first."""
     steps = steps_of(log)
     calls = log.calls(lambda where: steps.holds(where) and where.phase == phase)
     kinds: dict[str, float] = {}
@@ -282,7 +284,7 @@ def kinds_of(log: OneDnnLog, phase: str | None) -> dict[str, float]:
 
 
 def largest_kinds(phases: Sequence[Phase], count: int) -> list[str]:
-    """The kinds that cost most over all phases."""
+    """Return the kinds that cost most over all phases."""
     totals: dict[str, float] = {}
     for phase in phases:
         for kind, ms in phase.kinds_ms.items():
@@ -307,7 +309,7 @@ def load_counters(file: Path) -> Counters:
 
 
 def counters_of(content: Any) -> Counters:
-    """Raises KeyError, TypeError or ValueError where it is something else."""
+    """Return counters from JSON; raise KeyError, TypeError or ValueError if it is something else."""
     steps = len(content["steps"])
     if not steps:
         raise ValueError("steps: none were counted")

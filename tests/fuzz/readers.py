@@ -25,7 +25,7 @@ from launch.ranks import Ranks, read_ranks
 from launch.rendezvous import master_port, meet_in_slurm
 from launch.topology import describe_sockets, read_topology, sockets_of
 from profiling.onednn_log.log import read_logs
-from profiling.stats.tables import rows_of
+from profiling.stats import rows_of
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.mlperf.convergence import FEWEST, rcp

@@ -27,7 +27,7 @@ from launch.ranks import read_ranks
 from launch.rendezvous import meet_in_slurm, told_meeting
 from launch.topology import read_topology
 from profiling.onednn_log.log import read_logs
-from profiling.stats.tables import rows_of
+from profiling.stats import rows_of
 from retinanet.config_file import load_config
 from retinanet.training.distributed import rank_states
 from tests.fuzz.seeds import COCO, LSCPU, index_files

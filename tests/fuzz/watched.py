@@ -22,7 +22,7 @@ WATCHED = {
     "hosts": ("launch.hosts", "launch.hosts"),
     "image": ("data.decoding", "PIL"),
     "index": ("data.index", "data.annotations", "numpy.lib"),
-    "log": ("profiling.onednn_log", "profiling.stats.tables"),
+    "log": ("profiling.onednn_log", "profiling.stats"),
     "openimages": ("data.openimages",),
     "topology": ("launch.host",),
 }

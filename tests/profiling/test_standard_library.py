@@ -57,8 +57,8 @@ def run_python(standard_library: Path, *arguments: str) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     "program",
     [
-        "import cProfile, profiling.trace.trace, profiling.stats.tables",
-        "import profiling.trace.trace, profiling.stats.tables, cProfile",
+        "import cProfile, profiling.trace.trace, profiling.stats",
+        "import profiling.trace.trace, profiling.stats, cProfile",
     ],
     ids=["standard first", "ours first"],
 )

@@ -12,16 +12,18 @@ from rich.console import Console
 from common.cli import run_command
 from common.errors import InputError
 from profiling.__main__ import main
-from profiling.compare.command import is_met, parse_condition, ratio_of
-from profiling.compare.comparison import (
+from profiling.compare import (
+    OPERATORS,
     Comparison,
     compare,
     kinds_of,
     marked_steps,
+    parse_condition,
     print_comparison,
+    ratio_of,
     side_of,
 )
-from profiling.onednn_log.log import read_logs
+from profiling.onednn_log.log import log_files, read_logs
 from profiling.onednn_log.parse import Mark, mark_line
 from tests.profiling.onednn_log.lines import SPELLINGS
 from tests.profiling.onednn_log.logs import shared_logs
@@ -134,8 +136,10 @@ def test_conditions_hold_the_first_against_the_second(
 ) -> None:
     comparison = matched(*frozen)
     condition = parse_condition(text)
-    assert ratio_of(condition, comparison) == pytest.approx(ratio)
-    assert is_met(condition, comparison) == (text != "total > 1.1")
+    found = ratio_of(condition, comparison)
+    assert found == pytest.approx(ratio)
+    is_met = OPERATORS[condition.operator](found, condition.bound)
+    assert is_met == (text != "total > 1.1")
 
 
 @pytest.mark.parametrize("text", ["", "total", "total > much", "total = 1", "1 > total"])
@@ -176,11 +180,9 @@ def test_a_folder_stands_for_the_logs_in_it(tmp_path: Path) -> None:
     folder.mkdir()
     for rank in range(2):
         written(folder / f"rank{rank}.log", FORWARD)
-    from profiling.compare.comparison import files_of
-
-    assert len(read_logs(files_of(folder)).files) == 2
+    assert len(read_logs(log_files(folder)).files) == 2
     with pytest.raises(InputError, match=r"holds no \*\.log"):
-        files_of(tmp_path)
+        log_files(tmp_path)
 
 
 def printed(first: Path, second: Path, *, names: tuple[str, str]) -> list[list[str]]:

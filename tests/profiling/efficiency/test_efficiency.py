@@ -15,10 +15,10 @@ from profiling.efficiency.analysis import (
     efficiency_of,
     hot_ratio,
     project,
-    readable,
     require_fitting,
 )
 from profiling.onednn_log.log import read_logs
+from profiling.onednn_log.work import readable
 from profiling.peaks.peaks import Peaks
 from profiling.replay.replay import Replay
 from tests.profiling.efficiency.logs import (

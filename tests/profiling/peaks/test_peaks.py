@@ -21,8 +21,7 @@ from launch import pinning
 from launch.binding import thread_affinities
 from launch.pinning import choose_cores
 from profiling.onednn_log.log import OneDnnLog
-from profiling.peaks import command as command_module
-from profiling.peaks.command import add_peaks, measured_peaks
+from profiling.peaks import peaks as peaks_module
 from profiling.peaks.measure import (
     convolution,
     convolution_gflop,
@@ -30,7 +29,15 @@ from profiling.peaks.measure import (
     matrix_size,
     works_of,
 )
-from profiling.peaks.peaks import Peaks, cautions_of_peaks, last_level_bytes, load_peaks, save
+from profiling.peaks.peaks import (
+    Peaks,
+    add_peaks,
+    cautions_of_peaks,
+    last_level_bytes,
+    load_peaks,
+    measure_peaks,
+    save,
+)
 from tests.launch.processes_left import children_of, wait_until_ended
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -53,7 +60,7 @@ PEAKS = Peaks(
 
 def test_peaks_are_measured_in_a_process_of_its_own_on_one_core(tmp_path: Path) -> None:
     done: list[int] = []
-    peaks = measured_peaks(threads=1, cpus=OWN[:1], advance=lambda part, _: done.append(part))
+    peaks = measure_peaks(threads=1, cpus=OWN[:1], advance=lambda part, _: done.append(part))
     assert done == sorted(done) and done[0] >= 0 and done[-1] < 100
     assert peaks.threads == 1 and peaks.cpus == (OWN[0],)
     assert {"f32", "bf16"} <= peaks.matrix_gflop_per_s.keys() | peaks.left_out.keys()
@@ -121,16 +128,16 @@ def test_what_is_no_file_of_peaks_at_all(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(peaks_module, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^peaks cannot be measured: torch is not installed"):
-        measured_peaks(threads=1)
+        measure_peaks(threads=1)
 
 
 def test_more_threads_than_cores_or_foreign_cpus_are_refused() -> None:
     with pytest.raises(InputError, match=r"^--threads: 4096 are more than the \d+ cores? "):
-        measured_peaks(threads=4096)
+        measure_peaks(threads=4096)
     with pytest.raises(InputError, match=r"^CPUs 4095: not among those"):
-        measured_peaks(threads=None, cpus=[4095])
+        measure_peaks(threads=None, cpus=[4095])
 
 
 def test_hyperthreads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ def test_disturbed_peaks_are_kept_only_if_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("profiling.peaks.command.measured_peaks", lambda **_: PEAKS)
+    monkeypatch.setattr("profiling.peaks.peaks.measure_peaks", lambda **_: PEAKS)
     file = tmp_path / "peaks.json"
     parser = argparse.ArgumentParser()
     add_peaks(parser.add_subparsers())
@@ -212,7 +219,7 @@ def test_the_caches_of_a_machine_add_up(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_worker() -> None:
-    code = "from profiling.peaks.command import measured_peaks\nmeasured_peaks(threads=1)"
+    code = "from profiling.peaks.peaks import measure_peaks\nmeasure_peaks(threads=1)"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=REPOSITORY,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from profiling.compare.comparison import Comparison, compare, side_of
+from profiling.compare import Comparison, compare, side_of
 from profiling.efficiency.analysis import Steps, efficiency_of
 from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
 from profiling.onednn_log.work import MemoryDescriptor, Problem
@@ -13,22 +13,19 @@ from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report.advice import (
     Advice,
     calls_the_reference_does_not_make,
-    many_page_faults,
-    mostly_outside,
-    not_understood,
-    ordered,
-    primitives_made_again,
-    saving,
-    slower_than_alone,
-    uneven_ranks,
-    uneven_steps,
-)
-from profiling.report.advice_on_problems import (
     fallbacks,
     float32_beside_bf16,
     lost_to_the_roofline,
+    many_page_faults,
+    mostly_outside,
+    not_understood,
+    primitives_made_again,
     reorders,
+    saving,
     slow_convolutions,
+    slower_than_alone,
+    uneven_ranks,
+    uneven_steps,
 )
 from profiling.report.material import Counters, Measured, MeasuredProblem
 
@@ -73,11 +70,6 @@ def measured(*problems: MeasuredProblem, wall_ms: float | None = None) -> Measur
 def only(found: Sequence[Advice]) -> Advice:
     (advice,) = found
     return advice
-
-
-def test_what_saves_most_comes_first_and_the_unknown_last() -> None:
-    found = [Advice(str(ms), "", "", "", ms) for ms in (None, 1.0, 0.0, 30.0)]
-    assert [one.title for one in ordered(found)] == ["30.0", "1.0", "0.0", "None"]
 
 
 def test_a_saving_is_told_of_a_step_or_of_onednns_time() -> None:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from common.tables import Cell, Column, Table
 from profiling.report.page import (
     Block,
-    Cell,
-    Column,
     Facts,
     Missing,
     Section,
-    Table,
     Text,
     render_page,
 )
@@ -40,7 +38,7 @@ class Elements(HTMLParser):
 def page_of(text: str) -> str:
     """Everywhere the same text."""
     table = Table(text, (Column(text, is_number=False, meaning=text), Column(text)),
-                  [[Cell(text, details=(text,)), Cell(text, 1.5)]], totals=[[Cell(text), Cell("")]],
+                  [[f"{text}\n{text}", Cell(text, 1.5)]], totals=[[text, None]],
                   notes=[text])  # fmt: skip
     blocks: list[Block] = [Facts([(text, text)]), Text([text]), Missing(text, text), table]
     return render_page([Section("a", text, blocks)], title=text, summary=[text])

@@ -88,7 +88,7 @@ def test_peaks_that_were_disturbed_now_are_used_and_not_kept(
     def disturbed(**_: object) -> Peaks:
         return Peaks({"f32": 1.0}, 1.0, threads=1, cpu="a CPU", versions={}, other_cores=1.6)
 
-    monkeypatch.setattr("profiling.peaks.command.measured_peaks", disturbed)
+    monkeypatch.setattr("profiling.peaks.peaks.measure_peaks", disturbed)
     out = tmp_path / "stats"
     assert run("stats", shared_logs()[0], "--out", out) == 0
     assert (out / "roofline.svg").exists() and not (out / "peaks.json").exists()
@@ -110,7 +110,7 @@ def test_a_distinct_problem_takes_few_bytes(tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from profiling.onednn_log.log import read_logs\n"
-        "from profiling.stats.tables import rows_of\n"
+        "from profiling.stats import rows_of\n"
         "table = rows_of(read_logs([Path(sys.argv[1])]).calls())\n"
         "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
     )

@@ -7,9 +7,9 @@ from operator import attrgetter
 import pytest
 
 from common.files import as_csv
+from profiling import stats
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import MemoryDescriptor, Problem
-from profiling.stats import tables
 from tests.profiling.onednn_log.logs import plain_sum, shared_logs
 
 
@@ -28,7 +28,7 @@ def convolution(direction: str, *, auxiliary: str = "alg:convolution_direct") ->
 def test_a_row_has_the_numbers_of_one_call_and_of_all() -> None:
     one = convolution("forward_training")
     other = convolution("backward_data")
-    row, last = tables.rows_of({other: Calls(1, 1.0), one: Calls(4, 3.0)})
+    row, last = stats.rows_of({other: Calls(1, 1.0), one: Calls(4, 3.0)})
     assert (row.direction, last.direction) == ("forward_training", "backward_data")
     assert (row.calls, row.total_ms, row.mean_ms, row.share) == (4, 3.0, 0.75, 0.75)
     flop = 2 * 2 * 8 / 4 * 16 * 3 * 4 * 9
@@ -45,14 +45,14 @@ def test_problems_that_no_column_tells_apart_are_one_row() -> None:
         tuple(MemoryDescriptor(m.role, m.type, "p", tag=m.tag) for m in one.memories),
         one.attributes, one.auxiliary, one.shape,
     )  # fmt: skip
-    (row,) = tables.rows_of({one: Calls(1, 1.0), padded: Calls(2, 5.0)})
+    (row,) = stats.rows_of({one: Calls(1, 1.0), padded: Calls(2, 5.0)})
     assert (row.calls, row.total_ms) == (3, 6.0)
 
 
 def test_tables_of_real_logs_add_up_to_their_lines() -> None:
     for file in shared_logs():
-        table = tables.rows_of(read_logs([file]).calls())
-        text = as_csv(tables.COLUMNS, map(attrgetter(*tables.COLUMNS), table))
+        table = stats.rows_of(read_logs([file]).calls())
+        text = as_csv(stats.COLUMNS, map(attrgetter(*stats.COLUMNS), table))
         lines = list(csv.DictReader(io.StringIO(text)))
         assert ",".join(lines[0]) == (
             "kind,implementation,direction,types,layouts,attributes,algorithm,shape,"
@@ -60,30 +60,30 @@ def test_tables_of_real_logs_add_up_to_their_lines() -> None:
         )
         assert sum(float(line["total_ms"]) for line in lines) == pytest.approx(plain_sum(file))
         assert sum(float(line["share"]) for line in lines) == pytest.approx(1)
-        parts = tables.parts_of(table)
+        parts = stats.parts_of(table)
         assert sum(part.total_ms for part in parts) == pytest.approx(plain_sum(file))
         assert sum(part.calls for part in parts) == sum(int(line["calls"]) for line in lines)
 
 
 def test_parameters_are_those_of_the_papers_second_table() -> None:
-    (found,) = tables.parameters_of({convolution("backward_weights"): Calls(3, 1.0)})
-    assert found == tables.Parameters(
-        driver="conv",
-        configuration="bf16bf16bf16",
-        directory="BWD_WB",
-        post_ops="sum+eltwise_relu",
-        algorithm="DIRECT",
-        problem_batchsize="mb2",
-        problem_input="ih5iw7",
-        problem_output="oh3ow4",
-        problem_stride="sh2sw2",
-        problem_kernel="kh3kw3",
-        problem_padding="ph1pw1",
-        problem_channel="g4ic8oc16",
-        calls=3,
-    )
+    (found,) = stats.parameters_of({convolution("backward_weights"): Calls(3, 1.0)})
+    assert dict(zip(stats.PARAMETER_COLUMNS, found, strict=True)) == {
+        "driver": "conv",
+        "configuration": "bf16bf16bf16",
+        "directory": "BWD_WB",
+        "post_ops": "sum+eltwise_relu",
+        "algorithm": "DIRECT",
+        "problem_batchsize": "mb2",
+        "problem_input": "ih5iw7",
+        "problem_output": "oh3ow4",
+        "problem_stride": "sh2sw2",
+        "problem_kernel": "kh3kw3",
+        "problem_padding": "ph1pw1",
+        "problem_channel": "g4ic8oc16",
+        "calls": 3,
+    }
 
 
 def test_post_operations_of_version_1_are_spelled_as_later() -> None:
-    assert tables.post_ops("post_ops:'sum;eltwise_relu;';") == "sum+eltwise_relu"
-    assert tables.post_ops("attr-scratchpad:user") == ""
+    assert stats.post_ops("post_ops:'sum;eltwise_relu;';") == "sum+eltwise_relu"
+    assert stats.post_ops("attr-scratchpad:user") == ""

@@ -1,1 +1,0 @@
-"""`python -m profiling compare`: two logs side by side, what differs on top."""

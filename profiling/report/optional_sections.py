@@ -1,0 +1,391 @@
+"""Sections of the page that need more than a log; without it each has the command that makes it.
+
+A replay (the run's primitives against the same ones alone), a reference (another log), a trace of
+torch.profiler, and perf's counters beside the ranks' steps.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from common.console import significant
+from common.tables import Column, Table, text_column
+from profiling.compare import (
+    Comparison,
+    Pair,
+    draw_comparison,
+    hint_on_types,
+    kind_rows,
+    kinds_of,
+    library_of,
+    pair_rows,
+)
+from profiling.efficiency.analysis import (
+    Efficiency,
+    Projection,
+    cold_ratio,
+    hot_ratio,
+    project,
+)
+from profiling.efficiency.command import draw_efficiency, part_rows
+from profiling.onednn_log.work import kind_and_direction
+from profiling.report.advice import ALIKE, alike_share, onednn_ms_by_step, wall_ms_by_step
+from profiling.report.material import Counters, Material, Traced
+from profiling.report.page import (
+    Block,
+    Chart,
+    Missing,
+    Section,
+    Text,
+    chart,
+    count,
+    sentence,
+    three,
+)
+from profiling.trace.analysis import Analysis, fragmentation_verdict, onednn_verdict
+from profiling.trace.charts import draw_operators, draw_split, draw_timeline
+from profiling.trace.report import (
+    Costly,
+    costliest_outside_onednn,
+    describe,
+    module_text,
+    remarks,
+    rows_of,
+    times_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def efficiency_section(material: Material) -> Section:
+    """Return ratios by kind, and a step at each speed."""
+    heading = "In the run, and alone"
+    efficiency = material.efficiency
+    if efficiency is None:
+        missing = Missing(
+            "Whether primitives are as fast in the run as alone, a replay tells. Make it, and "
+            "give its replay.json with --replay:",
+            f"python -m profiling benchdnn {material.log_words} --out replay",
+        )
+        return Section("efficiency", heading, [missing])
+    projection = project(efficiency, steps=None, images_a_step=None)
+    *rows, total = (row[:-1] for row in part_rows(efficiency, divisor=efficiency.steps.count or 1))
+    columns = (
+        text_column("kind"),
+        Column("calls", count),
+        Column("measured, ms", three),
+        Column("hot, ms", three, meaning="Alone, data in the caches as far as it fits"),
+        Column("cold, ms", three, meaning="Alone, caches emptied before"),
+        Column("hot ratio", ".1%"),
+        Column("cold ratio", ".1%"),
+    )
+    table = Table("Measured and alone, by kind and direction", columns, rows, totals=[total])
+    blocks: list[Block] = [Text(efficiency_texts(efficiency))]
+    blocks += [efficiency_chart(efficiency, projection), table]
+    if projection:
+        blocks.append(projection_table(projection))
+    return Section("efficiency", heading, blocks)
+
+
+def efficiency_texts(efficiency: Efficiency) -> list[str]:
+    """Return the ratio, how it was taken, and what it leaves out."""
+    hot, cold = hot_ratio(efficiency.total), cold_ratio(efficiency.total)
+    replay = efficiency.replay
+    text = (
+        f"Each problem was run alone by {replay.runner}, oneDNN {replay.version}, "
+        f"{replay.conditions.threads} threads."
+    )
+    if hot is not None:
+        text += f" Alone they take {hot:.0%} of their time in the run with warm caches"
+        text += f", {cold:.0%} with cold ones." if cold is not None else "."
+    lines = [text, *efficiency.cautions]
+    if efficiency.not_replayed:
+        lines.append(
+            f"{len(efficiency.not_replayed):,} problems, {efficiency.not_replayed_share:.1%} of "
+            "the time, were not run again; no ratio has them."
+        )
+    return lines
+
+
+def efficiency_chart(efficiency: Efficiency, projection: Projection | None) -> Chart:
+    """Return bars of ratios, and of a step at each speed."""
+    spoken = "; ".join(
+        f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
+        for part in efficiency.parts[:8]
+    )
+    return chart(
+        lambda: draw_efficiency(efficiency, projection, title=""),
+        name="efficiency",
+        label=f"Bars of replayed over measured time: {spoken}.",
+        caption="Left: time alone over time in the run; 1: as fast as alone. Right: a step as it "
+        "was, and as it could be.",
+    )
+
+
+def projection_table(projection: Projection) -> Table:
+    """Return a step at each speed."""
+    rows = [
+        (speed.name, speed.onednn_s * 1000, None if speed.step_s is None else speed.step_s * 1000,
+         speed.images_per_s)
+        for speed in projection.speeds
+    ]  # fmt: skip
+    columns = (
+        text_column("speed"),
+        Column("in oneDNN, ms", three),
+        Column("step, ms", three),
+        Column("images/s", three, meaning="Of all ranks in the log"),
+    )
+    notes = []
+    if projection.elsewhere_s is not None:
+        elsewhere = three(projection.elsewhere_s * 1000)
+        notes = [f"What is not oneDNN's stays as it was: {elsewhere} ms."]
+    return Table("A step at each speed", columns, rows, notes=notes)
+
+
+MOST_PAIRS = 100
+"""Rows of a table of questions."""
+SIDES = ("this", "the reference")
+
+
+def comparison_section(material: Material) -> Section:
+    """Return kinds, calls that only one side makes, calls that both make."""
+    heading = "Against the reference"
+    comparison = material.comparison
+    if comparison is None:
+        missing = Missing(
+            "Another log shows what this one does more, or slower: an earlier version, another "
+            "model, another machine.",
+            "--reference OTHER.log",
+        )
+        return Section("comparison", heading, [missing])
+    *rows, total = kind_rows(comparison, SIDES, total="all", not_called=None)
+    columns = both_columns("kind", "this / reference")
+    blocks: list[Block] = [
+        Text(comparison_texts(comparison)),
+        comparison_chart(comparison),
+        Table("By kind and direction", columns, rows, totals=[total]),
+    ]
+    if comparison.only_one:
+        title = "Calls that only one side makes, or makes more of"
+        blocks.append(pairs_table(comparison.only_one, title=title, with_extra=True))
+    if comparison.both:
+        title = "Calls that both sides make equally often"
+        blocks.append(pairs_table(comparison.both, title=title, with_extra=False))
+    return Section("comparison", heading, blocks)
+
+
+def comparison_texts(comparison: Comparison) -> list[str]:
+    """Return who is who, and whether they have something in common."""
+    first, second = comparison.first, comparison.second
+    lines = [
+        f"This: {first.name}; {library_of(first.log)}. Reference: {second.name}; "
+        f"{library_of(second.log)}. Calls and times are those "
+        f"{'a step' if comparison.is_by_step else 'in the log'}."
+    ]
+    alike = alike_share(comparison)
+    if alike < ALIKE:
+        lines.append(
+            f"They have little in common: only {alike:.0%} of this log's time is in problems that "
+            "the reference has too."
+        )
+    if hint_on_types(comparison):
+        lines.append(
+            "The types of numbers differ, so that little is alike: `python -m profiling compare "
+            "--ignore-types` compares shapes alone."
+        )
+    return lines
+
+
+def comparison_chart(comparison: Comparison) -> Chart:
+    """Return bars of both sides."""
+    spoken = "; ".join(
+        f"{kind.name} {significant(kind.first_ms)} against {significant(kind.second_ms)} ms"
+        for kind in kinds_of(comparison.pairs)[:8]
+    )
+
+    def draw() -> "Figure":
+        figure = draw_comparison(comparison)
+        figure.suptitle("")
+        return figure
+
+    return chart(
+        draw,
+        name="comparison",
+        label=f"Bars of both sides: {spoken}.",
+        caption="Left: time by kind and direction. Right: what the calls cost that only one side "
+        "makes.",
+    )
+
+
+def both_columns(first: str, last: str) -> list[Column]:
+    """Return columns of a table with calls and times of both sides."""
+    calls = (Column(f"calls, {side}", count) for side in ("this", "reference"))
+    times = (Column(f"ms, {side}", three) for side in ("this", "reference"))
+    return [text_column(first), *calls, *times, Column(last, three)]
+
+
+def pairs_table(pairs: Sequence[Pair], *, title: str, with_extra: bool) -> Table:
+    """Return a row for each question."""
+    rows = pair_rows(pairs[:MOST_PAIRS], SIDES, with_extra=with_extra, not_called=None)
+    notes = [f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
+             "compare --out DIR` writes all."] if len(pairs) > MOST_PAIRS else []  # fmt: skip
+    last = "cost of these calls, ms" if with_extra else "this / reference"
+    return Table(title, both_columns("problem", last), rows, notes=notes)
+
+
+MOST_STEPS = 200
+"""Rows of the table of steps."""
+COUNTED = (
+    ("task-clock", "CPU time, ms"),
+    ("page-faults", "page faults"),
+    ("context-switches", "context switches"),
+    ("cpu-migrations", "moves between CPUs"),
+    ("cycles", "cycles"),
+    ("instructions", "instructions"),
+    ("branch-misses", "branch misses"),
+    ("cache-references", "cache references"),
+    ("cache-misses", "cache misses"),
+    ("dTLB-load-misses", "TLB misses of loads"),
+)
+"""perf's events, and what to call them."""
+
+
+def ranks_section(material: Material) -> Section:
+    """Return a row for each rank's step, and for each rank's counters."""
+    blocks: list[Block] = []
+    wall = wall_ms_by_step(material.log)
+    if wall:
+        inside = onednn_ms_by_step(material.log)
+        order = sorted(wall, key=lambda where: (where[1] or 0, where[0] or 0))
+        rows = [
+            ("" if step is None else str(step), rank, wall[rank, step], inside[rank, step],
+             wall[rank, step] - inside[rank, step])
+            for rank, step in order[:MOST_STEPS]
+        ]  # fmt: skip
+        columns = [
+            text_column("step"),
+            Column("rank"),
+            *(Column(name, three) for name in ("ms", "in oneDNN, ms", "elsewhere, ms")),
+        ]
+        more = len(order) > MOST_STEPS
+        notes = [f"The first {MOST_STEPS} of {len(order):,}."] if more else []
+        blocks.append(Table("Each rank's steps", columns, rows, notes=notes))
+    if material.counters:
+        blocks += counters_blocks(material.counters)
+    else:
+        text = "Page faults, context switches and cycles of the steps perf counts, where it can:"
+        command = "python train.py profile.onednn.steps=20-22 profile.perf=true"
+        blocks.append(Missing(text, command))
+    return Section("ranks", "Ranks, steps and counters", blocks)
+
+
+def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
+    """Return counts of a mean step, and what was not counted."""
+    events = [
+        (event, name) for event, name in COUNTED if any(event in rank.counts for rank in counters)
+    ]
+    rows = []
+    for rank in counters:
+        clock = rank.a_step("task-clock")
+        seconds = rank.seconds / rank.steps
+        busy = clock / 1000 / seconds if clock is not None and seconds else None
+        rows.append((str(rank.rank), seconds, busy, *(rank.a_step(event) for event, _ in events)))
+    names = ("s a step", "busy CPUs", *(name for _, name in events))
+    columns = [text_column("rank"), *(Column(name, three) for name in names)]
+    blocks: list[Block] = [Table("perf's counters of a mean step", columns, rows)]
+    missing = dict.fromkeys(event for rank in counters for event in rank.not_counted)
+    if missing:
+        blocks.append(Text([f"perf has no counters here for {', '.join(missing)}."]))
+    return blocks
+
+
+BARS = 15
+MOST_OPERATORS = 100
+"""Rows of the table of operators."""
+
+
+def trace_section(material: Material) -> Section:
+    """Return operators of a step: phases, one step in time, what costs most outside oneDNN."""
+    heading = "Operators, oneDNN's and others"
+    traced = material.traced
+    if traced is None:
+        missing = Missing(
+            "Which operators are not oneDNN's, and which modules call them, a trace tells. Train "
+            "with this, and give runs/NAME, or the trace with --trace:",
+            "python train.py profile.trace.steps=20-22",
+        )
+        return Section("trace", heading, [missing])
+    analysis = traced.analysis
+    costly = costliest_outside_onednn(rows_of(analysis))
+    verdicts = (
+        onednn_verdict(analysis, traced.beside.total_ms if traced.beside else None),
+        fragmentation_verdict(analysis),
+    )
+    notes = [f"Note: {remark}." for remark in remarks(analysis)]
+    text = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
+    names = ("wall time", *(category.value for category in analysis.categories), "gaps")
+    phases = Table(
+        "Phases by what runs, ms",
+        [text_column("phase"), *(Column(name, three) for name in names)],
+        [(phase, *times_of(analysis, phase)) for phase in analysis.steps.phases],
+        totals=[("all", *times_of(analysis, None))],
+    )
+    charts = trace_charts(traced, costly)
+    blocks: list[Block] = [text, *charts, phases, operator_table(analysis, costly)]
+    return Section("trace", heading, blocks)
+
+
+def trace_charts(traced: Traced, costly: Sequence[Costly]) -> list[Chart]:
+    """Return phases, one step in time, costly operators."""
+    analysis = traced.analysis
+    step = "a step" if analysis.steps.are_marked else "the whole trace"
+    spoken = "; ".join(
+        f"{operator.operator} {significant(operator.self_ms)} ms" for operator in costly[:8]
+    )
+    known = analysis.modules_are_known
+    return [
+        chart(
+            lambda: draw_split(analysis, title=""),
+            name="split",
+            label=f"Bars of {step} by phases and what runs; the table below has the numbers.",
+            caption=f"Phases of {step}, and what each is spent in.",
+        ),
+        chart(
+            lambda: draw_timeline(traced.trace, analysis, title=""),
+            name="timeline",
+            label="One step in time: what runs when, and a closer look.",
+            caption="One step from left to right: what runs on each thread, how often operators "
+            "change, and a closer look where they change most.",
+        ),
+        chart(
+            lambda: draw_operators(costly[:BARS], title="", modules_are_known=known),
+            name="operators",
+            label=f"Bars of the costliest operators outside oneDNN: {spoken}.",
+            caption="The operators outside oneDNN that cost most, by their own time.",
+        ),
+    ]
+
+
+def operator_table(analysis: Analysis, costly: Sequence[Costly]) -> Table:
+    """Return operators outside oneDNN, the costliest first."""
+    columns = [
+        text_column("operator"),
+        text_column("phase"),
+        Column("calls", count),
+        Column("ms", three, meaning="Its own time, without the operators that it calls"),
+        Column("share", ".1%", meaning="Of the step"),
+        text_column("costliest module"),
+    ]
+    if not analysis.modules_are_known:
+        columns.pop()
+    rows = [
+        (operator.operator, operator.phase, operator.calls, operator.self_ms, operator.share,
+         module_text(operator))[: len(columns)]
+        for operator in costly[:MOST_OPERATORS]
+    ]  # fmt: skip
+    note = (
+        f"The {MOST_OPERATORS} costliest of {len(costly):,}; `python -m profiling trace --out DIR` "
+        "writes all."
+    )
+    notes = [note] if len(costly) > MOST_OPERATORS else []
+    return Table("Operators outside oneDNN, the costliest first", columns, rows, notes=notes)

@@ -1,0 +1,609 @@
+"""`python -m profiling stats`: a log's problems as one table, summed up in tables and charts.
+
+A row of `primitives.csv` is a distinct problem; `parameters.csv` has the same problems in the terms
+of Fu et al. 2023, Table 2; the chart of where oneDNN's time goes is their Figure 2. The roofline
+chart shows what each problem reaches below what the machine can do at most.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from pathlib import Path
+from sys import intern
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from common.charts import (
+    DARK,
+    Bar,
+    Piece,
+    chart_files,
+    colour_legend,
+    horizontal_bars,
+    new_figure,
+    save_chart,
+    write_in_place_of_chart,
+)
+from common.cli import add_output_options, positive
+from common.console import make_console, print_cautions, say, significant
+from common.errors import FINISHED, printable
+from common.files import csv_parts, require_free_json, require_free_outputs, write_parts
+from common.tables import Column, Table, text_column
+from profiling.onednn_log.log import (
+    Calls,
+    OneDnnLog,
+    Where,
+    add_logs,
+    describe_log,
+    name_files,
+    read_with_progress,
+)
+from profiling.onednn_log.work import (
+    DIRECTION_COLOURS,
+    DRIVERS,
+    Problem,
+    direction_name,
+    gbyte,
+    gflop,
+)
+from profiling.peaks.peaks import Peaks, add_peaks_option, cautions_of_peaks, choose_peaks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+EXAMPLES = """\
+examples:
+  ONEDNN_VERBOSE=1 python anything.py > onednn.log       # any program that uses oneDNN
+  python -m profiling stats onednn.log
+  python -m profiling stats runs/coco/onednn/rank*.log --out coco-stats
+  python -m profiling stats onednn.log --out stats --peaks peaks.json"""
+
+FILES = """\
+--out DIR gets:
+  primitives.csv      a row for each distinct problem, the costliest first
+  parameters.csv      the same in the paper's terms (Table 2)
+  distribution.png    time by kind and direction; also as .svg
+  roofline.png        what each problem reaches against the machine's peaks; also as .svg
+  peaks.json          the peaks, if they were measured now"""
+
+
+def add_stats(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `stats` to the commands of a command line."""
+    parser = commands.add_parser(
+        "stats",
+        description="Sum up oneDNN's logs: where the time goes, by kind and by problem.",
+        epilog=f"{FILES}\n\n{EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_logs(parser)
+    add_peaks_option(parser)
+    parser.add_argument(
+        "--top", type=positive, default=10, metavar="N", help="problems to print (default: 10)"
+    )
+    add_output_options(parser, "write tables and pictures here")
+    parser.set_defaults(run=stats_command)
+
+
+def stats_command(
+    logs: list[Path],
+    *,
+    out: Path | None,
+    peaks: str,
+    top: int,
+    overwrite: bool,
+    json_file: Path | None,
+) -> int:
+    """Read logs, print tables, write files; return the exit code.
+
+    Raises:
+        InputError: A log cannot be read or holds no executions, or a file cannot be written.
+    """
+    console = make_console()
+    require_free_json(json_file)
+    if out is not None:
+        require_free_outputs(outputs(out), overwrite=overwrite)
+    log = read_with_progress(logs, console)
+    calls = log.calls()
+    rows = rows_of(calls)
+    parts = parts_of(rows)
+    peaks_used = None
+    if out is not None:
+        peaks_used = choose_peaks(peaks, log, console=console, folder=out)
+    cautions = cautions_of_peaks(peaks_used, log)
+    print_cautions(console, cautions)
+    describe_log(console, log)
+    print_parts(console, parts)
+    print_phases(console, log)
+    print_rows(console, rows, top=top)
+    print_remarks(console, log)
+    if json_file is not None:
+        write_parts(json_file, json_parts(log, parts, rows))
+    if out is not None:
+        write_parts(out / "primitives.csv", csv_parts(COLUMNS, map(values_of, rows)))
+        parameters = csv_parts(PARAMETER_COLUMNS, parameters_of(calls))
+        write_parts(out / "parameters.csv", parameters)
+        name = name_files(log.files)
+        title = f"oneDNN's time by kind and direction: {name}"
+        save_chart(draw_distribution(parts, title=title), *chart_files(out, "distribution"))
+        title = f"what oneDNN reaches: {name}"
+        title += f"; peaks: {peaks_used.threads} threads of {peaks_used.cpu}" if peaks_used else ""
+        title += "".join(f"\ncaution: {caution}" for caution in cautions)
+        save_chart(draw_roofline(rows, peaks_used, title=title), *chart_files(out, "roofline"))
+        say(console, f"tables and pictures: {out}")
+    return FINISHED
+
+
+def outputs(folder: Path) -> list[Path]:
+    """Return all files that are written to `--out`."""
+    tables = [folder / name for name in ("primitives.csv", "parameters.csv")]
+    return [*tables, *chart_files(folder, "distribution", "roofline"), folder / "peaks.json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem of a log, which may have very many: what follows from others is not stored."""
+
+    kind: str
+    implementation: str
+    direction: str
+    types: str
+    layouts: str
+    attributes: str
+    algorithm: str
+    shape: str
+    calls: int
+    total_ms: float
+    share: float
+    """Of the time of all executions, 0 to 1."""
+    gflop: float | None
+    """Of one call; None where not counted, see `profiling.onednn_log.work`."""
+    gbyte: float | None
+    """Of one call's tensors, each once."""
+
+    @property
+    def mean_ms(self) -> float:
+        """Milliseconds a call."""
+        return self.total_ms / self.calls
+
+    @property
+    def gflop_per_s(self) -> float | None:
+        """The rate of a call; None where its arithmetic is not counted."""
+        seconds = self.mean_ms / 1000
+        return self.gflop / seconds if self.gflop is not None and seconds else None
+
+    @property
+    def flop_per_byte(self) -> float | None:
+        """The arithmetic intensity; None where arithmetic or bytes are not counted."""
+        return self.gflop / self.gbyte if self.gflop is not None and self.gbyte else None
+
+
+COLUMNS = (
+    *("kind", "implementation", "direction", "types", "layouts", "attributes", "algorithm"),
+    *("shape", "calls", "total_ms", "mean_ms", "share"),
+    *("gflop", "gbyte", "gflop_per_s", "flop_per_byte"),
+)
+"""Of `primitives.csv`."""
+
+
+values_of = attrgetter(*COLUMNS)
+
+
+def rows_of(calls: Mapping[Problem, Calls]) -> list[Row]:
+    """Return a row for each problem, the costliest first; problems with equal columns are one."""
+    total_ms = sum(some.total_ms for some in calls.values())
+    rows = [
+        Row(
+            *identity(problem),
+            calls=some.count,
+            total_ms=some.total_ms,
+            share=some.total_ms / total_ms if total_ms else 0.0,
+            gflop=gflop(problem),
+            gbyte=gbyte(problem),
+        )
+        for problem, some in merge_equal(calls).items()
+    ]
+    return sorted(rows, key=lambda row: -row.total_ms)
+
+
+def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
+    """Return the calls with problems of equal columns summed, each under the first such problem."""
+    first: dict[tuple[str, ...], Problem] = {}
+    for problem in calls:
+        first.setdefault(identity(problem), problem)
+    if len(first) == len(calls):
+        return calls  # as nearly always: a log of many problems is not kept a second time
+    merged = {problem: Calls() for problem in first.values()}  # the log's calls stay as they are
+    for problem, some in calls.items():
+        merged[first[identity(problem)]].add(some)
+    return merged
+
+
+def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
+    """Return a problem's columns before `calls`.
+
+    The algorithm has whatever else the log says of it, such as `axis:1` or `flags:GR`.
+    """
+    return (
+        problem.kind,
+        problem.implementation,
+        problem.direction,
+        problem.types,
+        problem.layouts,
+        problem.attributes,
+        intern(problem.auxiliary.removeprefix("alg:")),
+        problem.shape,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All problems of one kind and direction."""
+
+    kind: str
+    direction: str
+    calls: int
+    total_ms: float
+    share: float
+    gflop: float
+    """Of all calls whose arithmetic is counted."""
+    gflop_per_s: float | None
+
+
+def parts_of(rows: Sequence[Row]) -> list[Part]:
+    """Return the sums by kind and direction, the costliest first."""
+    by_part: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_part.setdefault((row.kind, row.direction), []).append(row)
+    parts = [part_of(kind, direction, some) for (kind, direction), some in by_part.items()]
+    return sorted(parts, key=lambda part: -part.total_ms)
+
+
+def part_of(kind: str, direction: str, rows: Sequence[Row]) -> Part:
+    """Return the sum of some rows."""
+    counted = [row for row in rows if row.gflop is not None]
+    gflop_of_all = sum((row.gflop or 0.0) * row.calls for row in counted)
+    seconds = sum(row.total_ms for row in counted) / 1000
+    return Part(
+        kind=kind,
+        direction=direction,
+        calls=sum(row.calls for row in rows),
+        total_ms=sum(row.total_ms for row in rows),
+        share=sum(row.share for row in rows),
+        gflop=gflop_of_all,
+        gflop_per_s=gflop_of_all / seconds if seconds and counted else None,
+    )
+
+
+DIRECTIONS = {
+    "forward_training": "FWD_D",
+    "forward_inference": "FWD_I",
+    "forward": "FWD_D",
+    "backward": "BWD_DW",
+    "backward_data": "BWD_D",
+    "backward_weights": "BWD_W",
+    "backward_bias": "BWD_WB",
+}
+
+
+PARAMETER_COLUMNS = (
+    *("driver", "configuration", "directory", "post_ops", "algorithm"),
+    *("problem_batchsize", "problem_input", "problem_output", "problem_stride"),
+    *("problem_kernel", "problem_padding", "problem_channel", "calls"),
+)
+"""Of `parameters.csv`. `configuration` has the types of source, weights and destination, run
+together (`u8s8u8`); `directory` is the paper's word for benchdnn's `--dir`."""
+
+
+def parameters_of(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each problem, the costliest first; equal rows are one."""
+    counted: dict[tuple[str, ...], int] = {}
+    for problem, some in sorted(calls.items(), key=lambda item: -item[1].total_ms):
+        row = parameters_of_problem(problem)
+        counted[row] = counted.get(row, 0) + some.count
+    return ((*row, count) for row, count in counted.items())
+
+
+def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
+    """Return all columns but `calls`; empty where a problem has none."""
+    listed = problem.shape[:1].isdigit()  # sizes without names: all of it is the input
+    sizes = {} if listed else dict(re.findall(r"([a-z]+)(\d+)", problem.shape))
+
+    def pick(*names: str) -> str:
+        return intern("".join(name + sizes[name] for name in names if name in sizes))
+
+    roles = [problem.memory(role) for role in ("src", "wei", "dst")]
+    types = [memory.type for memory in roles if memory]
+    return (
+        DRIVERS.get(problem.kind, problem.kind),
+        intern("".join(types or [one.type for one in problem.memories if one.is_there])),
+        benchdnn_direction(problem),
+        intern(post_ops(problem.attributes)),
+        intern(problem.algorithm.rpartition("_")[2].upper()),
+        pick("mb"),
+        pick("id", "ih", "iw") if sizes else problem.shape,
+        pick("od", "oh", "ow"),
+        pick("sd", "sh", "sw"),
+        pick("kd", "kh", "kw"),
+        pick("pd", "ph", "pw"),
+        pick("g", "ic", "oc"),
+    )
+
+
+def benchdnn_direction(problem: Problem) -> str:
+    """Return benchdnn's `--dir`; with the gradient of a bias where there is one."""
+    name = DIRECTIONS.get(problem.direction, "")
+    if problem.memory("bia") is not None and problem.is_computing:
+        return {"BWD_W": "BWD_WB", "FWD_D": "FWD_B"}.get(name, name)
+    return name
+
+
+def post_ops(attributes: str) -> str:
+    """Return `sum+eltwise_relu`, from the spelling of 1.x (`post_ops:'sum;eltwise_relu;';`) or later."""
+    found = re.search(r"attr-post-ops:(\S+)", attributes)
+    if found:
+        return found[1]
+    old = re.search(r"post_ops:'([^']*)'", attributes)
+    return old[1].strip(";").replace(";", "+") if old else ""
+
+
+def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:
+    """Yield everything for programs as JSON; times in milliseconds, shares 0 to 1.
+
+    It is laid out as by `indent=1`, row by row: a log may have very many.
+    """
+    names = ("files", "versions", "runtimes", "threads", "instruction_sets", "lines",
+             "onednn_lines")  # fmt: skip
+    numbers = {
+        **{name: getattr(log, name) for name in names},
+        "not_understood": log.not_understood_count,
+        "calls": sum(row.calls for row in rows),
+        "total_ms": log.total_ms,
+        "parts": [asdict(part) for part in parts],
+        "problems": [],
+    }
+    yield json.dumps(numbers, indent=1).removesuffix("]\n}").encode()
+    for place, row in enumerate(rows):
+        record = dict(zip(COLUMNS, values_of(row), strict=True))
+        text = json.dumps(record, separators=(",\n   ", ": "))
+        yield f"{',' if place else ''}\n  {{\n   {text[1:-1]}\n  }}".encode()
+    yield b"\n ]\n}" if rows else b"]\n}"
+
+
+MEASURES = (Column("calls", ","), Column("ms", ",.1f"), Column("share", ".1%"),
+            Column("GFLOP/s", ",.0f"))  # fmt: skip
+MESSAGES = 5
+"""Dispatch reasons and messages that are shown."""
+
+
+def print_parts(console: Console, parts: Sequence[Part]) -> None:
+    """Print time by kind and direction, and the plain sum of all lines."""
+    rows = [
+        (part.kind, "" if part.direction == "undef" else part.direction,
+         part.calls, part.total_ms, part.share, part.gflop_per_s or None)
+        for part in parts
+    ]  # fmt: skip
+    calls, ms = sum(part.calls for part in parts), sum(part.total_ms for part in parts)
+    columns = (text_column("kind"), text_column("direction"), *MEASURES)
+    total = ("all", "", calls, ms, None, None)
+    table = Table("time by kind and direction", columns, rows, totals=[total])
+    console.print(table.for_console())
+
+
+def print_rows(console: Console, rows: Sequence[Row], *, top: int) -> None:
+    """Print the costliest problems."""
+    shown = []
+    for row in rows[:top]:
+        direction = "" if row.direction == "undef" else f" {row.direction}"
+        name = f"{row.kind}{direction}, {row.implementation}\n{row.shape}\n{row.types}"
+        shown.append((name, row.calls, row.total_ms, row.share, row.gflop_per_s))
+    title = f"the {min(top, len(rows))} costliest of {len(rows):,} problems"
+    table = Table(title, (text_column("problem"), *MEASURES), shown)
+    console.print(table.for_console(show_lines=True))
+
+
+def print_phases(console: Console, log: OneDnnLog) -> None:
+    """Print wall-clock time of a step's phases beside oneDNN's in it, where the log has marks."""
+    phases = list(dict.fromkeys(where.phase for where in log.phase_ms if where.phase))
+    steps = {(where.rank, where.step) for where in log.phase_ms}
+    if not phases or not steps:
+        return
+    rows = []
+    for phase in (*phases, None):
+        wall = sum(ms for where, ms in log.phase_ms.items() if where.phase == phase) / len(steps)
+        inside = onednn_ms(log, phase) / len(steps)
+        rows.append((phase or "whole step", wall, inside, wall - inside))
+    columns = (text_column("phase"), Column("ms", ",.1f"), Column("in oneDNN", ",.1f"),
+               Column("elsewhere", ",.1f"))  # fmt: skip
+    table = Table(f"a step by phases, mean of {len(steps)}", columns, rows[:-1], totals=rows[-1:])
+    console.print(table.for_console())
+    kernels = sorted({str(facts["own_kernels"]) for facts in log.facts if facts.get("own_kernels")})
+    if kernels:
+        say(
+            console,
+            f"elsewhere: also the program's own convolutions ({', '.join(kernels)}), which are not "
+            "in oneDNN's log; a trace tells them apart, engine.convolutions=onednn does without",
+        )
+
+
+def onednn_ms(log: OneDnnLog, phase: str | None) -> float:
+    """Return time of executions in a phase of any step; None: in whole steps, also between phases."""
+
+    def is_there(where: Where) -> bool:
+        return where.step is not None and phase in (None, where.phase)
+
+    return sum(calls.total_ms for calls in log.calls(is_there).values())
+
+
+def print_remarks(console: Console, log: OneDnnLog) -> None:
+    """Print what else is in the log, and the lines that were not understood, as far as kept."""
+    if log.creation_states:
+        states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
+        total = sum(calls.total_ms for calls in log.creations.values())
+        say(console, f"primitives were made: {states}; {total:,.1f} ms")
+    for name, counter in (("passed over", log.dispatches), ("messages", log.messages)):
+        for text, count in counter.most_common(MESSAGES):
+            say(console, f"{name}: {count:,} × {printable(text)}")
+        if len(counter) > MESSAGES:
+            say(console, f"{name}: {len(counter) - MESSAGES:,} other texts")
+    if log.not_understood_count:
+        say(console, f"{log.not_understood_count:,} lines look like oneDNN's and are not "
+            "understood; nothing of them is in the tables:")  # fmt: skip
+        for line in log.not_understood:
+            say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
+        if log.not_understood_count > len(log.not_understood):
+            more = log.not_understood_count - len(log.not_understood)
+            say(console, f"  and {more:,} more")
+
+
+BARS = 12
+"""Kinds with a bar of their own; the others share one."""
+SMALLEST_LABELLED = 0.06
+"""Share from which a piece of a bar has its number in it."""
+
+
+def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
+    """Draw a bar for each kind of primitive, in pieces by direction; lengths are milliseconds."""
+    by_kind: dict[str, list[Part]] = {}
+    for part in parts:
+        by_kind.setdefault(part.kind, []).append(part)
+    kinds = sorted(by_kind, key=lambda kind: -sum(part.total_ms for part in by_kind[kind]))
+    groups = [(kind, by_kind[kind]) for kind in kinds[:BARS]]
+    if kinds[BARS:]:
+        others = [part for kind in kinds[BARS:] for part in by_kind[kind]]
+        groups.append((f"{len(kinds) - BARS} other kinds", others))
+    total = sum(part.total_ms for part in parts)
+    order = list(DIRECTION_COLOURS)
+    bars = []
+    for name, some in groups:
+        pieces = [
+            Piece(
+                part.total_ms,
+                DIRECTION_COLOURS[colour_name(part)],
+                f"{part.share:.0%}" if part.total_ms > SMALLEST_LABELLED * total else "",
+            )
+            for part in sorted(some, key=lambda part: order.index(colour_name(part)))
+        ]
+        ms = sum(part.total_ms for part in some)
+        bars.append(Bar(name, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
+    figure = new_figure(height=2.0 + 0.5 * len(bars))
+    axes = figure.subplots()
+    horizontal_bars(axes, bars, room=1.18)
+    axes.set_xlabel("milliseconds in all calls")
+    names = sorted({colour_name(part) for part in parts}, key=order.index)
+    colours = {name or "no direction": DIRECTION_COLOURS[name] for name in names}
+    below = (0.5, -0.16 - 0.3 / len(bars))
+    colour_legend(axes, colours, columns=5, loc="upper center", bbox_to_anchor=below)
+    figure.suptitle(title)
+    return figure
+
+
+def colour_name(part: Part) -> str:
+    """Return the part's direction, empty if it has no colour."""
+    name = direction_name(part.direction)
+    return name if name in DIRECTION_COLOURS else ""
+
+
+LARGEST_DOT = 900
+"""Area of the dot of a problem that takes all of the time. [points²]"""
+SMALLEST_DOT = 9
+MOVERS = 10
+"""Bars for kinds that only move data."""
+
+
+def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "Figure":
+    """Draw what computes, GFLOP/s over FLOP a byte (left), and what only moves data, GB/s (right).
+
+    A dot's area is the problem's share of the time.
+    """
+    figure = new_figure(width=13, height=5.6)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    draw_computing(left, [row for row in rows if row.gflop_per_s and row.flop_per_byte], peaks)
+    draw_moving(right, [row for row in rows if row.gflop is None and row.gbyte], peaks)
+    figure.suptitle(title)
+    return figure
+
+
+def draw_computing(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
+    """Draw a dot for each problem, with ceilings above them."""
+    axes.set_title("convolutions and matrix products")
+    if not rows:
+        write_in_place_of_chart(axes, "none in this log")
+        return
+    for direction in dict.fromkeys(direction_name(row.direction) for row in rows):
+        some = [row for row in rows if direction_name(row.direction) == direction]
+        axes.scatter(
+            [row.flop_per_byte or 0 for row in some],
+            [row.gflop_per_s or 0 for row in some],
+            [SMALLEST_DOT + LARGEST_DOT * row.share for row in some],
+            color=DIRECTION_COLOURS.get(direction, DARK),
+            alpha=0.65,
+            linewidth=0,
+            label=direction or "no direction",
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    if peaks:
+        draw_ceilings(axes, rows, peaks)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+    axes.set_xlabel("FLOP a byte of tensors")
+    axes.set_ylabel("GFLOP/s")
+    axes.grid(alpha=0.3)
+    legend = axes.legend(loc="lower right", title="area: share of the time")
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])  # type: ignore[union-attr]
+
+
+def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
+    """Draw the memory's slope, and a line for each type that the log multiplies in."""
+    bandwidth = peaks.bandwidth_gb_per_s
+    intensities = [row.flop_per_byte or 1 for row in rows]
+    highest = max(intensities) * 2
+    types = {word.rpartition(":")[2] for row in rows for word in row.types.split()}
+    shown = {name: peak for name, peak in peaks.matrix_gflop_per_s.items() if name in types}
+    top = max([*shown.values(), *(row.gflop_per_s or 0 for row in rows)])
+    ridge = min(highest, top / bandwidth)
+    lowest = min(min(intensities) / 2, ridge / 6)  # so that the slope is seen
+    style: dict[str, Any] = {"color": DARK, "linewidth": 1.2}
+    axes.plot([lowest, ridge], [bandwidth * lowest, bandwidth * ridge], **style)
+    axes.annotate(f"memory {bandwidth:,.0f} GB/s", (lowest, bandwidth * lowest),
+                  xytext=(10, -4), textcoords="offset points", fontsize=9)  # fmt: skip
+    for name, peak in shown.items():
+        axes.plot([peak / bandwidth, highest], [peak, peak], **style)
+        axes.annotate(f"{name} {peak:,.0f} GFLOP/s", (highest, peak), xytext=(0, 4),
+                      textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
+
+
+def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
+    """Draw bytes a second of kinds whose arithmetic does not count, the costliest on top."""
+    axes.set_title("what only moves data")
+    by_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        by_kind.setdefault(row.kind, []).append(row)
+    kinds = sorted(by_kind, key=lambda kind: -sum(row.total_ms for row in by_kind[kind]))[:MOVERS]
+    if not kinds:
+        write_in_place_of_chart(axes, "nothing in this log")
+        return
+    bars, rates = [], [peaks.bandwidth_gb_per_s if peaks else 0.0]
+    for kind in kinds:
+        some = by_kind[kind]
+        rate = sum((row.gbyte or 0) * row.calls for row in some)
+        rate *= 1000 / sum(row.total_ms for row in some)
+        share = sum(row.share for row in some)
+        note = f"{significant(rate, 3)} GB/s, {share:.1%} of the time"
+        bars.append(Bar(kind, [Piece(rate, DIRECTION_COLOURS[""])], note))
+        rates.append(rate)
+    horizontal_bars(axes, bars, rows=3, thickness=0.6)
+    axes.set_ylim(max(len(kinds), 3) - 0.4, -0.8)
+    axes.set_xlim(0, 1.6 * max(rates))
+    if peaks:
+        bandwidth = peaks.bandwidth_gb_per_s
+        axes.axvline(bandwidth, color=DARK, linestyle="--", linewidth=1.2)
+        axes.text(bandwidth, -0.62, f"memory {bandwidth:,.0f} GB/s", ha="center", fontsize=9)
+    axes.set_xlabel("GB/s of tensors, each once")
