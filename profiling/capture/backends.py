@@ -1,16 +1,9 @@
-"""`profile.onednn`: oneDNN's log of some steps, with marks of where each step and phase begins.
+"""The hooks of a profiled training run: oneDNN's log, perf's counters, torch's trace, bytes.
 
-TODO-DOC oneDNN's log switched on for a while.
-
-TODO-DOC `profile.perf`: what the processor and the kernel count in steps that are profiled.
-
-TODO-DOC `perf stat` on this process, counting only while it is told to.
-
-TODO-DOC `profile.trace`: torch.profiler's trace of some steps, with marks of what runs.
-
-TODO-DOC Marks in torch.profiler's trace that say which module called an operator.
-
-TODO-DOC The bytes that a step's operators move, counted for a trace.
+Each watches some steps and writes one file (`profiling.capture.hooks.ProfilerHook`).
+`profile.onednn` has oneDNN's log with marks of steps and phases, `profile.perf` what processor and
+kernel count, `profile.trace` the trace with marks of steps, phases and modules, and the bytes that
+the operators of the step before move. Between steps everything is as without a profile.
 """
 
 import json
@@ -40,9 +33,9 @@ from retinanet.engine.folded_forward import FoldedForward
 
 
 class OneDnnHook:
-    """Has oneDNN's output of a step go to a file, and adds marks; once, the run's facts.
+    """Writes oneDNN's output of steps to a file, with marks, after the run's facts.
 
-    Between steps everything is as it was, so that an evaluation leaves nothing in the log.
+    Between steps nothing is logged, so that an evaluation leaves nothing in the file.
     """
 
     def __init__(self, file: Path, *, facts: Callable[[PreparedTraining], dict[str, Any]]) -> None:
@@ -63,7 +56,7 @@ class OneDnnHook:
         self._write(facts_line(self._facts(prepared)))
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Begin to write.
+        """Turn oneDNN's output on.
 
         Raises:
             OSError: The log cannot be written.
@@ -75,21 +68,21 @@ class OneDnnHook:
         self._mark(is_begin=True)
 
     def begin_phase(self, name: str) -> None:
-        """Mark where it begins."""
+        """Mark the begin of a phase."""
         self._mark(name, is_begin=True)
 
     def end_phase(self, name: str) -> None:
-        """Mark where it ends."""
+        """Mark the end of a phase."""
         self._mark(name, is_begin=False)
 
     def end_step(self, *, whole: bool) -> None:
-        """Cease to write; a step that is not whole has no end in the log, and so no time."""
+        """Turn it off; a step that is not whole has no end in the log, and so no time."""
         if whole:
             self._mark(is_begin=False)
         self._around_step.close()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._around_step.close()
         if self._log is not None:
             os.close(self._log)
@@ -106,7 +99,7 @@ class OneDnnHook:
 
 @contextmanager
 def verbose() -> Iterator[None]:
-    """Let oneDNN print every primitive: torch's, and the one that IPEX brings if it is loaded."""
+    """Have oneDNN print every primitive while the context lasts: torch's and, if loaded, IPEX's."""
     with ExitStack() as stack:
         stack.enter_context(mkldnn.verbose(mkldnn.VERBOSE_ON))
         ipex = sys.modules.get("intel_extension_for_pytorch")
@@ -127,7 +120,7 @@ HARDWARE = (
 
 
 class PerfHook:
-    """Counts over steps, and nothing between them, into one JSON file."""
+    """Counts in steps, and not between them, and writes one JSON file."""
 
     def __init__(self, file: Path, *, rank: int) -> None:
         self.file = file
@@ -148,7 +141,7 @@ class PerfHook:
         self._perf = PerfStat((*SOFTWARE, *HARDWARE))
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Begin to count.
+        """Start to count.
 
         Raises:
             PerfFailedError: perf has ended.
@@ -159,13 +152,13 @@ class PerfHook:
         self._begun = time.perf_counter()
 
     def begin_phase(self, name: str) -> None:
-        """Nothing: it counts whole steps."""
+        """Do nothing: it counts whole steps."""
 
     def end_phase(self, name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end_step(self, *, whole: bool) -> None:
-        """Cease to count; what a broken step added makes all counts worthless.
+        """Stop to count; what an interrupted step added makes all counts worthless.
 
         Raises:
             PerfFailedError: perf has ended.
@@ -203,11 +196,10 @@ class PerfHook:
 
 
 def parse_counters(output: str) -> tuple[dict[str, Any], list[str]]:
-    """Read what `perf stat --field-separator ,` prints; see "CSV FORMAT" in perf-stat(1).
+    """Return the counters that `perf stat --field-separator ,` prints, and events without counters.
 
-    Returns:
-        By event, its value, unit, and the share of the time in which it was counted; and the
-        events that this machine has no counters for.
+    A counter has value, unit, and the share of the time in which it was counted. See "CSV FORMAT"
+    in perf-stat(1).
     """
     counters: dict[str, Any] = {}
     missing = []
@@ -228,17 +220,17 @@ SECONDS_TO_ANSWER = 10
 
 
 class PerfFailedError(RuntimeError):
-    """perf does not count here; the message says why, in its own words."""
+    """perf does not count here; the message is perf's own."""
 
 
 class PerfStat:
-    """A `perf stat` that watches all threads of this process, also those to come."""
+    """A `perf stat` of all threads of this process, also later ones."""
 
     def __init__(self, events: Sequence[str]) -> None:
-        """Start it; it does not count yet.
+        """Start it without counting.
 
         Raises:
-            PerfFailedError: It is not there, or may not count.
+            PerfFailedError: It is not installed, or may not count.
         """
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -260,23 +252,23 @@ class PerfStat:
                 env={**os.environ, "LC_ALL": "C"},
             )
         except OSError as error:
-            self._let_go()
+            self._close()
             raise PerfFailedError(f"perf: cannot be started: {error.strerror}") from error
         finally:
             os.close(commands)
             os.close(answers)
-        self._tell("disable")  # which it is; the answer says that it works
+        self._command("disable")  # which it is; the answer says that it works
 
     def count(self, *, on: bool) -> None:
-        """Begin or cease to count; returns when it has.
+        """Start or stop to count; return when perf has confirmed it.
 
         Raises:
             PerfFailedError: It has ended.
         """
-        self._tell("enable" if on else "disable")
+        self._command("enable" if on else "disable")
 
     def end(self) -> str:
-        """End it; returns its output, a line of comma-separated fields for each event."""
+        """End it; return its output, a line of comma-separated fields for each event."""
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(SECONDS_TO_ANSWER)
@@ -285,10 +277,10 @@ class PerfStat:
             self._process.wait()
         self._output.seek(0)
         output = self._output.read().decode(errors="replace")
-        self._let_go()
+        self._close()
         return output
 
-    def _tell(self, word: str) -> None:
+    def _command(self, word: str) -> None:
         try:
             os.write(self._commands, f"{word}\n".encode())
             ready, _, _ = select.select([self._answers], [], [], SECONDS_TO_ANSWER)
@@ -306,7 +298,7 @@ class PerfStat:
         words = [line.strip() for line in lines if line.strip() not in ("", "Error:")]
         return f"perf: {words[0] if words else 'does not answer'}"
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         for descriptor in (self._commands, self._answers):
             os.close(descriptor)
         self._output.close()
@@ -317,10 +309,10 @@ CPU = [ProfilerActivity.CPU]
 
 
 class TraceHook:
-    """Traces steps, and nothing between them, into one file: Chrome's JSON, packed.
+    """Traces steps, and not between them, into one file: Chrome's JSON in gzip.
 
     Marks are `step 20`, `phase: forward` and `module: backbone.body.layer3.0.conv2`. Operators of
-    the backward pass have the sequence numbers of those of the forward pass that they belong to.
+    the backward pass have the sequence numbers of their forward operators.
     """
 
     def __init__(self, file: Path) -> None:
@@ -332,7 +324,7 @@ class TraceHook:
         self._around_phase = ExitStack()
 
     def open(self, prepared: PreparedTraining) -> None:
-        """Start the profiler, which takes a second; it traces nothing yet."""
+        """Start the profiler, which takes a second, without tracing."""
         # With shapes, memory would grow by a gigabyte a step of two large images.
         self._profiler = profile(activities=CPU)
         with errors_to_nowhere():
@@ -340,21 +332,21 @@ class TraceHook:
         self._trace(on=False)
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Begin to trace."""
+        """Start to trace."""
         self._trace(on=True)
         self._around_step.enter_context(modules_marked(prepared))
         self._around_step.enter_context(record_function(f"step {number}"))
 
     def begin_phase(self, name: str) -> None:
-        """Mark where it begins."""
+        """Mark the begin of a phase."""
         self._around_phase.enter_context(record_function(f"phase: {name}"))
 
     def end_phase(self, name: str) -> None:
-        """Mark where it ends."""
+        """Mark the end of a phase."""
         self._around_phase.close()
 
     def end_step(self, *, whole: bool) -> None:
-        """Cease to trace."""
+        """Stop to trace."""
         self._around_phase.close()
         self._around_step.close()
         self._trace(on=False)
@@ -389,7 +381,7 @@ class TraceHook:
 def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
     """Mark each module's forward pass as `module: backbone.body.layer3.0.conv2` meanwhile.
 
-    The torch engine computes most modules without calling them, and tells of them itself.
+    The torch engine computes most modules without calling them, and calls `around` instead.
     """
     names = {one: f"module: {name}" for name, one in prepared.model.named_modules() if name}
     marks: list[record_function] = []
@@ -417,10 +409,9 @@ def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
 
 
 class CountHook:
-    """Counts in the step before a trace's window, and puts the sums into the trace.
+    """Counts bytes in the step before a trace's window, and adds the sums to the trace.
 
-    Not within the window: counting takes a few hundredths of a second of Python, and would be in
-    the trace.
+    Within the window, the hundredths of a second that counting takes would be in the trace.
     """
 
     def __init__(self, trace: TraceHook) -> None:
@@ -434,13 +425,13 @@ class CountHook:
         """Do nothing."""
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Begin to count."""
+        """Start to count."""
         self._number = number
         self._counter = ByteCounter(lambda: self._phase)
         self._counter.__enter__()
 
     def begin_phase(self, name: str) -> None:
-        """Count for a phase from now on."""
+        """Count for this phase from now on."""
         self._phase = name
 
     def end_phase(self, name: str) -> None:
@@ -448,7 +439,7 @@ class CountHook:
         self._phase = ""
 
     def end_step(self, *, whole: bool) -> None:
-        """Cease to count, and keep the sums of a whole step for the trace."""
+        """Stop to count, and give the sums of a whole step to the trace."""
         counter, self._counter = self._counter, None
         if counter is None:
             return
@@ -461,5 +452,5 @@ class CountHook:
             self._trace.bytes_moved = {"step": self._number, "operators": rows}
 
     def close(self) -> None:
-        """Cease to count in a step that was broken off."""
+        """Stop to count in an interrupted step."""
         self.end_step(whole=False)

@@ -13,10 +13,9 @@ operators count as their parts, and casts as operators of their own):
   what is picked counts (`PICKED_FROM`).
 
 A tensor's bytes are those of its distinct elements: expanded dimensions count once. Kernels that
-ctypes calls record their bytes (`retinanet.engine.kernel_calls`). What one operator does inside is not
-seen: its scratch memory, and copies into other layouts. So this is the traffic that the operators
-ask for; less reaches memory where a tensor is still in a cache, more where an operator reads it
-twice.
+ctypes calls record their bytes (`retinanet.engine.kernel_calls`). Scratch memory of an operator and
+copies into other layouts are not seen. So this is the traffic that the operators ask for; less
+reaches memory where a tensor is still in a cache, more where an operator reads it twice.
 """
 
 from collections import defaultdict
@@ -68,7 +67,7 @@ UPDATED: Mapping[str, frozenset[str]] = {
 
 
 class Call(NamedTuple):
-    """The kind of operator that bytes are added up by."""
+    """An operator in a phase, whose calls are added up."""
 
     phase: str
     operator: str
@@ -91,12 +90,12 @@ class Moved:
 class ByteCounter(TorchDispatchMode):
     """Counts while its context lasts, in the thread that entered it.
 
-    On CPUs autograd runs the backward pass in the thread that asked for it, so that all of a step
-    is counted. `torch.compile` compiles nothing meanwhile.
+    On CPUs autograd runs the backward pass in the thread that called it, so that all of a step is
+    counted. `torch.compile` compiles nothing meanwhile.
     """
 
     def __init__(self, phase: Callable[[], str] = lambda: "") -> None:
-        """`phase` names the part of the step that runs."""
+        """`phase` returns the name of the phase that runs."""
         super().__init__()
         self.moved: defaultdict[Call, Moved] = defaultdict(Moved)
         self._phase = phase
@@ -104,13 +103,13 @@ class ByteCounter(TorchDispatchMode):
         self._contexts = ExitStack()
 
     def __enter__(self) -> "ByteCounter":
-        """Begin to count."""
+        """Start to count."""
         self._contexts.enter_context(listening(self._take_kernel))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Cease to count."""
+        """Stop to count."""
         super().__exit__(*error)
         self._contexts.close()
 
@@ -183,7 +182,7 @@ def operator_bytes(
 
 
 class _Tensors:
-    """Different tensors, and the sum of their bytes."""
+    """Distinct tensors, and the sum of their bytes."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -200,7 +199,7 @@ class _Tensors:
 
 
 def place(tensor: Tensor) -> int:
-    """Return what tells memory apart that tensors may share."""
+    """Return an identity of the tensor's memory, which other tensors may share."""
     if tensor.layout is not torch.strided:
         return id(tensor)
     return tensor.untyped_storage()._cdata
@@ -240,7 +239,7 @@ class CurrentPhase:
     """The phases of a step (`retinanet.training.loop`) as the name of the one that runs."""
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
+        """Begin outside all phases."""
         self.name = ""
 
     def notes(self, steps: range) -> list[str]:

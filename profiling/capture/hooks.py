@@ -1,12 +1,8 @@
-"""From a configuration's section `profile` to the hooks of a run, and the last words on them.
+"""`profile` of a configuration: the hooks of a training run, and what is printed of them.
 
-TODO-DOC The hooks of a training run: each watches some steps, and what goes wrong in it ends it alone.
-
-TODO-DOC A hook, and the steps that it is for.
-
-TODO-DOC What a oneDNN log says of its run, so that its problems can be run again alike.
-
-TODO-DOC What a person is told of a run's profile: what does not come, what was written, what next.
+Each hook watches some steps; what goes wrong in one ends it alone, and training goes on. oneDNN's
+log begins with the facts of its run (`facts_of_run`), so that its problems can be run again under
+the same conditions.
 """
 
 import shlex
@@ -44,18 +40,18 @@ NO_PERF = "there is no perf on this host (Debian's linux-perf, Ubuntu's linux-to
 def capturing(
     config: Config, folder: Path, *, place: RankContext, group: ProcessGroup, console: Console
 ) -> Iterator[StepProfiler]:
-    """What a run tells of its phases while the context lasts; all ranks enter it.
+    """Yield the profiler of a run, to be told of steps and phases; all ranks enter the context.
 
-    At the end rank 0 says what was written, and what was not and why. No training fails for it.
+    At the end rank 0 prints what was written, and what was not and why. No training fails for it.
 
     Args:
-        config: Its section `profile` says what is asked for; a log's facts are taken from all.
+        config: Its section `profile` has what to watch; a log's facts are taken from all.
         folder: The run's; files are `onednn/rank0.log`, `trace/rank0.json.gz`, `perf/rank0.json`.
-        place: Where this rank runs.
+        place: This rank's place.
         group: The ranks.
         console: Rank 0's.
     """
-    watches = asked_for(config, folder, place=place, group=group)
+    watches = hooks_of_rank(config, folder, place=place, group=group)
     if not watches:
         yield NO_PROFILER
         return
@@ -76,51 +72,51 @@ def capturing(
 
 
 class ProfilerHook(Protocol):
-    """Watches steps. What the training does happens between these calls, never within one."""
+    """Watches steps. Training computes between these calls, never within one."""
 
     file: Path
-    """What it writes; another name may be chosen before `open`."""
+    """The file that it writes; the name may change before `open`."""
 
     def open(self, prepared: PreparedTraining) -> None:
-        """Its first step comes next: do what takes time."""
+        """Do what takes time, before the first step."""
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def begin_phase(self, name: str) -> None:
-        """A phase of it begins."""
+        """Begin a phase of the step."""
 
     def end_phase(self, name: str) -> None:
-        """That phase has ended."""
+        """End that phase."""
 
     def end_step(self, *, whole: bool) -> None:
-        """The step has ended, or an error has broken it off."""
+        """End the step; it is not whole if an error has interrupted it."""
 
     def close(self) -> None:
-        """No step comes any more: write what there is. May be called twice."""
+        """Write what there is, after the last step. May be called twice."""
 
 
 @dataclass
 class Watch:
-    """A hook, and the steps that it is for."""
+    """A hook and its steps."""
 
     name: str
-    """The section that asked for it: `profile.onednn`."""
+    """Its section of the configuration: `profile.onednn`."""
     hook: ProfilerHook
     steps: Collection[int]
     is_open: bool = False
     done: list[int] = field(default_factory=list)
-    """Steps that it has seen whole."""
+    """Steps that it has watched as a whole."""
     is_shown: bool = True
-    """Whether a person is told of it; else it serves another hook."""
+    """Whether messages name it; else it serves another hook."""
     problem: str = ""
-    """Why it does not watch, or no longer does."""
+    """Why it does not watch, or no longer."""
 
 
-def asked_for(
+def hooks_of_rank(
     config: Config, folder: Path, *, place: RankContext, group: ProcessGroup
 ) -> Sequence[Watch]:
-    """The hooks of this rank, in the order in which they begin."""
+    """Return the hooks of this rank, in the order in which they begin."""
     profile, rank = config.profile, group.rank
     onednn, trace = profile.onednn_steps, profile.trace_steps
     watches = []
@@ -142,23 +138,23 @@ def asked_for(
 
 
 PROBLEMS = (OSError, InputError, PerfFailedError)
-"""Of a hook's own: its folder cannot be written, the disk is full, perf does not count."""
+"""Errors of a hook: its folder cannot be written, the disk is full, perf does not count."""
 
 
 class Capture:
-    """The `Phases` of a run that is profiled."""
+    """The `StepProfiler` of a run that is profiled."""
 
     def __init__(self, watches: Sequence[Watch]) -> None:
         self.watches = watches
         self._active: list[Watch] = []
 
     def notes(self, steps: range) -> list[str]:
-        """What is known not to come, before the run takes these steps."""
+        """Return which files will not be written, before the run takes these steps."""
         return first_notes(self.watches, steps)
 
     @contextmanager
     def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
-        """Around a step."""
+        """Surround a step."""
         self._active = [one for one in self.watches if number in one.steps and not one.problem]
         if not self._active:
             yield
@@ -180,37 +176,37 @@ class Capture:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around a phase of the step."""
+        """Surround a phase of the step."""
         self._each(lambda one: one.hook.begin_phase(name))
         yield
         self._each(lambda one: one.hook.end_phase(name), backwards=True)
 
     def close(self) -> None:
-        """Write what there is of windows that have not come to their end."""
+        """Write what there is of windows that have not ended."""
         self._active = [one for one in self.watches if not one.problem]
         self._each(lambda one: one.hook.close())
 
     def _each(self, action: Callable[[Watch], None], *, backwards: bool = False) -> None:
-        """Have all that are active do something; one that cannot is active no longer."""
+        """Call `action` for all active hooks; one that fails is no longer active."""
         for one in self._active[:: -1 if backwards else 1]:
             try:
                 action(one)
             except PROBLEMS as error:
-                one.problem = described(error, one.hook.file)
+                one.problem = describe_error(error, one.hook.file)
                 self._active.remove(one)
                 with suppress(*PROBLEMS):
                     one.hook.close()
 
 
-def described(error: Exception, file: Path) -> str:
-    """A hook's problem in one line."""
+def describe_error(error: Exception, file: Path) -> str:
+    """Return a hook's error in one line."""
     if isinstance(error, OSError):
         return f"{error.filename or file}: cannot be written: {error.strerror}"
     return str(error)
 
 
 def open_once(watch: Watch, number: int, prepared: PreparedTraining) -> None:
-    """Open a hook before its first step; what the run wrote before it was resumed is left alone."""
+    """Open a hook before its first step; what the run wrote before it was resumed is kept."""
     hook = watch.hook
     if watch.is_open:
         return
@@ -228,7 +224,7 @@ IPEX = "intel_extension_for_pytorch"
 def facts_of_run(
     prepared: PreparedTraining, *, config: Config, place: RankContext, group: ProcessGroup
 ) -> dict[str, Any]:
-    """This rank's conditions; JSON holds them all. `profiling.onednn_log.parse` says where."""
+    """Return this rank's conditions for a log, see `profiling.onednn_log.parse.facts_line`."""
     share, engine = place.pinned.share, config.engine
     forward = prepared.forward
     own_kernels = forward.own_kernels if isinstance(forward, FoldedForward) else None
@@ -258,7 +254,7 @@ def facts_of_run(
 
 
 def images_a_step(config: Config, group: ProcessGroup) -> int | None:
-    """Of this rank; None where only the run has measured how many."""
+    """Return this rank's images a step; None where only the run itself determines them."""
     split, training = config.distributed.batch_split, config.training
     if split == "speed" and group.size > 1:
         return None
@@ -270,58 +266,54 @@ FILES = {"profile.onednn": "oneDNN's log", "profile.trace": "trace", "profile.pe
 
 
 def first_notes(watches: Sequence[Watch], steps: range) -> list[str]:
-    """What is known not to come, before a run takes these steps."""
+    """Return which files will not be written, before a run takes these steps."""
     notes = []
-    for one in filter(is_shown, watches):
+    for one in (watch for watch in watches if watch.is_shown):
         if one.problem:
             notes.append(f"{one.name}: {one.problem}; training goes on without it")
         elif not any(step in steps for step in one.steps):
-            takes = f"takes {shown(steps)}" if steps else "takes no step"
-            notes.append(f"{one.name}: this run {takes}, nothing of {shown(one.steps)}")
+            takes = f"takes {format_steps(steps)}" if steps else "takes no step"
+            notes.append(f"{one.name}: this run {takes}, nothing of {format_steps(one.steps)}")
     return notes
 
 
 def last_notes(watches: Sequence[Watch]) -> list[str]:
-    """What has not come, after the run."""
+    """Return which files were not written, after the run."""
     notes = []
-    for one in filter(is_shown, watches):
+    for one in (watch for watch in watches if watch.is_shown):
         if one.problem:
             notes.append(f"{one.name}: {one.problem}; training went on without it")
         elif not one.done:
-            asked = shown(one.steps)
-            notes.append(f"{one.name}: nothing is written: this run trained nothing of {asked}")
+            steps = format_steps(one.steps)
+            notes.append(f"{one.name}: nothing is written: this run trained nothing of {steps}")
         elif len(one.done) < len(one.steps):
-            asked, found = shown(one.steps), shown(one.done)
-            notes.append(f"{one.name}: of {asked} this run trained only {found}")
+            steps, done = format_steps(one.steps), format_steps(one.done)
+            notes.append(f"{one.name}: of {steps} this run trained only {done}")
         if isinstance(one.hook, PerfHook) and one.hook.not_counted:
             events = ", ".join(one.hook.not_counted)
             notes.append(f"{one.name}: perf has no counters here for {events}")
     return notes
 
 
-def is_shown(watch: Watch) -> bool:
-    """Return whether a person asked for it by itself."""
-    return watch.is_shown
-
-
 def print_files(console: Console, watches: Sequence[Watch], *, ranks: int) -> None:
-    """Where rank 0's files lie, and the commands that read them."""
-    shown_watches = filter(is_shown, watches)
-    written = [one for one in shown_watches if one.done and one.hook.file.exists()]
+    """Print rank 0's files, and the commands that read them."""
+    written = [one for one in watches if one.is_shown and one.done and one.hook.file.exists()]
     if not written:
         return
     others = f", one for each of {ranks} ranks" if ranks > 1 else ""
     print_summary(
         console,
         headline="profiled",
-        facts={FILES[one.name]: f"{one.hook.file}, {shown(one.done)}{others}" for one in written},
+        facts={
+            FILES[one.name]: f"{one.hook.file}, {format_steps(one.done)}{others}" for one in written
+        },
         paths={},
         next_commands=reading_commands({one.name: one for one in written}),
     )
 
 
 def reading_commands(written: Mapping[str, Watch]) -> list[str]:
-    """Such as `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`."""
+    """Return commands: `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`."""
     log, trace = written.get("profile.onednn"), written.get("profile.trace")
     commands = []
     if log:
@@ -334,8 +326,8 @@ def reading_commands(written: Mapping[str, Watch]) -> list[str]:
     return [shlex.join([installed("python"), "-m", "profiling", *words]) for words in commands]
 
 
-def shown(steps: Collection[int]) -> str:
-    """`steps 20-22`, `step 20`, or `steps 20, 30` where they do not follow each other."""
+def format_steps(steps: Collection[int]) -> str:
+    """Return `steps 20-22`, `step 20`, or `steps 20, 30` where they are not consecutive."""
     ordered = sorted(steps)
     first, last = ordered[0], ordered[-1]
     if first == last:

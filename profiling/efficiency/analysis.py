@@ -13,8 +13,7 @@ from common.errors import InputError
 from profiling.onednn_log.log import OneDnnLog, Where
 from profiling.onednn_log.work import Problem
 from profiling.peaks.peaks import Peaks, cautions_of_peaks, roofline_ms
-from profiling.replay.replay import Replay, ReplayTime
-from profiling.replay.runners import mismatches
+from profiling.replay.replay import Replay, ReplayTime, mismatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,8 @@ from profiling.onednn_log.work import (
     readable,
 )
 from profiling.peaks.peaks import add_peaks_option, choose_peaks
-from profiling.replay.benchdnn import find_benchdnn
+from profiling.replay.benchdnn import find_benchdnn, replay_with_benchdnn
 from profiling.replay.replay import Replay, conditions_of, load_replay, save_replay
-from profiling.replay.runners import replay_with_benchdnn
 from profiling.replay.torch_replay import replay_with_torch
 
 if TYPE_CHECKING:

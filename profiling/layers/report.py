@@ -1,27 +1,43 @@
-"""A study of layers as a person reads it.
+"""A study of layers: tables and sentences of the terminal, CSV, JSON, and the chart.
 
-TODO-DOC What a study of layers leaves: a table of all layers, a chart, JSON.
+The chart follows the 2017 study's Figures 3 and 5 (above) and 6 (below).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
+from common.charts import (
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    Bar,
+    Piece,
+    colour_legend,
+    horizontal_bars,
+    new_figure,
+)
+from common.console import significant
 from common.files import as_csv
 from common.machine import environment
+from common.tables import Column, Table, text_column
 from profiling.bench.results import disturbance
 from profiling.layers.study import BETWEEN, Layer, Measured, Subject
+from profiling.onednn_log.work import DIRECTION_COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TOP = 15
 """Layers in the printed table; all are in the files of --out and --json."""
 
 LEAST_PAIRS = 3
-"""With fewer iterations that nobody watched, what watching adds is chance."""
+"""With fewer unwatched iterations, what watching adds is chance."""
 MOST_BY_PASS = 2
 """Configurations whose passes have columns of their own."""
 
@@ -43,15 +59,15 @@ def print_study(
     remarks: Sequence[str],
     other_cores: float,
 ) -> None:
-    """All tables and sentences."""
+    """Print all tables and sentences."""
     first = measured[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.facts["versions"].items())
     console.print(
         f"{subject}; {len(first.watched)} iterations of forward and backward pass; {versions}",
         soft_wrap=True,
     )
-    console.print(summary_table(subject, measured))
-    console.print(layers_table(measured))
+    console.print(summary_table(subject, measured).for_console())
+    console.print(layers_table(measured).for_console())
     passes = "" if len(measured) <= MOST_BY_PASS else ", both passes together"
     console.print(f"milliseconds on average{passes}; all rows are the whole iteration")
     for line in (*sentences(subject, measured), *remarks, *worker_notes(measured)):
@@ -62,72 +78,89 @@ def print_study(
 
 
 def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
-    """A row for each configuration."""
-    table = Table()
-    headings = ["", "forward ms", "backward ms", "both ms", "images/s", "convolutions",
-                "unwatched ms", "watching adds", "peak MB"]  # fmt: skip
-    has_huge = any(one.configuration.huge_pages for one in measured)
-    for heading in [*headings, "huge pages MB"] if has_huge else headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    for one in measured:
-        cells = [
+    """Return a row for each configuration."""
+    columns = [
+        text_column(""),
+        Column("forward ms", ",.1f"),
+        Column("backward ms", ",.1f"),
+        Column("both ms", ",.1f"),
+        Column("images/s", ".3g"),
+        Column("convolutions", ".1%"),
+        Column("unwatched ms", ",.1f"),
+        Column("watching adds", "+.1%"),
+        Column("peak MB", ",.0f"),
+        Column("huge pages MB", ",.0f"),
+    ]
+    rows = [
+        (
             one.label,
-            f"{one.whole('forward').mean:,.1f}",
-            f"{one.whole('backward').mean:,.1f}",
-            f"{one.total_ms:,.1f}",
-            f"{subject.batch / one.total_ms * 1000:.3g}",
-            f"{one.convolving_share:.1%}",
-            f"{one.plain_ms:,.1f}",
-            f"{one.watching_cost:+.1%}" if len(one.plain) >= LEAST_PAIRS else "",
-            f"{one.peak_mb:,.0f}",
-        ]
-        table.add_row(*cells, *([f"{one.huge_pages_mb:,.0f}"] if has_huge else []))
-    return table
+            one.whole("forward").mean,
+            one.whole("backward").mean,
+            one.total_ms,
+            subject.batch / one.total_ms * 1000,
+            one.convolving_share,
+            one.plain_ms,
+            one.watching_cost if len(one.plain) >= LEAST_PAIRS else None,
+            one.peak_mb,
+            one.huge_pages_mb,
+        )
+        for one in measured
+    ]
+    if any(one.configuration.huge_pages for one in measured):
+        return Table("", columns, rows)
+    return Table("", columns[:-1], [row[:-1] for row in rows])
 
 
 def layers_table(measured: Sequence[Measured]) -> Table:
-    """The costliest layers in each configuration: by pass, or both passes where there are many."""
+    """Return the costliest layers in each configuration: by pass, or both passes of many."""
     by_pass = len(measured) <= MOST_BY_PASS
-    table = Table()
-    table.add_column("layer", no_wrap=by_pass)
-    table.add_column("type", no_wrap=True)
+    is_alone = len(measured) == 1
+    columns = [text_column("layer", no_wrap=by_pass), text_column("type", no_wrap=True)]
     for one in measured:
-        of = f"\n{one.label}" if len(measured) > 1 else ""
-        for heading in ("forward", "backward", "share") if by_pass else ("ms",):
-            table.add_column(f"{heading}{of}", justify="right")
-    by_label = {one.label: {layer.name: layer for layer in one.layers()} for one in measured}
-    if len(measured) == 1:
-        table.add_column("GFLOP/s", justify="right")
+        of = "" if is_alone else f"\n{one.label}"
+        if by_pass:
+            columns += [
+                Column(f"forward{of}", ",.2f"),
+                Column(f"backward{of}", ",.2f"),
+                Column(f"share{of}", ".1%"),
+            ]
+        else:
+            columns.append(Column(f"ms{of}", ",.2f"))
+    if is_alone:
+        columns.append(Column("GFLOP/s", ",.0f"))
+    tables = [{layer.name: layer for layer in one.layers()} for one in measured]
+
+    def row(title: str, kind: str, names: Sequence[str]) -> list[object]:
+        cells: list[object] = [title, kind]
+        for table in tables:
+            cells += times([table[name] for name in names], by_pass=by_pass)
+        rate = tables[0][names[0]].gflop_per_s if len(names) == 1 else None
+        return [*cells, rate or None] if is_alone else cells
+
     names = costliest(measured)
-    for name in names[:TOP]:
-        layers = [by_label[one.label][name] for one in measured]
-        cells = [cell for layer in layers for cell in times([layer], by_pass=by_pass)]
-        rate = layers[0].gflop_per_s if len(measured) == 1 else None
-        table.add_row(name, layers[0].type, *cells, *([f"{rate:,.0f}"] if rate else []))
     others = names[TOP:]
-    if others:
-        table.add_section()
-        cells = []
-        for one in measured:
-            cells += times([by_label[one.label][name] for name in others], by_pass=by_pass)
-        table.add_row(f"{len(others)} others", "", *cells)
-    return table
+    return Table(
+        "",
+        columns,
+        [row(name, tables[0][name].type, [name]) for name in names[:TOP]],
+        totals=[row(f"{len(others)} others", "", others)] if others else (),
+    )
 
 
-def times(layers: Sequence[Layer], *, by_pass: bool) -> list[str]:
-    """Forward, backward and share of all of them together; or both passes alone."""
+def times(layers: Sequence[Layer], *, by_pass: bool) -> list[object]:
+    """Return forward, backward and share of all of them together; or both passes alone."""
     if not by_pass:
-        return [f"{sum(layer.total_ms for layer in layers):,.2f}"]
-    passes = [layer.backward.mean for layer in layers if layer.backward]
+        return [sum(layer.total_ms for layer in layers)]
+    backward = [layer.backward.mean for layer in layers if layer.backward]
     return [
-        f"{sum(layer.forward.mean for layer in layers):,.2f}",
-        f"{sum(passes):,.2f}" if passes else "–",
-        f"{sum(layer.share for layer in layers):.1%}",
+        sum(layer.forward.mean for layer in layers),
+        sum(backward) if backward else "–",
+        sum(layer.share for layer in layers),
     ]
 
 
 def costliest(measured: Sequence[Measured]) -> list[str]:
-    """Names of all rows, by their time in the configuration where they take longest."""
+    """Return names of all rows, by their time in the configuration where they take longest."""
     most: dict[str, float] = {}
     for one in measured:
         for layer in one.layers():
@@ -136,31 +169,31 @@ def costliest(measured: Sequence[Measured]) -> list[str]:
 
 
 def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
-    """What the study says: the comparison of engines, convolutions, frozen layers."""
-    found = comparisons(measured)
+    """Return the comparison of engines, convolutions and frozen layers in sentences."""
+    lines = comparisons(measured)
     last = measured[-1]
     inside = CONVOLUTIONS_MEAN.get(subject.model, "")
     of = f" ({last.label})" if len(measured) > 1 else ""
-    found.append(
+    lines.append(
         f"convolutions take {last.convolving_share:.0%} of the iteration{of}{inside}; {PAPER}"
     )
     if len(measured) == 1 and last.facts["winograd"]:
-        found.append(WINOGRAD)
+        lines.append(WINOGRAD)
     frozen = [layer.name for layer in last.layers() if layer.backward is None]
     if frozen:
-        found.append(
+        lines.append(
             f"no backward pass (–): {len(frozen)} layers, {frozen[0]} to {frozen[-1]}, as neither "
             "they nor what comes before them train"
         )
     nodes = list(last.nodes().items())[:4]
     if nodes:
         parts = ", ".join(f"{name} {ms:.2f}" for name, ms in nodes)
-        found.append(f"{BETWEEN}, backward, ms{of}: {parts}")
-    return found
+        lines.append(f"{BETWEEN}, backward, ms{of}: {parts}")
+    return lines
 
 
 def comparisons(measured: Sequence[Measured]) -> list[str]:
-    """Pairs that differ in the engine alone; where engines do not differ, all against the first."""
+    """Compare configurations that differ in the engine alone; if none do, all with the first."""
     pairs = [
         (one, other)
         for one in measured
@@ -187,13 +220,13 @@ def comparisons(measured: Sequence[Measured]) -> list[str]:
 
 
 def same_otherwise(one: Measured, other: Measured) -> bool:
-    """Whether two configurations differ in nothing but the engine."""
+    """Return whether two configurations differ in nothing but the engine."""
     mine, theirs = (dict(vars(each.configuration), onednn=None) for each in (one, other))
     return mine == theirs
 
 
 def worker_notes(measured: Sequence[Measured]) -> list[str]:
-    """What workers said of their cores, and oneDNN where it ran though it was off."""
+    """Return notes of workers on their cores, and oneDNN where it ran though it was off."""
     lines = [f"note: {one.label}: {note}" for one in measured for note in one.facts["notes"]]
     for one in measured:
         if not one.configuration.onednn and one.primitives:
@@ -202,67 +235,44 @@ def worker_notes(measured: Sequence[Measured]) -> list[str]:
     return lines
 
 
+PASSES = ("forward", "backward")
+STATISTICS = {"": "mean", "median_": "median", "deviation_": "deviation"}
+"""Prefixes of columns, and fields of `Statistic`."""
 COLUMNS = (
-    "configuration",
-    "layer",
-    "type",
-    "calls",
-    "forward_ms",
-    "backward_ms",
-    "forward_median_ms",
-    "backward_median_ms",
-    "forward_deviation_ms",
-    "backward_deviation_ms",
-    "share",
-    "gflop",
-    "gflop_per_s",
+    *("configuration", "layer", "type", "calls"),
+    *(f"{work}_{prefix}ms" for prefix in STATISTICS for work in PASSES),
+    *("share", "gflop", "gflop_per_s"),
 )
 
 
-def output_files(folder: Path) -> list[Path]:
-    """What `--out` gets."""
-    return [folder / f"layers.{ending}" for ending in ("csv", "png", "svg")]
-
-
 def layers_csv(measured: Sequence[Measured]) -> str:
-    """A row for each layer of each configuration, in the order of the network.
+    """Return a row for each layer of each configuration, in the order of the network.
 
     Averages over the iterations, beside medians and standard deviations; backward is empty where a
     layer has none. The averages of all rows of a configuration add up to its iteration.
     """
-    rows = (row_of(one.label, layer) for one in measured for layer in one.layers())
-    return as_csv(COLUMNS, rows)
+    return as_csv(
+        COLUMNS, (csv_row(one.label, layer) for one in measured for layer in one.layers())
+    )
 
 
-def row_of(label: str, layer: Layer) -> list[object]:
-    """A layer of the configuration of that name."""
-    forward, backward = layer.forward, layer.backward
-    return [
-        label,
-        layer.name,
-        layer.type,
-        layer.calls,
-        number(forward.mean),
-        number(backward.mean if backward else None),
-        number(forward.median),
-        number(backward.median if backward else None),
-        number(forward.deviation),
-        number(backward.deviation if backward else None),
-        number(layer.share),
-        number(layer.gflop or None),
-        number(layer.gflop_per_s),
-    ]
-
-
-def number(value: float | None) -> str:
-    """With six significant digits; empty for None."""
-    return "" if value is None else f"{value:.6g}"
+def csv_row(label: str, layer: Layer) -> list[object]:
+    """Return a layer of the configuration of that name; numbers have six significant digits."""
+    numbers = [
+        *(getattr(one, name) if one else None
+          for name in STATISTICS.values() for one in (layer.forward, layer.backward)),
+        layer.share,
+        layer.gflop or None,
+        layer.gflop_per_s,
+    ]  # fmt: skip
+    texts = ("" if number is None else f"{number:.6g}" for number in numbers)
+    return [label, layer.name, layer.type, layer.calls, *texts]
 
 
 def as_json(
     subject: Subject, measured: Sequence[Measured], *, remarks: Sequence[str], other_cores: float
 ) -> str:
-    """Everything for programs; times in milliseconds, shares 0 to 1."""
+    """Return everything for programs; times in milliseconds, shares 0 to 1."""
     content: dict[str, Any] = {
         "subject": asdict(subject),
         "environment": {**environment(), "cores_busy_otherwise": other_cores},
@@ -273,7 +283,7 @@ def as_json(
 
 
 def configuration_json(one: Measured) -> dict[str, Any]:
-    """One configuration: totals, layers, and the totals of each iteration."""
+    """Return one configuration: totals, layers, and the totals of each iteration."""
     return {
         "label": one.label,
         **asdict(one.configuration),
@@ -294,3 +304,100 @@ def configuration_json(one: Measured) -> dict[str, Any]:
         "iterations_ms": [[i["forward"], i["backward"]] for i in one.watched],
         "unwatched_iterations_ms": [[i["forward"], i["backward"]] for i in one.plain],
     }
+
+
+LAYERS = 30
+"""Layers with bars of their own; the others share one."""
+COLOURS = (GREY, GREEN, ORANGE, PURPLE, "#15aabf", "#e8590c", "#5c7cfa", "#333333")
+"""Colours of configurations; passes have others."""
+ROW = 0.24
+"""The height of a layer with one bar. [inches]"""
+PassTimes = Mapping[tuple[int, str], float]
+"""Milliseconds by configuration's number and pass."""
+
+
+def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":
+    """Draw totals above, layers below: the forward pass on the left, the backward on the right.
+
+    Where there are several configurations, each has a bar in every layer.
+    """
+    rows = layer_rows(measured)
+    totals = 1.0 + 0.32 * len(measured)
+    body = 1.1 + ROW * (0.55 + 0.45 * len(measured)) * len(rows)
+    figure = new_figure(width=12, height=totals + body)
+    above, below = figure.subfigures(2, 1, height_ratios=[totals, body], squeeze=False)[:, 0]
+    draw_totals(above.subplots(), measured)
+    left, right = below.subplots(1, 2, sharey=True)
+    longest = max(time for row in rows.values() for time in row.values())
+    for axes, work in ((left, "forward"), (right, "backward")):
+        draw_pass(axes, rows, measured, work=work)
+        axes.set_xlim(0, 1.16 * longest)
+        axes.set_title(f"{work} pass")
+    if len(measured) > 1:
+        colours = {one.label: colour_of(number) for number, one in enumerate(measured)}
+        colour_legend(right, colours, loc="lower right")
+    figure.suptitle(f"{title}; averages of {len(measured[0].watched)} iterations")
+    return figure
+
+
+def layer_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
+    """Return times of each row from top to bottom; where there is no pass, they are 0."""
+    names = [name for name in costliest(measured) if name != BETWEEN]
+    in_order = [layer.name for layer in measured[0].layers() if layer.name in names[:LAYERS]]
+    tables = [{layer.name: layer for layer in one.layers()} for one in measured]
+    groups = {
+        **{" ".join(dict.fromkeys((name, tables[0][name].type))): [name] for name in in_order},
+        f"{len(names[LAYERS:])} other layers": names[LAYERS:],
+        BETWEEN: [BETWEEN],
+    }
+    return {
+        title: {
+            (number, work): sum(
+                one.mean for name in members if (one := getattr(table[name], work)) is not None
+            )
+            for number, table in enumerate(tables)
+            for work in PASSES
+        }
+        for title, members in groups.items()
+        if members
+    }
+
+
+def colour_of(configuration: int) -> str:
+    """Return the colour of a configuration by its number."""
+    return COLOURS[configuration % len(COLOURS)]
+
+
+def draw_totals(axes: "Axes", measured: Sequence[Measured]) -> None:
+    """Draw a bar for each configuration, forward and backward pass one after the other."""
+    bars = []
+    for one in measured:
+        means = {work: one.whole(work).mean for work in PASSES}
+        pieces = [Piece(ms, DIRECTION_COLOURS[work], significant(ms)) for work, ms in means.items()]
+        bars.append(Bar(one.label, pieces, note=f"{significant(sum(means.values()))} ms"))
+    horizontal_bars(axes, bars, room=1.3, thickness=0.8)
+    axes.set_xlabel("milliseconds an iteration")
+    colours = {f"{work} pass": DIRECTION_COLOURS[work] for work in PASSES}
+    colour_legend(axes, colours, loc="lower right", fontsize=8)
+
+
+def draw_pass(
+    axes: "Axes", rows: Mapping[str, PassTimes], measured: Sequence[Measured], *, work: str
+) -> None:
+    """Draw a bar for each layer and configuration; a dash where there is nothing."""
+    count = len(measured)
+    bars = []
+    for name, row in rows.items():
+        for number in range(count):
+            colour = colour_of(number) if count > 1 else DIRECTION_COLOURS[work]
+            ms = row[number, work]
+            bars.append(Bar(name, [Piece(ms, colour)], note=short(ms) if ms else "–"))
+    horizontal_bars(axes, bars, bars_a_row=count, thickness=0.8, fontsize=7, name_size=8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("milliseconds")
+    axes.grid(axis="x", alpha=0.3)
+
+
+def short(milliseconds: float) -> str:
+    """Return a time with three significant digits, or all before the point."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

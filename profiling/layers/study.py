@@ -1,10 +1,8 @@
-"""Configurations in turn, each in a process of its own.
+"""A study of a network's layers: configurations in turn, each in a process of its own.
 
-TODO-DOC What one configuration has shown: its iterations, and the numbers that are made of them.
-
-TODO-DOC What is timed, and how it is run. Loads no torch.
-
-TODO-DOC Whether there is an NVIDIA GPU, asked of its driver: torch takes seconds to load.
+What is timed is a `Subject`; the ways to run it are `Configuration`s, whose iterations are in
+`Measured`. This module loads no torch: it is also the worker (`prepare`), which takes cores and
+memory first. `profiling.layers.timing` has the worker's questions, and what they do.
 """
 
 import ctypes
@@ -19,23 +17,26 @@ from rich.console import Console
 from common.console import progress
 from common.errors import InputError
 from common.machine import available_mb
-from profiling.bench.variant import huge_pages_environment
+from common.processes import Answering, serve
+from launch.limits import read_allowance
+from launch.pinning import check_cores, choose_cores, take_cores
+from profiling.bench.variant import apply_memory, huge_pages_environment
 from profiling.bench.worker_pool import SPARE_MB, Worker
 
-MODULE = "profiling.layers.worker"
+MODULE = "profiling.layers.study"
 TURN_MS = 10_000.0
-"""About so long is a turn, so that what disturbs the machine meets all configurations alike."""
+"""The length of a turn, about: what disturbs the machine then meets all configurations alike."""
 LONGEST_TURN = 10
 SETTLING = 1
-"""Iterations at the start of a turn that do not count: another process has used the memory."""
+"""Uncounted iterations at the start of a turn, as another process has used the memory before."""
 
-Told = Callable[[int, str], None]
-"""Called as `told(iterations done since the last call, what to say of them)`."""
+Report = Callable[[int, str], None]
+"""Called with the number of iterations done since the last call, and a note on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One of the ways to run it that are compared."""
+    """One of the ways to run the network that are compared."""
 
     onednn: bool
     """The optimized engine; else torch's operators do without oneDNN, and without ours."""
@@ -49,7 +50,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Of a time over all iterations. [milliseconds]"""
+    """A time over all iterations. [milliseconds]"""
 
     mean: float
     median: float
@@ -65,14 +66,14 @@ class Layer:
     type: str
     """The module's class; `loss`, or empty between layers."""
     calls: int
-    """In one iteration."""
+    """Calls in one iteration."""
     trains: bool
     """Whether it has weights that get gradients."""
     forward: Statistic
     backward: Statistic | None
     """None: it has no backward pass, as nothing before it trains."""
     share: float
-    """Of the whole iteration."""
+    """Share of the whole iteration."""
     gflop: float
     """Multiplications and additions of an iteration, both passes. [10⁹]"""
     gflop_per_s: float | None
@@ -80,17 +81,17 @@ class Layer:
 
     @property
     def total_ms(self) -> float:
-        """Average of both passes together."""
+        """The average of both passes together."""
         return self.forward.mean + (self.backward.mean if self.backward else 0.0)
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """The iterations of one configuration, as its worker told them; milliseconds."""
+    """The iterations of one configuration. [milliseconds]"""
 
     configuration: Configuration
     label: str
-    """What tells it from the others."""
+    """Its name, by what differs from the others."""
     facts: Mapping[str, Any]
     """See `profiling.layers.timing`."""
     watched: list[dict[str, Any]] = field(default_factory=list)
@@ -103,18 +104,26 @@ class Measured:
     primitives: Mapping[str, float] = field(default_factory=dict)
     """Seconds inside each kind of oneDNN primitive in one iteration."""
 
+    def add(self, answer: Mapping[str, Any]) -> None:
+        """Add the worker's answer to a question."""
+        self.watched += answer.get("watched", [])
+        self.plain += answer.get("plain", [])
+        self.warm_ms = answer.get("last_ms", self.warm_ms)
+        self.peak_mb = answer["peak_mb"]
+        self.huge_pages_mb = answer.get("huge_pages_mb", 0.0)
+
     def whole(self, work: str) -> Statistic:
-        """All of `forward` or `backward`."""
+        """Return the whole of `forward` or `backward`."""
         return statistic([one[work] for one in self.watched])
 
     @property
     def total_ms(self) -> float:
-        """An iteration on average."""
+        """The average of an iteration."""
         return self.whole("forward").mean + self.whole("backward").mean
 
     @property
     def plain_ms(self) -> float:
-        """The median of iterations that nobody watched."""
+        """The median of unwatched iterations."""
         return median(map(passes_ms, self.plain))
 
     @property
@@ -130,28 +139,17 @@ class Measured:
 
     @property
     def convolving_share(self) -> float:
-        """Of an iteration, in convolutions."""
+        """The share of an iteration in convolutions."""
         return sum(layer.share for layer in self.layers() if layer.type in CONVOLUTIONS)
 
     def layers(self) -> list[Layer]:
-        """In the order of their first call, then what lies between them; together, it is all."""
-        found = [self._layer(fact) for fact in self.facts["layers"]]
+        """Return layers by first call, then what lies between them; all add up to the iteration."""
         forward = [rest(one, one["forward"], place=0) for one in self.watched]
         backward = [rest(one, one["backward"], place=1) for one in self.watched]
-        between = statistic(forward), statistic(backward)
+        between = {"name": BETWEEN, "type": "", "calls": 1, "trains": False}
         return [
-            *found,
-            Layer(
-                name=BETWEEN,
-                type="",
-                calls=1,
-                trains=False,
-                forward=between[0],
-                backward=between[1],
-                share=(between[0].mean + between[1].mean) / self.total_ms,
-                gflop=0.0,
-                gflop_per_s=None,
-            ),
+            *(self._layer(fact) for fact in self.facts["layers"]),
+            self._of_times(between, statistic(forward), statistic(backward), gflop=0.0),
         ]
 
     def _layer(self, fact: Mapping[str, Any]) -> Layer:
@@ -159,8 +157,18 @@ class Measured:
         forward = statistic([pair[0] for pair in times])
         has_backward = any(pair[1] is not None for pair in times)
         backward = statistic([pair[1] or 0.0 for pair in times]) if has_backward else None
-        total = forward.mean + (backward.mean if backward else 0.0)
         gflop = fact["gflop_forward"] + (fact["gflop_backward"] if backward else 0.0)
+        return self._of_times(fact, forward, backward, gflop=gflop)
+
+    def _of_times(
+        self,
+        fact: Mapping[str, Any],
+        forward: Statistic,
+        backward: Statistic | None,
+        *,
+        gflop: float,
+    ) -> Layer:
+        total = forward.mean + (backward.mean if backward else 0.0)
         return Layer(
             name=fact["name"],
             type=fact["type"],
@@ -174,18 +182,10 @@ class Measured:
         )
 
     def nodes(self) -> dict[str, float]:
-        """Average milliseconds of backward work between layers, by node of autograd's graph."""
+        """Return milliseconds of backward work between layers, by node of autograd's graph."""
         names = {name for one in self.watched for name in one["nodes"]}
-        found = {name: fmean(one["nodes"].get(name, 0.0) for one in self.watched) for name in names}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A configuration's worker, and what it has measured."""
-
-    worker: Worker
-    measured: Measured
+        means = {name: fmean(one["nodes"].get(name, 0.0) for one in self.watched) for name in names}
+        return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,111 +216,97 @@ def run_study(
     warm_up: int,
     console: Console,
 ) -> list[Measured]:
-    """Time iterations of each configuration, in turn as far as memory does for them at once.
+    """Time iterations of each configuration, in turns of as many at once as memory allows.
 
     Args:
         subject: What is timed.
         configurations: How.
-        iterations: Of each, that count.
-        warm_up: Of each, before them.
-        console: Progress is shown here.
+        iterations: Counted iterations of each.
+        warm_up: Iterations of each before them.
+        console: For progress.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
         InputError: A configuration asks for what is not here.
     """
-    left = list(zip(labels(configurations), configurations, strict=True))
+    waiting = list(zip(labels(configurations), configurations, strict=True))
     measured: list[Measured] = []
-    done, total = 0, len(left) * (warm_up + iterations)
+    done, total = 0, len(waiting) * (warm_up + iterations)
     with progress(console, f"layers of {subject.model}, iterations", total=total) as advance:
 
-        def told(count: int, note: str) -> None:
+        def report(count: int, note: str) -> None:
             nonlocal done
             done += count
             advance(done, note)
 
-        while left:
+        while waiting:
             measured += run_group(
-                subject, left, iterations=iterations, warm_up=warm_up, told=told, console=console
+                subject,
+                waiting,
+                iterations=iterations,
+                warm_up=warm_up,
+                report=report,
+                console=console,
             )
     return measured
 
 
 def run_group(
     subject: Subject,
-    left: list[tuple[str, Configuration]],
+    waiting: list[tuple[str, Configuration]],
     *,
     iterations: int,
     warm_up: int,
-    told: Told,
+    report: Report,
     console: Console,
 ) -> list[Measured]:
-    """Take as many from `left` as fit into memory together, and time them in turn."""
-    with ExitStack() as workers:
-        group: list[Contestant] = []
-        while left and fits(group):
-            label, configuration = left.pop(0)
-            told(0, f"{label}: warming up")
-            contestant = start(subject, configuration, label=label)
-            workers.enter_context(closing(contestant.worker))
-            ask(contestant, f"warm-up {warm_up}")
-            told(warm_up, f"{label}: warmed up")
-            group.append(contestant)
-        if left:
-            later = ", ".join(label for label, _ in left)
+    """Remove as many from `waiting` as fit into memory together, and time them in turn."""
+    with ExitStack() as opened:
+        group: list[tuple[Worker, Measured]] = []
+        while waiting and fits([measured for _, measured in group]):
+            label, configuration = waiting.pop(0)
+            report(0, f"{label}: warming up")
+            worker = Worker(
+                label,
+                module=MODULE,
+                specification={"subject": asdict(subject), "configuration": asdict(configuration)},
+                environment=huge_pages_environment() if configuration.huge_pages else None,
+            )
+            opened.enter_context(closing(worker))
+            measured = Measured(configuration=configuration, label=label, facts=worker.facts)
+            measured.add(worker.ask(f"warm-up {warm_up}"))
+            report(warm_up, f"{label}: warmed up")
+            group.append((worker, measured))
+        if waiting:
+            later = ", ".join(label for label, _ in waiting)
             console.print(f"memory does not do for all at once: {later} come afterwards")
-        take_turns(group, iterations=iterations, told=told)
-    return [one.measured for one in group]
+        run_interleaved(group, iterations=iterations, report=report)
+    return [measured for _, measured in group]
 
 
-def fits(group: Sequence[Contestant]) -> bool:
-    """Whether there is memory for one more; for the first there always is."""
-    hungriest = max((one.measured.peak_mb for one in group), default=None)
+def fits(group: Sequence[Measured]) -> bool:
+    """Return whether there is memory for one more; for the first there always is."""
+    hungriest = max((measured.peak_mb for measured in group), default=None)
     return hungriest is None or available_mb() >= hungriest + SPARE_MB
 
 
-def start(subject: Subject, configuration: Configuration, *, label: str) -> Contestant:
-    """Start a configuration's worker."""
-    worker = Worker(
-        label,
-        module=MODULE,
-        specification={"subject": asdict(subject), "configuration": asdict(configuration)},
-        environment=huge_pages_environment() if configuration.huge_pages else None,
-    )
-    measured = Measured(configuration=configuration, label=label, facts=worker.facts)
-    return Contestant(worker, measured)
-
-
-def take_turns(group: Sequence[Contestant], *, iterations: int, told: Told) -> None:
-    """A few iterations of each after the other, until all have theirs; then a look at oneDNN."""
+def run_interleaved(
+    group: Sequence[tuple[Worker, Measured]], *, iterations: int, report: Report
+) -> None:
+    """Run a few iterations of each after the other, until all have theirs; then time oneDNN."""
     done = 0
     while done < iterations:
-        count = min(iterations - done, turn_length(group))
-        for one in group:
+        slowest = max(measured.middle_ms for _, measured in group)
+        turn = max(1, min(LONGEST_TURN, round(TURN_MS / slowest)))
+        count = min(iterations - done, turn)
+        for worker, measured in group:
             if len(group) > 1:
-                one.worker.ask(f"warm-up {SETTLING}")
-            ask(one, f"measure {count}")
-            told(count, f"{one.measured.label} {one.measured.middle_ms / 1000:.3g} s")
+                worker.ask(f"warm-up {SETTLING}")
+            measured.add(worker.ask(f"measure {count}"))
+            report(count, f"{measured.label} {measured.middle_ms / 1000:.3g} s")
         done += count
-    for one in group:
-        one.measured.primitives = one.worker.ask("primitives 1")["seconds"]
-
-
-def turn_length(group: Sequence[Contestant]) -> int:
-    """Iterations of each in the next turn."""
-    slowest = max(one.measured.middle_ms for one in group)
-    return max(1, min(LONGEST_TURN, round(TURN_MS / slowest)))
-
-
-def ask(contestant: Contestant, question: str) -> None:
-    """Put a question, and keep what comes back."""
-    answer = contestant.worker.ask(question)
-    measured = contestant.measured
-    measured.watched += answer.get("watched", [])
-    measured.plain += answer.get("plain", [])
-    measured.warm_ms = answer.get("last_ms", measured.warm_ms)
-    measured.peak_mb = answer["peak_mb"]
-    measured.huge_pages_mb = answer.get("huge_pages_mb", 0.0)
+    for worker, measured in group:
+        measured.primitives = worker.ask("primitives 1")["seconds"]
 
 
 BETWEEN = "between layers"
@@ -329,18 +315,18 @@ CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
 
 
 def rest(iteration: Mapping[str, Any], whole: float, *, place: int) -> float:
-    """Of a pass, what no layer has taken."""
+    """Return the time of a pass that no layer has taken."""
     return whole - sum(pair[place] or 0.0 for pair in iteration["layers"].values())
 
 
 def passes_ms(iteration: Mapping[str, Any]) -> float:
-    """Both passes."""
+    """Return the time of both passes."""
     both: float = iteration["forward"] + iteration["backward"]
     return both
 
 
 def statistic(values: Sequence[float]) -> Statistic:
-    """Of at least one value."""
+    """Return the statistic of at least one value."""
     return Statistic(fmean(values), median(values), pstdev(values))
 
 
@@ -349,12 +335,11 @@ DEFAULT_BATCH = {"retinanet": 2, "alexnet": 64, "resnet50": 16, "resnext50": 16}
 DEFAULT_SIZE = {"retinanet": 800}
 CLASSIFIER_SIZE = 224
 PLAIN_EVERY = 5
-"""After the first of so many watched iterations comes one that nobody watches, to see what
-watching costs."""
+"""An unwatched iteration follows the first of so many watched ones: what watching adds."""
 
 
 def labels(configurations: Sequence[Configuration]) -> list[str]:
-    """Names that tell configurations apart: what is the same for all is left out."""
+    """Return names that tell configurations apart: what is equal for all is left out."""
     parts = {
         "onednn": lambda one: "optimized" if one.onednn else "default",
         "threads": lambda one: f"{one.threads} thread{'s' if one.threads > 1 else ''}",
@@ -373,10 +358,10 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html"""
 
 
 def require_gpu() -> None:
-    """Look for one.
+    """Check for an NVIDIA GPU through its driver; torch would take seconds to load.
 
     Raises:
-        InputError: There is no driver, or it knows no GPU.
+        InputError: There is no driver, or it finds no GPU.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -389,3 +374,37 @@ def require_gpu() -> None:
         raise InputError("--device: cuda: the NVIDIA driver finds no GPU here; leave it out")
     if count.value == 0:
         raise InputError("--device: cuda: the NVIDIA driver shows no GPU here; leave it out")
+
+
+def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    """Take cores and memory, make the network and run it once; return facts and what answers."""
+    configuration = Configuration(**specification["configuration"])
+    subject = Subject(**specification["subject"])
+    if configuration.memory is not None:
+        apply_memory(configuration.memory, allowed=read_allowance().memory_nodes)
+    take_cores(choose_cores(threads=configuration.threads))
+    notes = check_cores(choose_cores(threads=configuration.threads))
+    # torch had to wait for the cores.
+    from torch.backends import mkldnn  # noqa: PLC0415
+
+    from profiling.layers.timing import (  # noqa: PLC0415
+        Recorder,
+        answers_on,
+        clock_of,
+        facts_of,
+        timed_model,
+        watched_iteration,
+    )
+
+    clock = clock_of(subject.device)
+    if not configuration.onednn:
+        mkldnn.set_flags(_enabled=False)
+    timed = timed_model(subject, onednn=configuration.onednn)
+    recorder = Recorder(timed.network, clock)
+    layers = list(watched_iteration(timed, recorder)["layers"])
+    facts = facts_of(subject, timed, layers, recorder, notes=notes)
+    return facts, answers_on(timed, recorder)
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -6,15 +6,8 @@ nodes, each between hooks of the node, and of adding its weights' gradients to `
 is wrapped: operators that overwrite their input, modules that run several times and functions of
 our own are timed as they are. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
 
-TODO-DOC One iteration: forward and backward pass, watched layer by layer or not. No weights change.
-
-TODO-DOC Stamps of time on the device that computes.
-
-TODO-DOC What a worker is asked: `warm-up N`, `measure N`, `primitives 1`.
-
-TODO-DOC The networks that can be timed: weights and batches from random numbers, the same every time.
-
-TODO-DOC What a worker tells of its network before any time counts.
+Networks (`timed_model`) have the same random weights and batches every time. The worker's questions
+are `warm-up N`, `measure N` and `primitives 1` (`answers_on`). No weights change.
 """
 
 import time
@@ -63,7 +56,7 @@ class Span(NamedTuple):
 
 
 class NodeRange(NamedTuple):
-    """The numbers of the nodes that one call of a layer made."""
+    """The sequence numbers of the nodes that one call of a layer made."""
 
     first: int
     end: int
@@ -71,18 +64,18 @@ class NodeRange(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """How to take stamps, and what lies between two of them."""
+    """Stamps of time on the device that computes."""
 
     stamp: Callable[[], Any]
-    """Of the place that the work has come to."""
+    """Returns a stamp of the work's present place."""
     milliseconds: Callable[[Any, Any], float]
-    """From one stamp to a later one, after `finish`."""
+    """Returns the time from one stamp to a later one, after `finish`."""
     finish: Callable[[], None]
-    """Wait until all stamps are taken."""
+    """Waits until all stamps are taken."""
 
 
 class Recorder:
-    """The spans of one iteration after another: use `attached`, then the methods in order."""
+    """Records the spans of one iteration: use `attached`, then the methods in order."""
 
     def __init__(self, network: nn.Module, clock: Clock) -> None:
         """Watch the modules of `network` that have no modules inside."""
@@ -102,12 +95,12 @@ class Recorder:
         self._begun: list[tuple[str, Any, int]] = []
 
     def clear(self) -> None:
-        """Forget the iteration before."""
+        """Drop the previous iteration."""
         self.spans, self._ranges = [], []
 
     @contextmanager
     def attached(self, folded: FoldedForward | None) -> Iterator[None]:
-        """Be told of all layers meanwhile; `folded` computes them without calling modules."""
+        """Record all layers meanwhile; `folded` computes them without calling modules."""
         handles: list[Any] = []
         for module, name in self.names.items():
             handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.begin(name)))
@@ -124,11 +117,11 @@ class Recorder:
                 handle.remove()
 
     def begin(self, layer: str) -> None:
-        """A layer begins its forward pass."""
+        """Begin a layer's forward pass."""
         self._begun.append((layer, self.clock.stamp(), autograd._get_sequence_nr()))
 
     def end(self) -> None:
-        """The layer that began last has ended."""
+        """End the layer that began last."""
         end = self.clock.stamp()
         layer, start, first = self._begun.pop()
         self.spans.append(Span(layer, "forward", start, end))
@@ -136,13 +129,13 @@ class Recorder:
 
     @contextmanager
     def region(self, layer: str) -> Iterator[None]:
-        """What happens meanwhile is a layer's."""
+        """Record what happens meanwhile as a layer's."""
         self.begin(layer)
         yield
         self.end()
 
     def watch_backward(self, loss: Tensor) -> None:
-        """Be told of each node of the graph that ends in `loss`, when its backward pass runs."""
+        """Record each node of the graph that ends in `loss` when its backward pass runs."""
         starts = [one.first for one in self._ranges]  # ascending: layers do not overlap
         for node in nodes_of(loss):
             self._watch(node, self._layer_of(node, starts))
@@ -177,15 +170,15 @@ class Recorder:
 
 
 def nodes_of(loss: Tensor) -> Iterable[Node]:
-    """Each node of the graph that ends in `loss`, once."""
-    found: dict[Node, None] = {}
-    left = [loss.grad_fn]
-    while left:
-        node = left.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            left += [following for following, _ in node.next_functions]
-    return found
+    """Return each node of the graph that ends in `loss`, once."""
+    nodes: dict[Node, None] = {}
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return nodes
 
 
 class TimedModel(NamedTuple):
@@ -193,28 +186,27 @@ class TimedModel(NamedTuple):
 
     network: nn.Module
     forward: Callable[[], Any]
-    """The network's outputs for the batch."""
+    """Returns the network's outputs for the batch."""
     loss: Callable[[Any], Tensor]
-    """The loss of such outputs."""
+    """Returns the loss of such outputs."""
     folded: FoldedForward | None
     """What computes the network where its modules are not called."""
 
 
 def plain_iteration(timed: TimedModel, clock: Clock) -> dict[str, float]:
-    """Milliseconds of the whole `forward` and `backward`, watched by nobody."""
+    """Return milliseconds of the whole `forward` and `backward`, unwatched."""
     return run_once(timed, clock, recorder=None)
 
 
 def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
-    """Milliseconds of the whole `forward` and `backward`, and of each layer.
+    """Return milliseconds of the whole `forward` and `backward`, and of each layer.
 
-    Returns:
-        Beside them `layers`, by name [forward, backward], where backward is None for a layer that
-        had none, and `nodes`: backward between layers, by node of autograd's graph.
+    `layers` has [forward, backward] by name, where backward is None for a layer without one;
+    `nodes` has backward work between layers, by node of autograd's graph.
     """
     recorder.clear()
     with recorder.attached(timed.folded):
-        found: dict[str, Any] = run_once(timed, recorder.clock, recorder=recorder)
+        iteration: dict[str, Any] = run_once(timed, recorder.clock, recorder=recorder)
     forward: dict[str, float] = defaultdict(float)
     backward: dict[str, float] = defaultdict(float)
     nodes: dict[str, float] = defaultdict(float)
@@ -224,13 +216,13 @@ def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
             nodes[span.work] += spent
         else:
             (forward if span.work == "forward" else backward)[span.layer] += spent
-    found["layers"] = {name: [forward[name], backward.get(name)] for name in forward}
-    found["nodes"] = dict(nodes)
-    return found
+    iteration["layers"] = {name: [forward[name], backward.get(name)] for name in forward}
+    iteration["nodes"] = dict(nodes)
+    return iteration
 
 
 def run_once(timed: TimedModel, clock: Clock, *, recorder: Recorder | None) -> dict[str, float]:
-    """The passes, with a stamp before and after each."""
+    """Run the passes, with a stamp before and after each."""
     timed.network.zero_grad(set_to_none=True)
     clock.finish()
     start = clock.stamp()
@@ -251,7 +243,7 @@ def run_once(timed: TimedModel, clock: Clock, *, recorder: Recorder | None) -> d
 
 
 def clock_of(device: str) -> Clock:
-    """The clock of `cpu` or `cuda`.
+    """Return the clock of `cpu` or `cuda`.
 
     A processor's work is done when the call returns. A GPU is given its work in a queue, so that
     stamps are events in that queue.
@@ -267,14 +259,14 @@ def clock_of(device: str) -> Clock:
 
 
 def record_event() -> torch.cuda.Event:
-    """An event at this place of the current queue."""
+    """Return an event at this place of the current queue."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def answers_on(timed: TimedModel, recorder: Recorder) -> Answering:
-    """What answers, each with an object of JSON."""
+    """Return the function that answers the worker's questions."""
     measured = 0
 
     def warm_up(count: int) -> dict[str, Any]:
@@ -310,7 +302,7 @@ CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
     "resnext50": torchvision.models.resnext50_32x4d,
 }
 CATEGORIES = 1000
-"""Of ImageNet."""
+"""The categories of ImageNet."""
 
 
 def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:
@@ -335,7 +327,7 @@ def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:
 
 
 def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
-    """Ours as train.py runs it on processors; on a GPU its modules are called one by one."""
+    """Return ours as train.py runs it on processors; on a GPU its modules are called one by one."""
     workload = workload_of(subject)
     network = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
     network.load_state_dict(make_weights(workload))
@@ -368,7 +360,7 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
 
 
 def flop_of(subject: Subject) -> dict[str, Flop]:
-    """The arithmetic of each layer that convolves or multiplies a matrix; computes nothing."""
+    """Return the arithmetic of each layer that multiplies matrices; computes nothing."""
     size = subject.image_size
     with torch.device("meta"):
         images = torch.empty(subject.batch, 3, size, size)
@@ -380,12 +372,12 @@ def flop_of(subject: Subject) -> dict[str, Flop]:
 
 
 def workload_of(subject: Subject) -> Workload:
-    """The benchmark's, with this batch."""
+    """Return the benchmark's workload with this batch."""
     return Workload(images=subject.batch, image_size=subject.image_size, seed=subject.seed)
 
 
 def model_autocast(subject: Subject) -> torch.autocast:
-    """The context in which a network of plain modules computes in the subject's precision."""
+    """Return the context in which plain modules compute in the subject's precision."""
     enabled = subject.precision == "bf16"
     return torch.autocast(subject.device, dtype=torch.bfloat16, enabled=enabled)
 
@@ -398,13 +390,13 @@ def facts_of(
     *,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Its layers in the order of their first call, and what computes them.
+    """Return the layers in the order of their first call, and what computes them.
 
     Args:
         subject: What is timed.
         timed: The network.
         layers: Names of those that ran.
-        recorder: It has watched an iteration.
+        recorder: Has watched an iteration.
         notes: Sentences about cores and memory.
     """
     modules = dict(timed.network.named_modules())
@@ -432,5 +424,5 @@ def facts_of(
 
 
 def trains(layer: nn.Module) -> bool:
-    """Whether it has weights that get gradients."""
+    """Return whether it has weights that get gradients."""
     return any(parameter.requires_grad for parameter in layer.parameters())

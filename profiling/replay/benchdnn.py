@@ -1,33 +1,39 @@
-"""Which benchdnn, and what it is.
+"""benchdnn as a child process: find it, run it on given cores, read its times, replay a log.
 
-TODO-DOC benchdnn's process: on the cores that it is given, and never longer than it may take.
-
-TODO-DOC What benchdnn prints, read back: times of each run from oneDNN's log among its own lines.
+benchdnn's own output has a least and a mean time and no median, so times are taken from oneDNN's
+log among its lines, which has each run: the same clock as in the log that is replayed. A process
+runs one problem, so that one that crashes or hangs costs no other.
 """
 
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
 
 from common.errors import InputError
+from common.processes import signal_name, start_process, stop_process
 from launch.environment import BINDING_VARIABLES, prefer_memory
 from launch.limits import read_allowance
-from profiling.onednn_log.log import OneDnnLog, read_logs
+from profiling.onednn_log.log import Calls, OneDnnLog, read_logs
 from profiling.onednn_log.parse import MARKER, Head, head_of, meaning_of, milliseconds
-from profiling.onednn_log.work import DRIVERS, Problem
-from profiling.replay.replay import Conditions
+from profiling.onednn_log.work import DRIVERS, Problem, gbyte
+from profiling.replay.benchdnn_fields import Dialect, Layouts, ProblemLine
+from profiling.replay.benchdnn_problems import express
+from profiling.replay.replay import Conditions, Replay, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 """A problem that every version of benchdnn runs at once."""
 
 PATIENCE = 120.0
+"""Seconds that filling tensors and making the primitive may take, beside the runs."""
 HOW_TO_GET_ONE = "build oneDNN's target `benchdnn`, as docs/profiling.md describes"
 
 
@@ -37,37 +43,37 @@ class Benchdnn:
 
     path: Path
     version: str
-    """Of its oneDNN: `3.7.2`."""
+    """The version of its oneDNN: `3.7.2`."""
     instruction_set: str
-    """As the library calls it."""
+    """In the library's words."""
     has_cold_cache: bool
     """Whether it can drive data out of the caches between runs."""
 
     @property
-    def major(self) -> int:
-        """Of its version, which says what language it speaks."""
-        return int(self.version.partition(".")[0])
+    def dialect(self) -> int:
+        """The major version of its options, 2 or 3; see `Dialect`."""
+        return 2 if int(self.version.partition(".")[0]) < 3 else 3
 
 
 def find_benchdnn(path: Path | None) -> Path | None:
-    """The program that was named, or that PATH has; None where there is none.
+    """Return the program at `path`, or the one on PATH; None where PATH has none.
 
     Raises:
-        InputError: The one that was named is not there, or is no program.
+        InputError: There is no program at `path`.
     """
     if path is None:
-        found = shutil.which("benchdnn")
-        return Path(found) if found else None
+        program = shutil.which("benchdnn")
+        return Path(program) if program else None
     named = path / "benchdnn" if path.is_dir() else path
-    found = shutil.which(str(named.absolute()))
-    if found is None:
+    program = shutil.which(str(named.absolute()))
+    if program is None:
         why = "is not there" if not named.exists() else "is not a program that can be run"
         raise InputError(f"--benchdnn: {named} {why}; {HOW_TO_GET_ONE}")
-    return Path(found)
+    return Path(program)
 
 
 def ask_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
-    """Let it run its smallest problem, and read what oneDNN's log says of it.
+    """Run its smallest problem, and read its version and features from the output.
 
     Raises:
         InputError: It does not run, or its library writes no log.
@@ -87,7 +93,7 @@ def ask_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
 
 
 def first_log(path: Path, output: Path, conditions: Conditions) -> OneDnnLog:
-    """What oneDNN writes while benchdnn runs its smallest problem.
+    """Return oneDNN's log of benchdnn's smallest problem.
 
     Raises:
         InputError: It does not run, or its library writes no log.
@@ -110,17 +116,14 @@ def first_log(path: Path, output: Path, conditions: Conditions) -> OneDnnLog:
     return log
 
 
-ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
-
-
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a process ended."""
 
     status: int | None
-    """Its exit status, negative a signal's number; None: it took too long and was ended."""
+    """Its exit status, negative a signal's number; None: it took too long and was killed."""
     why: str
-    """In a few words; benchdnn complains of some options, and ends with 0."""
+    """In a few words; benchdnn prints an error for some options, and ends with 0."""
 
 
 def run_benchdnn(
@@ -133,70 +136,58 @@ def run_benchdnn(
 ) -> Ended:
     """Run it to its end. Whatever ends this call, Ctrl-C too, the process is gone afterwards.
 
-    Its output goes to a file: somebody who read it as it comes would take time from it.
+    Its output goes to a file: reading it as it comes would take time from the measurement.
 
     Args:
         path: The program.
-        arguments: Its own.
-        output: Where what it prints goes, both streams; replaced.
-        conditions: Threads, cores and memory nodes that it gets.
+        arguments: Its arguments.
+        output: The file for both output streams; replaced.
+        conditions: Its threads, cores and memory nodes.
         patience: Seconds that it may take.
 
     Raises:
         OSError: It cannot be started.
     """
     with output.open("wb") as stream:
-        process = started(path, arguments, stream.fileno(), conditions)
+        process = start(path, arguments, stream.fileno(), conditions)
         try:
             status = process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             return Ended(None, f"took longer than {patience:.0f} s and was ended")
         finally:
-            end(process)
-    return Ended(status, words(status, output))
+            stop_process(process)
+    return Ended(status, describe_end(status, output))
 
 
-def started(
+def start(
     path: Path, arguments: Sequence[str], stream: int, conditions: Conditions
-) -> "subprocess.Popen[bytes]":
-    """Start it from a thread of its own.
+) -> "subprocess.Popen[str]":
+    """Start it from another thread.
 
-    A process inherits cores and memory policy of the thread that starts it, and such a thread can
-    take them on without touching this process.
+    A process inherits cores and memory policy of the thread that starts it, and those of another
+    thread can be set without touching this one's.
     """
 
-    def start() -> "subprocess.Popen[bytes]":
-        take_on(conditions)
-        return subprocess.Popen(
-            [path, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            env=environment(conditions),
-            process_group=0,  # Ctrl-C reaches this process alone, which then ends it
+    def start_here() -> "subprocess.Popen[str]":
+        set_placement(conditions)
+        return start_process(
+            [path, *arguments], stdout=stream, stderr=stream, environment=environment(conditions)
         )
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        starting = pool.submit(start)
+        starting = pool.submit(start_here)
         try:
             return starting.result()
         except KeyboardInterrupt:
-            end(starting.result())
+            stop_process(starting.result())
             raise
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """End it with all its threads and children, if it still runs."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def take_on(conditions: Conditions) -> str | None:
-    """Give the calling thread, and what it starts, cores and memory nodes.
+def set_placement(conditions: Conditions) -> str | None:
+    """Set cores and memory nodes of the calling thread and of what it starts.
 
     Returns:
-        A sentence that says what was lost, where the memory nodes could not be had.
+        Why memory nodes are not as requested, in a sentence.
     """
     if conditions.cpus:
         os.sched_setaffinity(0, conditions.cpus)
@@ -206,49 +197,47 @@ def take_on(conditions: Conditions) -> str | None:
 
 
 def memory_note(conditions: Conditions) -> str | None:
-    """What `take_on` would say, without any effect on this thread."""
+    """Return what `set_placement` would, without any effect on this thread."""
     if not conditions.memory_nodes:
         return None
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(take_on, conditions).result()
+        return pool.submit(set_placement, conditions).result()
 
 
 def environment(conditions: Conditions) -> dict[str, str]:
-    """As many threads as asked for, each on its core; the library logs what it runs."""
-    own = {
+    """Return variables for the requested threads, each on its core, and for oneDNN's log."""
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in BINDING_VARIABLES and not name.endswith("_VERBOSE_TIMESTAMP")
     }
-    places = ",".join(f"{{{cpu}}}" for cpu in conditions.cpus) or "cores"
     return {
-        **own,
+        **inherited,
         "OMP_NUM_THREADS": str(conditions.threads),
         "OMP_PROC_BIND": "close",
-        "OMP_PLACES": places,
+        "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in conditions.cpus) or "cores",
         "ONEDNN_VERBOSE": "1",
         "DNNL_VERBOSE": "1",
     }
 
 
-def words(status: int, output: Path) -> str:
-    """Why it ended so: a signal's name, or the first line that speaks of an error."""
+ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
+
+
+def describe_end(status: int, output: Path) -> str:
+    """Return why it ended: the signal's name, or the first line about an error."""
     if status < 0:
-        name = signal.Signals(-status).name
-        return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    told = next((line.strip() for line in lines if ERROR.search(line)), "")
-    return told or (f"ended with status {status}" if status else "")
+        return f"ended by {signal_name(-status)}"
+    errors = (line.strip() for line in lines_of(output) if ERROR.search(line))
+    return next(errors, "") or (f"ended with status {status}" if status else "")
 
 
 SIGN = "profilednn"
 TEMPLATE = f"--perf-template={SIGN},%-time%,%0time%,%prb%"
-"""benchdnn's line after it has measured a problem. It knows a least and a mean time and no median,
-so the times are taken from oneDNN's log, which has each run: the same clock as in the log that is
-replayed."""
+"""benchdnn's line after it has measured a problem, which tells where its runs end in the log."""
 
 KINDS = {driver: kind for kind, driver in DRIVERS.items()}
-"""What a log calls a driver's primitives, where the two differ."""
+"""oneDNN's name of a driver's primitives, where the two differ."""
 
 STATE = re.compile(r"\d+:([A-Z_]+)(?: \((.*?)\))?(?: \(.*\))? __REPRO: ")
 UNREMARKABLE = ("EXECUTED", "PASSED", "LISTED", "INITIALIZED")
@@ -259,20 +248,20 @@ class Timed:
     """One problem measured once: several runs, one after the other."""
 
     problem: Problem
-    """As oneDNN's log tells it."""
+    """As in oneDNN's log."""
     milliseconds: tuple[float, ...]
 
 
 def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
-    """What was measured, in order.
+    """Return what was measured, in order.
 
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
     runs that count are those right before the line of its template.
 
     Args:
-        output: What benchdnn printed.
-        driver: That it was started with.
-        runs: That it was told to measure.
+        output: benchdnn's output.
+        driver: The driver that was run.
+        runs: The number of runs that were requested.
 
     Raises:
         ValueError: The log's last lines before a template's are not `runs` of one problem of the
@@ -282,9 +271,9 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
     heads: list[Head] = []
     is_refused = False
     for line in lines_of(output):
-        found = MARKER.match(line)
-        if found:
-            head = head_of(line[found.end() :])
+        marker = MARKER.match(line)
+        if marker:
+            head = head_of(line[marker.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
         elif refused_in(line):
@@ -297,14 +286,13 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
 
 
 def last_runs(heads: list[Head], *, driver: str, runs: int) -> Timed:
-    """The last of what was logged, as one problem's runs.
+    """Return the last executions of the log as one problem's runs.
 
     Raises:
         ValueError: They are not.
     """
     counted = heads[-runs:]
-    texts = {head.text for head in counted}
-    if len(counted) < runs or len(texts) != 1:
+    if len(counted) < runs or len({head.text for head in counted}) != 1:
         raise ValueError(f"its log does not show {runs} runs of one problem")
     problem = meaning_of(counted[0]).problem
     assert problem is not None
@@ -315,21 +303,207 @@ def last_runs(heads: list[Head], *, driver: str, runs: int) -> Timed:
 
 
 def refusal(output: Path) -> str | None:
-    """benchdnn's word on a problem that it did not run: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
-    words = (refused_in(line) for line in lines_of(output))
-    return next((f"benchdnn: {word}" for word in words if word), None)
+    """Return why benchdnn did not run a problem: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
+    reasons = (refused_in(line) for line in lines_of(output))
+    return next((f"benchdnn: {reason}" for reason in reasons if reason), None)
 
 
 def refused_in(line: str) -> str:
-    """The word of a line that tells of a problem which did not run; empty for other lines."""
-    found = STATE.match(line)
-    if not found or found[1] in UNREMARKABLE:
+    """Return the state of a problem that did not run; empty for other lines."""
+    state = STATE.match(line)
+    if not state or state[1] in UNREMARKABLE:
         return ""
-    return found[1] + (f" ({found[2]})" if found[2] else "")
+    return state[1] + (f" ({state[2]})" if state[2] else "")
 
 
 def lines_of(output: Path) -> Iterable[str]:
-    """Lines without their ends."""
+    """Yield lines without their ends."""
     with output.open(encoding="utf-8", errors="replace") as stream:
         for line in stream:
             yield line.rstrip("\n")
+
+
+LONGEST_MS = 2_000.0
+"""The most that the runs of a problem may take, by its time in the log."""
+FEWEST_RUNS = 3
+LEAST_COLD_GB = 32_768 / 1e9
+"""Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
+would prepare so many copies of them that it takes minutes and gigabytes."""
+START_SECONDS = 0.3
+"""What a process takes beside the runs, about."""
+
+
+class Batch(NamedTuple):
+    """Problems of equal lines, which run once."""
+
+    problems: list[Problem]
+    line: ProblemLine
+    mean_ms: float
+    """About what a run takes, by the log."""
+    runs: int
+    """Runs that count: fewer than requested where they would take long."""
+
+
+def batches_of(
+    lines: Mapping[Problem, ProblemLine], calls: Mapping[Problem, Calls], *, repeats: int
+) -> list[Batch]:
+    """Return what is to run, in the order of the lines."""
+    equal: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    for problem, line in lines.items():
+        equal[line.driver, line.text].append(problem)
+    batches = []
+    for problems in equal.values():
+        mean_ms = max(calls[problem].mean_ms for problem in problems)
+        affordable = int(LONGEST_MS / max(mean_ms, 1e-6))
+        runs = max(min(repeats, FEWEST_RUNS), min(repeats, affordable))
+        batches.append(Batch(problems, lines[problems[0]], mean_ms, runs))
+    return batches
+
+
+def expected_seconds(batch: Batch, *, cold: bool) -> float:
+    """Return about how long a batch takes."""
+    return START_SECONDS + (1 + batch.runs) * (2 if cold else 1) * batch.mean_ms / 1000
+
+
+def is_worth_cold(problem: Problem) -> bool:
+    """Return whether its tensors are large enough; where their size is not known, they are."""
+    size = gbyte(problem)
+    return size is None or size >= LEAST_COLD_GB
+
+
+def replay_with_benchdnn(
+    calls: Mapping[Problem, Calls],
+    *,
+    benchdnn: Path,
+    conditions: Conditions,
+    repeats: int,
+    cold: bool,
+    progress: Callable[[int, int], None],
+    layouts: Layouts = "log",
+) -> Replay:
+    """Run a log's problems again with benchdnn, each alone.
+
+    Args:
+        calls: The problems, with their calls in the log.
+        benchdnn: The program.
+        conditions: Threads, cores and memory nodes.
+        repeats: Runs of each that count, fewer where they would take long.
+        cold: Also with data that is not in the caches.
+        progress: Called with the number of problems done, and of all.
+        layouts: Those of the log, or the library's choice.
+
+    Returns:
+        A replay in which every problem has a time or a reason why it has none.
+
+    Raises:
+        InputError: benchdnn does not run.
+    """
+    program = ask_benchdnn(benchdnn, conditions)
+    lines, refused = express(calls, Dialect(program.dialect, layouts))
+    replay = empty_replay(program, conditions)
+    replay.not_replayed.update(refused)
+    batches = batches_of(lines, calls, repeats=repeats)
+    run_batches(batches, replay, benchdnn=program, cold=cold, progress=progress)
+    return replay
+
+
+def empty_replay(benchdnn: Benchdnn, conditions: Conditions) -> Replay:
+    """Return a replay without problems."""
+    return Replay(
+        runner="benchdnn",
+        version=benchdnn.version,
+        instruction_set=benchdnn.instruction_set,
+        conditions=conditions,
+    )
+
+
+def run_batches(
+    batches: Sequence[Batch],
+    replay: Replay,
+    *,
+    benchdnn: Benchdnn,
+    cold: bool,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Fill a replay, batch by batch; what is in it stays there when this is interrupted."""
+    progress(0, len(batches))
+    for done, batch in enumerate(batches, start=1):
+        is_cold = cold and benchdnn.has_cold_cache and is_worth_cold(batch.problems[0])
+        result = run_batch(batch, benchdnn=benchdnn, conditions=replay.conditions, cold=is_cold)
+        for problem in batch.problems:
+            if isinstance(result, ReplayTime):
+                replay.times[problem] = result
+            else:
+                replay.not_replayed[problem] = result
+        progress(done, len(batches))
+
+
+def run_batch(
+    batch: Batch, *, benchdnn: Benchdnn, conditions: Conditions, cold: bool
+) -> ReplayTime | str:
+    """Measure a batch, hot and then cold; where it cannot be, return why in one line.
+
+    Where benchdnn fails to fill a problem's tensors with numbers, as that of 3.7.2 does for layer
+    normalization in inference, it is run again with one number in all of them.
+    """
+    line, runs = batch.line, batch.runs
+    # Running alone it is rarely slower than in the log; ten times that is a hang.
+    patience = PATIENCE + 10 * (runs + 1) * 2 * batch.mean_ms / 1000
+    arguments = [
+        f"--fix-times-per-prb={runs}",
+        f"--{line.driver}",
+        TEMPLATE,
+        *line.words,
+        *(["--cold-cache=all", *line.words] if cold else []),
+    ]
+    why = ""
+    for mode in (("--mode=P",), ("--mode=P", "--mode-modifier=M")):
+        with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
+            output = Path(folder, "output")
+            ended = run_benchdnn(
+                benchdnn.path,
+                [*mode, *arguments],
+                output,
+                conditions=conditions,
+                patience=patience,
+            )
+            result = result_of(output, ended, driver=line.driver, runs=runs)
+        if isinstance(result, ReplayTime):
+            return result
+        why = why or result
+        if ended.status in (None, 0):
+            break
+    return why
+
+
+def result_of(output: Path, ended: Ended, *, driver: str, runs: int) -> ReplayTime | str:
+    """Return what a process measured, or in one line why it measured nothing."""
+    try:
+        timed = read_timed(output, driver=driver, runs=runs)
+    except ValueError as error:
+        return f"benchdnn's output is not understood: {error}"
+    if not timed:
+        return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
+    return ReplayTime(
+        hot_ms=typical(timed[0].milliseconds),
+        cold_ms=typical(timed[1].milliseconds) if len(timed) > 1 else None,
+        runs=runs,
+        implementation=timed[0].problem.implementation,
+    )
+
+
+FINE_MS = 0.01
+"""From here on the steps of the log's clock do not matter."""
+
+
+def typical(milliseconds: Sequence[float]) -> float:
+    """Return the median; of runs shorter than 0.01 ms, the mean of the middle half.
+
+    oneDNN writes times as differences of milliseconds since 1970, whose last digit is about a
+    microsecond, so that a median of short runs would be one of few steps.
+    """
+    middle = median(milliseconds)
+    if middle >= FINE_MS or len(milliseconds) < 4:
+        return middle
+    quarter = len(milliseconds) // 4
+    return fmean(sorted(milliseconds)[quarter : len(milliseconds) - quarter])

@@ -1,34 +1,51 @@
 """`python -m profiling benchdnn`: a log's problems as problem files, and run again alone.
 
-TODO-DOC Options of `python -m profiling benchdnn`.
-
-TODO-DOC A replay beside its log: rows, a table, JSON.
+The runner is benchdnn where there is one, else the oneDNN of torch. Results are printed beside the
+log, and kept in `replay.json`; with benchdnn also now and then meanwhile, and on Ctrl-C.
 """
 
 import argparse
 import json
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from common.cli import add_json_option, positive
-from common.console import make_console, print_cautions, say
+from common.console import make_console, print_cautions, progress, say
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
+from common.tables import Column, Table, text_column
+from launch.topology import format_cpu_list
 from profiling.bench.results import background_load
-from profiling.onednn_log.log import Calls, OneDnnLog, add_logs, read_with_progress
+from profiling.onednn_log.log import Calls, add_logs, read_with_progress
 from profiling.onednn_log.work import Problem
-from profiling.replay.benchdnn import Benchdnn, ask_benchdnn, find_benchdnn
+from profiling.replay.benchdnn import (
+    Benchdnn,
+    ask_benchdnn,
+    batches_of,
+    empty_replay,
+    expected_seconds,
+    find_benchdnn,
+    memory_note,
+    run_batches,
+)
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
-from profiling.replay.replay import Replay, ReplayTime, conditions_of, save_replay
-from profiling.replay.runners import Work, mismatches, run_with_benchdnn, run_with_torch
+from profiling.replay.replay import (
+    Conditions,
+    Replay,
+    ReplayTime,
+    conditions_of,
+    mismatches,
+    save_replay,
+)
+from profiling.replay.torch_replay import replay_with_torch
 
 REPLAY = "replay.json"
 
@@ -52,7 +69,7 @@ examples:
 
 
 def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `benchdnn` to the commands of a command line."""
+    """Add `benchdnn` to a command line."""
     parser = commands.add_parser(
         "benchdnn",
         description=ABOUT,
@@ -66,151 +83,8 @@ def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=benchdnn_command)
 
 
-def benchdnn_command(
-    logs: list[Path],
-    *,
-    out: Path,
-    benchdnn: Path | None,
-    write_only: bool,
-    dialect: int | None,
-    layout: str,
-    top: int | None,
-    overwrite: bool,
-    json_file: Path | None,
-    **how: Any,
-) -> int:
-    """Read, write, run, print; returns the exit code.
-
-    Raises:
-        InputError: A log, an option or a file is not as it should be.
-    """
-    console = make_console()
-    require_possible(out, json_file, write_only=write_only, overwrite=overwrite)
-    path = None if write_only else find_benchdnn(benchdnn)
-    log = read_with_progress(logs, console)
-    calls = costliest(log.calls(), top, console)
-    work = None if write_only else work_of(log, calls, out / REPLAY, console=console, **how)
-    asked = ask_benchdnn(path, work.conditions) if path and work else None
-    if overwrite:
-        (out / REPLAY).unlink(missing_ok=True)
-    language = Dialect(major_of(asked, dialect), "any" if layout == "any" else "log")
-    files = write_problem_files(calls, out, dialect=language, overwrite=overwrite)
-    print_files(console, files, calls)
-    if work is None:
-        return FINISHED
-    with background_load() as others:
-        if asked is not None:
-            replay = run_with_benchdnn(console, asked, files, work)
-        else:
-            replay = run_with_torch(console, work)
-    replay = replace(replay, other_cores=others.cores)
-    save_replay(replay, work.file)
-    finish(console, log, calls, replay, json_file=json_file)
-    say(console, f"times of all problems: {work.file}")
-    return FINISHED
-
-
-def require_possible(
-    out: Path, json_file: Path | None, *, write_only: bool, overwrite: bool
-) -> None:
-    """Look at where results go before the work begins.
-
-    Raises:
-        InputError: A file exists, or numbers are asked for where there will be none.
-    """
-    require_free_json(json_file)
-    if write_only and json_file is not None:
-        raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    require_free_outputs([out / REPLAY], overwrite=overwrite)
-
-
-def work_of(
-    log: OneDnnLog,
-    calls: Mapping[Problem, Calls],
-    file: Path,
-    *,
-    console: Console,
-    threads: int | None,
-    cpus: str | None,
-    repeats: int,
-    cold: bool,
-) -> Work:
-    """What is to be run, under the log's conditions as far as they can be had.
-
-    Raises:
-        InputError: `cpus` cannot be used.
-    """
-    conditions = conditions_of(
-        log, threads=threads, cpus=cpus, say=lambda line: say(console, f"note: {line}")
-    )
-    return Work(calls, conditions, repeats, cold, file)
-
-
-def finish(
-    console: Console,
-    log: OneDnnLog,
-    calls: Mapping[Problem, Calls],
-    replay: Replay,
-    *,
-    json_file: Path | None,
-) -> None:
-    """Print a replay beside its log, and write its numbers where they are wanted."""
-    rows = rows_of(calls, replay)
-    notes = mismatches(log, replay)
-    print_cautions(console, notes)
-    print_replay(console, rows)
-    if json_file is not None:
-        content = as_json(rows, replay, notes)
-        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
-
-
-def costliest(
-    calls: dict[Problem, Calls], top: int | None, console: Console
-) -> dict[Problem, Calls]:
-    """The problems that are asked for, and how much of the log's time they are."""
-    chosen = sorted(calls, key=lambda one: -calls[one].total_ms)[:top]
-    total = sum(one.total_ms for one in calls.values())
-    if len(chosen) < len(calls) and total:
-        share = sum(calls[one].total_ms for one in chosen) / total
-        say(
-            console,
-            f"the {len(chosen)} costliest of {len(calls):,} problems: {share:.1%} of the time",
-        )
-    return {problem: calls[problem] for problem in chosen}
-
-
-def major_of(asked: Benchdnn | None, dialect: int | None) -> int:
-    """The version of the language.
-
-    Raises:
-        InputError: Another is asked for than the benchdnn that runs speaks.
-    """
-    if asked is None:
-        return dialect or 3
-    major = 2 if asked.major < 3 else 3
-    if dialect not in (None, major):
-        raise InputError(
-            f"--dialect {dialect}: {asked.path} is of oneDNN {asked.version} and speaks {major}; "
-            "leave the option out, or add --write-only"
-        )
-    return major
-
-
-def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, Calls]) -> None:
-    """What was written, and what has no words."""
-    for driver, file in files.files.items():
-        count = sum(line.driver == driver for line in files.lines.values())
-        say(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
-    if files.not_expressible:
-        total = sum(one.total_ms for one in calls.values())
-        lost = sum(calls[problem].total_ms for problem in files.not_expressible)
-        share = f"{lost / total:.2%} of the time" if total else "no time"
-        count = len(files.not_expressible)
-        say(console, f"{files.refused}: {count:,} that benchdnn has no words for, {share}")
-
-
 def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """What is written, for which benchdnn, and of which problems."""
+    """Add options for what is written, for which benchdnn, and of which problems."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write files here")
     parser.add_argument(
         "--benchdnn", type=Path, metavar="PATH", help="the program (default: the one on PATH)"
@@ -240,7 +114,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """How problems are run."""
+    """Add options for how problems are run."""
     parser.add_argument(
         "--repeats",
         type=positive,
@@ -262,13 +136,203 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-SHOWN = 20
-"""Rows that are printed; the files have all."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be run, and how."""
+
+    calls: Mapping[Problem, Calls]
+    conditions: Conditions
+    repeats: int
+    cold: bool
+    file: Path
+    """The file of the replay."""
+
+
+def benchdnn_command(
+    logs: list[Path],
+    *,
+    out: Path,
+    benchdnn: Path | None,
+    write_only: bool,
+    dialect: int | None,
+    layout: str,
+    top: int | None,
+    overwrite: bool,
+    json_file: Path | None,
+    threads: int | None,
+    cpus: str | None,
+    repeats: int,
+    cold: bool,
+) -> int:
+    """Read, write, run, print; return the exit code.
+
+    Raises:
+        InputError: A log, an option or a file is not as it should be.
+    """
+    console = make_console()
+    require_free_json(json_file)
+    if write_only and json_file is not None:
+        raise InputError("--json: there are no numbers to write with --write-only; leave one out")
+    require_free_outputs([out / REPLAY], overwrite=overwrite)
+    path = None if write_only else find_benchdnn(benchdnn)
+    log = read_with_progress(logs, console)
+    calls = costliest(log.calls(), top, console)
+    work = program = None
+    if not write_only:
+        conditions = conditions_of(
+            log, threads=threads, cpus=cpus, say=lambda line: say(console, f"note: {line}")
+        )
+        work = Work(calls, conditions, repeats, cold, out / REPLAY)
+        program = ask_benchdnn(path, conditions) if path else None
+    major = major_of(program, dialect)
+    if overwrite:
+        (out / REPLAY).unlink(missing_ok=True)
+    language = Dialect(major, "any" if layout == "any" else "log")
+    files = write_problem_files(calls, out, dialect=language, overwrite=overwrite)
+    print_files(console, files, calls)
+    if work is None:
+        return FINISHED
+    with background_load() as others:
+        if program is not None:
+            replay = run_with_benchdnn(console, program, files, work)
+        else:
+            replay = run_with_torch(console, work)
+    replay = replace(replay, other_cores=others.cores)
+    save_replay(replay, work.file)
+    rows = rows_of(calls, replay)
+    notes = mismatches(log, replay)
+    print_cautions(console, notes)
+    print_replay(console, rows)
+    if json_file is not None:
+        content = as_json(rows, replay, notes)
+        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+    say(console, f"times of all problems: {work.file}")
+    return FINISHED
+
+
+def costliest(
+    calls: dict[Problem, Calls], top: int | None, console: Console
+) -> dict[Problem, Calls]:
+    """Return the `top` costliest problems, and print their share of the log's time."""
+    chosen = sorted(calls, key=lambda problem: -calls[problem].total_ms)[:top]
+    total = sum(one.total_ms for one in calls.values())
+    if len(chosen) < len(calls) and total:
+        share = sum(calls[problem].total_ms for problem in chosen) / total
+        say(
+            console,
+            f"the {len(chosen)} costliest of {len(calls):,} problems: {share:.1%} of the time",
+        )
+    return {problem: calls[problem] for problem in chosen}
+
+
+def major_of(program: Benchdnn | None, dialect: int | None) -> int:
+    """Return the major version of the options to write.
+
+    Raises:
+        InputError: `--dialect` is not that of the benchdnn that runs.
+    """
+    if program is None:
+        return dialect or 3
+    if dialect not in (None, program.dialect):
+        raise InputError(
+            f"--dialect {dialect}: {program.path} is of oneDNN {program.version} and speaks "
+            f"{program.dialect}; leave the option out, or add --write-only"
+        )
+    return program.dialect
+
+
+def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, Calls]) -> None:
+    """Print what was written, and what benchdnn cannot run."""
+    for driver, file in files.files.items():
+        count = sum(line.driver == driver for line in files.lines.values())
+        say(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
+    if files.not_expressible:
+        total = sum(one.total_ms for one in calls.values())
+        lost = sum(calls[problem].total_ms for problem in files.not_expressible)
+        count = len(files.not_expressible)
+        say(
+            console,
+            f"{files.refused}: {count:,} that benchdnn has no words for, {part_of(lost, total)}",
+        )
+
+
+def part_of(part: float, total: float) -> str:
+    """Return a time as a share of the log's."""
+    return f"{part / total:.2%} of the time" if total else "no time"
+
+
+SECONDS_BETWEEN_SAVES = 10.0
+
+
+def run_with_benchdnn(
+    console: Console, benchdnn: Benchdnn, files: ProblemFiles, work: Work
+) -> Replay:
+    """Run the problem files' lines; what is done is saved now and then, and on Ctrl-C."""
+    where = describe_place(work.conditions)
+    say(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
+    if work.cold and not benchdnn.has_cold_cache:
+        say(console, "note: this benchdnn cannot empty caches between runs; no cold times")
+    if note := memory_note(work.conditions):
+        say(console, f"note: {note}")
+    replay = empty_replay(benchdnn, work.conditions)
+    replay.not_replayed.update(files.not_expressible)
+    batches = batches_of(files.lines, work.calls, repeats=work.repeats)
+    spent = [0.0, *accumulate(expected_seconds(batch, cold=work.cold) for batch in batches)]
+    whole = int(spent[-1]) + 1
+    saved = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal saved
+        seconds = int(spent[done]) if done < total else whole
+        advance(seconds, f"{done} of {total} problems")
+        if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+            save_part(replay, work)
+            saved = time.monotonic()
+
+    # The costliest come first, so that a plain count of problems would promise a long wait.
+    with progress(console, "seconds, about", total=whole) as advance:
+        try:
+            run_batches(batches, replay, benchdnn=benchdnn, cold=work.cold, progress=show)
+        except KeyboardInterrupt:
+            save_part(replay, work)
+            count = f"{len(replay.times):,} of {len(work.calls):,} problems"
+            say(console, f"interrupted: times of {count} are kept in {work.file}")
+            raise
+    return replay
+
+
+def save_part(replay: Replay, work: Work) -> None:
+    """Save what a replay has so far; the other problems are in it as interrupted."""
+    reached = replay.times.keys() | replay.not_replayed.keys()
+    missing = {
+        problem: "interrupted before its turn" for problem in work.calls if problem not in reached
+    }
+    save_replay(replace(replay, not_replayed={**replay.not_replayed, **missing}), work.file)
+
+
+def run_with_torch(console: Console, work: Work) -> Replay:
+    """Run problems through the oneDNN of torch, where there is no benchdnn."""
+    why = "no benchdnn is on PATH, and --benchdnn names none"
+    say(console, f"runner: torch's own oneDNN ({why}); {describe_place(work.conditions)}")
+    with progress(console, "problems", total=len(work.calls)) as advance:
+        return replay_with_torch(
+            work.calls,
+            conditions=work.conditions,
+            repeats=work.repeats,
+            cold=work.cold,
+            progress=lambda done, _: advance(done, ""),
+        )
+
+
+def describe_place(conditions: Conditions) -> str:
+    """Return how many threads run, and where."""
+    count = "1 thread" if conditions.threads == 1 else f"{conditions.threads} threads"
+    return f"{count} on CPUs {format_cpu_list(conditions.cpus)}" if conditions.cpus else count
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRow:
-    """One problem in the log and alone. Times are those of one call."""
+    """One problem in the log and alone. Times are of one call."""
 
     problem: Problem
     calls: int
@@ -276,13 +340,13 @@ class ReplayedRow:
     hot_ms: float | None
     cold_ms: float | None
     implementation: str
-    """Of the replay."""
+    """The replay's."""
     why_not: str
     """Why it has no time; empty where it has."""
 
     @property
     def total_ms(self) -> float:
-        """Of all its calls in the log."""
+        """Time of all its calls in the log."""
         return self.calls * self.log_ms
 
     @property
@@ -292,41 +356,27 @@ class ReplayedRow:
 
 
 def rows_of(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]:
-    """Costliest first."""
-    rows = [row_of(problem, one, replay) for problem, one in calls.items()]
+    """Return a row for each problem, costliest first."""
+    rows = []
+    for problem, one in calls.items():
+        time: ReplayTime | None = replay.times.get(problem)
+        reason = replay.not_replayed.get(problem, "was not reached")
+        rows.append(
+            ReplayedRow(
+                problem=problem,
+                calls=one.count,
+                log_ms=one.mean_ms,
+                hot_ms=time.hot_ms if time else None,
+                cold_ms=time.cold_ms if time else None,
+                implementation=time.implementation if time else "",
+                why_not="" if time else reason,
+            )
+        )
     return sorted(rows, key=lambda row: -row.total_ms)
 
 
-def row_of(problem: Problem, calls: Calls, replay: Replay) -> ReplayedRow:
-    """One of them."""
-    time: ReplayTime | None = replay.times.get(problem)
-    return ReplayedRow(
-        problem=problem,
-        calls=calls.count,
-        log_ms=calls.mean_ms,
-        hot_ms=time.hot_ms if time else None,
-        cold_ms=time.cold_ms if time else None,
-        implementation=time.implementation if time else "",
-        why_not="" if time else replay.not_replayed.get(problem, "was not reached"),
-    )
-
-
-def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
-    """The table, its sum, and what was not replayed with the reasons."""
-    replayed = [row for row in rows if row.hot_ms is not None]
-    if replayed:
-        console.print(replay_table(replayed))
-        say(console, MEANING)
-    total = sum(row.total_ms for row in rows)
-    covered = sum(row.total_ms for row in replayed)
-    share = f", {covered / total:.1%} of their time" if total else ""
-    say(console, f"replayed: {len(replayed):,} of {len(rows):,} problems{share}")
-    for reason, same in reasons(rows).items():
-        lost = sum(row.total_ms for row in same)
-        kinds = ", ".join(dict.fromkeys(row.problem.kind for row in same))
-        part = f"{lost / total:.2%} of the time" if total else "no time"
-        say(console, printable(f"not replayed: {len(same):,} ({kinds}), {part}: {reason}"))
-
+SHOWN = 20
+"""Rows that are printed; the files have all."""
 
 MEANING = """\
 each: of a call in the log, mean; hot: of a run alone, one right after the other, median; cold: the
@@ -334,59 +384,65 @@ same with its data driven out of the caches, where it is large enough to matter;
 many times longer it took in the log than alone"""
 
 
-def replay_table(rows: Sequence[ReplayedRow]) -> Table:
-    """A row for each of the costliest problems, and the sum of all."""
-    count = f"the {SHOWN} costliest of {len(rows):,}" if len(rows) > SHOWN else f"{len(rows)}"
-    table = Table("problem", title=f"problems run again, {count}", title_justify="left",
-                  show_lines=True)  # fmt: skip
-    for heading in ("calls", "log ms\nall", "\neach", "alone ms\nhot", "\ncold", "log /\nhot"):
-        table.add_column(heading, justify="right", vertical="bottom")
-    for row in rows[:SHOWN]:
-        table.add_row(
-            Text(described(row), overflow="fold"),
-            f"{row.calls:,}",
-            f"{row.total_ms:,.1f}",
-            milliseconds(row.log_ms),
-            milliseconds(row.hot_ms),
-            milliseconds(row.cold_ms),
-            "" if row.ratio is None else f"{row.ratio:,.2f}",
-        )
-    hot = sum(row.calls * row.hot_ms for row in rows if row.hot_ms is not None)
-    log = sum(row.total_ms for row in rows)
-    table.add_row("all, times calls", f"{sum(row.calls for row in rows):,}", f"{log:,.1f}", "",
-                  f"{hot:,.1f}", "",
-                  f"{log / hot:,.2f}" if hot else "")  # fmt: skip
-    return table
-
-
-def described(row: ReplayedRow) -> str:
-    """What it is, and how it was done: once where log and replay do it alike."""
-    problem = row.problem
-    direction = "" if problem.direction == "undef" else f" {problem.direction}"
-    ways = dict.fromkeys((problem.implementation, row.implementation))
-    ran = " → ".join(ways)
-    lines = (f"{problem.kind}{direction}", problem.shape, problem.types, ran)
-    return "\n".join(printable(line) for line in lines if line)
-
-
-def milliseconds(value: float | None) -> str:
-    """Three digits that count."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def reasons(rows: Sequence[ReplayedRow]) -> dict[str, list[ReplayedRow]]:
-    """Problems without a time, by reason."""
-    found: dict[str, list[ReplayedRow]] = defaultdict(list)
+def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
+    """Print the table, its sum, and what was not replayed with the reasons."""
+    replayed = [row for row in rows if row.hot_ms is not None]
+    if replayed:
+        console.print(replay_table(replayed).for_console(show_lines=True, vertical="bottom"))
+        say(console, MEANING)
+    total = sum(row.total_ms for row in rows)
+    covered = sum(row.total_ms for row in replayed)
+    share = f", {covered / total:.1%} of their time" if total else ""
+    say(console, f"replayed: {len(replayed):,} of {len(rows):,} problems{share}")
+    by_reason: dict[str, list[ReplayedRow]] = defaultdict(list)
     for row in rows:
         if row.why_not:
-            found[row.why_not].append(row)
-    return found
+            by_reason[row.why_not].append(row)
+    for reason, same in by_reason.items():
+        part = part_of(sum(row.total_ms for row in same), total)
+        kinds = ", ".join(dict.fromkeys(row.problem.kind for row in same))
+        say(console, printable(f"not replayed: {len(same):,} ({kinds}), {part}: {reason}"))
+
+
+def replay_table(rows: Sequence[ReplayedRow]) -> Table:
+    """Return a row for each of the costliest problems, and the sum of all."""
+    count = f"the {SHOWN} costliest of {len(rows):,}" if len(rows) > SHOWN else f"{len(rows)}"
+    columns = (
+        text_column("problem"),
+        Column("calls", ",d"),
+        Column("log ms\nall", ",.1f"),
+        Column("\neach", three_digits),
+        Column("alone ms\nhot", three_digits),
+        Column("\ncold", three_digits),
+        Column("log /\nhot", ",.2f"),
+    )
+    shown = [
+        (describe(row), row.calls, row.total_ms, row.log_ms, row.hot_ms, row.cold_ms, row.ratio)
+        for row in rows[:SHOWN]
+    ]
+    hot = sum(row.calls * row.hot_ms for row in rows if row.hot_ms is not None)
+    log = sum(row.total_ms for row in rows)
+    calls = sum(row.calls for row in rows)
+    total = ("all, times calls", calls, log, None, f"{hot:,.1f}", None, log / hot if hot else None)
+    return Table(f"problems run again, {count}", columns, [*shown, total])
+
+
+def describe(row: ReplayedRow) -> str:
+    """Return what it is, and how it was done: once where log and replay do it alike."""
+    problem = row.problem
+    direction = "" if problem.direction == "undef" else f" {problem.direction}"
+    ways = " → ".join(dict.fromkeys((problem.implementation, row.implementation)))
+    lines = (f"{problem.kind}{direction}", problem.shape, problem.types, ways)
+    return "\n".join(line for line in lines if line)
+
+
+def three_digits(milliseconds: float) -> str:
+    """Return a time with three significant digits, or all before the point."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
 
 
 def as_json(rows: Sequence[ReplayedRow], replay: Replay, notes: Sequence[str]) -> dict[str, Any]:
-    """All numbers."""
+    """Return all numbers for programs."""
     return {
         "runner": replay.runner,
         "version": replay.version,

@@ -1,16 +1,9 @@
-"""What came out of running a log's problems again.
+"""A replay: times of a log's problems, run again alone, and what else belongs to every runner.
 
-TODO-DOC `replay.json`: a replay, kept for other commands.
-
-TODO-DOC Under what a log's problems ran, as far as this machine can do the same.
-
-TODO-DOC Whether two lines of logs are the same work, whatever version of oneDNN wrote them.
-
-TODO-DOC What is fused into a primitive, as its attributes tell.
-
-TODO-DOC Sizes of what slides a window: `g32mb2_ic256oc256_ih200oh100kh3sh2dh0ph1_iw200ow100…`.
-
-TODO-DOC Layouts as oneDNN's tags tell them: letters are dimensions, outermost first.
+`replay.json` keeps one for other commands. Conditions are threads, cores and memory nodes of the
+log as far as this machine has them. Two lines are the same work whatever version of oneDNN wrote
+them if kind, direction, sizes, types and fused operations are equal (`work_of`), and layouts as
+far as the caller and not the library chooses them (`same_layouts`).
 """
 
 import json
@@ -25,13 +18,14 @@ from common.errors import InputError
 from common.files import read_json_object, write_whole
 from launch.pinning import choose_cores
 from launch.topology import format_cpu_list, parse_cpu_list
+from profiling.bench.results import disturbance
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, named_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Under what a log's problems ran, as far as it says, and are to be run again."""
+    """Where a log's problems ran, as far as it says, and are to be run again."""
 
     threads: int
     cpus: tuple[int, ...] = ()
@@ -77,7 +71,7 @@ ADVICE = "expected what `python -m profiling benchdnn` writes"
 
 
 def save_replay(replay: Replay, file: Path) -> None:
-    """Write a replay; a file that is there is replaced, so ask before the work.
+    """Write a replay; replaces a file that exists.
 
     Raises:
         InputError: It cannot be written there.
@@ -100,7 +94,7 @@ def save_replay(replay: Replay, file: Path) -> None:
 
 
 def load_replay(file: Path) -> Replay:
-    """Read what `save_replay` wrote.
+    """Return what `save_replay` wrote.
 
     Raises:
         InputError: It cannot be read, or is no such file.
@@ -115,7 +109,7 @@ def load_replay(file: Path) -> Replay:
 
 
 def replay_of(content: dict[str, Any]) -> Replay:
-    """A replay from JSON.
+    """Return a replay from JSON.
 
     Raises:
         KeyError, TypeError, ValueError: A field is missing, or of another kind.
@@ -137,13 +131,13 @@ def replay_of(content: dict[str, Any]) -> Replay:
 
 
 def problem_of(fields: dict[str, Any]) -> Problem:
-    """A problem from JSON."""
+    """Return a problem from JSON."""
     memories = tuple(MemoryDescriptor(**one) for one in fields["memories"])
     return Problem(**{**fields, "memories": memories})
 
 
 def time_of(fields: dict[str, Any]) -> ReplayTime:
-    """A problem's times from JSON."""
+    """Return a problem's times from JSON."""
     cold = fields["cold_ms"]
     return ReplayTime(
         hot_ms=float(fields["hot_ms"]),
@@ -160,13 +154,13 @@ def conditions_of(
     cpus: str | None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Conditions:
-    """Threads, cores and memory nodes of the log's first rank, within what this process may use.
+    """Return the first rank's threads, cores and memory nodes, within what this process may use.
 
     Args:
-        log: Its facts go before its header, which knows of threads alone.
-        threads: In place of the log's.
-        cpus: In place of the log's, as `0-3`.
-        say: Told, in one line each, what differs from the log and why.
+        log: Its facts take precedence over its header, which has threads only.
+        threads: Replaces the log's.
+        cpus: Replaces the log's; as `0-3`.
+        say: Called with a line for each difference from the log and its reason.
 
     Raises:
         InputError: `cpus` is no list, or has a CPU that this process may not use.
@@ -193,7 +187,7 @@ def conditions_of(
 
 
 def numbers(value: object) -> frozenset[int]:
-    """CPUs or nodes of a log's facts: `0-3`, or a list; nothing where there are none."""
+    """Return CPUs or nodes of a log's facts: `0-3`, or a list; nothing where there are none."""
     if isinstance(value, list):
         return frozenset(one for one in value if isinstance(one, int))
     try:
@@ -203,21 +197,21 @@ def numbers(value: object) -> frozenset[int]:
 
 
 def within(
-    told: frozenset[int], allowed: frozenset[int], *, say: Callable[[str], None]
+    logged: frozenset[int], allowed: frozenset[int], *, say: Callable[[str], None]
 ) -> frozenset[int]:
-    """Of the log's CPUs those that this process may use; none where it may use none of them."""
-    kept = told & allowed
-    if told - allowed:
-        instead = format_cpu_list(kept) or f"any of {format_cpu_list(allowed)}"
+    """Return those of the log's CPUs that this process may use; empty where there are none."""
+    usable = logged & allowed
+    if logged - allowed:
+        instead = format_cpu_list(usable) or f"any of {format_cpu_list(allowed)}"
         say(
-            f"CPUs {format_cpu_list(told)} of the log, {instead} here: this process may use no "
+            f"CPUs {format_cpu_list(logged)} of the log, {instead} here: this process may use no "
             "others"
         )
-    return kept
+    return usable
 
 
 def given(text: str, allowed: frozenset[int]) -> frozenset[int]:
-    """The CPUs of `--cpus`.
+    """Return the CPUs of `--cpus`.
 
     Raises:
         InputError: It is no list of CPUs, or has one that may not be used.
@@ -231,6 +225,28 @@ def given(text: str, allowed: frozenset[int]) -> frozenset[int]:
             f"--cpus: {text!r}: this process may use {format_cpu_list(allowed)}; name some of these"
         )
     return chosen
+
+
+def mismatches(log: OneDnnLog, replay: Replay) -> list[str]:
+    """Return a line for each difference from the log's run, and for other work meanwhile."""
+    lines = []
+    if disturbed := disturbance(replay.other_cores):
+        lines.append(f"the replay was {disturbed}")
+    if log.instruction_sets and replay.instruction_set not in log.instruction_sets:
+        lines.append(
+            f"instruction set: {' and '.join(log.instruction_sets)} in the log, "
+            f"{replay.instruction_set or 'unknown'} in the replay"
+        )
+    threads = log.run_threads
+    if threads and replay.conditions.threads not in threads:
+        counts = " and ".join(map(str, threads))
+        lines.append(f"threads: {counts} in the log, {replay.conditions.threads} in the replay")
+    if log.versions and replay.version not in log.versions:
+        lines.append(
+            f"oneDNN: {' and '.join(log.versions)} in the log, "
+            f"{replay.version or 'unknown'} in the replay"
+        )
+    return lines
 
 
 HEIGHT_OF_ONE = re.compile(r"_ih1oh1kh1sh1dh0ph0(?=_iw)")
@@ -252,9 +268,9 @@ class Work(NamedTuple):
 
 
 def work_of(problem: Problem) -> Work:
-    """Everything but the implementation and the layouts, of which `same_layouts` tells.
+    """Return everything but the layouts (`same_layouts`) and the implementation.
 
-    Implementations are called otherwise in each version, and the library chooses them.
+    The library chooses implementations, and their names differ between versions.
     """
     return Work(
         kind=problem.kind,
@@ -267,33 +283,33 @@ def work_of(problem: Problem) -> Work:
 
 
 def plain_shape(problem: Problem) -> str:
-    """The shape without what only some versions write."""
+    """Return the shape without what only some versions write."""
     if problem.kind == "matmul":
         return ":".join(problem.shape.split(":")[:2])
     return HEIGHT_OF_ONE.sub("", problem.shape)
 
 
 def types_of(problem: Problem) -> frozenset[tuple[str, str]]:
-    """Types by role; `data` and gradients are called as their tensors are."""
-    found = set()
+    """Return roles and types; `data` and gradients have the names of their tensors."""
+    types = set()
     for memory in problem.memories:
         role = role_of(memory)
         if not memory.is_there or role in WRITTEN_BY_LIBRARY:
             continue
         if role == "dst" and problem.kind in WITHOUT_RESULT:
             continue
-        found.add((role, memory.type))
-    return frozenset(found)
+        types.add((role, memory.type))
+    return frozenset(types)
 
 
 def role_of(memory: MemoryDescriptor) -> str:
-    """`diff_src`, `data` and `src0` are `src`."""
+    """Return the tensor's name: `src` for `diff_src`, `data` and `src0`."""
     role = re.sub(r"\d+$", "", memory.role.removeprefix("diff_"))
     return {"data": "src", "bias": "bia"}.get(role, role)
 
 
 def details_of(problem: Problem) -> Hashable:
-    """What the auxiliary field tells of the work, as far as it changes it."""
+    """Return what of the auxiliary field changes the work."""
     words = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
     algorithm = words.get("alg", "")
     if problem.kind in ("convolution", "deconvolution"):
@@ -302,19 +318,19 @@ def details_of(problem: Problem) -> Hashable:
     return (algorithm, words.get("axis", ""), words.get("direction", ""), frozenset(flags))
 
 
-def same_layouts(asked: Problem, found: Problem) -> bool:
-    """Whether tensors lie in memory alike, as far as torch and not the library decides it.
+def same_layouts(wanted: Problem, ran: Problem) -> bool:
+    """Return whether layouts are alike, as far as torch and not the library chooses them.
 
     A reorder is its two layouts, and a product runs along its operands' rows or columns. Of all
-    others, pixels must come channel by channel in both or in neither: blocks, and how weights lie,
-    are the library's choice, which its versions make otherwise.
+    others, channels must be innermost in both or in neither: blocks, and the layout of weights, are
+    the library's choice, which differs between versions.
     """
-    exact = asked.kind in ("reorder", "matmul")
-    for one in asked.memories:
-        other = next((memory for memory in found.memories if memory.role == one.role), None)
+    exact = wanted.kind in ("reorder", "matmul")
+    for one in wanted.memories:
+        other = next((memory for memory in ran.memories if memory.role == one.role), None)
         if other is None or not (one.is_there and other.is_there):
             continue
-        if exact and not same_layout(asked, one, other):
+        if exact and not same_layout(wanted, one, other):
             return False
         is_image = role_of(one) in ("src", "dst")
         if not exact and is_image and is_channels_last(one.tag) != is_channels_last(other.tag):
@@ -323,7 +339,7 @@ def same_layouts(asked: Problem, found: Problem) -> bool:
 
 
 def same_layout(problem: Problem, one: MemoryDescriptor, other: MemoryDescriptor) -> bool:
-    """Whether two descriptions of a problem's tensor are one layout."""
+    """Return whether two descriptions of a problem's tensor are one layout."""
     if (one.kind, one.strides) != (other.kind, other.strides):
         return False
     if is_plain(one.tag) and is_plain(other.tag):
@@ -333,7 +349,7 @@ def same_layout(problem: Problem, one: MemoryDescriptor, other: MemoryDescriptor
 
 
 def dims_of(problem: Problem, role: str) -> tuple[int, ...]:
-    """Dimensions of a reorder's or a product's tensor; none where the shape is not understood."""
+    """Return the dimensions of a reorder's or a product's tensor; empty if unknown."""
     try:
         listed = listed_sizes(plain_shape(problem))
     except ValueError:
@@ -346,20 +362,20 @@ def dims_of(problem: Problem, role: str) -> tuple[int, ...]:
     return (*listed[0][:-1], listed[-1][-1]) if role == "dst" else ()
 
 
-def difference(asked: Problem, found: Problem) -> str:
-    """In a few words, why `found` is not the work that was asked for."""
-    wanted, came = work_of(asked), work_of(found)
-    if wanted.shape != came.shape:
-        return f"torch made it {found.shape}"
-    if wanted.types != came.types:
-        return f"torch made it {found.types}"
-    if wanted.direction != came.direction:
-        return f"torch made it {found.direction}"
-    if wanted.fused != came.fused:
-        return f"torch made it with {' '.join(came.fused) or 'nothing fused'}"
-    if wanted.details != came.details:
-        return f"torch made it {found.auxiliary or 'plain'}"
-    return f"torch made it with layouts {found.layouts}"
+def difference(wanted: Problem, ran: Problem) -> str:
+    """Return in a few words why `found` is not the work that was requested."""
+    wanted_work, work = work_of(wanted), work_of(ran)
+    made = {
+        "shape": ran.shape,
+        "types": ran.types,
+        "direction": ran.direction,
+        "fused": f"with {' '.join(work.fused) or 'nothing fused'}",
+        "details": ran.auxiliary or "plain",
+    }
+    for field_name, text in made.items():
+        if getattr(wanted_work, field_name) != getattr(work, field_name):
+            return f"torch made it {text}"
+    return f"torch made it with layouts {ran.layouts}"
 
 
 POST_OPS = "attr-post-ops:"
@@ -368,7 +384,7 @@ OF_NO_WEIGHT = ("attr-scratchpad:",)
 
 
 def post_ops(problem: Problem) -> tuple[str, ...]:
-    """Fused operations in their order: `("sum", "eltwise_relu")`."""
+    """Return fused operations in their order: `("sum", "eltwise_relu")`."""
     for word in problem.attributes.split():
         if word.startswith(POST_OPS):
             listed = word.removeprefix(POST_OPS).strip("'\"").replace(";", "+").strip("+")
@@ -377,11 +393,10 @@ def post_ops(problem: Problem) -> tuple[str, ...]:
 
 
 def other_attributes(problem: Problem) -> tuple[str, ...]:
-    """Scales, zero points, the arithmetic's precision: all but post-ops, in alphabetical order."""
-    kept = (
-        word.strip("'\"") for word in problem.attributes.split() if not word.startswith(POST_OPS)
-    )
-    return tuple(sorted(word for word in kept if not word.startswith(OF_NO_WEIGHT)))
+    """Return all attributes but post-ops (scales, zero points, precision), sorted."""
+    words = (word.strip("'\"") for word in problem.attributes.split()
+             if not word.startswith(POST_OPS))  # fmt: skip
+    return tuple(sorted(word for word in words if not word.startswith(OF_NO_WEIGHT)))
 
 
 @dataclass(frozen=True)
@@ -413,26 +428,26 @@ class Geometry:
 
 
 def geometry(shape: str) -> Geometry:
-    """Read a description.
+    """Return the sizes of a shape.
 
     Raises:
         ValueError: It lacks a size.
     """
-    found = named_sizes(shape)
-    spatial = [letter for letter in "dhw" if f"i{letter}" in found]
+    sizes = named_sizes(shape)
+    spatial = [letter for letter in "dhw" if f"i{letter}" in sizes]
 
     def each(name: str, default: int | None = None) -> tuple[int, ...]:
         return tuple(
-            found[name + letter] if default is None else found.get(name + letter, default)
+            sizes[name + letter] if default is None else sizes.get(name + letter, default)
             for letter in spatial
         )
 
     try:
         return Geometry(
-            groups=found.get("g", 1),
-            batch=found["mb"],
-            channels_in=found["ic"],
-            channels_out=found.get("oc", found["ic"]),
+            groups=sizes.get("g", 1),
+            batch=sizes["mb"],
+            channels_in=sizes["ic"],
+            channels_out=sizes.get("oc", sizes["ic"]),
             input=each("i"),
             output=each("o"),
             kernel=each("k"),
@@ -445,24 +460,24 @@ def geometry(shape: str) -> Geometry:
 
 
 def is_plain(tag: str) -> bool:
-    """Whether nothing is blocked: `acdb` is plain, `aBcd16b` is not."""
+    """Return whether nothing is blocked: `acdb` is plain, `aBcd16b` is not."""
     return bool(tag) and tag.isalpha() and tag.islower()
 
 
 def order_of(tag: str) -> list[int]:
-    """Dimensions from the outermost to the innermost: `acdb` is [0, 2, 3, 1]."""
+    """Return dimensions from the outermost to the innermost: `acdb` is [0, 2, 3, 1]."""
     return [ord(letter) - ord("a") for letter in tag]
 
 
 def is_channels_last(tag: str) -> bool:
-    """Whether the second dimension is the innermost: `acb`, `acdb`, `acdeb`."""
+    """Return whether the second dimension is the innermost: `acb`, `acdb`, `acdeb`."""
     return tag in ("acb", "acdb", "acdeb")
 
 
 def same_order(tag: str, other: str, dims: Sequence[int]) -> bool:
-    """Whether two plain tags are the same for a tensor of these dimensions.
+    """Return whether two plain tags are one layout for a tensor of these dimensions.
 
-    A dimension of 1 may stand anywhere: it is never walked along.
+    The place of a dimension of 1 makes no difference.
     """
 
     def walked(order: list[int]) -> list[int]:

@@ -1,14 +1,11 @@
-"""Convolutions and transposed convolutions, forward and backward.
+"""Convolutions through torch, and what all its operators share: tensors, types, refusals.
 
-TODO-DOC What torch's compiler fuses into a convolution or a linear layer, by oneDNN's names.
-
-TODO-DOC Tensors of a problem's types and layouts, filled with random numbers.
-
-TODO-DOC What the modules of this folder share: how a problem that torch cannot run is told.
+Tensors have a problem's types and layouts and random values. A problem that torch cannot hand to
+oneDNN raises NotReachedError; inference takes what torch's compiler fuses into a convolution or a
+linear layer (`FUSED`, by oneDNN's names).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -25,153 +22,104 @@ from profiling.replay.replay import (
     post_ops,
 )
 
-
-@dataclass(frozen=True)
-class Operands:
-    """What all directions take."""
-
-    geometry: Geometry
-    source: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    gradient: Tensor
-    """Of the output's dimensions."""
-    transposed: bool
-
-    @property
-    def output_padding(self) -> tuple[int, ...]:
-        """What a transposed convolution adds to its smallest possible output."""
-        sizes = self.geometry
-        if not self.transposed:
-            return (0,) * len(sizes.input)
-        return tuple(
-            output - ((given - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
-            for given, output, kernel, stride, dilation, padding in zip(
-                sizes.input,
-                sizes.output,
-                sizes.kernel,
-                sizes.stride,
-                sizes.dilation,
-                sizes.padding,
-                strict=True,
-            )
-        )
-
-
 Run = Callable[[], object]
-"""Does a problem's work once."""
+"""Runs a problem once."""
 
 
 def prepare_convolution(problem: Problem) -> Run:
-    """A convolution, or a transposed one (`deconvolution`).
+    """Return a convolution, or a transposed one (`deconvolution`).
 
     Raises:
         NotReachedError: torch has no such call.
     """
-    operands = make_operands(problem)
-    if problem.direction == "forward_training":
-        require_plain(problem)
-        return forward(operands)
-    if problem.direction == "forward_inference" and not operands.transposed:
-        return inference(problem, operands)
-    if problem.direction in ("backward_data", "backward_weights"):
-        require_plain(problem)
-        return backward(problem, operands)
-    raise NotReachedError(f"torch does not call {name_of(problem)}")
-
-
-def make_operands(problem: Problem) -> Operands:
-    """Tensors as the log has them; weights are stored as torch stores them beside such an input."""
-    sizes = geometry(problem.shape)
+    sizes, direction = geometry(problem.shape), problem.direction
+    is_transposed = problem.kind == "deconvolution"
     source_memory = require_memory(problem, "src")
-    weight_memory = require_memory(problem, "wei")
-    transposed = problem.kind == "deconvolution"
+    weight = make_weight(problem, sizes, source_memory, is_transposed=is_transposed)
+    bias_memory = problem.memory("bia") or problem.memory("diff_bia")
+    source = make_tensor(sizes.src, source_memory)
+    bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
+    result = make_tensor(sizes.dst, memory_of(problem, "dst") or source_memory)
+    if direction == "forward_inference" and not is_transposed:
+        return fused_convolution(problem, sizes, source, result, (weight, bias))
+    if direction not in ("forward_training", "backward_data", "backward_weights"):
+        raise NotReachedError(f"torch does not call {name_of(problem)}")
+    require_plain(problem)
+    window = (sizes.stride, sizes.padding, sizes.dilation)
+    padding = output_padding(sizes) if is_transposed else (0,) * len(sizes.input)
+    aten = torch.ops.aten
+    if direction == "forward_training":
+        if not is_transposed:
+            return lambda: aten.mkldnn_convolution(
+                source, weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups
+            )
+        return lambda: aten.convolution(source, weight, bias, *window, True, padding, sizes.groups)
+    to_data = direction == "backward_data"
+    mask = [to_data, not to_data, not to_data and bias is not None]
+    bias_sizes = [sizes.channels_out] if mask[2] else None
+    return lambda: aten.convolution_backward(
+        result, source, weight, bias_sizes, *window, is_transposed, padding, sizes.groups, mask
+    )
+
+
+def make_weight(
+    problem: Problem, sizes: Geometry, source: MemoryDescriptor, *, is_transposed: bool
+) -> Tensor:
+    """Return weights, which lie as torch stores them beside such an input."""
     first, second = sizes.channels_out, sizes.channels_in
-    if transposed:
+    if is_transposed:
         first, second = second, first
-    weight = torch.empty(first, second // sizes.groups, *sizes.kernel, dtype=type_of(weight_memory))
-    weight.normal_()
+    dtype = type_of(require_memory(problem, "wei"))
+    weight = torch.empty(first, second // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
     # Where the library chose the input's layout, torch had given it row by row.
-    given = is_channels_last(source_memory.tag) and "a" not in source_memory.properties
-    if given and weight.dim() > 3:
+    if is_channels_last(source.tag) and "a" not in source.properties and weight.dim() > 3:
         last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
         weight = weight.contiguous(memory_format=last)
-    bias = problem.memory("bia") or problem.memory("diff_bia")
-    return Operands(
-        geometry=sizes,
-        source=make_tensor(sizes.src, source_memory),
-        weight=weight,
-        bias=None if bias is None else make_tensor((sizes.channels_out,), bias),
-        gradient=make_tensor(sizes.dst, memory_of(problem, "dst") or source_memory),
-        transposed=transposed,
-    )
+    return weight
 
 
-def forward(of: Operands) -> Run:
-    """Forward, as in training; torch asks for it in evaluation too."""
-    sizes = of.geometry
-    if not of.transposed:
-        return lambda: torch.ops.aten.mkldnn_convolution(
-            of.source, of.weight, of.bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups
+def output_padding(sizes: Geometry) -> tuple[int, ...]:
+    """Return rows and columns beyond a transposed convolution's smallest output."""
+    return tuple(
+        output - ((given - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
+        for given, output, kernel, stride, dilation, padding in zip(
+            *(sizes.input, sizes.output, sizes.kernel),
+            *(sizes.stride, sizes.dilation, sizes.padding),
+            strict=True,
         )
-    return lambda: torch.ops.aten.convolution(
-        of.source,
-        of.weight,
-        of.bias,
-        sizes.stride,
-        sizes.padding,
-        sizes.dilation,
-        True,
-        of.output_padding,
-        sizes.groups,
     )
 
 
-def backward(problem: Problem, of: Operands) -> Run:
-    """The gradient to the input, or to weights and bias."""
-    sizes = of.geometry
-    to_data = problem.direction == "backward_data"
-    mask = [to_data, not to_data, not to_data and of.bias is not None]
-    return lambda: torch.ops.aten.convolution_backward(
-        of.gradient,
-        of.source,
-        of.weight,
-        [sizes.channels_out] if mask[2] else None,
-        sizes.stride,
-        sizes.padding,
-        sizes.dilation,
-        of.transposed,
-        of.output_padding,
-        sizes.groups,
-        mask,
-    )
+def fused_convolution(
+    problem: Problem,
+    sizes: Geometry,
+    source: Tensor,
+    other: Tensor,
+    weights: tuple[Tensor, Tensor | None],
+) -> Run:
+    """Return the forward pass with what torch's compiler fuses into it.
 
-
-def inference(problem: Problem, of: Operands) -> Run:
-    """Forward with what torch's compiler fuses into it.
-
-    Raises:
-        NotReachedError: It fuses no such thing.
+    `other` is a tensor of the output's sizes, for fused sums and products; `weights` has the bias.
     """
-    fused = post_ops(problem)
-    if other_attributes(problem):
-        raise NotReachedError(f"torch sets no {' '.join(other_attributes(problem))}")
-    sizes = of.geometry
-    shared = (of.weight, of.bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
+    fused, others = post_ops(problem), other_attributes(problem)
+    if others:
+        raise NotReachedError(f"torch sets no {' '.join(others)}")
+    shared = (*weights, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
+    mkldnn = torch.ops.mkldnn
     if fused[:1] == ("sum",):
         after = unary_of(fused[1:], only=("eltwise_relu",))
-        return lambda: torch.ops.mkldnn._convolution_pointwise_.binary(
-            of.gradient, of.source, *shared, "add", 1.0, after.name, [], None
+        return lambda: mkldnn._convolution_pointwise_.binary(
+            other, source, *shared, "add", 1.0, after.name, [], None
         )
     for name in ("add", "sub", "mul", "div"):
         if fused and fused[0].startswith(f"binary_{name}:"):
             after = unary_of(fused[1:], only=("eltwise_relu",))
-            return lambda: torch.ops.mkldnn._convolution_pointwise.binary(
-                of.source, of.gradient, *shared, name, 1.0, after.name, [], None
+            return lambda: mkldnn._convolution_pointwise.binary(
+                source, other, *shared, name, 1.0, after.name, [], None
             )
     after = unary_of(fused, only=tuple(FUSED))
-    return lambda: torch.ops.mkldnn._convolution_pointwise(
-        of.source, *shared, after.name or "none", list(after.scalars), after.algorithm
+    return lambda: mkldnn._convolution_pointwise(
+        source, *shared, after.name or "none", list(after.scalars), after.algorithm
     )
 
 
@@ -195,7 +143,7 @@ FUSED = {
 
 
 def unary_of(fused: Sequence[str], *, only: Sequence[str]) -> Unary:
-    """The one operation that is fused, or none.
+    """Return the one operation that is fused, or none.
 
     Raises:
         NotReachedError: It is not among `only`, or there are several.
@@ -214,28 +162,28 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def memory_of(problem: Problem, role: str) -> MemoryDescriptor | None:
-    """The tensor of a role, or of its gradient: `dst` or `diff_dst`."""
+    """Return the tensor of a role, or of its gradient: `dst` or `diff_dst`."""
     return problem.memory(role) or problem.memory(f"diff_{role}")
 
 
 def require_memory(problem: Problem, *roles: str) -> MemoryDescriptor:
-    """The first of the roles that is there.
+    """Return the tensor of the first of these roles that the problem has.
 
     Raises:
         NotReachedError: None is.
     """
     for role in roles:
-        found = memory_of(problem, role)
-        if found is not None:
-            return found
+        memory = memory_of(problem, role)
+        if memory is not None:
+            return memory
     raise NotReachedError(f"the log has no {roles[0]} for it")
 
 
 def type_of(memory: MemoryDescriptor) -> torch.dtype:
-    """torch's name of a type.
+    """Return torch's type.
 
     Raises:
-        NotReachedError: Its operators reach oneDNN with floating-point numbers only.
+        NotReachedError: It is no floating-point type.
     """
     try:
         return TYPES[memory.type]
@@ -244,9 +192,9 @@ def type_of(memory: MemoryDescriptor) -> torch.dtype:
 
 
 def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
-    """A tensor of the descriptor's type and layout.
+    """Return a tensor of the descriptor's type and layout.
 
-    What the library laid out (property `a`, or blocks) is made row by row: torch lets it choose.
+    Where the library chose the layout (property `a`, or blocks), torch stores it row by row.
 
     Raises:
         NotReachedError: torch has no such type.
@@ -265,7 +213,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
 
 def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
-    """The same as oneDNN's own kind of tensor, on which torch runs oneDNN where it has a choice.
+    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN wherever it has a choice.
 
     Raises:
         NotReachedError: torch has no such type, or oneDNN's tensors come in another layout.
@@ -280,10 +228,10 @@ class NotReachedError(LookupError):
 
 
 def require_plain(problem: Problem) -> None:
-    """Refuse a problem into which something is fused.
+    """Refuse a problem with fused operations or attributes.
 
     Raises:
-        NotReachedError: Names it.
+        NotReachedError: It has some.
     """
     fused = (*post_ops(problem), *other_attributes(problem))
     if fused:
@@ -291,6 +239,6 @@ def require_plain(problem: Problem) -> None:
 
 
 def name_of(problem: Problem) -> str:
-    """Kind and direction: `convolution forward_training`."""
+    """Return kind and direction: `convolution forward_training`."""
     direction = "" if problem.direction == "undef" else f" {problem.direction}"
     return problem.kind + direction

@@ -1,20 +1,9 @@
-"""Every kind of primitive that torch reaches.
+"""A problem through torch's operators, run again and again under oneDNN's log. Loads torch.
 
-TODO-DOC Matrix products: `matmul` and `inner_product`.
-
-TODO-DOC What touches each number once: activations, sums and products, softmax; on oneDNN's tensors.
-
-TODO-DOC Batch normalization, on oneDNN's own tensors.
-
-TODO-DOC Pooling, on oneDNN's own tensors.
-
-TODO-DOC Recurrent layers.
-
-TODO-DOC Reorders that are asked for; those inside other operators come back with them.
-
-TODO-DOC One question to the worker: run a problem. Loads torch.
-
-TODO-DOC A problem's work, run again and again under oneDNN's own clock. Loads torch: for the worker.
+Most kinds run on oneDNN's own tensors, for which torch calls oneDNN wherever it has a choice.
+`OPERATORS` has what prepares each kind: it builds tensors and returns what runs the problem once,
+or raises NotReachedError with the reason. `answer` runs one problem of the worker
+(`profiling.replay.torch_replay`).
 """
 
 import os
@@ -57,11 +46,7 @@ from profiling.replay.torch_convolutions import (
 
 
 def prepare_matmul(problem: Problem) -> Run:
-    """The product of two matrices, or of batches of them; `sum` adds it to what is there.
-
-    Raises:
-        NotReachedError: torch gives such a product to another library, or does not fuse that.
-    """
+    """Return a product of matrices, or of batches of them; `sum` adds it to its destination."""
     left_memory, right_memory = require_memory(problem, "src"), require_memory(problem, "wei")
     others = other_attributes(problem)
     precision = [LESS_PRECISE[one] for one in others if one in LESS_PRECISE]
@@ -81,46 +66,45 @@ def prepare_matmul(problem: Problem) -> Run:
 
 
 def prepare_inner_product(problem: Problem) -> Run:
-    """A linear layer, [mb, ic] × [oc, ic]ᵀ, forward or backward.
-
-    Raises:
-        NotReachedError: torch does not call it so.
-    """
+    """Return a linear layer, [mb, ic] × [oc, ic]ᵀ, forward or backward."""
     if any(name in named_sizes(problem.shape) for name in ("id", "ih", "iw")):
         raise NotReachedError("torch flattens what goes into a linear layer")
-    found = geometry(problem.shape)
-    weight = make_row_major(found.channels_out, found.channels_in, problem, "wei")
-    bias = problem.memory("bia") or problem.memory("diff_bia")
-    bias_tensor = None if bias is None else make_tensor((found.channels_out,), bias)
+    sizes = geometry(problem.shape)
+    # torch stores weights row by row, whatever layout the library chooses.
+    weight = make_tensor((sizes.channels_in, sizes.channels_out), require_memory(problem, "wei"))
+    weight = weight.reshape(sizes.channels_out, sizes.channels_in).contiguous()
+    bias_memory = problem.memory("bia") or problem.memory("diff_bia")
+    bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
     source, result = require_memory(problem, "src"), memory_of(problem, "dst")
     if problem.direction == "forward_inference":
         after = unary_of(post_ops(problem), only=tuple(FUSED))
-        data = make_tensor(found.src, source)
+        data = make_tensor(sizes.src, source)
         return lambda: torch.ops.mkldnn._linear_pointwise(
-            data, weight, bias_tensor, after.name or "none", list(after.scalars), after.algorithm
+            data, weight, bias, after.name or "none", list(after.scalars), after.algorithm
         )
     require_plain(problem)
-    data, gradient = make_opaque(found.src, source), make_opaque(found.dst, result or source)
-    calls: dict[str, Callable[[], object]] = {
-        "forward_training": lambda: torch.ops.aten.mkldnn_linear(data, weight, bias_tensor),
-        "backward_data": lambda: torch.ops.aten.mkldnn_linear_backward_input(
-            list(found.src), gradient, weight
+    data, gradient = make_opaque(sizes.src, source), make_opaque(sizes.dst, result or source)
+    aten = torch.ops.aten
+    return choose(problem, {
+        "forward_training": lambda: aten.mkldnn_linear(data, weight, bias),
+        "backward_data": lambda: aten.mkldnn_linear_backward_input(
+            list(sizes.src), gradient, weight
         ),
-        "backward_weights": lambda: torch.ops.aten.mkldnn_linear_backward_weights(
+        "backward_weights": lambda: aten.mkldnn_linear_backward_weights(
             gradient, data, weight, bias is not None
         ),
-    }
+    })  # fmt: skip
+
+
+def choose(problem: Problem, calls: Mapping[str, Run], *, of: str = "") -> Run:
+    """Return the call of the problem's direction."""
     if problem.direction not in calls:
-        raise NotReachedError(f"torch does not call {name_of(problem)}")
+        raise NotReachedError(f"torch does not call {name_of(problem)}{of}")
     return calls[problem.direction]
 
 
 def prepare_pooling(problem: Problem) -> Run:
-    """The largest or the mean of windows, forward or backward.
-
-    Raises:
-        NotReachedError: torch has no such call.
-    """
+    """Return the largest or the mean of windows, forward or backward."""
     require_plain(problem)
     sizes = geometry(problem.shape)
     spatial = len(sizes.input)
@@ -129,18 +113,12 @@ def prepare_pooling(problem: Problem) -> Run:
     memory = require_memory(problem, "src", "data")
     source = make_opaque(sizes.src, memory)
     gradient = make_opaque(sizes.dst, memory_of(problem, "dst") or memory)
-    calls = calls_of(problem.algorithm, sizes, source, gradient)
-    if problem.direction not in calls:
-        raise NotReachedError(f"torch does not call {name_of(problem)} of {problem.algorithm}")
-    return calls[problem.direction]
+    calls = pooling_calls(problem.algorithm, sizes, source, gradient)
+    return choose(problem, calls, of=f" of {problem.algorithm}")
 
 
 def prepare_eltwise(problem: Problem) -> Run:
-    """An activation, forward or backward.
-
-    Raises:
-        NotReachedError: torch computes it itself.
-    """
+    """Return an activation, forward or backward."""
     require_plain(problem)
     (dims,) = listed_sizes(problem.shape)
     memory = require_memory(problem, "src", "data")
@@ -154,11 +132,7 @@ def prepare_eltwise(problem: Problem) -> Run:
 
 
 def prepare_prelu(problem: Problem) -> Run:
-    """A leaky activation whose slopes are learned, forward.
-
-    Raises:
-        NotReachedError: It is backward.
-    """
+    """Return a leaky activation whose slopes are learned, forward."""
     require_plain(problem)
     if not problem.direction.startswith("forward"):
         raise NotReachedError(f"torch computes {name_of(problem)} itself")
@@ -169,11 +143,7 @@ def prepare_prelu(problem: Problem) -> Run:
 
 
 def prepare_softmax(problem: Problem) -> Run:
-    """Softmax, forward.
-
-    Raises:
-        NotReachedError: torch computes it itself.
-    """
+    """Return softmax, forward."""
     require_plain(problem)
     axis = next((word[5:] for word in problem.auxiliary.split() if word.startswith("axis:")), "1")
     if not problem.direction.startswith("forward") or problem.algorithm == "softmax_log":
@@ -183,11 +153,7 @@ def prepare_softmax(problem: Problem) -> Run:
 
 
 def prepare_binary(problem: Problem) -> Run:
-    """The product of two tensors.
-
-    Raises:
-        NotReachedError: torch computes it itself.
-    """
+    """Return the product of two tensors."""
     require_plain(problem)
     if problem.algorithm not in BINARY:
         raise NotReachedError(f"torch computes {problem.algorithm} itself")
@@ -198,11 +164,7 @@ def prepare_binary(problem: Problem) -> Run:
 
 
 def prepare_sum(problem: Problem) -> Run:
-    """The sum of two tensors.
-
-    Raises:
-        NotReachedError: There are more than two.
-    """
+    """Return the sum of two tensors."""
     require_plain(problem)
     sources = [one for one in problem.memories if one.role.startswith("src")]
     if len(sources) != 2:
@@ -213,67 +175,59 @@ def prepare_sum(problem: Problem) -> Run:
 
 
 def prepare_batch_normalization(problem: Problem) -> Run:
-    """Forward with the batch's statistics or with given ones, or backward.
-
-    Raises:
-        NotReachedError: torch has no such call.
-    """
+    """Return batch normalization: forward with the batch's or given statistics, or backward."""
     require_plain(problem)
-    found = named_sizes(problem.shape)
-    spatial = [found[f"i{letter}"] for letter in "dhw" if f"i{letter}" in found]
-    data = make_opaque((found["mb"], found["ic"], *spatial), require_memory(problem, "src", "data"))
-    scale, shift, mean = (torch.randn(found["ic"]) for _ in range(3))
-    variance = torch.rand(found["ic"]) + 0.5
+    sizes = named_sizes(problem.shape)
+    spatial = [sizes[f"i{letter}"] for letter in "dhw" if f"i{letter}" in sizes]
+    data = make_opaque((sizes["mb"], sizes["ic"], *spatial), require_memory(problem, "src", "data"))
+    scale, shift, mean = (torch.randn(sizes["ic"]) for _ in range(3))
+    variance = torch.rand(sizes["ic"]) + 0.5
     aten = torch.ops.aten
-    if problem.direction in ("forward_training", "forward_inference"):
-        trains = problem.direction == "forward_training"
+
+    def forward(*, trains: bool) -> Run:
         return lambda: aten.native_batch_norm(
             data, scale, shift, mean, variance, trains, MOMENTUM, EPSILON
         )
-    if problem.direction == "backward":
-        gradient = data.clone()
-        kept, deviation = mean.clone(), variance.rsqrt()
-        return lambda: aten.native_batch_norm_backward(
-            gradient, data, scale, mean, variance, kept, deviation, True, EPSILON, [True] * 3
+
+    def backward() -> object:
+        return aten.native_batch_norm_backward(
+            gradient, data, scale, mean, variance, batch_mean, deviation, True, EPSILON, [True] * 3
         )
-    raise NotReachedError(f"torch does not call {name_of(problem)}")
+
+    gradient = data.clone()
+    batch_mean, deviation = mean.clone(), variance.rsqrt()
+    return choose(problem, {
+        "forward_training": forward(trains=True),
+        "forward_inference": forward(trains=False),
+        "backward": backward,
+    })  # fmt: skip
 
 
 def prepare_rnn(problem: Problem) -> Run:
-    """One layer of a long short-term memory, in one direction.
-
-    Raises:
-        NotReachedError: It is another cell, or backward, which torch runs with what forward left.
-    """
+    """Return one layer of a long short-term memory, in one direction."""
     require_plain(problem)
     sizes = named_sizes(problem.shape)
     one_way = "direction:unidirectional_left2right" in problem.auxiliary
     if problem.algorithm != "vanilla_lstm" or not one_way or sizes.get("l", 1) != 1:
         raise NotReachedError("torch gives oneDNN one layer of an LSTM at a time, left to right")
-    if problem.direction not in ("forward_training", "forward_inference", "backward"):
-        raise NotReachedError(f"torch does not call {name_of(problem)}")
     dtype = type_of(require_memory(problem, "src_layer"))
     cell = torch.nn.LSTM(sizes["slc"], sizes["dhc"], dtype=dtype)
     given = torch.randn(sizes["t"], sizes["mb"], sizes["slc"], dtype=dtype)
-    if problem.direction == "forward_inference":
-        return lambda: cell(given)
-    if problem.direction == "forward_training":
-        return torch.enable_grad()(lambda: cell(given))
 
     def forward_and_backward() -> None:
         with torch.enable_grad():
             outputs, _ = cell(given)
             outputs.backward(torch.ones_like(outputs))
 
-    return forward_and_backward
+    return choose(problem, {
+        "forward_inference": lambda: cell(given),
+        "forward_training": torch.enable_grad()(lambda: cell(given)),
+        "backward": forward_and_backward,
+    })  # fmt: skip
 
 
 def prepare_reorder(problem: Problem) -> Run:
-    """A copy into oneDNN's tensors, another type, or another order of dimensions.
-
-    Raises:
-        NotReachedError: Only some other operator makes such a reorder on its way.
-    """
+    """Return a copy into oneDNN's tensors, another type, or another order of dimensions."""
     require_plain(problem)
     source, target = require_memory(problem, "src"), require_memory(problem, "dst")
     (dims,) = listed_sizes(problem.shape)
@@ -312,7 +266,7 @@ OPERATORS: Mapping[str, Callable[[Problem], Run]] = {
 
 
 def prepare(problem: Problem) -> Run:
-    """Build a problem's tensors; what comes back does its work once.
+    """Build a problem's tensors; return what runs it once.
 
     Raises:
         NotReachedError: torch has no call for it; the message says why.
@@ -326,14 +280,14 @@ def prepare(problem: Problem) -> Run:
 
 
 LESS_PRECISE = {"attr-fpmath:bf16": "medium"}
-"""oneDNN's permission to compute float32 in bfloat16, and torch's."""
+"""oneDNN's and torch's names of permission to compute float32 in bfloat16."""
 SCALED = ("attr-scales:src0:0", "attr-oscale:0")
-"""torch's factor on a product; the log does not tell it."""
+"""torch's factor on a product, whose value is not in the log."""
 OTHER_THAN_1 = 0.5
 
 
 def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: bool) -> Run:
-    """The call for a product, plain or added to something."""
+    """Return the call for a product, plain or added to something."""
     is_vector = left.dim() == 2 and right.shape[1] == 1  # of which `mm` makes its transpose
     if not fused and not is_scaled:
         if is_vector:
@@ -351,7 +305,7 @@ def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: b
 
 
 def with_precision(precision: str, run: Run) -> Run:
-    """The same while float32 products may be less precise."""
+    """Return the same run while float32 products may be less precise."""
 
     def run_so() -> None:
         before = torch.get_float32_matmul_precision()
@@ -362,12 +316,6 @@ def with_precision(precision: str, run: Run) -> Run:
             torch.set_float32_matmul_precision(before)
 
     return run_so
-
-
-def make_row_major(rows: int, columns: int, problem: Problem, role: str) -> Tensor:
-    """A weight as torch stores it, whatever the library makes of it."""
-    memory = require_memory(problem, role)
-    return make_tensor((columns, rows), memory).reshape(rows, columns).contiguous()
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {
@@ -389,10 +337,10 @@ BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {"binary_mul": torch.mul
 EPSILON, MOMENTUM = 1e-5, 0.1
 
 
-def calls_of(
+def pooling_calls(
     algorithm: str, sizes: Geometry, source: Tensor, gradient: Tensor
 ) -> dict[str, Callable[[], object]]:
-    """By direction."""
+    """Return pooling by direction."""
     number = len(sizes.input)
     window = (sizes.kernel, sizes.stride, sizes.padding)
     aten = torch.ops.aten
@@ -420,11 +368,11 @@ def calls_of(
 
 
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
-"""What torch raises where it does not like its arguments; the next problem can still be run."""
+"""What torch raises for arguments that it refuses; the next problem can still be run."""
 
 
 def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, Any]:
-    """Run a problem: `{"hot": 20, "cold": 20}` tells how often, `{"why_not": "…"}` why it did not.
+    """Run a problem; return how often, `{"hot": 20, "cold": 20}`, or `{"why_not": "…"}`.
 
     Args:
         question: `problem`, `log`, `repeats` and `cold`, as `TorchWorker.run` sends them.
@@ -447,10 +395,10 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
 
 
 WARM_UP = 2
-"""The first run makes kernels, the second finds memory where the first left it."""
+"""The first run makes kernels, the second reuses the memory of the first."""
 LEAST_RUNS = 3
 SECONDS = 2.0
-"""For a problem's hot runs, and as long for its cold ones; the least number takes what it takes."""
+"""The time of a problem's hot runs, and of its cold ones; `LEAST_RUNS` may take longer."""
 TIMES_THE_CACHES = 2
 WITHOUT_KNOWN_CACHES = 256 << 20
 CPUS = Path("/sys/devices/system/cpu")
@@ -464,7 +412,7 @@ class Runs(NamedTuple):
 
 
 def flusher(cpus: Path = CPUS) -> Callable[[], object]:
-    """A call that drives everything else out of the caches, on all compute threads.
+    """Return a call that drives everything else out of the caches, on all compute threads.
 
     It reads and writes twice as much as all last-level caches hold, or 256 MiB where the kernel
     does not tell their sizes. Each thread streams its part, so that its own caches go too.
@@ -496,7 +444,7 @@ def measure(
 def repeat(
     run: Callable[[], object], *, first: int, repeats: int, before: Callable[[], object] | None
 ) -> int:
-    """Run, marked as steps from `first` on, until there are enough or time is up; how often."""
+    """Run until there are enough or time is up, as steps from `first` on; return how often."""
     end = time.monotonic() + SECONDS
     done = 0
     while done < max(repeats, LEAST_RUNS) and (done < LEAST_RUNS or time.monotonic() < end):

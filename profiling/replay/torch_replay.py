@@ -1,23 +1,18 @@
-"""A log's problems, run again through the oneDNN that torch brings.
+"""A log's problems, run again through the oneDNN of torch, in a worker process.
 
-TODO-DOC The caller's side of the worker: started when needed, started again after it has died.
-
-TODO-DOC What the worker's logs tell: times of all that ran, whatever it was run for.
-
-TODO-DOC Runs problems in a process of its own, a `common.processes.JsonWorker`.
-
-Its specification is a `Share`. Each question is a problem to run; the answer is how often it ran, or
-why it did not. oneDNN's log of it is in the file that the question names.
+The worker (`prepare`, a `common.processes.JsonWorker`) is started when needed, and again after it
+has died, so that a crash costs one problem. oneDNN logs all that runs into the file that a question
+names; the times of whatever ran count for every problem that is the same work (`Observations`).
 """
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from common.errors import InputError
 from common.processes import Answering, JsonWorker, WorkerDiedError, serve
@@ -38,33 +33,24 @@ from profiling.replay.replay import (
     work_of,
 )
 
+MODULE = "profiling.replay.torch_replay"
+
 
 class TorchWorker:
-    """A process that runs problems; leaving the context ends it."""
+    """A process that runs problems, alive until `close`."""
 
     def __init__(self, share: Share) -> None:
-        """`share`: the cores that it computes on."""
+        """`share` has the cores that it computes on."""
         self.share = share
         self.notes: list[str] = []
-        """What it said of its cores when it was last started."""
+        """Its notes on cores and memory when it was last started."""
         self.process: JsonWorker | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def run(self, problem: Problem, log: Path, *, repeats: int, cold: bool) -> dict[str, Any]:
-        """Run a problem: `{"hot": 20, "cold": 20}`, or `{"why_not": "…"}`.
+        """Run a problem; return how often, `{"hot": 20, "cold": 20}`, or `{"why_not": "…"}`.
 
         Raises:
-            WorkerDiedError: It did not survive that; the next call starts another.
+            WorkerDiedError: It died; the next call starts another.
             InputError: No worker can be started.
         """
         process = self.process or self._start()
@@ -108,16 +94,16 @@ def replay_with_torch(
     """Run each problem alone, and take its time from oneDNN's log of that run.
 
     torch's own work around a primitive does not count, nor do reorders that it adds: each line of
-    the log is its own problem, and reorders inside an operator are taken where they come. What
-    comes back with another shape, type or layout than was asked for is not a replay.
+    the log is a problem of its own, also those of reorders inside an operator. What runs with
+    another shape, type or layout than was requested is not a replay.
 
     Args:
-        calls: The problems, with how often they ran; more calls change nothing here.
+        calls: The problems; how often they ran changes nothing here.
         conditions: Threads, and where they run.
         repeats: Runs of each problem, fewer where two seconds do not do, but at least 3.
         cold: Whether to run each as often again with nothing of it in the caches.
-        progress: Told how many problems are done, and of how many.
-        say: Told, in one line each, what could not be as the conditions have it.
+        progress: Called with the number of problems done, and of all.
+        say: Called with a line for each condition that could not be met.
         worker_of: Makes the process that runs them.
 
     Raises:
@@ -128,13 +114,18 @@ def replay_with_torch(
             "problems cannot be run again: torch is not installed in this environment; "
             "give --benchdnn, or --replay with a file made where it is"
         )
+    share = choose_cores(threads=conditions.threads, cpus=conditions.cpus)
+    if conditions.memory_nodes:
+        share = replace(share, nodes=conditions.memory_nodes)
     observed = Observations()
     not_replayed: dict[Problem, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="replay-") as folder,
-        worker_of(core_share(conditions)) as worker,
+        closing(worker_of(share)) as worker,
     ):
-        for done, problem in enumerate(in_order(calls)):
+        # Reorders last: most come back with the operators that make them on their way.
+        ordered = sorted(calls, key=lambda problem: problem.kind == "reorder")
+        for done, problem in enumerate(ordered):
             progress(done, len(calls))
             log = Path(folder, f"{done}.log")
             reason = run_again(problem, worker, observed, log=log, repeats=repeats, cold=cold)
@@ -146,8 +137,27 @@ def replay_with_torch(
     return as_replay(calls, observed, not_replayed, conditions=conditions)
 
 
+@dataclass
+class Observation:
+    """One problem in the worker's log, with the milliseconds of each run."""
+
+    problem: Problem
+    hot_ms: list[float] = field(default_factory=list)
+    cold_ms: list[float] = field(default_factory=list)
+
+    def time(self) -> ReplayTime:
+        """Return the medians."""
+        counts = [len(times) for times in (self.hot_ms, self.cold_ms) if times]
+        return ReplayTime(
+            hot_ms=median(self.hot_ms),
+            cold_ms=median(self.cold_ms) if self.cold_ms else None,
+            runs=min(counts),
+            implementation=self.problem.implementation,
+        )
+
+
 class Observations:
-    """All that was logged so far, by the work that it is."""
+    """All problems in the worker's logs so far, by their work."""
 
     def __init__(self) -> None:
         self.versions: list[str] = []
@@ -155,12 +165,8 @@ class Observations:
         self._by_work: dict[Work, dict[Problem, Observation]] = {}
 
     def read(self, file: Path, *, hot_runs: int) -> list[Problem]:
-        """Take in a log in which each run is a step: first the hot ones, then the cold.
-
-        Returns:
-            The problems of this log.
-        """
-        if not holds_executions(file):
+        """Add a log in which each run is a step, first hot ones, then cold; return its problems."""
+        if b",exec," not in file.read_bytes():  # torch has not called oneDNN at all
             return []
         log = read_logs([file])
         self.versions = self.versions or log.versions
@@ -170,10 +176,10 @@ class Observations:
                 self._take(problems, is_hot=where.step < hot_runs)
         return list(log.calls(lambda where: where.step is not None))
 
-    def time_of(self, asked: Problem) -> ReplayTime | None:
-        """Times of the same work with the same layouts; None where there are none."""
-        for problem, observation in self._by_work.get(work_of(asked), {}).items():
-            if observation.hot_ms and same_layouts(asked, problem):
+    def time_of(self, wanted: Problem) -> ReplayTime | None:
+        """Return times of the same work with the same layouts; None if there are none."""
+        for problem, observation in self._by_work.get(work_of(wanted), {}).items():
+            if observation.hot_ms and same_layouts(wanted, problem):
                 return observation.time()
         return None
 
@@ -191,7 +197,7 @@ def as_replay(
     *,
     conditions: Conditions,
 ) -> Replay:
-    """All times, also of what came back with another problem after its own run had failed."""
+    """Return all times, also of what ran with another problem after its own run had failed."""
     times = {
         problem: time
         for problem in calls
@@ -218,7 +224,7 @@ def run_again(
     repeats: int,
     cold: bool,
 ) -> str:
-    """Run one problem and note what oneDNN logs; why it has no time, or nothing if it has."""
+    """Run one problem and add what oneDNN logs; return why it has no time, empty if it has."""
     if observed.time_of(problem) is not None or not_of_this_cpu(problem):
         return not_of_this_cpu(problem)
     log.touch()
@@ -232,61 +238,19 @@ def run_again(
     return "" if observed.time_of(problem) is not None else why_not(problem, ran)
 
 
-def in_order(calls: Iterable[Problem]) -> list[Problem]:
-    """Reorders last: most come back with the operators that make them on their way."""
-    return sorted(calls, key=lambda problem: problem.kind == "reorder")
-
-
 def not_of_this_cpu(problem: Problem) -> str:
-    """Why torch's oneDNN on a CPU has nothing like it; empty where it may."""
+    """Return why torch's oneDNN on a CPU cannot run it; empty if it can."""
     if problem.component != "primitive":
         return f"it is a {problem.component}'s, not a primitive"
     return "" if problem.engine == "cpu" else f"it ran on {problem.engine}"
 
 
-def core_share(conditions: Conditions) -> Share:
-    """The cores to run on.
-
-    Raises:
-        InputError: There are fewer than threads, or they may not be used.
-    """
-    share = choose_cores(threads=conditions.threads, cpus=conditions.cpus)
-    return replace(share, nodes=conditions.memory_nodes) if conditions.memory_nodes else share
-
-
-MODULE = "profiling.replay.torch_replay"
-
-
-@dataclass
-class Observation:
-    """One problem as the worker's oneDNN logged it: milliseconds of each run."""
-
-    problem: Problem
-    hot_ms: list[float] = field(default_factory=list)
-    cold_ms: list[float] = field(default_factory=list)
-
-    def time(self) -> ReplayTime:
-        """Medians."""
-        counts = [len(times) for times in (self.hot_ms, self.cold_ms) if times]
-        return ReplayTime(
-            hot_ms=median(self.hot_ms),
-            cold_ms=median(self.cold_ms) if self.cold_ms else None,
-            runs=min(counts),
-            implementation=self.problem.implementation,
-        )
-
-
-def holds_executions(file: Path) -> bool:
-    """Whether torch has called oneDNN at all."""
-    return b",exec," in file.read_bytes()
-
-
-def why_not(asked: Problem, ran: Sequence[Problem]) -> str:
-    """Why what ran is not what was asked for, in one line."""
-    alike = [problem for problem in ran if problem.kind == asked.kind]
+def why_not(wanted: Problem, ran: Sequence[Problem]) -> str:
+    """Return in one line why what ran is not what was requested."""
+    alike = [problem for problem in ran if problem.kind == wanted.kind]
     if not alike:
-        return f"torch does not reach oneDNN's {asked.kind} with it"
-    return difference(asked, alike[0])
+        return f"torch does not reach oneDNN's {wanted.kind} with it"
+    return difference(wanted, alike[0])
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:

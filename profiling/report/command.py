@@ -39,8 +39,13 @@ from profiling.report.advice import (
 from profiling.report.material import Material, Traced, load_counters, measured_of, parts_of
 from profiling.report.page import render_page, three
 from profiling.report.sections import all_sections
-from profiling.trace.analysis import BesideLog, analyze, lay_beside
-from profiling.trace.report import costliest_outside_onednn, rows_of
+from profiling.trace.analysis import (
+    BesideLog,
+    analyze,
+    costliest_outside_onednn,
+    lay_beside,
+    rows_of,
+)
 from profiling.trace.trace import read_trace
 
 ABOUT = """\

@@ -41,17 +41,18 @@ from profiling.report.page import (
     sentence,
     three,
 )
-from profiling.trace.analysis import Analysis, fragmentation_verdict, onednn_verdict
-from profiling.trace.charts import draw_operators, draw_split, draw_timeline
-from profiling.trace.report import (
+from profiling.trace.analysis import (
+    Analysis,
     Costly,
     costliest_outside_onednn,
     describe,
+    fragmentation_verdict,
     module_text,
+    onednn_verdict,
     remarks,
     rows_of,
-    times_of,
 )
+from profiling.trace.charts import draw_operators, draw_split, draw_timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -327,8 +328,8 @@ def trace_section(material: Material) -> Section:
     phases = Table(
         "Phases by what runs, ms",
         [text_column("phase"), *(Column(name, three) for name in names)],
-        [(phase, *times_of(analysis, phase)) for phase in analysis.steps.phases],
-        totals=[("all", *times_of(analysis, None))],
+        [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
+        totals=[("all", *analysis.times_ms(None))],
     )
     charts = trace_charts(traced, costly)
     blocks: list[Block] = [text, *charts, phases, operator_table(analysis, costly)]

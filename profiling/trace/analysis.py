@@ -1,24 +1,22 @@
-"""Where the time of steps goes: what an analysis of a trace holds.
+"""Where the time of steps goes: a trace added up by operator, phase, module and category.
 
-TODO-DOC Where the time of steps goes: from a trace to its sums.
-
-TODO-DOC What an analysis comes to, in a sentence or two.
-
-TODO-DOC oneDNN's own time of the same steps, from its log, beside what the trace tells.
+At every moment of a step one operator counts, so that operators and gaps add up to the wall time.
+`lay_beside` takes oneDNN's own time of the same steps from its log. The verdicts are sentences for
+terminal, JSON and page.
 """
 
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from common.console import significant
 from common.errors import InputError
-from profiling.onednn_log.log import OneDnnLog, Where
+from profiling.onednn_log.log import OneDnnLog
 from profiling.trace.operators import (
     CATEGORIES,
     SHORT_NS,
@@ -36,7 +34,7 @@ from profiling.trace.trace import OPTIMIZER_STEP, Stretch, Trace, overlay, stret
 
 
 class Operator(NamedTuple):
-    """What is told apart in the table of operators."""
+    """A row of the table of operators."""
 
     name: str
     phase: str
@@ -47,7 +45,7 @@ class Operator(NamedTuple):
 
 @dataclass(slots=True)
 class Cost:
-    """Of one operator, in all steps together."""
+    """The sums of one operator over all steps."""
 
     calls: int = 0
     """Those that began within the steps."""
@@ -59,11 +57,9 @@ class Cost:
 class Analysis:
     """Sums over all steps that count. Times in ns."""
 
-    file: Path
+    trace: Trace
     steps: Steps
     operators: dict[Operator, Cost]
-    gaps_ns: dict[str, int]
-    """Time in which no operator runs on any training thread, by phase."""
     pieces_ns: dict[Piece, int]
     """Operator time by what kind of span it is in."""
     spans: int
@@ -75,26 +71,19 @@ class Analysis:
     switches: int
     """Changes from a working span to one of another operator."""
     elsewhere_ns: int
-    """Operators on threads that do not train: their own time within the steps."""
+    """Time of operators on threads that do not train, within the steps; those threads overlap."""
     origins: Origins
     """Of each span of the trace."""
-    is_cut_off: bool
-    """Whether the file ended too early."""
-    gpu_events: int
-    """Left out."""
-    operators_in_file: int
-    optimizer_steps: int
-    """That the file marks, within steps or not."""
 
     @property
     def count(self) -> int:
-        """Of steps."""
+        """The number of steps."""
         return len(self.steps.numbers)
 
     @property
     def wall_ns(self) -> int:
-        """Of all steps; equals the operators' own times and the gaps."""
-        return sum(self.steps.durations.values())
+        """The duration of all steps; equals the operators' own times and the gaps."""
+        return self.phase_ns(None)
 
     @property
     def operator_ns(self) -> int:
@@ -102,42 +91,63 @@ class Analysis:
         return sum(cost.own_ns for cost in self.operators.values())
 
     @property
+    def gaps_ns(self) -> dict[str, int]:
+        """Time in which no operator runs on any training thread, by phase."""
+        return {phase: self._gap_ns(phase) for phase in self.steps.phases}
+
+    @property
+    def optimizer_steps(self) -> int:
+        """The number of optimizer steps in the file, within its steps or not."""
+        return sum(one.text.startswith(OPTIMIZER_STEP) for one in self.trace.annotations)
+
+    @property
     def modules_are_known(self) -> bool:
-        """Whether any operator's is."""
+        """Whether any operator's module is known."""
         return len(self.origins.module_names) > 1
 
     @property
     def categories(self) -> list[Category]:
-        """Those that occur; communication only where there is some."""
-        found = {one.category for one in self.operators} | {Category.ONEDNN, Category.OTHER}
-        return [one for one in CATEGORIES if one in found]
+        """Those that occur; oneDNN and other operators always."""
+        used = {one.category for one in self.operators} | {Category.ONEDNN, Category.OTHER}
+        return [one for one in CATEGORIES if one in used]
 
     def category_ns(self, category: Category, phase: str | None = None) -> int:
-        """Own time of a category, of one phase or all."""
+        """Return own time of a category, in one phase or all."""
         return sum(
             cost.own_ns
             for one, cost in self.operators.items()
             if one.category == category and phase in (None, one.phase)
         )
 
-    def phase_ns(self, phase: str) -> int:
-        """Wall time of a phase."""
-        return sum(cell.end - cell.start for cell in self.steps.cells if cell.phase == phase)
+    def phase_ns(self, phase: str | None) -> int:
+        """Return the wall time of a phase, or of all."""
+        return sum(cell.end - cell.start for cell in self.steps.cells
+                   if phase in (None, cell.phase))  # fmt: skip
+
+    def times_ms(self, phase: str | None) -> list[float]:
+        """Return wall time, each category and gaps of a phase or of all. [ms a step]"""
+        parts = [self.category_ns(one, phase) for one in self.categories]
+        times = (self.phase_ns(phase), *parts, self._gap_ns(phase))
+        return [time / 1e6 / self.count for time in times]
+
+    def _gap_ns(self, phase: str | None) -> int:
+        inside = (cost.own_ns for one, cost in self.operators.items() if phase in (None, one.phase))
+        return self.phase_ns(phase) - sum(inside)
 
 
 def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
-    """Sum up the steps of a trace.
+    """Add up the steps of a trace.
 
     At every moment of a step one operator counts: the innermost on the main thread; where that
     runs none, the innermost on another thread that trains; where those run none, it is a gap. So
     operators and gaps add up to the wall time of the steps.
 
     Args:
-        trace: As it was read.
-        chosen: Numbers of steps; all that are marked where it is None.
+        trace: The trace.
+        chosen: Numbers of steps; None: all that are marked.
 
     Raises:
-        InputError: A step that was chosen is not there.
+        InputError: The trace has no step of such a number.
     """
     steps = find_steps(trace, chosen)
     spans, by_thread = trace.operators, trace.by_thread
@@ -149,32 +159,27 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
     working = sorted((one for one in works if begun[one] >= 0), key=spans.start.__getitem__)
     durations = [spans.end[one] - spans.start[one] for one in working]
     return Analysis(
-        file=trace.file,
+        trace=trace,
         steps=steps,
         operators=operators,
-        gaps_ns=gaps(steps, operators),
         pieces_ns=pieces_ns,
         spans=sum(one >= 0 for one in begun),
         working=working,
         median_working_ns=median(durations) if durations else 0.0,
-        switches=changes([spans.name[one] for one in working]),
+        switches=sum(spans.name[one] != spans.name[other] for one, other in pairwise(working)),
         elsewhere_ns=time_elsewhere(trace, steps),
         origins=origins,
-        is_cut_off=trace.is_cut_off,
-        gpu_events=trace.gpu_events,
-        operators_in_file=len(spans),
-        optimizer_steps=sum(one.text.startswith(OPTIMIZER_STEP) for one in trace.annotations),
     )
 
 
 def training_timeline(trace: Trace, threads: Sequence[int]) -> Iterator[Stretch]:
-    """Which operator counts when: the first thread's, then those of the others."""
+    """Return which operator counts when: the first thread's, then those of the others."""
     operators = trace.operators
     return reduce(overlay, (stretches(operators, trace.by_thread.get(one, ())) for one in threads))
 
 
 def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tuple[Stretch, int]]:
-    """What of the stretches lies in the cells, each with its cell's place; both by time."""
+    """Yield what of the stretches lies in the cells, with the cell's place; both are by time."""
     place = 0
     for start, end, span in timeline:
         while place < len(cells) and cells[place].end <= start:
@@ -187,8 +192,8 @@ def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tupl
 
 
 def cells_of_begins(trace: Trace, steps: Steps) -> "array[int]":
-    """For each span of a training thread the cell that it began in; -1 where in none."""
-    found = array("l", [-1]) * len(trace.operators)
+    """Return the cell that each span of a training thread began in; -1 for none."""
+    begun = array("l", [-1]) * len(trace.operators)
     cells = steps.cells
     for thread in steps.training_threads:
         place = 0
@@ -197,27 +202,27 @@ def cells_of_begins(trace: Trace, steps: Steps) -> "array[int]":
             while place < len(cells) and cells[place].end <= start:
                 place += 1
             if place < len(cells) and cells[place].start <= start:
-                found[span] = place
-    return found
+                begun[span] = place
+    return begun
 
 
 def add_up(
     trace: Trace, steps: Steps, origins: Origins, *, begun: Sequence[int], pieces: bytes
 ) -> tuple[dict[Operator, Cost], dict[Piece, int]]:
-    """Own times and calls by operator, and operator times by the length of their pieces."""
+    """Return own times and calls by operator, and operator time by kind of piece."""
     name, module, category = trace.operators.name, origins.module, origins.category
     phases = [steps.phases.index(cell.phase) for cell in steps.cells]
-    found: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
+    costs: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
     pieces_ns = dict.fromkeys(Piece, 0)
     timeline = training_timeline(trace, steps.training_threads)
     for (start, end, span), place in clipped(timeline, steps.cells):
-        found[name[span], phases[place], module[span], category[span]].own_ns += end - start
+        costs[name[span], phases[place], module[span], category[span]].own_ns += end - start
         piece = Piece(pieces[span])
         is_long = piece == Piece.CALLING and end - start >= SHORT_NS
         pieces_ns[Piece.LONG if is_long else piece] += end - start
     for span, place in enumerate(begun):
         if place >= 0:
-            found[name[span], phases[place], module[span], category[span]].calls += 1
+            costs[name[span], phases[place], module[span], category[span]].calls += 1
     operators = {
         Operator(
             trace.operators.names[of_name],
@@ -225,23 +230,13 @@ def add_up(
             origins.module_names[of_module],
             CATEGORIES[of_category],
         ): cost
-        for (of_name, phase, of_module, of_category), cost in found.items()
+        for (of_name, phase, of_module, of_category), cost in costs.items()
     }
     return operators, pieces_ns
 
 
-def gaps(steps: Steps, operators: dict[Operator, Cost]) -> dict[str, int]:
-    """Time of each phase in which no operator runs."""
-    found = Counter(dict.fromkeys(steps.phases, 0))
-    for cell in steps.cells:
-        found[cell.phase] += cell.end - cell.start
-    for one, cost in operators.items():
-        found[one.phase] -= cost.own_ns
-    return dict(found)
-
-
 def time_elsewhere(trace: Trace, steps: Steps) -> int:
-    """Within the steps, of operators on threads that do not train; those threads overlap."""
+    """Return the time of operators on threads that do not train, see `Analysis.elsewhere_ns`."""
     return sum(
         piece.end - piece.start
         for thread, ordered in trace.by_thread.items()
@@ -250,28 +245,104 @@ def time_elsewhere(trace: Trace, steps: Steps) -> int:
     )
 
 
-def changes(names: Iterable[int]) -> int:
-    """How often one name follows another."""
-    return sum(one != other for one, other in pairwise(names))
+@dataclass(frozen=True)
+class Row:
+    """A row of operators.csv: means over the steps."""
+
+    operator: str
+    phase: str
+    module: str
+    calls: float
+    self_ms: float
+    share: float
+    """Of the wall time of a step; 0 to 1."""
+    category: str
+
+
+@dataclass(frozen=True)
+class Costly:
+    """An operator in a phase, over all modules that call it."""
+
+    operator: str
+    phase: str
+    category: str
+    calls: float
+    self_ms: float
+    share: float
+    modules: tuple[tuple[str, float], ...]
+    """Names and their shares of the time, the costliest first; an empty name: not known."""
+
+
+def rows_of(analysis: Analysis) -> list[Row]:
+    """Return all operators, the costliest first."""
+    rows = [
+        Row(
+            operator=one.name,
+            phase=one.phase,
+            module=one.module,
+            calls=cost.calls / analysis.count,
+            self_ms=cost.own_ns / 1e6 / analysis.count,
+            share=cost.own_ns / analysis.wall_ns,
+            category=one.category.value,
+        )
+        for one, cost in analysis.operators.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))
+
+
+def costliest_outside_onednn(rows: list[Row]) -> list[Costly]:
+    """Return operators by phase, over all modules, the costliest first."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.category != Category.ONEDNN.value:
+            groups.setdefault((row.operator, row.phase, row.category), []).append(row)
+    costly = [
+        Costly(
+            *key,
+            calls=sum(row.calls for row in group),
+            self_ms=sum(row.self_ms for row in group),
+            share=sum(row.share for row in group),
+            modules=modules_of(group),
+        )
+        for key, group in groups.items()
+    ]
+    return sorted(costly, key=lambda one: (-one.self_ms, one.operator))
+
+
+def modules_of(group: list[Row]) -> tuple[tuple[str, float], ...]:
+    """Return the modules of an operator and their shares of its time."""
+    times: defaultdict[str, float] = defaultdict(float)
+    for row in group:
+        times[row.module] += row.self_ms
+    total = sum(times.values())
+    ordered = sorted(times.items(), key=lambda item: -item[1])
+    return tuple((name, time / total if total else 0.0) for name, time in ordered)
+
+
+def module_text(one: Costly) -> str:
+    """Return the costliest module, its share if there are others, and how many those are."""
+    (name, share), *others = one.modules
+    name = name or "outside modules"
+    return f"{name}, {share:.0%}, +{len(others)}" if others else name
 
 
 DEGREES = ((0.25, "fragmented"), (0.10, "a little fragmented"), (0.0, "hardly fragmented"))
-"""From which share of operator time in short pieces on we say so."""
+"""The least share of operator time in short pieces, and what it is called."""
 
 
 def short_share(analysis: Analysis) -> float:
-    """Of operator time, what is in pieces shorter than 0.1 ms."""
+    """Return the share of operator time in pieces shorter than 0.1 ms."""
     short = analysis.pieces_ns[Piece.SHORT] + analysis.pieces_ns[Piece.CALLING]
     return short / analysis.operator_ns if analysis.operator_ns else 0.0
 
 
 def gap_share(analysis: Analysis) -> float:
-    """Of wall time, what is in gaps."""
+    """Return the share of wall time in gaps."""
     return sum(analysis.gaps_ns.values()) / analysis.wall_ns
 
 
 def fragmentation_verdict(analysis: Analysis) -> str:
-    """Whether operators should be merged."""
+    """Return whether operators should be merged, in a sentence."""
     share = short_share(analysis)
     degree = next(name for least, name in DEGREES if share >= least)
     text = f"{degree}: {share:.1%} of operator time is in pieces shorter than 0.1 ms"
@@ -279,9 +350,9 @@ def fragmentation_verdict(analysis: Analysis) -> str:
 
 
 def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
-    """How much is oneDNN's: as far as the trace can tell, and by its log if there is one.
+    """Return oneDNN's share, by the trace and by its log if there is one, in a sentence.
 
-    `log_ms`: oneDNN's own time of a step.
+    `log_ms` is oneDNN's own time of a step.
     """
     wall = analysis.wall_ns
     certain = analysis.category_ns(Category.ONEDNN) / wall
@@ -293,27 +364,75 @@ def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
     return f"{text}; {unknown}" if products else text
 
 
+def describe(analysis: Analysis) -> list[str]:
+    """Return what was read, and which steps count."""
+    trace = analysis.trace
+    lines = [f"{trace.file}: {len(trace.operators):,} calls of operators"]
+    seconds = [time / 1e9 for time in analysis.steps.durations.values()]
+    if not analysis.steps.are_marked:
+        trained = (
+            f", {analysis.optimizer_steps} optimizer steps" if analysis.optimizer_steps else ""
+        )
+        return [
+            *lines,
+            f"no steps are marked: the whole trace, {significant(seconds[0])} s{trained}",
+        ]
+    numbers = ", ".join(map(str, analysis.steps.numbers))
+    if len(seconds) == 1:
+        return [*lines, f"step {numbers}: {significant(seconds[0])} s"]
+    mean = sum(seconds) / len(seconds)
+    bounds = f"{significant(min(seconds))} to {significant(max(seconds))}"
+    spread = f"{significant(mean)} s on average, {bounds}"
+    return [*lines, f"steps {numbers}: {spread}; all below is of an average step"]
+
+
+def remarks(analysis: Analysis) -> list[str]:
+    """Return what a reader should know of this trace."""
+    lines = []
+    if analysis.trace.is_cut_off:
+        lines.append("the file ends in the middle (was its writer killed?); this is what it holds")
+    if not analysis.steps.phases_are_marked:
+        lines.append(
+            "no phases are marked: forward is all but backward, optimizer and data, loss included"
+        )
+    if not analysis.modules_are_known:
+        lines.append("no modules are told; profile with_stack=True for them")
+    if analysis.elsewhere_ns:
+        time = milliseconds(analysis.elsewhere_ns / 1e6 / analysis.count)
+        lines.append(f"other threads run operators for {time} ms meanwhile; they are left out")
+    if analysis.trace.gpu_events:
+        lines.append(f"{analysis.trace.gpu_events:,} events of a GPU are left out")
+    return lines
+
+
+def milliseconds(value: float) -> str:
+    """Return a time with as many decimals as one reads."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
+
+
 @dataclass
 class BesideLog:
-    """Means over the steps that count. [ms]"""
+    """oneDNN's own time by its log: means over the steps that count. [ms]"""
 
     log_ms: dict[str, float]
-    """oneDNN's own time, by phase of the trace."""
+    """By phase of the trace."""
     other_ms: float
-    """In phases that the trace does not have."""
+    """In phases that the trace does not have, and in none."""
     kinds_ms: dict[str, float]
-    """The same by what it did: `convolution backward_data`; the costliest first."""
+    """By kind of primitive and direction, `convolution backward_data`; the costliest first."""
     has_steps: bool
-    """Whether the log tells steps apart; else it was taken as a whole."""
+    """Whether the log marks steps; else it was taken as a whole."""
 
     @property
     def total_ms(self) -> float:
-        """Of a step."""
+        """The time of a step."""
         return sum(self.log_ms.values()) + self.other_ms
 
 
 def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
-    """Take from a log what belongs to the steps of a trace.
+    """Return what of a log belongs to the steps of a trace.
 
     Steps are matched by number, phases by name. A log without marks is taken as a whole, beside a
     trace that is.
@@ -331,50 +450,37 @@ def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
             raise InputError(f"--onednn-log: {name} {what_it_has(log.steps, missing)}")
     elif log.steps:
         raise InputError(f"--onednn-log: {name} marks steps, the trace does not; they cannot match")
-    places = [where for where in log.executions if where.step in numbers]
+    log_ms = dict.fromkeys(analysis.steps.phases, 0.0)
+    kinds_ms: defaultdict[str, float] = defaultdict(float)
+    other_ms, count = 0.0, len(numbers)
+    for where, executions in log.executions.items():
+        if where.step not in numbers:
+            continue
+        total_ms = sum(calls.total_ms for calls in executions.values())
+        if where.phase in log_ms:
+            log_ms[where.phase] += total_ms / count
+        else:
+            other_ms += total_ms
+        for problem, calls in executions.items():
+            direction = "" if problem.direction == "undef" else f" {problem.direction}"
+            kinds_ms[f"{problem.kind}{direction}"] += calls.total_ms / count
     return BesideLog(
-        log_ms=by_phase(log, places, analysis),
-        other_ms=other_phases(log, places, analysis),
-        kinds_ms=by_kind(log, places, steps=len(numbers)),
+        log_ms=log_ms,
+        other_ms=other_ms / count,
+        kinds_ms=dict(sorted(kinds_ms.items(), key=lambda item: -item[1])),
         has_steps=bool(log.steps),
     )
 
 
 def what_it_has(have: Sequence[int], missing: Sequence[int | None]) -> str:
-    """Why steps cannot be matched, and what to do."""
+    """Return why steps cannot be matched, and what to do."""
     if not have:
         return "marks no steps; train with profile.onednn.steps and profile.trace.steps alike"
     some = ", ".join(map(str, missing))
     return f"has steps {', '.join(map(str, have))}, and not {some}; choose with --step"
 
 
-def by_phase(log: OneDnnLog, places: Sequence[Where], analysis: Analysis) -> dict[str, float]:
-    """Of each phase of the trace, if the log names it."""
-    found = dict.fromkeys(analysis.steps.phases, 0.0)
-    for where in places:
-        if where.phase in found:
-            found[where.phase] += time_of(log, where) / analysis.count
-    return found
-
-
-def other_phases(log: OneDnnLog, places: Sequence[Where], analysis: Analysis) -> float:
-    """Of phases that the trace does not have, and of none."""
-    return (
-        sum(time_of(log, where) for where in places if where.phase not in analysis.steps.phases)
-        / analysis.count
-    )
-
-
-def by_kind(log: OneDnnLog, places: Sequence[Where], *, steps: int) -> dict[str, float]:
-    """By kind of primitive and direction."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for where in places:
-        for problem, calls in log.executions[where].items():
-            direction = "" if problem.direction == "undef" else f" {problem.direction}"
-            found[f"{problem.kind}{direction}"] += calls.total_ms / steps
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def time_of(log: OneDnnLog, where: Where) -> float:
-    """All executions at a place. [ms]"""
-    return sum(calls.total_ms for calls in log.executions[where].values())
+def verdicts(analysis: Analysis, beside: BesideLog | None) -> list[str]:
+    """Return what the analysis comes to."""
+    log_ms = beside.total_ms if beside else None
+    return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]

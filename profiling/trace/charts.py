@@ -1,35 +1,124 @@
-"""The chart of one step in time: what runs when, and a closer look where it changes most.
+"""Charts of a trace: phases by what they are spent in, costly operators, and one step in time.
 
-TODO-DOC The closer look of a timeline: calls within calls, where most spans begin.
-
-TODO-DOC The chart of the operators that cost most outside oneDNN.
-
-TODO-DOC The chart of a step's time: phases, and what each is spent in.
-
-TODO-DOC Colours of the pictures of a trace.
+The timeline shows the step of median duration: phases, a lane for each thread, how often operators
+change, and a closer look, calls within calls, where most spans begin.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from common.charts import new_figure
+from common.charts import (
+    BLUE,
+    DARK,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    Bar,
+    Piece,
+    colour_legend,
+    horizontal_bars,
+    new_figure,
+    shortened,
+)
 from common.console import significant
-from profiling.trace.analysis import Analysis, clipped
+from profiling.trace.analysis import Analysis, Costly, clipped, module_text
 from profiling.trace.operators import CATEGORIES, EVALUATE, UNMARKED, Category, Cell
-from profiling.trace.report import Costly, module_text, times_of
 from profiling.trace.trace import Trace, stretches
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    Category.ONEDNN: BLUE,
+    Category.OURS: GREEN,
+    Category.PRODUCTS: PURPLE,
+    Category.COMMUNICATION: RED,
+    Category.OTHER: ORANGE,
+}
+GAPS = "#dee2e6"
+PHASES = ("#343a40", GREY)
+"""Neighbours differ."""
+
+
+def colours_of(analysis: Analysis) -> Mapping[str, str]:
+    """Return the colours of what occurs, by name."""
+    used = {one.value: COLOURS[one] for one in analysis.categories}
+    return {**used, "gaps: no operator runs": GAPS}
+
+
+SMALLEST_LABELLED = 0.045
+"""Share of the longest bar from which a piece has its milliseconds in it."""
+
+
+def draw_split(analysis: Analysis, *, title: str) -> "Figure":
+    """Draw a bar for each phase, in pieces by category; lengths are milliseconds a step."""
+    phases = analysis.steps.phases
+    times = [analysis.times_ms(phase) for phase in phases]
+    longest = max(wall for wall, *_ in times)
+    whole = sum(wall for wall, *_ in times)
+    colours = colours_of(analysis)
+
+    def piece(part: float, colour: str) -> Piece:
+        return Piece(part, colour, f"{part:,.0f}" if part >= SMALLEST_LABELLED * longest else "")
+
+    bars = [
+        Bar(
+            phase,
+            [piece(*one) for one in zip(parts, colours.values(), strict=True)],
+            note=f"{significant(wall)} ms, {wall / whole:.1%}",
+        )
+        for phase, (wall, *parts) in zip(phases, times, strict=True)
+    ]
+    figure = new_figure(height=1.9 + 0.55 * len(phases))
+    axes = figure.subplots()
+    horizontal_bars(axes, bars)
+    axes.set_xlabel(f"milliseconds {'a step' if analysis.steps.are_marked else 'in all'}")
+    colour_legend(figure, colours, columns=len(colours), loc="outside lower center", frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
+LONGEST_NAME = 52
+
+
+def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: bool) -> "Figure":
+    """Draw a bar for each operator and phase, with its calls and the module that costs most."""
+    bars = []
+    for one in costly:
+        module = f", {module_text(one)}" if modules_are_known else ""
+        calls = f"{significant(one.calls)} calls"
+        bars.append(
+            Bar(
+                f"{shortened(one.operator, LONGEST_NAME)}  [{one.phase}]",
+                [Piece(one.self_ms, COLOURS[Category(one.category)])],
+                note=f"{significant(one.self_ms)} ms, {one.share:.1%}, {calls}{module}",
+            )
+        )
+    figure = new_figure(width=12, height=1.7 + 0.36 * max(1, len(costly)))
+    axes = figure.subplots()
+    horizontal_bars(axes, bars, room=2.0, fontsize=8, name_size=9)
+    axes.set_xlabel(
+        "milliseconds of self time; share of the wall time"
+        + (", the costliest module with its part, + how many others" if modules_are_known else "")
+    )
+    if costly:
+        colours = {one.category: COLOURS[Category(one.category)] for one in costly}
+        colour_legend(axes, colours, loc="lower right", frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
 SLIVERS = 1000
-"""Of the step; each about as wide as a dot of the picture."""
+"""Parts of a step in its lane; each about as wide as a dot of the chart."""
 
 
-def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> Figure:
-    """The step of median duration: phases, a lane for each thread, changes, and a closer look."""
+def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> "Figure":
+    """Draw the step of median duration: phases, lanes of threads, changes, and a closer look."""
     cells = median_step(analysis)
     window = Window(cells[0].start, cells[-1].end)
     threads = analysis.steps.training_threads
@@ -57,13 +146,14 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> Figure:
     for one in axes[1:-2]:
         mark_closer(one, closer, window)
     draw_closer(axes[-1], trace, analysis, closer, window)
-    add_legend(figure, analysis)
+    colours = colours_of(analysis)
+    colour_legend(figure, colours, columns=len(colours), loc="outside lower center", frameon=False)
     figure.suptitle(title)
     return figure
 
 
 def median_step(analysis: Analysis) -> list[Cell]:
-    """The cells of the step of median duration."""
+    """Return the cells of the step of median duration."""
     durations = sorted(analysis.steps.durations.items(), key=lambda item: item[1])
     number = durations[(len(durations) - 1) // 2][0]
     return [cell for cell in analysis.steps.cells if cell.step == number]
@@ -76,8 +166,8 @@ class Window(NamedTuple):
     end: int
 
 
-def draw_phases(axes: Axes, cells: Sequence[Cell], window: Window) -> None:
-    """A strip with the names of phases."""
+def draw_phases(axes: "Axes", cells: Sequence[Cell], window: Window) -> None:
+    """Draw a strip with the names of phases."""
     whole = window.end - window.start
     marked = (cell for cell in cells if cell.phase != UNMARKED)
     for place, cell in enumerate(marked):
@@ -92,9 +182,9 @@ def draw_phases(axes: Axes, cells: Sequence[Cell], window: Window) -> None:
 
 
 def draw_lane(
-    axes: Axes, trace: Trace, analysis: Analysis, cells: Sequence[Cell], *, thread: int
+    axes: "Axes", trace: Trace, analysis: Analysis, cells: Sequence[Cell], *, thread: int
 ) -> None:
-    """Cut the step into slivers; the height of a colour is its share of the sliver."""
+    """Draw a thread's step in slivers; the height of a colour is its share of the sliver."""
     start, end = cells[0].start, cells[-1].end
     edges = np.linspace(0, end - start, SLIVERS + 1)
     shares = np.zeros((len(CATEGORIES), SLIVERS))
@@ -120,35 +210,27 @@ def draw_lane(
     axes.set_yticks([])
 
 
-def draw_density(axes: Axes, starts: Sequence[int], window: Window) -> None:
-    """How many working spans begin in each millisecond."""
+def draw_density(axes: "Axes", starts: Sequence[int], window: Window) -> None:
+    """Draw how many working spans begin in each millisecond."""
     whole = (window.end - window.start) / 1e6
     counts, edges = np.histogram(
         [(start - window.start) / 1e6 for start in starts], bins=250, range=(0, whole)
     )
-    axes.stairs(counts / (edges[1] - edges[0]), edges, fill=True, color="#495057")
+    axes.stairs(counts / (edges[1] - edges[0]), edges, fill=True, color=DARK)
     axes.set_ylabel("working\nspans\na ms")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def mark_closer(axes: Axes, closer: Window, window: Window) -> None:
-    """Where in the step the closer look is."""
+def mark_closer(axes: "Axes", closer: Window, window: Window) -> None:
+    """Frame the closer look's part of the step."""
     left, right = ((edge - window.start) / 1e6 for edge in closer)
     axes.axvspan(left, right, facecolor="none", edgecolor="black", linewidth=1.5, clip_on=False)
 
 
-def add_legend(figure: Figure, analysis: Analysis) -> None:
-    """Colours of what is there."""
-    names = [one.value for one in analysis.categories] + ["gaps: no operator runs"]
-    colours = [COLOURS[one] for one in analysis.categories] + [GAPS]
-    handles = [Patch(color=colour) for colour in colours]
-    figure.legend(handles, names, loc="outside lower center", ncol=len(names), frameon=False)
-
-
 CLOSER = 300
-"""The closer look shows so small a part of the step."""
+"""The closer look shows this part of the step, 1 / 300, or less."""
 MOST_SPANS = 60
-"""That the closer look has; if there are more, it is closer still."""
+"""Spans in the closer look; if there are more, it is closer still."""
 DEEPEST = 9
 """Levels of calls that the closer look shows."""
 LABELLED = 0.006, 0.04
@@ -156,12 +238,12 @@ LABELLED = 0.006, 0.04
 SEPARATED = 0.003
 """Share of its width from which a span is set off from its neighbours."""
 LETTERS = 150
-"""Of a name that spans the whole width."""
+"""Letters of a name that spans the whole width."""
 UPRIGHT_LETTERS = 12
 
 
 def busiest(starts: Sequence[int], window: Window) -> Window:
-    """The part of a step in which most working spans begin, short enough to see each."""
+    """Return the part of a step in which most working spans begin, short enough to see each."""
     length = max(1, (window.end - window.start) // CLOSER)
     begin, count = densest(starts, length)
     while count > MOST_SPANS and length > 2:
@@ -172,7 +254,7 @@ def busiest(starts: Sequence[int], window: Window) -> Window:
 
 
 def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
-    """Where most of the starts fit into a length, and how many those are."""
+    """Return where most of the starts fit into a length, and how many those are."""
     best, most, first = 0, 0, 0
     for place, start in enumerate(starts):
         while starts[first] <= start - length:
@@ -183,9 +265,9 @@ def densest(starts: Sequence[int], length: int) -> tuple[int, int]:
 
 
 def draw_closer(
-    axes: Axes, trace: Trace, analysis: Analysis, closer: Window, window: Window
+    axes: "Axes", trace: Trace, analysis: Analysis, closer: Window, window: Window
 ) -> None:
-    """Spans of the main thread one below the other, as they call each other."""
+    """Draw spans of the main thread one below the other, as they call each other."""
     spans, origins = trace.operators, analysis.origins
     depth: dict[int, int] = {}
     whole = closer.end - closer.start
@@ -213,8 +295,8 @@ def draw_closer(
     axes.set_xlabel(f"milliseconds; the {whole / 1e6:.3g} ms framed above, where most spans begin")
 
 
-def label(axes: Axes, name: str, *, left: float, depth: int, width: float, share: float) -> None:
-    """As much of a span's name as fits in it: lying, upright, or nothing."""
+def label(axes: "Axes", name: str, *, left: float, depth: int, width: float, share: float) -> None:
+    """Write as much of a span's name as fits in it: lying, upright, or nothing."""
     upright, lying = LABELLED
     if share >= lying:
         axes.text(left, depth, f" {name[: int(LETTERS * share)]}", va="center", fontsize=7,
@@ -222,93 +304,3 @@ def label(axes: Axes, name: str, *, left: float, depth: int, width: float, share
     elif share >= upright:
         axes.text(left + width / 2, depth, name[:UPRIGHT_LETTERS], rotation=90, ha="center",
                   va="center", fontsize=6, color="white", clip_on=True)  # fmt: skip
-
-
-LONGEST_NAME = 52
-
-
-def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: bool) -> Figure:
-    """A bar for each operator and phase, with its calls and the module that costs most."""
-    figure = new_figure(width=12, height=1.7 + 0.36 * max(1, len(costly)))
-    axes = figure.subplots()
-    for place, one in enumerate(costly):
-        axes.barh(place, one.self_ms, color=COLOURS[Category(one.category)], height=0.7)
-        module = f", {module_text(one)}" if modules_are_known else ""
-        calls = f"{significant(one.calls)} calls"
-        text = f"  {significant(one.self_ms)} ms, {one.share:.1%}, {calls}{module}"
-        axes.text(one.self_ms, place, text, va="center", fontsize=8)
-    names = [f"{shortened(one.operator)}  [{one.phase}]" for one in costly]
-    axes.set_yticks(range(len(costly)), names, fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 2.0 * max((one.self_ms for one in costly), default=1.0))
-    axes.set_xlabel(
-        "milliseconds of self time; share of the wall time"
-        + (", the costliest module with its part, + how many others" if modules_are_known else "")
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    for category in dict.fromkeys(Category(one.category) for one in costly):
-        axes.bar(0, 0, color=COLOURS[category], label=category.value)
-    if costly:
-        axes.legend(loc="lower right", frameon=False)
-    figure.suptitle(title)
-    return figure
-
-
-def shortened(name: str) -> str:
-    """What fits beside a bar."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-
-
-SMALLEST_LABELLED = 0.045
-"""Share of the longest bar from which a piece has its milliseconds in it."""
-
-
-def draw_split(analysis: Analysis, *, title: str) -> Figure:
-    """A bar for each phase, in pieces by category; lengths are milliseconds a step."""
-    phases = analysis.steps.phases
-    times = [times_of(analysis, phase) for phase in phases]
-    longest = max(wall for wall, *_ in times)
-    figure = new_figure(height=1.9 + 0.55 * len(phases))
-    axes = figure.subplots()
-    names = [one.value for one in analysis.categories] + ["gaps: no operator runs"]
-    colours = [COLOURS[one] for one in analysis.categories] + [GAPS]
-    for place, (wall, *parts) in enumerate(times):
-        draw_bar(axes, place, parts, colours, longest=longest)
-        share = wall / sum(of_phase for of_phase, *_ in times)
-        axes.text(wall, place, f"  {significant(wall)} ms, {share:.1%}", va="center", fontsize=9)
-    axes.set_yticks(range(len(phases)), phases)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * longest)
-    axes.set_xlabel(f"milliseconds {'a step' if analysis.steps.are_marked else 'in all'}")
-    axes.spines[["top", "right"]].set_visible(False)
-    for name, colour in zip(names, colours, strict=True):
-        axes.bar(0, 0, color=colour, label=name)
-    figure.legend(loc="outside lower center", ncol=len(names), frameon=False)
-    figure.suptitle(title)
-    return figure
-
-
-def draw_bar(
-    axes: Axes, place: int, parts: list[float], colours: list[str], *, longest: float
-) -> None:
-    """The pieces of one phase, one after the other."""
-    start = 0.0
-    for part, colour in zip(parts, colours, strict=True):
-        axes.barh(place, part, left=start, color=colour, height=0.7)
-        if part >= SMALLEST_LABELLED * longest:
-            ink = "black" if colour == GAPS else "white"
-            axes.text(start + part / 2, place, f"{part:,.0f}", ha="center", va="center",
-                      color=ink, fontsize=9)  # fmt: skip
-        start += part
-
-
-COLOURS = {
-    Category.ONEDNN: "#3c8ddc",
-    Category.OURS: "#2f9e44",
-    Category.PRODUCTS: "#9c36b5",
-    Category.COMMUNICATION: "#e6194b",
-    Category.OTHER: "#f08c00",
-}
-GAPS = "#dee2e6"
-PHASES = ("#343a40", "#868e96")
-"""Neighbours differ."""

@@ -1,47 +1,46 @@
-"""`python -m profiling trace`: its command line, and from a trace to files.
-
-TODO-DOC What an analysis of a trace leaves: JSON, a table, pictures.
-"""
+"""`python -m profiling trace`: read a trace, print tables, write JSON, CSV and charts."""
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from common.charts import chart_files, save_chart
 from common.cli import add_json_option, positive
 from common.console import make_console, progress_in_bytes, say
-from common.errors import FINISHED
-from common.files import as_csv, require_free_json, require_free_outputs, write_whole
+from common.errors import FINISHED, printable
+from common.files import require_free_json, require_free_outputs, write_whole
+from common.tables import Column, Table, text_column
 from profiling.onednn_log.log import read_with_progress
 from profiling.trace.analysis import (
     Analysis,
     BesideLog,
-    analyze,
-    fragmentation_verdict,
-    gap_share,
-    lay_beside,
-    onednn_verdict,
-    short_share,
-)
-from profiling.trace.operators import Piece
-from profiling.trace.report import (
     Costly,
     Row,
+    analyze,
     costliest_outside_onednn,
-    print_analysis,
-    print_beside_log,
-    print_verdict,
+    describe,
+    gap_share,
+    lay_beside,
+    milliseconds,
+    module_text,
+    remarks,
     rows_of,
-    times_of,
+    short_share,
+    verdicts,
 )
-from profiling.trace.trace import BytesMoved, Trace, bytes_json, print_bytes_moved, read_trace
+from profiling.trace.charts import draw_operators, draw_split, draw_timeline, median_step
+from profiling.trace.operators import Category, Piece
+from profiling.trace.trace import BytesMoved, Trace, read_trace
 
 MANY = 200_000
 """Calls that take seconds to add up."""
+TABLE = "operators.csv"
+CHARTS = ("split", "timeline", "operators")
 
 ABOUT = """\
 Say where a training step goes, from a trace of torch.profiler: oneDNN against everything else,
@@ -78,7 +77,7 @@ examples:
 
 
 def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `trace` to the commands of a command line."""
+    """Add `trace` to a command line."""
     parser = commands.add_parser(
         "trace",
         description=ABOUT,
@@ -115,7 +114,7 @@ def trace_command(
     overwrite: bool,
     json_file: Path | None,
 ) -> int:
-    """Read, print, write; returns the exit code.
+    """Read, print, write; return the exit code.
 
     Raises:
         InputError: The trace or the log cannot be read, they do not fit, or a file is in the way.
@@ -123,7 +122,7 @@ def trace_command(
     console = make_console()
     require_free_json(json_file)
     if out is not None:
-        require_free_outputs(output_files(out), overwrite=overwrite)
+        require_free_outputs([out / TABLE, *chart_files(out, *CHARTS)], overwrite=overwrite)
     trace = read_shown(file, console)
     if len(trace.operators) > MANY:
         say(console, f"adding up {len(trace.operators):,} calls of operators")
@@ -137,18 +136,20 @@ def trace_command(
         print_bytes_moved(console, trace.bytes_moved, top=top)
     if beside:
         print_beside_log(console, analysis, beside)
-    print_verdict(console, analysis, beside)
+    for verdict in verdicts(analysis, beside):
+        say(console, verdict)
     if json_file is not None:
-        write_json(analysis, rows, beside, trace.bytes_moved, json_file)
+        content = as_json(analysis, rows, beside, trace.bytes_moved)
+        write_whole(json_file, json.dumps(content, indent=1))
     if out is not None:
-        write_table(rows, out / "operators.csv")
-        write_pictures(trace, analysis, costly[:top], folder=out)
+        write_whole(out / TABLE, operators_csv(rows))
+        write_charts(analysis, costly[:top], folder=out)
         say(console, f"table and pictures: {out}")
     return FINISHED
 
 
 def read_shown(file: Path, console: Console) -> Trace:
-    """`read_trace`, with progress for what is long.
+    """Return the trace of a file, with progress if it is large.
 
     Raises:
         InputError: It is no trace.
@@ -159,95 +160,190 @@ def read_shown(file: Path, console: Console) -> Trace:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Different whole numbers, ascending."""
+    """Return different whole numbers, ascending."""
     words = text.split(",")
     if not all(word.isdigit() for word in words):
         raise argparse.ArgumentTypeError(f"expected numbers such as 20,21, found {text!r}")
     return tuple(sorted({int(word) for word in words}))
 
 
-TABLE = "operators.csv"
-PICTURES = ("split", "timeline", "operators")
+MEANING = """\
+self time: of an operator, without the operators that it calls. gaps: no operator runs
+working span: a call that spends at least half of its time itself, with all that it calls; others
+  only call. pieces: working spans, and the times between the calls of the others
+context switch: the next working span is of another operator"""
 
 
-def output_files(folder: Path) -> list[Path]:
-    """All that is written to `--out`."""
-    pictures = [f"{stem}.{ending}" for stem in PICTURES for ending in ("png", "svg")]
-    return [folder / name for name in (TABLE, *pictures)]
-
-
-def write_table(rows: Sequence[Row], file: Path) -> None:
-    """All operators as CSV.
-
-    Raises:
-        InputError: It cannot be written.
-    """
-    write_whole(file, as_csv((field.name for field in fields(Row)), map(astuple, rows)))
-
-
-def write_pictures(
-    trace: Trace, analysis: Analysis, costly: Sequence[Costly], *, folder: Path
+def print_analysis(
+    console: Console, analysis: Analysis, costly: Sequence[Costly], *, top: int
 ) -> None:
-    """All three, as PNG and SVG.
-
-    Raises:
-        InputError: They cannot be written.
-    """
-    # Here, because matplotlib is slow to load, and printing needs none.
-    from common.charts import chart_files, save_chart  # noqa: PLC0415
-    from profiling.trace.charts import draw_operators, draw_split, draw_timeline, median_step  # noqa: PLC0415
-
-    name, step = analysis.file.name, "a step" if analysis.steps.are_marked else "the whole trace"
-    number = median_step(analysis)[0].step
-    shown = "" if number is None else f", step {number}"
-    split = draw_split(analysis, title=f"{step} by phases and what runs: {name}")
-    save_chart(split, *chart_files(folder, "split"))
-    timeline = draw_timeline(trace, analysis, title=f"what runs when{shown}: {name}")
-    save_chart(timeline, *chart_files(folder, "timeline"))
-    title = f"the operators that cost most outside oneDNN, in {step}: {name}"
-    known = analysis.modules_are_known
-    operators = draw_operators(costly, title=title, modules_are_known=known)
-    save_chart(operators, *chart_files(folder, "operators"))
+    """Print what was read, a step by phases, its fragmentation, what costs most outside oneDNN."""
+    for line in describe(analysis):
+        say(console, line)
+    for table in (
+        phase_table(analysis),
+        fragmentation_table(analysis),
+        operator_table(costly, top=top, modules_are_known=analysis.modules_are_known),
+    ):
+        console.print(table.for_console())
+    say(console, MEANING)
+    for line in remarks(analysis):
+        say(console, f"note: {line}")
 
 
-def write_json(
-    analysis: Analysis,
-    rows: Sequence[Row],
-    beside: BesideLog | None,
-    moved: BytesMoved | None,
-    file: Path,
-) -> None:
-    """Everything for programs.
-
-    Raises:
-        InputError: It cannot be written.
-    """
-    content = as_json(analysis, rows, beside)
-    if moved:
-        content["bytes_moved"] = bytes_json(moved)
-    write_whole(file, json.dumps(content, indent=1))
+def phase_table(analysis: Analysis) -> Table:
+    """Return the time of each phase by category; rows and columns add up."""
+    window = "a step" if analysis.steps.are_marked else "the whole trace"
+    headings = ("wall time", *(one.value for one in analysis.categories), "gaps")
+    whole = analysis.times_ms(None)
+    return Table(
+        f"{window} by phases (ms)",
+        [text_column("phase"), *(Column(heading, milliseconds) for heading in headings)],
+        [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
+        totals=[("all", *whole), ("share", *(f"{time / whole[0]:.1%}" for time in whole))],
+    )
 
 
-def as_json(analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None) -> dict[str, Any]:
-    """Means over the steps: times in milliseconds, shares 0 to 1."""
+def fragmentation_table(analysis: Analysis) -> Table:
+    """Return into how many pieces a step falls."""
+    numbers = fragmentation_json(analysis)
+    window = "a step" if analysis.steps.are_marked else "in all"
+    working_per_s = len(analysis.working) / (analysis.wall_ns / 1e9)
+    return Table(
+        "fragmentation",
+        (text_column(""), Column(window, ",.0f"), Column("a second", ",.0f")),
+        [
+            ("spans", numbers["spans"], numbers["spans_per_s"]),
+            ("working spans", numbers["working_spans"], working_per_s),
+            ("context switches", numbers["context_switches"], numbers["context_switches_per_s"]),
+        ],
+        totals=[
+            ("working span, median", f"{numbers['median_working_span_us']:,.1f} µs", None),
+            ("pieces below 0.1 ms, of operator time", f"{numbers['short_share']:.1%}", None),
+            ("  work", f"{numbers['short_work_share']:.1%}", None),
+            ("  between calls", f"{numbers['between_calls_share']:.1%}", None),
+            ("gaps, of wall time", f"{numbers['gap_share']:.1%}", None),
+        ],
+    )
+
+
+def operator_table(costly: Sequence[Costly], *, top: int, modules_are_known: bool) -> Table:
+    """Return what costs most outside oneDNN."""
+    columns = [
+        text_column("operator"),
+        text_column("phase"),
+        Column("calls", lambda calls: f"{calls:,.0f}" if calls >= 10 else f"{calls:.3g}"),
+        Column("self ms", milliseconds),
+        Column("share", ".1%"),
+    ]
+    rows = [(one.operator, one.phase, one.calls, one.self_ms, one.share) for one in costly[:top]]
+    title = f"the {min(top, len(costly))} costliest of {len(costly)} operators outside oneDNN"
+    if not modules_are_known:
+        return Table(title, columns, rows)
+    columns.append(text_column("costliest module, its share, + others"))
+    modules = map(module_text, costly)
+    return Table(title, columns, [(*row, text) for row, text in zip(rows, modules, strict=False)])
+
+
+KINDS = 8
+"""Kinds of primitives that are shown of a log."""
+
+
+def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) -> None:
+    """Print oneDNN's own time beside that of the operators that call it."""
+
+    def row(phase: str | None, log_ms: float) -> tuple[object, ...]:
+        wall_ms = analysis.times_ms(phase)[0]
+        callers = [analysis.category_ns(one, phase) / 1e6 / analysis.count
+                   for one in (Category.ONEDNN, Category.PRODUCTS)]  # fmt: skip
+        return (phase or "all", wall_ms, log_ms, f"{log_ms / wall_ms:.1%}", *callers)
+
+    headings = ("wall time", "oneDNN itself\n(log)", "share", "operators that\ncall oneDNN",
+                "matrix\nproducts")  # fmt: skip
+    table = Table(
+        "oneDNN's log beside the trace (ms)",
+        [text_column("phase"), *(Column(heading, milliseconds) for heading in headings)],
+        [row(phase, log_ms) for phase, log_ms in beside.log_ms.items()],
+        totals=[row(None, beside.total_ms)],
+    )
+    console.print(table.for_console(vertical="bottom"))
+    kinds = list(beside.kinds_ms.items())
+    times = ", ".join(f"{kind} {milliseconds(time)}" for kind, time in kinds[:KINDS])
+    more = f", {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
+    say(console, f"oneDNN itself: {printable(times)}{more}")
+    if beside.other_ms:
+        say(
+            console,
+            f"note: {milliseconds(beside.other_ms)} ms of the log are in no phase of the trace",
+        )
+    if not beside.has_steps:
+        say(console, "note: the log marks no steps; it was taken as a whole")
+
+
+def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
+    """Print the traffic of the step by phase, and the operators that move most."""
+    by_phase = Table(
+        f"GB that the operators of step {moved.step} read and write",
+        (text_column("phase"), *(Column(one, gigabytes) for one in ("read", "written", "both"))),
+        [(phase, read, written, read + written)
+         for phase, (read, written) in moved.by_phase().items()],
+        totals=[("all", sum(row.read for row in moved.rows),
+                 sum(row.written for row in moved.rows), moved.total)],
+    )  # fmt: skip
+    shown = moved.rows[:top]
+    operators = Table(
+        f"the {len(shown)} operators of {len(moved.rows)} that move most",
+        (
+            text_column("operator"),
+            text_column("phase"),
+            Column("calls", ",d"),
+            Column("GB read", gigabytes),
+            Column("GB written", gigabytes),
+            Column("share", ".1%"),
+        ),
+        [(row.operator, row.phase, row.calls, row.read, row.written,
+          row.total / (moved.total or 1)) for row in shown],
+    )  # fmt: skip
+    console.print(by_phase.for_console())
+    console.print(operators.for_console())
+
+
+def gigabytes(value: float) -> str:
+    """Return bytes as 10⁹ of them."""
+    return f"{value / 1e9:.3f}"
+
+
+OPERATOR_COLUMNS = (
+    *map(text_column, ("operator", "phase", "module")),
+    *map(Column, ("calls", "self_ms", "share")),
+    text_column("category"),
+)
+
+
+def operators_csv(rows: Sequence[Row]) -> str:
+    """Return all operators as CSV."""
+    return Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv()
+
+
+def as_json(
+    analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None, moved: BytesMoved | None
+) -> dict[str, Any]:
+    """Return everything for programs: means over the steps, in milliseconds; shares 0 to 1."""
     steps, count = analysis.steps, analysis.count
     content: dict[str, Any] = {
-        "file": str(analysis.file),
+        "file": str(analysis.trace.file),
         "steps": [
             {"step": number, "wall_ms": time / 1e6} for number, time in steps.durations.items()
         ],
         "steps_are_marked": steps.are_marked,
         "phases_are_marked": steps.phases_are_marked,
-        "is_cut_off": analysis.is_cut_off,
+        "is_cut_off": analysis.trace.is_cut_off,
         "wall_ms": analysis.wall_ns / 1e6 / count,
         "phases": {phase: phase_json(analysis, phase) for phase in steps.phases},
         "all": phase_json(analysis, None),
         "fragmentation": fragmentation_json(analysis),
         "other_threads_ms": analysis.elsewhere_ns / 1e6 / count,
-        "verdicts": [
-            onednn_verdict(analysis, beside.total_ms if beside else None),
-            fragmentation_verdict(analysis),
-        ],
+        "verdicts": verdicts(analysis, beside),
         "operators": [asdict(row) for row in rows],
     }
     if beside:
@@ -258,17 +354,24 @@ def as_json(analysis: Analysis, rows: Sequence[Row], beside: BesideLog | None) -
             "kinds_ms": beside.kinds_ms,
             "share": beside.total_ms * 1e6 * count / analysis.wall_ns,
         }
+    if moved:
+        content["bytes_moved"] = {
+            "step": moved.step,
+            "bytes": moved.total,
+            "phases": {phase: sum(both) for phase, both in moved.by_phase().items()},
+            "operators": [row._asdict() for row in moved.rows],
+        }
     return content
 
 
 def phase_json(analysis: Analysis, phase: str | None) -> dict[str, float]:
-    """Wall time, and what adds up to it. [ms]"""
+    """Return wall time, and what adds up to it. [ms]"""
     names = ["wall_ms", *(f"{one.name.lower()}_ms" for one in analysis.categories), "gaps_ms"]
-    return dict(zip(names, times_of(analysis, phase), strict=True))
+    return dict(zip(names, analysis.times_ms(phase), strict=True))
 
 
 def fragmentation_json(analysis: Analysis) -> dict[str, float]:
-    """Into how many pieces a step falls."""
+    """Return into how many pieces a step falls."""
     seconds, count = analysis.wall_ns / 1e9, analysis.count
     operator_ns = analysis.operator_ns or 1
     return {
@@ -283,3 +386,24 @@ def fragmentation_json(analysis: Analysis) -> dict[str, float]:
         "between_calls_share": analysis.pieces_ns[Piece.CALLING] / operator_ns,
         "gap_share": gap_share(analysis),
     }
+
+
+def write_charts(analysis: Analysis, costly: Sequence[Costly], *, folder: Path) -> None:
+    """Write all charts.
+
+    Raises:
+        InputError: They cannot be written.
+    """
+    name = analysis.trace.file.name
+    step = "a step" if analysis.steps.are_marked else "the whole trace"
+    number = median_step(analysis)[0].step
+    shown = "" if number is None else f", step {number}"
+    title = f"the operators that cost most outside oneDNN, in {step}: {name}"
+    known = analysis.modules_are_known
+    figures = (
+        draw_split(analysis, title=f"{step} by phases and what runs: {name}"),
+        draw_timeline(analysis.trace, analysis, title=f"what runs when{shown}: {name}"),
+        draw_operators(costly, title=title, modules_are_known=known),
+    )
+    for stem, figure in zip(CHARTS, figures, strict=True):
+        save_chart(figure, *chart_files(folder, stem))

@@ -1,14 +1,9 @@
-"""Where each operator comes from: the module that called it, and what its own time is.
+"""What each span of a trace is: its caller, module and category; its step and phase; its length.
 
-TODO-DOC How fragmented a trace is: which spans work, and which are short.
-
-TODO-DOC What an operator's own time is spent in, by its name.
-
-TODO-DOC What was marked in a trace: steps, and the phases of each.
-
-TODO-DOC Phases of a training in which none are marked.
-
-TODO-DOC Steps cut into phases.
+Modules come from annotations around operators, and for the backward pass from the sequence numbers
+that autograd gives forward operators and the nodes that they make. Categories come from names.
+Steps and phases are those that annotations mark; unmarked phases are recognized by torch's own
+annotations and by what autograd runs.
 """
 
 import re
@@ -34,15 +29,15 @@ from profiling.trace.trace import (
 MODULE_MARK = "module: "
 
 EVALUATE = "autograd::engine::evaluate_function: "
-"""How the wrapper of each node begins that the backward pass runs."""
+"""The prefix of the wrapper around each node that the backward pass runs."""
 ACCUMULATE = f"{EVALUATE}torch::autograd::AccumulateGrad"
 UNKNOWN = ""
-"""The module of an operator that none called, or that is not told."""
+"""The module of an operator that no module called, or whose module is not in the trace."""
 
 
 @dataclass
 class Origins:
-    """A row for each operator of a trace."""
+    """Module, category and caller of each operator of a trace."""
 
     module: "array[int]"
     """A place in `module_names`."""
@@ -53,17 +48,16 @@ class Origins:
     module_names: list[str]
 
 
-class _Node:
-    """A node of the graph that autograd runs: what its operators inherit."""
+class _Node(NamedTuple):
+    """A node of the graph that autograd runs, and what its operators inherit."""
 
-    def __init__(self, start: int, module: int, *, is_elsewhere: bool) -> None:
-        self.start = start
-        self.module = module
-        self.is_elsewhere = is_elsewhere
+    start: int
+    module: int
+    is_elsewhere: bool
 
 
 def find_origins(trace: Trace, *, main_thread: int) -> Origins:
-    """Follow annotations forward, and autograd's sequence numbers back.
+    """Return the origins of all operators.
 
     An operator's module is the innermost around it, by `module: NAME` annotations, else by torch's
     own spans of modules, whose names are joined: `Sequential_0.Conv2d_1`. An operator of the
@@ -75,17 +69,17 @@ def find_origins(trace: Trace, *, main_thread: int) -> Origins:
 
 
 class _Follower:
-    """Goes through the threads, the main one first, since forward comes before backward."""
+    """Walks through the threads, the main one first, since forward comes before backward."""
 
     def __init__(self, trace: Trace, main_thread: int) -> None:
         self._trace = trace
         self._main = main_thread
         zeros = bytes(8 * len(trace.operators))
-        self._found = Origins(array("q", zeros), array("q", zeros), array("q", zeros), [UNKNOWN])
+        self._origins = Origins(array("q", zeros), array("q", zeros), array("q", zeros), [UNKNOWN])
         self._places = {UNKNOWN: 0}
         self._categories = [CATEGORIES.index(category_of(one)) for one in trace.operators.names]
         self._made_by: dict[tuple[int, int], int] = {}
-        """From thread and sequence number to the forward operator."""
+        """The forward operator by thread and sequence number."""
         self._elsewhere: set[tuple[int, int]] = set()
         """Nodes whose forward convolution was not oneDNN's."""
 
@@ -99,10 +93,10 @@ class _Follower:
         for thread in sorted(self._trace.by_thread, key=lambda thread: thread != self._main):
             here = [one for one in modules if one.thread == thread]
             self._follow_thread(self._trace.by_thread[thread], here)
-        return self._found
+        return self._origins
 
     def _follow_thread(self, ordered: Sequence[int], modules: Sequence[Annotation]) -> None:
-        spans, found = self._trace.operators, self._found
+        spans, origins = self._trace.operators, self._origins
         nodes: dict[int, _Node] = {}
         last: _Node | None = None
         waiting, around = iter(modules), list[Annotation]()
@@ -114,7 +108,7 @@ class _Follower:
                 coming = next(waiting, None)
             while around and around[-1].end <= start:
                 around.pop()
-            found.around[span] = parent
+            origins.around[span] = parent
             node = nodes.get(parent)
             if name.startswith(EVALUATE):
                 node = last = self._node(span, last)
@@ -122,7 +116,7 @@ class _Follower:
                 nodes[span] = node
             is_inside = bool(around) and (node is None or around[-1].start >= node.start)
             module = self._place(around[-1].text) if is_inside else node.module if node else 0
-            found.module[span] = module
+            origins.module[span] = module
             self._note_category(span, name, node)
             if spans.sequence[span] != NO_SEQUENCE and not spans.is_backward[span]:
                 key = spans.thread[span], spans.sequence[span]
@@ -137,7 +131,7 @@ class _Follower:
             return _Node(start, module, is_elsewhere=False)
         key = self._forward_thread(span), sequence
         maker = self._made_by.get(key)
-        module = 0 if maker is None else self._found.module[maker]
+        module = 0 if maker is None else self._origins.module[maker]
         return _Node(start, module, is_elsewhere=key in self._elsewhere)
 
     def _forward_thread(self, span: int) -> int:
@@ -146,25 +140,25 @@ class _Follower:
         return self._trace.forward_threads.get(place, self._main)
 
     def _note_category(self, span: int, name: str, node: _Node | None) -> None:
-        spans, found = self._trace.operators, self._found
-        found.category[span] = self._categories[spans.name[span]]
+        spans, origins = self._trace.operators, self._origins
+        origins.category[span] = self._categories[spans.name[span]]
         if name == CONVOLUTION_BACKWARD and node and node.is_elsewhere:
-            found.category[span] = CATEGORIES.index(Category.OTHER)
+            origins.category[span] = CATEGORIES.index(Category.OTHER)
         elif ELSEWHERE.match(name):
             one = span
             while one >= 0:
                 self._elsewhere.add((spans.thread[one], spans.sequence[one]))
-                one = found.around[one]
+                one = origins.around[one]
 
     def _place(self, module: str) -> int:
-        place = self._places.setdefault(module, len(self._found.module_names))
-        if place == len(self._found.module_names):
-            self._found.module_names.append(module)
+        place = self._places.setdefault(module, len(self._origins.module_names))
+        if place == len(self._origins.module_names):
+            self._origins.module_names.append(module)
         return place
 
 
 def paths(modules: Iterable[Annotation]) -> Iterator[Annotation]:
-    """Modules by begin, each with the names of those around it before its own."""
+    """Yield modules by begin, each name after the names of those around it."""
     around: dict[int, list[Annotation]] = {}
     for one in modules:
         outer = around.setdefault(one.thread, [])
@@ -180,7 +174,7 @@ SHORT_NS = 100_000
 
 
 class Piece(IntEnum):
-    """Of what length the pieces are into which operator time falls.
+    """The kinds of pieces into which operator time falls.
 
     A piece is a span that works, with all that it calls, or the time between two calls of a span
     that mostly calls others.
@@ -195,7 +189,7 @@ class Piece(IntEnum):
 
 
 def own_times(spans: Spans, by_thread: ByThread) -> "array[int]":
-    """Of each span the time in which none of its children runs. [ns]"""
+    """Return the time of each span in which none of its children runs. [ns]"""
     own = array("q", bytes(8 * len(spans)))
     for ordered in by_thread.values():
         for start, end, span in stretches(spans, ordered):
@@ -206,7 +200,7 @@ def own_times(spans: Spans, by_thread: ByThread) -> "array[int]":
 def working_spans(
     spans: Spans, by_thread: ByThread, *, around: Sequence[int], own: Sequence[int]
 ) -> tuple["array[int]", bytes]:
-    """Find the spans that work, and tell for each span what it is.
+    """Return the spans that work, and the kind of piece of each span.
 
     A span works if at least half of its duration is its own, and it lies in no other that does: a
     convolution works, and the allocations inside are parts of its work; `aten::conv2d` around it
@@ -215,12 +209,12 @@ def working_spans(
     Args:
         spans: The operators.
         by_thread: In order, see `Spans.by_thread`.
-        around: Of each span the one that called it, or -1.
-        own: Of each span its own time. [ns]
+        around: The caller of each span, or -1.
+        own: The own time of each span. [ns]
 
     Returns:
-        The places of working spans, and of each span the kind of piece it is in; `CALLING` stands
-        for all that only call, however long.
+        The places of working spans, and the kind of piece each span is in; `CALLING` stands for
+        all that only call, however long.
     """
     pieces = bytearray(len(spans))
     works = array("q")
@@ -274,7 +268,7 @@ ELSEWHERE = re.compile(
 
 
 class Category(StrEnum):
-    """Where time goes. In the order in which tables and pictures have them."""
+    """Where time goes, in the order of tables and charts."""
 
     ONEDNN = "oneDNN"
     OURS = "our kernels"
@@ -287,7 +281,7 @@ CATEGORIES = tuple(Category)
 
 
 def category_of(name: str) -> Category:
-    """The category of an operator's own time, by its name alone."""
+    """Return the category of an operator's own time, by its name alone."""
     for pattern, category in (
         (ONEDNN, Category.ONEDNN),
         (OURS, Category.OURS),
@@ -300,11 +294,11 @@ def category_of(name: str) -> Category:
 
 
 STEP_MARKS = (re.compile(r"step (\d+)"), re.compile(r"ProfilerStep#(\d+)"))
-"""Ours, and those of `torch.profiler.schedule`. The first that a trace has are taken."""
+"""Ours, and those of `torch.profiler.schedule`; the first pattern that a trace has counts."""
 PHASE_MARK = "phase: "
 UNMARKED = "between phases"
 WHOLE = None
-"""The number of the one window of a trace in which no steps are marked."""
+"""The number of the one step of a trace in which none are marked."""
 
 
 class Cell(NamedTuple):
@@ -323,7 +317,7 @@ class Steps:
     cells: tuple[Cell, ...]
     """By time; together they cover the steps, and nothing twice."""
     main_thread: int
-    """The one that takes the steps."""
+    """The thread that takes the steps."""
     training_threads: tuple[int, ...]
     """The main one, then those that run autograd's backward pass."""
     are_marked: bool
@@ -331,36 +325,36 @@ class Steps:
 
     @property
     def numbers(self) -> list[int | None]:
-        """Of the steps."""
+        """The steps' numbers."""
         return list(dict.fromkeys(cell.step for cell in self.cells))
 
     @property
     def phases(self) -> list[str]:
-        """In order of appearance; what is in none is last."""
-        found = list(dict.fromkeys(cell.phase for cell in self.cells))
-        return sorted(found, key=lambda phase: phase == UNMARKED)
+        """Phases in order of appearance; time between phases is last."""
+        phases = list(dict.fromkeys(cell.phase for cell in self.cells))
+        return sorted(phases, key=lambda phase: phase == UNMARKED)
 
     @property
     def durations(self) -> dict[int | None, int]:
         """Wall time of each step. [ns]"""
-        found: Counter[int | None] = Counter()
+        durations: Counter[int | None] = Counter()
         for cell in self.cells:
-            found[cell.step] += cell.end - cell.start
-        return dict(found)
+            durations[cell.step] += cell.end - cell.start
+        return dict(durations)
 
 
 def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
-    """The steps and phases that annotations mark; the whole trace where there are none.
+    """Return the steps and phases that annotations mark, or the whole trace.
 
     Where no phases are marked: backward is from the first node that autograd runs to the last
     before another operator; optimizer and data are torch's own annotations; forward is the rest.
 
     Args:
-        trace: As it was read.
-        chosen: Numbers of steps; all that are marked where it is None.
+        trace: The trace.
+        chosen: Numbers of steps; None: all that are marked.
 
     Raises:
-        InputError: A step that was chosen is not there, or there is no time at all.
+        InputError: The trace has no step of such a number, or its operators take no time.
     """
     marks = step_marks(trace.annotations)
     main = marks[0][1].thread if marks else busiest_thread(trace)
@@ -388,18 +382,18 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
 
 
 def step_marks(annotations: Iterable[Annotation]) -> list[tuple[int, Annotation]]:
-    """Each step's number and annotation, by time."""
+    """Return each step's number and annotation, by time."""
     for pattern in STEP_MARKS:
-        found = [
+        marks = [
             (int(match[1]), one) for one in annotations if (match := pattern.fullmatch(one.text))
         ]
-        if found:
-            return found
+        if marks:
+            return marks
     return []
 
 
 def busiest_thread(trace: Trace) -> int:
-    """The thread with most forward operators, or with most operators where no forward is told."""
+    """Return the thread with most forward operators, or with most where none is known as such."""
     operators = trace.operators
     forward = Counter(
         thread
@@ -412,7 +406,7 @@ def busiest_thread(trace: Trace) -> int:
 
 
 def threads_of(trace: Trace, beginning: str) -> set[int]:
-    """The threads that run operators with such names."""
+    """Return the threads that run operators whose names begin so."""
     operators = trace.operators
     wanted = {place for place, name in enumerate(operators.names) if name.startswith(beginning)}
     return {
@@ -428,7 +422,7 @@ def windows_of(
     training: Sequence[int],
     chosen: Sequence[int] | None,
 ) -> dict[int | None, tuple[int, int]]:
-    """Begin and end of each step that counts, by number."""
+    """Return begin and end of each step that counts, by number."""
     if chosen is not None:
         if not marked:
             raise InputError(f"--step: {trace.file} marks no steps; leave --step out")
@@ -445,7 +439,7 @@ def windows_of(
 
 
 def whole_steps(trace: Trace, marked: dict[int, tuple[int, int]]) -> list[int]:
-    """All steps, without those that a file that was cut off holds in part; at least one."""
+    """Return all steps but those that a cut-off file holds in part; at least one."""
     if not trace.is_cut_off:
         return list(marked)
     last = max(trace.operators.start)
@@ -459,7 +453,7 @@ OF_DATA = "enumerate(DataLoader)#"
 def unmarked_phases(
     trace: Trace, main: int, training: Sequence[int]
 ) -> Iterator[tuple[int, int, str]]:
-    """Backward, optimizer and data, as torch itself lets one see them."""
+    """Yield begin, end and name of backward, optimizer and data, by what torch itself records."""
     for one in trace.annotations:
         if one.thread == main and one.text.startswith(OF_OPTIMIZER):
             yield one.start, one.end, "optimizer"
@@ -489,9 +483,9 @@ def cut(
     phases: Sequence[tuple[int, int, str]],
     rest: str,
 ) -> Iterator[Cell]:
-    """Cut the steps into phases; where several overlap, the one that began last counts.
+    """Cut the steps into phases; where several overlap, the last to begin counts.
 
-    `phases`: begin, end and name.
+    `phases` are begin, end and name; `rest` is the name of time in none of them.
     """
     spans = Spans()
     for begin, end, name in phases:
@@ -500,20 +494,20 @@ def cut(
     for number, (begin, end) in sorted(windows.items(), key=lambda item: item[1]):
         now, cells = begin, list[Cell]()
         for place in range(bisect_right(pieces, begin, key=lambda one: one.end), len(pieces)):
-            left, right, span = pieces[place]
-            if left >= end:
+            start, end_of_piece, span = pieces[place]
+            if start >= end:
                 break
-            if left > now:
-                cells.append(Cell(now, left, number, rest))
-            now = min(right, end)
-            cells.append(Cell(max(left, begin), now, number, spans.name_of(span)))
+            if start > now:
+                cells.append(Cell(now, start, number, rest))
+            now = min(end_of_piece, end)
+            cells.append(Cell(max(start, begin), now, number, spans.name_of(span)))
         if now < end:
             cells.append(Cell(now, end, number, rest))
         yield from joined(cells)
 
 
 def joined(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """Neighbours of one phase as one."""
+    """Merge neighbours of one phase."""
     last: Cell | None = None
     for cell in cells:
         if last and last.phase == cell.phase:

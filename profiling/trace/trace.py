@@ -1,23 +1,26 @@
-"""A trace once it is read: operators, annotations, and where backward operators come from.
+"""A Chrome trace of torch.profiler, read into columns: operators, annotations, bytes moved.
 
-TODO-DOC Spans of a trace as columns: 60 bytes each, where a dict takes a thousand.
-
-TODO-DOC The bytes that a training counted for its trace: what the operators of a step read and write.
+Events are decoded one at a time, so that a file of any size needs little memory; spans are columns,
+60 bytes each, where a dict takes a thousand. A file that was cut off gives what it holds. Below
+are the two walks over a thread's spans that all sums are made of: who calls whom (`parents`), and
+which span is the innermost when (`stretches`).
 """
 
+import codecs
+import json
+import os
+import re
+import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from common.errors import InputError, printable
-from profiling.trace.events import TraceEvents
+from common.errors import InputError
+from common.files import regular_descriptor
 
 OPERATOR = ("cpu_op", "Operator")
 """Categories of operators; the second is that of torch 1."""
@@ -39,14 +42,14 @@ class Annotation(NamedTuple):
 
 NO_SEQUENCE = -1
 ByThread = dict[int, "array[int]"]
-"""Spans by thread."""
+"""The spans of each thread: their places in the columns."""
 
 
 class Spans:
     """Calls of operators, in the trace's order. Times in ns."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Make empty columns."""
         self.names: list[str] = []
         """Each once; `name` holds places in it."""
         self.name = array("i")
@@ -61,7 +64,7 @@ class Spans:
         self._place_of_name: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """How many calls."""
+        """Return the number of calls."""
         return len(self.start)
 
     def add(
@@ -86,19 +89,25 @@ class Spans:
         self.is_backward.append(is_backward)
 
     def name_of(self, span: int) -> str:
-        """The operator."""
+        """Return the operator's name."""
         return self.names[self.name[span]]
 
     def by_thread(self) -> ByThread:
-        """The spans of each thread by begin; of two that begin together the longer first."""
-        found: dict[int, array[int]] = {}
+        """Return the spans of each thread by begin; of two that begin together the longer first."""
+        threads: dict[int, array[int]] = {}
         for span, thread in enumerate(self.thread):
-            found.setdefault(thread, array("q")).append(span)
+            threads.setdefault(thread, array("q")).append(span)
         start, end = self.start, self.end
         return {
             thread: array("q", sorted(spans, key=lambda span: (start[span], -end[span])))
-            for thread, spans in found.items()
+            for thread, spans in threads.items()
         }
+
+
+KEY = "bytes_moved"
+"""The field of a trace's file, beside its events."""
+PHASES = ("data", "forward", "loss", "backward", "optimizer")
+BETWEEN = "between phases"
 
 
 class MovedRow(NamedTuple):
@@ -131,28 +140,44 @@ class BytesMoved(NamedTuple):
 
     def by_phase(self) -> dict[str, tuple[int, int]]:
         """Return bytes read and written by phase, in the order of the step."""
-        found: dict[str, tuple[int, int]] = {}
-        for phase in ("data", "forward", "loss", "backward", "optimizer"):
-            found[phase] = (0, 0)
+        sums = dict.fromkeys(PHASES, (0, 0))
         for row in self.rows:
-            read, written = found.get(row.phase or BETWEEN, (0, 0))
-            found[row.phase or BETWEEN] = (read + row.read, written + row.written)
-        return {phase: sums for phase, sums in found.items() if sum(sums)}
+            read, written = sums.get(row.phase or BETWEEN, (0, 0))
+            sums[row.phase or BETWEEN] = (read + row.read, written + row.written)
+        return {phase: both for phase, both in sums.items() if sum(both)}
+
+
+def bytes_moved_of(content: Any, file: Path) -> BytesMoved | None:
+    """Return what a trace's file holds under `KEY`; None where it holds nothing.
+
+    Raises:
+        InputError: It is not what a training writes there.
+    """
+    if content is None:
+        return None
+    try:
+        rows = [
+            MovedRow(str(phase), str(operator), int(calls), int(read), int(written))
+            for phase, operator, calls, read, written in content["operators"]
+        ]
+        return BytesMoved(int(content["step"]), sorted(rows, key=lambda row: -row.total))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{file}: {KEY} is not what profile.trace writes") from error
 
 
 @dataclass
 class Trace:
-    """What this package needs of a trace. Times in ns, on the trace's own clock."""
+    """A trace, as far as this package needs it. Times in ns, on the trace's clock."""
 
     file: Path
     operators: Spans = field(default_factory=Spans)
     annotations: list[Annotation] = field(default_factory=list)
     modules: list[Annotation] = field(default_factory=list)
-    """Of `nn.Module`s, as torch names them: `Conv2d_0`."""
+    """Calls of `nn.Module`s, with torch's names: `Conv2d_0`."""
     threads: list[str] = field(default_factory=list)
     """`process/thread`; all else holds places in this list."""
     forward_threads: dict[tuple[int, int], int] = field(default_factory=dict)
-    """From thread and begin of a backward operator to the thread that ran its forward."""
+    """The thread that ran the forward operator, by thread and begin of the backward one."""
     gpu_events: int = 0
     """Kernels and copies of other devices, which are left out."""
     is_cut_off: bool = False
@@ -161,12 +186,12 @@ class Trace:
 
     @cached_property
     def by_thread(self) -> ByThread:
-        """The operators of each thread, see `Spans.by_thread`; for when all are read."""
+        """The operators of each thread, see `Spans.by_thread`; first used when all are read."""
         return self.operators.by_thread()
 
 
 def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) -> Trace:
-    """Read what `export_chrome_trace` wrote, plain or in gzip.
+    """Read a trace of `export_chrome_trace`, plain or in gzip.
 
     Args:
         file: The trace.
@@ -195,7 +220,7 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
 
 
 class _Reader:
-    """Takes events one by one."""
+    """Fills a trace from events."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -261,7 +286,7 @@ class _Reader:
 
 
 def nanoseconds(microseconds: str | int) -> int:
-    """Exactly, from digits: `4446000509720.008` has more of them than a float holds.
+    """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float holds.
 
     Raises:
         ValueError: It is no number.
@@ -284,7 +309,7 @@ class Stretch(NamedTuple):
 
 
 def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each span of a thread, and the span around it, or -1.
+    """Yield each span of a thread, and the span around it, or -1.
 
     `ordered`: as `Spans.by_thread` gives them.
     """
@@ -298,7 +323,7 @@ def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
-    """Cut a thread's time up by the innermost span: the one that began last of those not over.
+    """Cut a thread's time up by the innermost span: the last to begin of those that still run.
 
     Over a span's stretches the time adds up to its duration minus its children's.
     `ordered`: as `Spans.by_thread` gives them. Times in which no span runs are left out.
@@ -325,7 +350,7 @@ def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
 
 
 def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stretch]:
-    """All of `over`, and of `under` what lies where `over` has nothing; by time, as both are."""
+    """Yield all of `over`, and what of `under` lies where `over` has nothing; all are by time."""
     rest = next(under, None)
     free_from = 0
     for stretch in over:
@@ -344,66 +369,203 @@ def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stret
         rest = next(under, None)
 
 
-KEY = "bytes_moved"
-"""Of the trace's file, beside its events."""
+LONGEST_EVENT = 1 << 26
+"""Characters after which an event that does not end is an error."""
+BLANKS = re.compile(r"[ \t\r\n]*")
 
-BETWEEN = "between phases"
+
+class TraceEvents:
+    """The dicts of `traceEvents`, in the file's order: `for event in TraceEvents(file)`.
+
+    Numbers with a decimal point are strings with the file's digits: `ts` counts microseconds since
+    a distant past with nanoseconds behind the point, which a float rounds.
+    """
+
+    def __init__(self, file: Path, advance: Callable[[int, str], None] | None = None) -> None:
+        """Prepare to read.
+
+        Args:
+            file: JSON, or JSON in gzip; told apart by its first bytes.
+            advance: Called with the number of bytes read so far, packed if the file is.
+        """
+        self.fields: dict[str, Any] = {}
+        """The fields beside `traceEvents`, such as `baseTimeNanoseconds`."""
+        self.is_cut_off = False
+        """Whether the file ends, or is damaged, before the end of its events; known at the end."""
+        self._file = file
+        self._advance = advance or (lambda done, note: None)
+        self._decoder = json.JSONDecoder(parse_float=str, strict=False)
+        self._text = ""
+        self._at = 0
+        self._before = 0
+        self._chunks: Iterator[str] = iter(())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Read the file.
+
+        Raises:
+            InputError: It cannot be read, is no JSON, or has no `traceEvents`.
+        """
+        try:
+            with os.fdopen(regular_descriptor(self._file, pipes=True), "rb") as file:
+                self._chunks = text_chunks(file, self._advance)
+                yield from self._document()
+        except UnicodeDecodeError as error:
+            self._refuse("is neither JSON nor JSON in gzip", error)
+        except OSError as error:
+            raise InputError(f"{self._file}: cannot be read: {error.strerror or error}") from error
+
+    def _more(self) -> bool:
+        """Read on, and drop what was decoded."""
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            return False
+        self._before += self._at
+        self._text = self._text[self._at :] + chunk
+        self._at = 0
+        return True
+
+    def _peek(self) -> str:
+        """Return the next character that is no blank; empty at the end of the file."""
+        while True:
+            blanks = BLANKS.match(self._text, self._at)
+            self._at = blanks.end() if blanks else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _value(self) -> Any:
+        """Return the next value.
+
+        Raises:
+            EOFError: The file ends within it.
+        """
+        self._peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if not self._may_go_on(error):
+                    self._refuse(f"is no JSON at character {self._before + error.pos}", error)
+                if not self._more():
+                    raise EOFError from error
+            else:
+                if end < len(self._text) or not self._more():
+                    self._at = end
+                    return value
+
+    def _may_go_on(self, error: json.JSONDecodeError) -> bool:
+        """Return whether the text ends too early, rather than being wrong."""
+        rest = len(self._text) - self._at
+        near_end = error.pos >= len(self._text) - 12  # of a number, `false`, `-Infinity`, `\\u00e4`
+        return rest < LONGEST_EVENT and (near_end or error.msg.startswith("Unterminated string"))
+
+    def _document(self) -> Iterator[dict[str, Any]]:
+        first = self._peek()
+        if not first:
+            self._refuse("is empty, or damaged from its beginning on")
+        if first not in "{[":
+            self._refuse("is no JSON: it does not begin with { or [")
+        try:
+            if first == "[":
+                yield from self._events()
+            else:
+                yield from self._object()
+        except EOFError:
+            if "traceEvents" not in self.fields and first == "{":
+                self._refuse("ends before its traceEvents")
+            self.is_cut_off = True
+
+    def _object(self) -> Iterator[dict[str, Any]]:
+        self._at += 1
+        while self._next_item("}"):
+            key = self._value()
+            if self._peek() != ":":
+                self._unexpected(":")
+            self._at += 1
+            if key == "traceEvents" and self._peek() == "[":
+                self.fields[key] = None
+                yield from self._events()
+            elif isinstance(key, str):
+                self.fields[key] = self._value()
+        if self.fields.get("traceEvents", "") is not None:
+            self._refuse("has no list of traceEvents; give what export_chrome_trace writes")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        self._at += 1
+        while self._next_item("]"):
+            event = self._value()
+            if isinstance(event, dict):
+                yield event
+
+    def _next_item(self, end: str) -> bool:
+        """Step over a comma, or over the end."""
+        character = self._peek()
+        if character == ",":
+            self._at += 1
+            character = self._peek()
+        if not character:
+            raise EOFError
+        if character == end:
+            self._at += 1
+        return character != end
+
+    def _unexpected(self, wanted: str) -> NoReturn:
+        if not self._peek():
+            raise EOFError
+        self._refuse(f"is no JSON at character {self._before + self._at}: expected {wanted}")
+
+    def _refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
+        raise InputError(f"{self._file}: {what}") from cause
 
 
-def bytes_moved_of(content: Any, file: Path) -> BytesMoved | None:
-    """Return what a trace's file holds under `KEY`; None where it holds nothing.
+CHUNK = 1 << 20
+"""Bytes read at a time."""
+UNPACKED = 1 << 23
+"""Bytes that are unpacked at a time at the most."""
+GZIP = b"\x1f\x8b"
+GZIP_WINDOW = 31
+"""zlib's number for gzip with its header."""
+
+
+def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterator[str]:
+    """Yield UTF-8 text, plain or in gzip; a packed file gives what precedes its damage.
+
+    Args:
+        file: Need not be seekable.
+        advance: Called with the number of bytes read so far.
 
     Raises:
-        InputError: It is not what a training writes there.
+        UnicodeDecodeError: It is no UTF-8.
     """
-    if content is None:
-        return None
+
+    def read() -> Iterator[bytes]:
+        done = 0
+        while block := file.read(max(CHUNK, len(GZIP))):
+            done += len(block)
+            advance(done, "")
+            yield block
+
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    blocks = read()
+    first = next(blocks, b"")
+    blocks = chain([first], blocks)
+    for block in unpacked(blocks) if first.startswith(GZIP) else blocks:
+        yield decoder.decode(block)
+
+
+def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack gzip up to its end, or to where it is damaged or cut off."""
+    member = zlib.decompressobj(GZIP_WINDOW)
     try:
-        rows = [
-            MovedRow(str(phase), str(operator), int(calls), int(read), int(written))
-            for phase, operator, calls, read, written in content["operators"]
-        ]
-        return BytesMoved(int(content["step"]), sorted(rows, key=lambda row: -row.total))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: {KEY} is not what profile.trace writes") from error
-
-
-def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
-    """Print the traffic of the step by phase, and the operators that move most."""
-    title = f"GB that the operators of step {moved.step} read and write"
-    table = Table("phase", title=title, title_justify="left")
-    for heading in ("read", "written", "both"):
-        table.add_column(heading, justify="right")
-    for phase, (read, written) in moved.by_phase().items():
-        table.add_row(Text(printable(phase)), *map(gigabytes, (read, written, read + written)))
-    table.add_section()
-    sums = (sum(row.read for row in moved.rows), sum(row.written for row in moved.rows))
-    table.add_row("all", *map(gigabytes, (*sums, sum(sums))))
-    console.print(table)
-    shown = moved.rows[:top]
-    title = f"the {len(shown)} operators of {len(moved.rows)} that move most"
-    table = Table(title=title, title_justify="left")
-    table.add_column("operator", overflow="fold")
-    table.add_column("phase")
-    for heading in ("calls", "GB read", "GB written", "share"):
-        table.add_column(heading, justify="right")
-    for row in shown:
-        share = f"{row.total / (moved.total or 1):.1%}"
-        cells = (f"{row.calls:,}", gigabytes(row.read), gigabytes(row.written), share)
-        table.add_row(Text(printable(row.operator)), Text(printable(row.phase)), *cells)
-    console.print(table)
-
-
-def gigabytes(value: float) -> str:
-    """Return bytes as 10⁹ of them."""
-    return f"{value / 1e9:.3f}"
-
-
-def bytes_json(moved: BytesMoved) -> dict[str, Any]:
-    """Return everything for programs."""
-    return {
-        "step": moved.step,
-        "bytes": moved.total,
-        "phases": {phase: sum(sums) for phase, sums in moved.by_phase().items()},
-        "operators": [row._asdict() for row in moved.rows],
-    }
+        for block in blocks:
+            rest = block
+            while rest:
+                if member.eof:
+                    member = zlib.decompressobj(GZIP_WINDOW)
+                yield member.decompress(rest, UNPACKED)
+                rest = member.unconsumed_tail or member.unused_data
+        yield member.flush()
+    except zlib.error:
+        return

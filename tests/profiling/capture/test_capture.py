@@ -10,7 +10,7 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from profiling.capture.backends import CountHook, OneDnnHook, TraceHook
-from profiling.capture.hooks import Capture, Watch, first_notes, last_notes, shown
+from profiling.capture.hooks import Capture, Watch, first_notes, format_steps, last_notes
 from profiling.trace.trace import read_trace
 from retinanet.engine.engines import PreparedTraining
 from tests.profiling.capture.small_runs import events_of, marks_of
@@ -142,4 +142,4 @@ def test_what_does_not_come_is_told_before_and_after(tmp_path: Path) -> None:
     [([7], "step 7"), ([3, 4], "steps 3-4"), ({40, 2, 3}, "steps 2, 3, 40")],
 )
 def test_steps_as_words(steps: list[int], text: str) -> None:
-    assert shown(steps) == text
+    assert format_steps(steps) == text

@@ -148,7 +148,7 @@ def test_names_tell_what_differs_and_nothing_else() -> None:
 
 def test_the_chart_has_a_bar_for_each_layer_and_configuration(tmp_path: Path) -> None:
     from common.charts import as_svg
-    from profiling.layers.command import draw_layers
+    from profiling.layers.report import draw_layers
 
     svg = as_svg(draw_layers([measured(onednn=False), measured(onednn=True)], title="a title"))
     for text in ("frozen Conv2d", "relu ReLU", BETWEEN, "default", "optimized", "a title", "–"):

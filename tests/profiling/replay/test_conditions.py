@@ -6,8 +6,7 @@ import pytest
 
 from common.errors import InputError
 from profiling.onednn_log.log import OneDnnLog, Where
-from profiling.replay.replay import Conditions, Replay, conditions_of
-from profiling.replay.runners import mismatches
+from profiling.replay.replay import Conditions, Replay, conditions_of, mismatches
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 FIRST = ALLOWED[0]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling.replay.benchdnn import read_timed, refusal
-from profiling.replay.runners import typical
+from profiling.replay.benchdnn import read_timed, refusal, typical
 
 FILL = (
     "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:abcd::f0 "

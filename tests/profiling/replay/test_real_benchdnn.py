@@ -9,11 +9,10 @@ import pytest
 
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.replay.benchdnn import ask_benchdnn
+from profiling.replay.benchdnn import ask_benchdnn, replay_with_benchdnn
 from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import write_problem_files
 from profiling.replay.replay import Conditions
-from profiling.replay.runners import replay_with_benchdnn
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "onednn"
 LOGS = sorted(FIXTURES.glob("benchdnn-*.log"))

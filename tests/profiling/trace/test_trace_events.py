@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.trace import events as events_module
-from profiling.trace.events import TraceEvents
-from profiling.trace.trace import nanoseconds, read_trace
+from profiling.trace import trace as trace_module
+from profiling.trace.trace import TraceEvents, nanoseconds, read_trace
 from tests.profiling.trace.traces_by_hand import STEP, operator, write
 
 EVENTS = [
@@ -25,7 +24,7 @@ DOCUMENT = {"schemaVersion": 1, "before": [{"traceEvents": 3}], "traceEvents": E
 def test_pieces_of_any_size_hold_the_same_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, ascii_only: bool
 ) -> None:
-    monkeypatch.setattr(events_module, "CHUNK", chunk)
+    monkeypatch.setattr(trace_module, "CHUNK", chunk)
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(DOCUMENT, indent=1, ensure_ascii=ascii_only))
     events = TraceEvents(file)
