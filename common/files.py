@@ -291,3 +291,14 @@ class LineFile:
         except OSError:
             os.ftruncate(self._descriptor, begin)
             raise
+
+
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """Return a file's JSON objects, one a line; a last line cut short by a crash is left out."""
+    records = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records

@@ -1,14 +1,8 @@
-"""What a model card tells, as plain values.
+"""The model card beside a checkpoint: Markdown with a head of YAML, as model hubs read them.
 
-TODO-DOC What a model is for, and what it is not: sentences that follow from facts.
-
-TODO-DOC A model card's text: Markdown with a head of YAML, as hubs of models read them.
-
-The fields of the head are Hugging Face's (https://huggingface.co/docs/hub/model-cards).
-
-TODO-DOC Writing a card beside a checkpoint, unless somebody has made it their own.
-
-TODO-DOC A run's facts for the model card of a checkpoint that was evaluated.
+The fields of the head are Hugging Face's (https://huggingface.co/docs/hub/model-cards). What the
+card says a model is for, and what not, follows from `CardFacts`. A card that a user has edited is
+never replaced.
 """
 
 import hashlib
@@ -21,23 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ruamel.yaml import YAML
 
 from common.cli import installed
 from common.console import clock
 from common.errors import printable
+from common.files import read_json_lines
 from data.dataset import DetectionDataset
 from data.sources import SplitName
 from retinanet.config_file import configured_split
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
-from retinanet.training.checkpoint_state import TrainingPosition
-from retinanet.training.metrics_file import read_metrics
-
-if TYPE_CHECKING:
-    from retinanet.training.trainer import Trainer
+from retinanet.training.recorder import RunFacts, format_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +45,7 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Of a checkpoint that was evaluated."""
+    """What is known of a checkpoint that was evaluated."""
 
     name: str
     """The run's."""
@@ -81,8 +72,7 @@ class CardFacts:
     @property
     def is_its_own_test(self) -> bool:
         """Whether it was evaluated on the pictures that it was trained on."""
-        one, other = self.train, self.validation
-        return one.annotations == other.annotations
+        return self.train.annotations == self.validation.annotations
 
 
 WEAK = 0.1
@@ -92,7 +82,7 @@ FEW = 1000
 
 
 def sentences(facts: CardFacts) -> Iterator[str]:
-    """In order of weight, plain text."""
+    """Yield what the model is for and what not, the most important first."""
     if facts.is_drawn:
         yield (
             "It was trained on drawn scenes: it shows that training works here, and finds nothing "
@@ -131,15 +121,15 @@ def sentences(facts: CardFacts) -> Iterator[str]:
 
 
 def sentences_on_classes(facts: CardFacts) -> Iterator[str]:
-    """Those that were not measured, and those that are hardly found."""
-    measured = [one for one in facts.classes if not math.isnan(one.map)]
+    """Yield how many classes were not measured, and how many are hardly found."""
+    measured = [result for result in facts.classes if not math.isnan(result.map)]
     unknown = len(facts.classes) - len(measured)
     if unknown:
         yield (
             f"{unknown} of {len(facts.classes)} classes have no box in the pictures of the "
             "evaluation: how well they are found is not known."
         )
-    weak = sum(one.map < WEAK for one in measured)
+    weak = sum(result.map < WEAK for result in measured)
     if weak:
         yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
 
@@ -157,7 +147,7 @@ LONGEST = 200
 
 
 def model_card(facts: CardFacts) -> str:
-    """The whole card."""
+    """Return the whole card."""
     parts = [
         f"---\n{head(facts)}---",
         f"# {plain(facts.name)}: RetinaNet-ResNeXt50, step {facts.step}",
@@ -179,7 +169,7 @@ def model_card(facts: CardFacts) -> str:
 
 
 def head(facts: CardFacts) -> str:
-    """What programs read."""
+    """Return the YAML that programs read."""
     metrics = [
         {"type": name, "name": words, "value": round(facts.summary[name], 4)}
         for name, words in SUMMARY_ROWS
@@ -207,13 +197,13 @@ def head(facts: CardFacts) -> str:
 
 
 def summary_table(facts: CardFacts) -> str:
-    """COCO's numbers on the validation pictures."""
-    rows = [(words, shown(facts.summary[name])) for name, words in SUMMARY_ROWS]
+    """Return a table of COCO's numbers on the validation pictures."""
+    rows = [(words, format_metric(facts.summary[name])) for name, words in SUMMARY_ROWS]
     return table((f"COCO's metric on {facts.validation.number_of_images} pictures", "value"), rows)
 
 
 def classes_part(classes: Sequence[ClassResult]) -> str:
-    """A table of the classes; of many the best and the worst."""
+    """Return a table of the classes; of many the best and the worst."""
     ranked = sorted((one for one in classes if not math.isnan(one.map)), key=lambda one: -one.map)
     title = "## Classes\n\n"
     if not ranked:
@@ -221,12 +211,15 @@ def classes_part(classes: Sequence[ClassResult]) -> str:
     if len(ranked) > 2 * CLASSES_SHOWN:
         title += f"The {CLASSES_SHOWN} best and the {CLASSES_SHOWN} worst of {len(ranked)}:\n\n"
         ranked = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
-    rows = [(one.name, shown(one.map), shown(one.map_50), str(one.true_boxes)) for one in ranked]
+    rows = [
+        (one.name, format_metric(one.map), format_metric(one.map_50), str(one.true_boxes))
+        for one in ranked
+    ]
     return title + table(("class", "mAP", "mAP, IoU 0.50", "true boxes"), rows)
 
 
 def data_table(facts: CardFacts) -> str:
-    """The two splits."""
+    """Return a table of the two splits."""
 
     def row(name: str, split: SplitFacts) -> tuple[str, ...]:
         counts = f"{split.number_of_images:,}", f"{split.number_of_boxes:,}"
@@ -237,14 +230,14 @@ def data_table(facts: CardFacts) -> str:
 
 
 def class_names(facts: CardFacts) -> str:
-    """All, as far as a page can show them."""
+    """Return the names of all classes, as far as a page can show them."""
     names = [plain(one.name) for one in facts.classes[:NAMES_SHOWN]]
     rest = len(facts.classes) - len(names)
     return ", ".join(names) + (f" and {rest} more" if rest else "")
 
 
 def commands(facts: CardFacts) -> str:
-    """How to find boxes, measure, and take the model elsewhere."""
+    """Return commands that predict, evaluate and export."""
     start = [facts.python, "-m", "retinanet"]
     checkpoint = ["--checkpoint", facts.checkpoint]
     lines = [
@@ -258,24 +251,19 @@ def commands(facts: CardFacts) -> str:
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown's, whatever the cells hold."""
+    """Return a Markdown table, whatever the cells hold."""
     lines = [heading, ["---"] * len(heading), *([plain(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plain(text: str) -> str:
-    """Text within a line of Markdown that shows as it is."""
+    """Escape text within a line of Markdown."""
     return re.sub(r"([\\`*_\[\]<>|&~$])", r"\\\1", short(text))
 
 
 def short(text: str) -> str:
-    """Printable, and of a bounded length."""
+    """Return printable text of a bounded length."""
     return printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…").strip()
-
-
-def shown(value: float) -> str:
-    """Three digits, or a dash where there was nothing to measure."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 CARD = "MODEL_CARD.md"
@@ -283,14 +271,14 @@ MARK = "<!-- Written by the training. SHA-256 of all above: "
 
 
 def write_card(folder: Path, text: str) -> bool:
-    """Write `MODEL_CARD.md` into a checkpoint's folder, in place of one of our own.
+    """Write `MODEL_CARD.md` into a checkpoint's folder, unless a user has edited it.
 
     Args:
         folder: Is not made: a checkpoint that was removed meanwhile does not come back.
         text: Ends with an end of line.
 
     Returns:
-        Whether it was written: not where the card that is there was changed by somebody.
+        Whether it was written.
 
     Raises:
         OSError: It cannot be written.
@@ -311,54 +299,56 @@ def write_card(folder: Path, text: str) -> bool:
 
 
 def is_ours(content: bytes) -> bool:
-    """Whether a card is as the training has written it."""
+    """Return whether a card is as the training has written it."""
     text, mark, rest = content.rpartition(MARK.encode())
     digest = hashlib.sha256(text).hexdigest().encode()
     return bool(mark) and rest.split(b" ")[0] == digest
 
 
-def leave_card(
-    run: "Trainer", evaluation: Evaluation, *, position: TrainingPosition, epochs: float
-) -> None:
-    """Write the card of a checkpoint whose weights were evaluated, on rank 0.
+def leave_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float) -> str | None:
+    """Write the card of a checkpoint whose weights were evaluated.
 
-    Nothing that goes wrong here ends a training: it is a warning.
+    Nothing that goes wrong here ends a training.
 
     Args:
-        run: The run.
+        run: What it is.
         evaluation: Of the weights.
-        position: Where they are.
-        epochs: The same, with the share of the running one.
+        step: Of the checkpoint.
+        epochs: The same in epochs, with the share of the running one.
+
+    Returns:
+        A line for the user, where the card was not written.
     """
-    folder = checkpoint_folder(run.folder.checkpoints, position.step)
+    folder = checkpoint_folder(run.folder.checkpoints, step)
     if not folder.is_dir():  # it could not be written, or newer ones have taken its place
-        return
+        return None
     try:
-        facts = facts_of(run, evaluation, folder=folder, step=position.step, epochs=epochs)
+        facts = facts_of(run, evaluation, folder=folder, step=step, epochs=epochs)
         if not write_card(folder, model_card(facts)):
-            run.say(f"note: {folder / CARD} was edited, and stays as it is")
+            return f"note: {folder / CARD} was edited, and stays as it is"
     except FileNotFoundError:
-        return  # the checkpoint has just been removed, as newer ones are there
+        return None  # the checkpoint has just been removed, as newer ones are there
     except Exception as error:  # whatever it is, days of training are worth more than a page
         reason = (
             isinstance(error, OSError) and error.strerror
         ) or f"{type(error).__name__}: {error}"
-        run.say(f"warning: {folder / CARD}: cannot be written: {reason}; training goes on")
+        return f"warning: {folder / CARD}: cannot be written: {reason}; training goes on"
+    return None
 
 
 def facts_of(
-    run: "Trainer", evaluation: Evaluation, *, folder: Path, step: int, epochs: float
+    run: RunFacts, evaluation: Evaluation, *, folder: Path, step: int, epochs: float
 ) -> CardFacts:
-    """All that the run knows of a checkpoint."""
+    """Return what a run knows of a checkpoint."""
     return CardFacts(
         name=run.config.run.name,
         checkpoint=str(folder),
         python=installed("python"),
         step=step,
-        total_steps=run.plan.total_steps,
+        total_steps=run.total_steps,
         epochs=epochs,
-        image_size=run.description.image_size,
-        parameters=sum(one.numel() for one in run.model.parameters()),
+        image_size=run.model.image_size,
+        parameters=run.parameters,
         is_pretrained=run.config.model.pretrained_backbone is not None,
         is_drawn=run.config.data.scenes is not None,
         train=split_facts(run, "train", run.data.train),
@@ -369,8 +359,8 @@ def facts_of(
     )
 
 
-def split_facts(run: "Trainer", name: SplitName, dataset: DetectionDataset) -> SplitFacts:
-    """Of one split; images are those that are looked at."""
+def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> SplitFacts:
+    """Describe one split; images are those that are looked at."""
     settings = run.config.data
     root = settings.root if settings.scenes is None else run.folder.scenes
     split = configured_split(settings, name, root=root)
@@ -382,44 +372,38 @@ def split_facts(run: "Trainer", name: SplitName, dataset: DetectionDataset) -> S
     )
 
 
-def settings_of(run: "Trainer", *, step: int, epochs: float) -> dict[str, str]:
-    """What was asked for."""
-    training, ranks = run.config.training, run.group.size
-    images = run.plan.images_per_batch * training.gradient_accumulation
+def settings_of(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
+    """Return how the run was configured."""
+    training, ranks = run.config.training, len(run.hosts)
     warmup = f"after a warm-up of {training.warmup_epochs:g} epochs"
     return {
-        "steps": f"{step} of {run.plan.total_steps}, {epochs:.4g} epochs",
-        "images in a step": f"{images}, by {ranks} {'rank' if ranks == 1 else 'ranks'}",
+        "steps": f"{step} of {run.total_steps}, {epochs:.4g} epochs",
+        "images in a step": f"{run.images_per_step}, by {ranks} "
+        f"{'rank' if ranks == 1 else 'ranks'}",
         "optimizer": training.optimizer,
         "learning rate": f"{training.learning_rate:g}, {training.schedule} {warmup}",
-        "precision": f"{run.description.precision}, engine {run.engine}",
-        "norms": run.description.norm,
-        "layers of the backbone that train": f"{run.description.trainable_layers} of 5",
+        "precision": f"{run.model.precision}, engine {run.engine}",
+        "norms": run.model.norm,
+        "layers of the backbone that train": f"{run.model.trainable_layers} of 5",
         "seed": str(run.config.run.seed),
     }
 
 
-def circumstances(run: "Trainer", *, step: int) -> dict[str, str]:
-    """Where, how long and with what, as the run's files have it."""
-    environment = environment_of(run)
+def circumstances(run: RunFacts, *, step: int) -> dict[str, str]:
+    """Return where, how long and with what the run trained, as its files have it."""
+    environment = json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))
     packages = environment.get("packages", {})
     code = environment.get("code", {})
     commit = code.get("commit") or "not known"
-    seconds = [one["seconds"] for one in read_metrics(run.folder.metrics) if is_step(one, step)]
+    seconds = [
+        record["seconds"]
+        for record in read_json_lines(run.folder.metrics)
+        if record.get("kind") == "step" and record["step"] <= step
+    ]
     return {
         "time in steps": clock(math.fsum(seconds)),
         "processor": f"{environment.get('processor') or 'not known'}, "
         f"{environment.get('usable_cpus', '?')} CPUs",
-        "versions": ", ".join(f"{name} {found}" for name, found in packages.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in packages.items()),
         "code": commit + (" with changes of its own" if code.get("is_modified") else ""),
     }
-
-
-def is_step(record: dict[str, Any], last: int) -> bool:
-    """Whether a record of the metrics is of a step up to the last."""
-    return record.get("kind") == "step" and record["step"] <= last
-
-
-def environment_of(run: "Trainer") -> dict[str, Any]:
-    """What the run wrote down of its surroundings when it began."""
-    return json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from retinanet.training.checkpoint_state import (
     State,
     TrainingPosition,
 )
-from retinanet.training.distributed import random_states
+from retinanet.training.train_state import random_states
 
 NAMES = ("one", "two", "three")
 

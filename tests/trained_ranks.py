@@ -2,22 +2,31 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import train
 from common.cli import run_command
 
 folder = Path(sys.argv.pop(1))
-train_to_the_end = train.steps_and_evaluations
+run = train.run
 
 
-def train_and_save(run: "train.Trainer", stop: "train.StopRequest") -> int:
+def run_and_save(*arguments: Any) -> int:
     import torch
 
-    code = train_to_the_end(run, stop)
-    torch.save(run.model.state_dict(), folder / f"rank{run.group.rank}.pt")
-    return code
+    from retinanet.training.trainer import Trainer
+
+    fit = Trainer.fit
+
+    def fit_and_save(self: Trainer, *inputs: Any) -> int:
+        code = fit(self, *inputs)
+        torch.save(self.model.state_dict(), folder / f"rank{self.group.rank}.pt")
+        return code
+
+    setattr(Trainer, "fit", fit_and_save)  # noqa: B010
+    return run(*arguments)
 
 
 if __name__ == "__main__":
-    train.steps_and_evaluations = train_and_save
+    setattr(train, "run", run_and_save)  # noqa: B010
     sys.exit(run_command(train.main))

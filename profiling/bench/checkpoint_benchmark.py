@@ -28,7 +28,7 @@ from profiling.bench.variant import STANDARD, Workload
 if TYPE_CHECKING:
     from retinanet.engine.engines import PreparedTraining
     from retinanet.training.checkpoint_state import State
-    from retinanet.training.checkpointer import CheckpointWriter
+    from retinanet.training.checkpointer import Checkpointer
     from retinanet.training.loop import StepResult
 
 EVERY_SECONDS = 600.0
@@ -124,21 +124,21 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     """Warm a training up; each question is a round's number, and its answer what it measured."""
     set_allocator("tuned")  # before torch is loaded
     from profiling.bench.recipes.step import steps_of, training
-    from retinanet.training.checkpointer import CheckpointWriter
+    from retinanet.training.checkpointer import Checkpointer
 
     workload = Workload(**specification["workload"])
     prepared = training(workload, precision=fastest_precision())
     steps = steps_of(prepared, workload)
     for _ in range(WARM_UP):
         next(steps)
-    writer = CheckpointWriter(Path(specification["folder"]), keep=1, warn=sys.exit)
+    writer = Checkpointer(Path(specification["folder"]), keep=1, warn=sys.exit)
     return {}, lambda number: one_round(prepared, steps, writer, workload, number=number)
 
 
 def one_round(
     prepared: "PreparedTraining",
     steps: "Iterator[StepResult]",
-    keeper: "CheckpointWriter",
+    keeper: "Checkpointer",
     workload: Workload,
     *,
     number: int,

@@ -1,15 +1,10 @@
-"""The model and its optimizer at a run's start.
+"""The model and its optimizer at a run's start, and the weights to start from.
 
-TODO-DOC Backbone weights to start from, and the refusal to start without where that cannot work.
-
-TODO-DOC Weights in torch's own files (`.pth`), each of which is a pickle: a program that builds objects.
-
-`weights_only=True` lets such a program build tensors and plain containers only. In torch before
-2.10 it does so carelessly: CVE-2026-24747, memory that a file made for it can corrupt, and with it
-run code. So such files are read here alone, for `python -m retinanet convert` and for the one file
-of torchvision's that is known by its hash.
-
-TODO-DOC Files that are no checkpoint, and by their names are something else that this project knows.
+Weights in torch's own files (`.pth`) are pickles: programs that build objects. `weights_only=True`
+lets such a program build tensors and plain containers only, but torch before 2.10 has a known hole
+(CVE-2026-24747): a file made for it can corrupt memory and so run code. So such files are read here
+alone, for `python -m retinanet convert` and for the one file of torchvision's that is known by its
+hash.
 """
 
 import argparse
@@ -39,7 +34,7 @@ from retinanet.training.nonfinite import require_finite_tensors
 
 
 def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
-    """The pretrained backbone's weights, or None for a start from random ones.
+    """Return the pretrained backbone's weights, or None for a start from random ones.
 
     Raises:
         InputError: They cannot be read or are not finite, or a start without them could not train.
@@ -60,7 +55,7 @@ def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
 def build_model(
     settings: ModelConfig, *, num_classes: int, weights: Mapping[str, Tensor] | None
 ) -> RetinaNet:
-    """A RetinaNet in channels_last memory; weights are random but for the backbone's, if given.
+    """Return a RetinaNet in channels_last memory, with random weights but for the backbone's.
 
     Raises:
         InputError: The weights are not a ResNeXt50-32x4d's.
@@ -79,13 +74,13 @@ def build_model(
 def build_optimizer(
     settings: TrainingConfig, model: nn.Module, *, engine: str, groups: int = 1
 ) -> Optimizer:
-    """The optimizer of the parameters that train.
+    """Return the optimizer of the parameters that train.
 
     Args:
         settings: `training` of the configuration.
-        model: What has the parameters.
+        model: Has the parameters.
         engine: `torch` or `ipex`.
-        groups: Compute groups, which bring momentum of their own.
+        groups: Compute groups, which have momentum of their own.
     """
     return make_optimizer(
         model,
@@ -104,10 +99,10 @@ FROM_TORCHVISION = "torchvision"
 def require_trainable_start(
     pretrained_backbone: str | None, *, norm: str, trainable_layers: int
 ) -> None:
-    """Refuse random weights that nothing could train.
+    """Refuse random weights where parts of the model are frozen.
 
-    Frozen layers would stay random, and frozen norms would let random layers' activations grow
-    from block to block.
+    Frozen layers would stay random, and with frozen norms the activations of random layers would
+    grow from block to block.
 
     Raises:
         InputError: Says what to set.
@@ -126,7 +121,7 @@ def require_trainable_start(
 
 
 def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
-    """Weights of a resnext50_32x4d.
+    """Read the weights of a resnext50_32x4d.
 
     Args:
         pretrained_backbone: A .safetensors file, or `torchvision` for ImageNet's weights
@@ -152,7 +147,7 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
 
 
 def dropped_parts(weights: Mapping[str, Tensor]) -> str:
-    """Return what of a whole detector a backbone leaves out; nothing for a classifier's weights."""
+    """Return which parts of a whole detector are not used; empty for a classifier's weights."""
     if not any(name.startswith(IN_DETECTOR) for name in weights):
         return ""
     dropped = [name for name in weights if not name.startswith(IN_DETECTOR)]
@@ -161,7 +156,7 @@ def dropped_parts(weights: Mapping[str, Tensor]) -> str:
 
 
 def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) -> list[str]:
-    """Return what a run tells about the weights it starts from."""
+    """Return notes on the weights that a run starts from."""
     dropped = dropped_parts(weights or {})
     if not dropped:
         return []
@@ -172,7 +167,7 @@ def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) 
 
 
 def read_torchvision_weights() -> dict[str, Tensor]:
-    """ImageNet weights from torch's cache; they are downloaded to it if they are not there.
+    """Read ImageNet weights from torch's cache; download them if they are not there.
 
     The file is a pickle, so its whole hash is compared before anything of it is loaded.
 
@@ -204,7 +199,7 @@ def read_torchvision_weights() -> dict[str, Tensor]:
 
 
 IMAGENET_FILE = "resnext50_32x4d-7cdf4587.pth"
-"""`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`: the digits are those that its SHA-256 begins with."""
+"""`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`; the digits are the first of its SHA-256."""
 IMAGENET_SHA512 = (
     "15c9f0bc1c8d64750712f86ffaded3b0bc6a87e77a395dcda3013d8af65b7ebf"
     "3ca1c24dd3aae60c0d83e510b4d27731f0526b6f9392c0a85ffc18e5fecd8a13"
@@ -216,8 +211,7 @@ WRAPPINGS = ("model", "state_dict")
 """Keys under which training scripts put a state_dict: torchvision's and MLPerf's, and others."""
 
 LARGEST_RATIO = 4
-"""Bytes of tensors to those of the file: tensors that share memory, such as tied weights, are
-copied each."""
+"""Largest ratio of tensors' bytes to the file's: tensors that share memory are each copied."""
 NAMES_SHOWN = 5
 MOST_BYTES = 8_000_000_000
 """Of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
@@ -228,14 +222,14 @@ ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class PickledWeights:
-    """What a file holds."""
+    """The weights in a file."""
 
     tensors: dict[str, Tensor]
     """Dense, each with memory of its own, under today's names."""
     renamed: int
-    """How many had an older spelling; see `retinanet.model.retinanet`."""
+    """How many names had an older spelling; see `retinanet.model.retinanet`."""
     dropped: tuple[str, ...]
-    """What stood beside them and is no tensor."""
+    """Names of what stood beside them and is no tensor."""
 
 
 def refuse_pickle(path: Path, *, what: str) -> None:
@@ -254,7 +248,7 @@ def refuse_pickle(path: Path, *, what: str) -> None:
 
 
 def is_imagenet_file(content: bytes) -> bool:
-    """Whether these are the bytes of torchvision's own file."""
+    """Return whether these are the bytes of torchvision's own file."""
     return hashlib.sha512(content).hexdigest() == IMAGENET_SHA512
 
 
@@ -320,8 +314,10 @@ def reason_of(error: Exception) -> str:
     return ESCAPE_CODE.sub("", text.strip().split("\n", maxsplit=1)[0])[:160]
 
 
-def told(file: Path, content: bytes, weights: PickledWeights, *, is_known: bool) -> list[str]:
-    """What was read and what of it was dropped, line by line."""
+def describe_weights(
+    file: Path, content: bytes, weights: PickledWeights, *, is_known: bool
+) -> list[str]:
+    """Return lines on what was read and what of it was dropped."""
     origin = "torchvision's, by its SHA-512" if is_known else "unpickled because you said --trust"
     digest = hashlib.sha256(content).hexdigest()
     lines = [f"{file}: {len(content):,} bytes, sha256 {digest}, {origin}"]
@@ -333,7 +329,7 @@ def told(file: Path, content: bytes, weights: PickledWeights, *, is_known: bool)
 
 
 def shown(names: Sequence[str]) -> str:
-    """The first few names."""
+    """Return the first few names."""
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(name[:60] for name in names[:NAMES_SHOWN]) + more
 
@@ -345,7 +341,7 @@ def _require_plausible_sizes(content: bytes, file: Path) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except Exception:  # torch's older format, or a damaged archive: torch.load tells which
+    except Exception:  # torch's older format, or a damaged archive: torch.load says which
         return
     if size > len(content):
         raise InputError(
@@ -359,7 +355,7 @@ def _size(value: Tensor) -> int:
 
 
 def without_wrapping(loaded: object) -> tuple[Mapping[Any, Any], list[str]]:
-    """The state_dict in what a file holds, and the names of what stands beside it."""
+    """Return the state_dict in what a file holds, and the names of what stands beside it."""
     if not isinstance(loaded, dict):
         return {}, []
     for wrapping in WRAPPINGS:
@@ -370,7 +366,7 @@ def without_wrapping(loaded: object) -> tuple[Mapping[Any, Any], list[str]]:
 
 
 def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
-    """A tensor as safetensors holds them: contiguous, its memory shared with no other.
+    """Return a tensor as safetensors holds it: contiguous, its memory shared with no other.
 
     Raises:
         InputError: It is sparse or quantized, or needs more bytes than `limit`, the file's.

@@ -4,13 +4,8 @@ A checkpoint is a folder `step-000500/` with `model.safetensors` (torchvision's 
 `optimizer.safetensors`, for several ranks with norms that train `ranks.safetensors`, and
 `state.json`. It gets its name once it is whole and on the disk. Nothing is pickled.
 
-TODO-DOC Reading checkpoints: nothing of one is used before its SHA-256 was found to be right.
-
-TODO-DOC Writing checkpoints: a folder gets its name once it is whole and on the disk.
-
-TODO-DOC Which of a run's checkpoints is meant, and which is the newest that is whole.
-
-TODO-DOC The optimizer's state as named tensors, and back.
+No part is used before its SHA-256 was found to be right. The optimizer's state is stored as tensors
+under the parameters' names.
 """
 
 import hashlib
@@ -43,8 +38,8 @@ from retinanet.training.checkpoint_state import (
     read_state,
     state_text,
 )
-from retinanet.training.distributed import RankState, rank_states
 from retinanet.training.nonfinite import require_finite_tensors
+from retinanet.training.train_state import RankState, rank_states
 
 __all__ = [
     "Checkpoint",
@@ -92,7 +87,7 @@ class Checkpoint:
             require_finite_tensors(mapped_tensors(file), file=file)
 
     def require_unchanged(self, name: str) -> Path:
-        """See that a part is what was written; returns the file.
+        """Check that a part is what was written; return the file.
 
         Raises:
             InputError: It is missing, cut short or changed.
@@ -105,10 +100,10 @@ class Checkpoint:
             size = file.stat().st_size
             if size != part.bytes:
                 raise InputError(f"{file}: damaged: {size} bytes, {part.bytes} were written")
-            found = file_digest(file)
+            digest = file_digest(file)
         except OSError as error:
             raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-        if found != part.sha256:
+        if digest != part.sha256:
             raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
         return file
 
@@ -125,7 +120,7 @@ class Checkpoint:
         return tensors
 
     def build_model(self) -> RetinaNet:
-        """The model with the checkpoint's weights, channels_last.
+        """Return a model with the checkpoint's weights, channels_last.
 
         Raises:
             InputError: The weights cannot be read or do not fit.
@@ -139,7 +134,7 @@ class Checkpoint:
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def load_weights(self, model: RetinaNet) -> None:
-        """Put the checkpoint's weights into a model.
+        """Load the checkpoint's weights into a model.
 
         Raises:
             InputError: The weights cannot be read or do not fit.
@@ -153,7 +148,7 @@ class Checkpoint:
             raise InputError(f"{file}: does not fit the configured model: {detail}") from error
 
     def load_training_state(self, model: RetinaNet, optimizer: Optimizer) -> None:
-        """Put weights and the optimizer's state back as they were.
+        """Restore weights and the optimizer's state.
 
         Raises:
             InputError: A file cannot be read, or belongs to another model.
@@ -165,7 +160,7 @@ class Checkpoint:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def rank_states(self) -> list[RankState]:
-        """What each rank had of its own.
+        """Return what each rank had of its own.
 
         Raises:
             InputError: A file cannot be read.
@@ -179,20 +174,20 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's JSON; its tensors are read when they are asked for.
+    """Read a checkpoint's JSON; its tensors are read on demand.
 
     Args:
         path: See `find_checkpoint`.
 
     Raises:
-        InputError: There is no checkpoint, or its `state.json` is not ours or damaged.
+        InputError: There is no checkpoint, or its `state.json` is damaged or of another kind.
     """
     folder = find_checkpoint(path)
     return Checkpoint(folder, read_state(folder))
 
 
 def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint below `checkpoints/` of which every part is what was written.
+    """Return the newest checkpoint below `checkpoints/` of which every part is what was written.
 
     Returns:
         The checkpoint, or None where there is none; and what is wrong with each newer one.
@@ -222,7 +217,7 @@ def mapped_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def file_digest(file: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -234,7 +229,7 @@ REMOVED = ".removed"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint is made of. The tensors belong to it alone: training goes on meanwhile."""
+    """What a checkpoint is made of; its tensors are copies, since training continues meanwhile."""
 
     parts: Mapping[str, Mapping[str, Tensor]]
     """Tensors by file and name."""
@@ -243,10 +238,10 @@ class Contents:
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies as safetensors takes them."""
+    """Return copies as safetensors takes them."""
     return {
-        name: one.detach().clone(memory_format=torch.contiguous_format)
-        for name, one in tensors.items()
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
     }
 
 
@@ -291,12 +286,12 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> None:
     """
     try:
         save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:  # which is what a full disk is told as
+    except SafetensorError as error:  # as which a full disk is reported
         raise OSError(None, str(error)) from error
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk: then no crash undoes them."""
+    """Wait until a file, or the names in a folder, are on the disk and survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -305,7 +300,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def rewrite_state(folder: Path, state: State) -> None:
-    """Replace what a checkpoint says of itself, at once; its tensors stay.
+    """Replace a checkpoint's `state.json` atomically; its tensors stay.
 
     Raises:
         OSError: It cannot be written; what was there stays.
@@ -322,7 +317,7 @@ def rewrite_state(folder: Path, state: State) -> None:
 
 
 def point_to(link: Path, folder: Path) -> None:
-    """Make `link` name `folder` beside it, at once."""
+    """Point `link` to `folder` beside it, atomically."""
     partial = link.with_name(f".{link.name}{PARTIAL}")
     partial.unlink(missing_ok=True)
     partial.symlink_to(folder.name)
@@ -330,7 +325,7 @@ def point_to(link: Path, folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint: first its name, so that none is ever half there."""
+    """Remove a checkpoint: first its name, so that no half of one is ever found."""
     if not folder.exists():
         return
     doomed = folder.with_name(f".{folder.name}{REMOVED}")
@@ -348,7 +343,7 @@ def remove_old(checkpoints: Path, *, keep: int) -> None:
 
 
 def remove_unfinished(checkpoints: Path) -> None:
-    """Remove what writers and removers that were killed have left."""
+    """Remove what writers and removers that were killed have left behind."""
     for pattern in (f".*{PARTIAL}", f".*{REMOVED}"):
         for path in checkpoints.glob(pattern):
             if path.is_dir() and not path.is_symlink():
@@ -358,8 +353,8 @@ def remove_unfinished(checkpoints: Path) -> None:
 
 
 def checkpoint_folder(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint after so many steps is."""
-    return checkpoints / name_of(step)
+    """Return the folder of the checkpoint after `step` steps."""
+    return checkpoints / f"step-{step:06d}"
 
 
 BEST, LAST = "best", "last"
@@ -369,7 +364,7 @@ NAME = re.compile(r"step-([0-9]{6,18})")
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint folder that a user's path means.
+    """Return the checkpoint folder that a user's path means.
 
     Args:
         path: A checkpoint's folder, a file in it, or a run's folder (its best, else its last).
@@ -393,33 +388,32 @@ def find_checkpoint(path: Path) -> Path:
     raise InputError(f"{path}: {reason}; give runs/NAME/checkpoints/best or a folder like it")
 
 
-def name_of(step: int) -> str:
-    """The folder's name of the checkpoint after so many steps."""
-    return f"step-{step:06d}"
-
-
 def step_of(folder: Path) -> int:
-    """The inverse of `name_of`."""
+    """Return the number of steps in a checkpoint folder's name."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     return int(match[1])
 
 
 def newest_first(checkpoints: Path) -> list[Path]:
-    """The checkpoints' folders below `checkpoints/`, by step."""
+    """Return the checkpoints' folders below `checkpoints/`, the newest first."""
     if not checkpoints.is_dir():
         return []
-    found = [one for one in checkpoints.iterdir() if NAME.fullmatch(one.name) and one.is_dir()]
-    return sorted(found, key=step_of, reverse=True)
+    folders = [
+        folder
+        for folder in checkpoints.iterdir()
+        if NAME.fullmatch(folder.name) and folder.is_dir()
+    ]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def trainable_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that train, in the optimizer's order."""
+    """Return the names of the parameters that train, in the optimizer's order."""
     return [name for name, value in model.named_parameters() if value.requires_grad]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state under the parameters' names: `backbone.fpn…weight/exp_avg`."""
+    """Return the optimizer's state under the parameters' names: `backbone.fpn…weight/exp_avg`."""
     names = trainable_names(model)
     return {
         f"{names[index]}/{slot}": tensor
@@ -431,7 +425,7 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 def optimizer_state(
     tensors: Mapping[str, Tensor], model: nn.Module, *, file: Path
 ) -> dict[int, dict[str, Tensor]]:
-    """The inverse of `optimizer_tensors`: the slots of each parameter that trains, in their order.
+    """Return the state of each parameter that trains, by its number; undoes `optimizer_tensors`.
 
     Raises:
         InputError: A parameter is not known or of another shape, or lacks a slot that others have.
@@ -446,7 +440,7 @@ def optimizer_state(
         if tensor.dim() and tensor.shape != parameters[name].shape:
             raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
         state[places[name]][slot] = match_memory_format(parameters[name], tensor)
-    # An optimizer would start anew, in silence, for a parameter that has none.
+    # An optimizer would silently start anew for a parameter that has none.
     slots = {slot for own in state.values() for slot in own}
     for name, index in places.items():
         for slot in sorted(slots - state[index].keys()):

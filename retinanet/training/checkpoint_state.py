@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ModelDescription:
-    """What it takes to build the model that a checkpoint's weights fit."""
+    """The model that a checkpoint's weights fit."""
 
     num_classes: Annotated[int, Field(ge=1, lt=100_000)]
     norm: Annotated[str, Field(pattern="^(frozen|batch)$")]
@@ -54,7 +54,7 @@ class ModelDescription:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingPosition:
-    """How far a run has come."""
+    """How far a run has come, under the names of `state.json`."""
 
     step: Count
     """Optimizer steps done."""
@@ -82,7 +82,7 @@ class Part:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class State:
-    """All that `state.json` says, but for its own SHA-256."""
+    """The content of `state.json`, but for its own SHA-256."""
 
     model: ModelDescription
     position: TrainingPosition
@@ -100,13 +100,13 @@ SCHEMA = TypeAdapter(State)
 
 
 def state_text(state: State) -> str:
-    """What `state.json` holds."""
+    """Return the text of `state.json`."""
     content = {"format": FORMAT, **asdict(state)}
     return json.dumps({"sha256": digest(content), **content}, indent=1)
 
 
 def digest(content: Any) -> str:
-    """SHA-256 of JSON's content, however it is laid out."""
+    """Return the SHA-256 of JSON's content, whatever its layout."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -128,7 +128,7 @@ def read_state(folder: Path) -> State:
     try:
         content = json.loads(text)
         written_digest = content.pop("sha256", None) if isinstance(content, dict) else None
-        found_digest = digest(content)
+        actual_digest = digest(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not a checkpoint's state: not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -138,13 +138,13 @@ def read_state(folder: Path) -> State:
         raise InputError(
             f"{file}: format {shown(written_format)}; this version reads {FORMAT}, see CHANGELOG"
         )
-    if written_digest != found_digest:
+    if written_digest != actual_digest:
         raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
     return checked(file, content)
 
 
 def checked(file: Path, content: dict[str, Any]) -> State:
-    """The state with every field of its type.
+    """Return the state with every field of its type.
 
     Raises:
         InputError: Names the first field that is not.
@@ -201,7 +201,7 @@ def require_consistent_position(position: TrainingPosition) -> None:
     """Check the relations within a position.
 
     Raises:
-        InputError: Names the first field that cannot be.
+        InputError: Names the first field that contradicts another.
     """
     for name in ("epoch", "skipped_steps"):
         if getattr(position, name) > position.step:

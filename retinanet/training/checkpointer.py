@@ -1,13 +1,12 @@
-"""A run's checkpoints as all ranks see them: each adds what it has of its own, rank 0 writes.
+"""When a run's checkpoints are written, and by whom: each rank adds its own state, rank 0 writes.
 
-TODO-DOC Writes a run's checkpoints while training goes on, and keeps the last ones and the best.
-
-TODO-DOC When a run's next checkpoint is due.
+Rank 0 writes in a thread while training continues, and keeps the last checkpoints and the best. A
+write that fails is a warning: what was there before stays.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -43,85 +42,106 @@ from retinanet.training.checkpoint_state import (
     TrainingPosition,
     read_state,
 )
-from retinanet.training.distributed import averaged_norms, numbered, own_state
+from retinanet.training.distributed import averaged_norms
+from retinanet.training.train_state import number_statistics, rank_state_dict
 
 
 class Checkpointer:
-    """When checkpoints are written, and by whom. All ranks call all of it, at the same steps."""
+    """Writes a run's checkpoints. All ranks call its methods at the same steps, unless noted."""
 
     def __init__(
         self,
         checkpoints: Path,
         *,
-        every: str,
         keep: int,
-        group: ProcessGroup,
         warn: Callable[[str], None],
+        every: str = "epoch",
+        group: ProcessGroup | None = None,
     ) -> None:
         """Write below a folder.
 
         Args:
             checkpoints: `runs/NAME/checkpoints`.
-            every: How often, as in the configuration.
             keep: How many of the last stay, beside the best.
-            group: The ranks.
-            warn: Told on rank 0, in a line, of each that could not be written.
+            warn: Called on rank 0, with a line, for each that could not be written.
+            every: How often, as in the configuration.
+            group: The ranks; None: one.
         """
         self._checkpoints = checkpoints
-        self._group = group
-        self._clock = CheckpointTimer(every)
-        self._keeper = CheckpointWriter(checkpoints, keep=keep, warn=warn)
+        self._keep = keep
+        self._warn = warn
+        self._timer = CheckpointTimer(every)
+        self.group = group or ProcessGroup()
+        """Those that are left, where compute groups have ended."""
+        self._thread: Thread | None = None
+        self._error: OSError | None = None
+        self._step: int | None = None
+        self._problem = ""
+        self.seconds = 0.0
+        """From the beginning of the last write until it was on the disk."""
 
-    def go_on_from(self, checkpoint: Checkpoint, *, epoch: float) -> list[str]:
-        """Tidy up around the one that the run is resumed from; returns what to say of it."""
-        self._clock.restart(step=checkpoint.position.step, epoch=epoch)
-        return self._keeper.go_on_from(checkpoint)
+    def resume_from(self, checkpoint: Checkpoint, *, epoch: float) -> list[str]:
+        """Tidy up around the checkpoint that a run is resumed from; rank 0 calls it.
 
-    def regroup(self, group: ProcessGroup) -> None:
-        """Go on with the ranks that are left."""
-        self._group = group
+        Newer ones, which are damaged, and which the run writes again, get another name. Links that
+        a kill has left behind are set.
+
+        Returns:
+            Lines for the user.
+        """
+        position = checkpoint.position
+        self._timer.load_state_dict({"step": position.step, "epoch": epoch})
+        remove_unfinished(self._checkpoints)
+        notes = []
+        for folder in newest_first(self._checkpoints):
+            if step_of(folder) > position.step:
+                notes.append(set_aside(folder))
+        self._link(checkpoint.folder, position)
+        self._step = position.step
+        return notes
 
     def is_due(self, *, step: int, epoch: float) -> bool:
-        """Whether rank 0 should begin another now; False on all others."""
-        if not self._group.is_first or self._keeper.is_writing:
+        """Return whether rank 0 should begin another now; False on all others."""
+        if not self.group.is_first or self.is_writing:
             return False
-        return self._clock.is_due(step=step, epoch=epoch)
+        return self._timer.is_due(step=step, epoch=epoch)
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, state: State, *, epoch: float) -> None:
-        """Begin to write, unless this step's is there; training may go on."""
+    def save(self, model: nn.Module, optimizer: Optimizer, state: State, *, epoch: float) -> None:
+        """Begin to write, unless this step's is there; training may continue meanwhile."""
         step = state.position.step
-        if self._group.from_first(lambda: self._keeper.has(step)):
+        if self.is_there(step):
             return
-        contents = gathered(self._group, model, optimizer, state)
+        contents = gathered(self.group, model, optimizer, state)
         if contents is not None:
-            self._keeper.write(contents)
-        self._clock.restart(step=step, epoch=epoch)
+            self.write(contents)
+        self._timer.load_state_dict({"step": step, "epoch": epoch})
 
     def is_there(self, step: int) -> bool:
-        """Whether the checkpoint after so many steps is on the disk, once writing has ended."""
-        return self._group.from_first(lambda: self._keeper.has(step))
+        """Wait for the writer; return whether the checkpoint after `step` steps is on the disk."""
 
+        def look() -> bool:
+            self.wait()
+            return self._step == step
+
+        return self.group.from_first(look)
+
+    @property
     def problem(self) -> str:
         """Why the last one could not be written."""
-        return self._group.from_first(lambda: self._keeper.problem)
+        return self.group.from_first(lambda: self._problem)
 
-    def evaluated(self, position: TrainingPosition) -> None:
-        """Note on rank 0, in the checkpoint of this step, what an evaluation has given."""
-        if self._group.is_first:
-            self._keeper.evaluated(position)
-
-    def autopsy(
+    def save_nonfinite(
         self, model: nn.Module, optimizer: Optimizer, state: State, *, report: dict[str, Any]
     ) -> Path:
-        """Write what a step that failed began with, and a report; returns the folder.
+        """Write the state before a step that was not finite, with a report; return the folder.
 
         Raises:
             InputError: It cannot be written.
         """
         folder = self._checkpoints / f"nonfinite-{state.position.step + 1:06d}"
-        contents = gathered(self._group, model, optimizer, state)
+        contents = gathered(self.group, model, optimizer, state)
         if contents is not None:
-            self._keeper.settle()
+            self.wait()
             try:
                 texts = {"report.json": json.dumps(report, indent=1)}
                 write_checkpoint(folder, contents, texts=texts)
@@ -129,95 +149,41 @@ class Checkpointer:
                 raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
         return folder
 
-
-def gathered(
-    group: ProcessGroup, model: nn.Module, optimizer: Optimizer, state: State
-) -> Contents | None:
-    """Copies of all that a checkpoint has, on rank 0; None on others. All ranks call it."""
-    averaged = averaged_norms(group, model)
-    states = group.gather(own_state(model, with_statistics=bool(averaged)))
-    if states is None:
-        return None
-    parts = {
-        MODEL_FILE: {**copies(model.state_dict()), **averaged},
-        OPTIMIZER_FILE: copies(optimizer_tensors(model, optimizer)),
-    }
-    if averaged:
-        parts[RANKS_FILE] = numbered(states)
-    return Contents(parts, replace(state, random_states=[one.random for one in states]))
-
-
-class CheckpointWriter:
-    """Of rank 0, for one run. A write that fails is a warning: what was there before stays."""
-
-    def __init__(self, checkpoints: Path, *, keep: int, warn: Callable[[str], None]) -> None:
-        """Keep the checkpoints below a folder.
-
-        Args:
-            checkpoints: `runs/NAME/checkpoints`.
-            keep: How many of the last stay, beside the best.
-            warn: Told, in a line, of each that could not be written.
-        """
-        self._checkpoints = checkpoints
-        self._keep = keep
-        self._warn = warn
-        self._thread: Thread | None = None
-        self._error: OSError | None = None
-        self._step: int | None = None
-        self.problem = ""
-        """Why the last one could not be written."""
-        self.seconds = 0.0
-        """That the last one took to be on the disk, beside the training."""
-
-    def go_on_from(self, checkpoint: Checkpoint) -> list[str]:
-        """Tidy up around the checkpoint that a run is resumed from.
-
-        Newer ones, which are damaged, and which the run makes again, get another name. Links that
-        a kill has left behind are set.
-
-        Returns:
-            What there is to say of it.
-        """
-        here = checkpoint.position
-        remove_unfinished(self._checkpoints)
-        said = []
-        for folder in newest_first(self._checkpoints):
-            if step_of(folder) > here.step:
-                said.append(set_aside(folder))
-        self._link(checkpoint.folder, here)
-        self._step = here.step
-        return said
-
-    def has(self, step: int) -> bool:
-        """Whether the checkpoint after so many steps is on the disk, once all writing has ended."""
-        self.settle()
-        return self._step == step
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether an earlier one is not on the disk yet."""
-        self._collect(wait=False)
-        return self._thread is not None
-
-    def write(self, contents: Contents) -> None:
-        """Begin to write; waits only for an earlier one's end."""
-        self.settle()
-        self._step = contents.state.position.step
-        self._thread = Thread(target=self._write, args=(contents,), name="checkpoint")
-        self._thread.start()
-
-    def settle(self) -> None:
-        """Wait until what is being written is on the disk, or has failed."""
-        self._collect(wait=True)
-
-    def evaluated(self, position: TrainingPosition) -> None:
-        """Note in the checkpoint of this step what an evaluation of its weights has given."""
+    def add_evaluation(self, position: TrainingPosition) -> None:
+        """Write an evaluation's mAP into the checkpoint of its step; `best` follows the highest."""
+        if not self.group.is_first:
+            return
         folder = checkpoint_folder(self._checkpoints, position.step)
         try:
             rewrite_state(folder, replace(read_state(folder), position=position))
             self._link(folder, position)
             remove_old(self._checkpoints, keep=self._keep)
         except OSError as error:
+            self._failed(error)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether an earlier one is not on the disk yet; of rank 0."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+        return self._thread is not None
+
+    def write(self, contents: Contents) -> None:
+        """Begin to write on rank 0; waits only for an earlier one's end."""
+        self.wait()
+        self._step = contents.state.position.step
+        self._thread = Thread(target=self._write, args=(contents,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait on rank 0 until what is being written is on the disk, or has failed."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        self._problem = ""
+        error, self._error = self._error, None
+        if error is not None:
             self._failed(error)
 
     def _write(self, contents: Contents) -> None:
@@ -236,29 +202,38 @@ class CheckpointWriter:
         if position.map_here is not None and position.map_here == position.best_map:
             point_to(self._checkpoints / BEST, folder)
 
-    def _collect(self, *, wait: bool) -> None:
-        if self._thread is None or (self._thread.is_alive() and not wait):
-            return
-        self._thread.join()
-        self._thread = None
-        self.problem = ""
-        error, self._error = self._error, None
-        if error is not None:
-            self._failed(error)
-
     def _failed(self, error: OSError) -> None:
         step, self._step = self._step, None
-        self.problem = error.strerror or str(error)
+        self._problem = error.strerror or str(error)
         kept = newest_first(self._checkpoints)
         stays = f"{kept[0].name} stays" if kept else "there is none yet"
         self._warn(
             f"warning: {self._checkpoints}: the checkpoint after step {step} could not be "
-            f"written: {self.problem}; {stays}, training goes on"
+            f"written: {self._problem}; {stays}, training goes on"
         )
 
 
+def gathered(
+    group: ProcessGroup, model: nn.Module, optimizer: Optimizer, state: State
+) -> Contents | None:
+    """Return copies of all that a checkpoint has, on rank 0; None on others. All ranks call it."""
+    averaged = averaged_norms(group, model)
+    states = group.gather(rank_state_dict(model, with_statistics=bool(averaged)))
+    if states is None:
+        return None
+    parts = {
+        MODEL_FILE: {**copies(model.state_dict()), **averaged},
+        OPTIMIZER_FILE: copies(optimizer_tensors(model, optimizer)),
+    }
+    if averaged:
+        parts[RANKS_FILE] = number_statistics(states)
+    return Contents(
+        parts, replace(state, random_states=[state_of_rank.random for state_of_rank in states])
+    )
+
+
 def set_aside(folder: Path) -> str:
-    """Give a damaged checkpoint a name that no run uses; returns what to say of it."""
+    """Give a damaged checkpoint a name that no run uses; return a line for the user."""
     aside = folder.with_name(f"damaged-{folder.name}")
     number = 1
     while aside.exists():
@@ -269,7 +244,7 @@ def set_aside(folder: Path) -> str:
 
 
 class CheckpointTimer:
-    """Of rank 0, whose word counts for all ranks."""
+    """Decides when the next checkpoint is due; rank 0's counts for all ranks."""
 
     def __init__(self, every: str) -> None:
         """`every`: as in the configuration; see `retinanet.config_types`."""
@@ -278,12 +253,13 @@ class CheckpointTimer:
         self._last_step = 0
         self._last_epoch = 0.0
 
-    def restart(self, *, step: int, epoch: float) -> None:
-        """Count from here on: a checkpoint was begun after `step` steps and `epoch` epochs."""
-        self._last_time, self._last_step, self._last_epoch = time.monotonic(), step, int(epoch)
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Count from now on: a checkpoint has been begun after `step` steps and `epoch` epochs."""
+        self._last_time = time.monotonic()
+        self._last_step, self._last_epoch = int(state["step"]), int(state["epoch"])
 
     def is_due(self, *, step: int, epoch: float) -> bool:
-        """Whether it is time for the next one, after `step` steps and `epoch` epochs in all."""
+        """Return whether it is time for the next, after `step` steps and `epoch` epochs in all."""
         count = self._interval.count
         if self._interval.unit == "seconds":
             return time.monotonic() - self._last_time >= count

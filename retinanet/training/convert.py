@@ -1,8 +1,7 @@
-"""`python -m retinanet convert`: weights from a `.pth` as safetensors, once.
+"""`python -m retinanet convert`: weights from a `.pth` as safetensors, a detector as a checkpoint.
 
-TODO-DOC `python -m retinanet convert --detector`: a detector of other scripts as a checkpoint, once.
-
-TODO-DOC The classes of a detector that comes without them: from COCO-format JSON, or a list of names.
+With `--detector`, the `.pth` of another script's detector becomes a checkpoint; its classes are
+read from COCO-format JSON or a list of names.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training.build import read_trusted, told, unpickle_weights
+from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
 from retinanet.training.checkpoint import Contents, write_checkpoint
 from retinanet.training.checkpoint_state import (
     MODEL_FILE,
@@ -34,16 +33,16 @@ from retinanet.training.checkpoint_state import (
     State,
     TrainingPosition,
 )
-from retinanet.training.distributed import random_states
+from retinanet.training.train_state import random_states
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
-    """Write the tensors of a `.pth` to a safetensors file, and say what was left out.
+    """Write the tensors of a `.pth` to a safetensors file, and print what was left out.
 
     Args:
         file: torch's file: a state_dict, alone or under `model` or `state_dict`.
         out: Where they go; its name ends in `.safetensors`.
-        trust: Whether the user trusts whoever made `file`. torchvision's own file needs no word.
+        trust: Whether the user trusts whoever made `file`. torchvision's own file needs no trust.
         overwrite: Whether `out` may be replaced.
 
     Raises:
@@ -56,7 +55,7 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
     weights = unpickle_weights(content, file)
     written = save(weights.tensors, metadata={"format": "pt"})
     write_whole(out, written)
-    print("\n".join(told(file, content, weights, is_known=is_known)))
+    print("\n".join(describe_weights(file, content, weights, is_known=is_known)))
     digest = hashlib.sha256(written).hexdigest()
     print(f"{out}: {len(weights.tensors):,} tensors, {len(written):,} bytes, sha256 {digest}")
     return FINISHED
@@ -66,7 +65,7 @@ IMAGE_SIZE = 800
 """To which MLPerf's reference resizes, and torchvision's scripts the shorter side. [pixels]"""
 LOGITS = "head.classification_head.cls_logits.weight"
 NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
-"""Norms are constants in evaluation, however they were trained; nothing else is trained further."""
+"""Norms are constants in evaluation, however they were trained; nothing is trained further."""
 
 
 def convert_detector(
@@ -92,7 +91,7 @@ def convert_detector(
     weights = unpickle_weights(content, detector)
     tensors = detector_tensors(weights.tensors, source=str(detector))
     class_map = read_class_map(classes, outputs=outputs_of(tensors))
-    lines = told(detector, content, weights, is_known=is_known)
+    lines = describe_weights(detector, content, weights, is_known=is_known)
     state = converted_state(class_map, image_size=image_size)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +132,9 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
     Raises:
         InputError: Names the first that differs from the model's, or is not finite.
     """
-    tensors = {key: one for key, one in given.items() if not key.endswith("num_batches_tracked")}
+    tensors = {
+        key: tensor for key, tensor in given.items() if not key.endswith("num_batches_tracked")
+    }
     if LOGITS not in tensors or tensors[LOGITS].dim() != 4:
         raise InputError(
             f"{source}: holds no RetinaNet: {LOGITS} is missing; give the file of a whole "
@@ -156,7 +157,7 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
             wrong = "holds values that are not finite numbers"
         if wrong:
             raise InputError(f"{source}: is no RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
-    return {key: one.to(torch.float32) for key, one in tensors.items()}
+    return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
 
 
 def outputs_of(tensors: Mapping[str, Tensor]) -> int:
@@ -192,7 +193,7 @@ def converted_state(class_map: ClassMap, *, image_size: int) -> State:
 
 
 MOST_BYTES = 16 << 20
-"""A larger file is read as annotations, by parts."""
+"""A larger file is read as annotations, in parts."""
 
 
 def read_class_map(file: Path, *, outputs: int) -> ClassMap:

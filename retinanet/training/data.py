@@ -1,6 +1,7 @@
-"""The data that a configuration names: a data set's two splits, or drawn scenes.
+"""The data of a run: a data set's two splits or synthetic scenes, and how batches are loaded.
 
-TODO-DOC Where images are loaded, and what becomes of those that cannot be read.
+Batches are loaded in the training process or in processes beside it (`Loading`). Images that cannot
+be read are replaced and counted, up to a limit (`BadImages`).
 """
 
 import math
@@ -29,7 +30,7 @@ from retinanet.training.loop import StepResult
 def open_run_data(
     config: Config, *, scenes_folder: Path, console: Console, group: ProcessGroup | None = None
 ) -> DetectionData:
-    """Open both splits, on rank 0 first; draw the scenes before where they are asked for.
+    """Open both splits, on rank 0 first; make synthetic scenes before, where configured.
 
     Args:
         config: Its section `data`, `model.num_classes`, and `run.seed` for drawing.
@@ -46,7 +47,7 @@ def open_run_data(
 
 
 def opened_here(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:
-    """`open_run_data` on one rank."""
+    """Open both splits on one rank; see `open_run_data`."""
     settings = config.data
     decoder = resolve_decoder(settings.decoder)
     root = settings.root
@@ -68,7 +69,7 @@ def opened_here(config: Config, *, scenes_folder: Path, console: Console) -> Det
 
 
 def draw_scenes(root: Path, settings: ScenesConfig, *, seed: int, console: Console) -> None:
-    """Draw both splits' scenes, unless they are there, and show the progress."""
+    """Make both splits' synthetic scenes, unless they are there, and show the progress."""
     total = settings.train + settings.validation
     root.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -86,7 +87,7 @@ def draw_scenes(root: Path, settings: ScenesConfig, *, seed: int, console: Conso
 
 
 def require_no_files(settings: DataConfig) -> None:
-    """Refuse a configuration that asks for drawn scenes and for a data set.
+    """Refuse a configuration that has synthetic scenes and a data set.
 
     Raises:
         InputError: Names the field that was given beside `data.scenes`.
@@ -107,14 +108,14 @@ def require_no_files(settings: DataConfig) -> None:
 
 
 LARGEST_SHARE = 0.01
-"""Of a step. What loading in the training process may take of it before it moves out."""
+"""Largest share of a step that loading may take before it moves out of the training process."""
 FIRST_STEPS = 3
 """Steps that are longer than others, since kernels are built and memory is filled."""
 STEPS_MEASURED = 8
 
 
 class Loading:
-    """Both splits' batches, the processes that load them, and what was wrong with images."""
+    """Both splits' batches, the processes that load them, and images that could not be read."""
 
     def __init__(
         self,
@@ -152,13 +153,13 @@ class Loading:
             loader.in_this_process = self.watch.is_open
 
     def share_evaluation(self, *, rank: int, ranks: int) -> None:
-        """From now on evaluate this rank's part among so many ranks."""
+        """From now on evaluate this rank's part among `ranks` ranks."""
         batches = self.validation.batch_sampler.batches
         assert isinstance(batches, EvaluationBatches)
         batches.share(rank=rank, ranks=ranks)
 
     def describe(self) -> str:
-        """Who decodes, and where, for a person."""
+        """Return which decoder decodes images, and where."""
         where = "in the training process"
         if self.watch.is_open:
             where += ", unless that costs too much of a step"
@@ -167,9 +168,9 @@ class Loading:
         return f"{describe_decoder(self.decoder)}, {where}"
 
     def move_out_if_needed(self, result: StepResult) -> str | None:
-        """Note a step. Returns, once at most, why loading now goes on in a process of its own.
+        """Note a step; return, once at most, why loading continues in a process of its own.
 
-        The iteration that the step was of then has to begin again from the next step on.
+        The iteration over batches then has to begin again from the next step on.
         """
         reason = self.watch.step(result)
         if reason:
@@ -178,7 +179,7 @@ class Loading:
 
 
 def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
-    """How many to start: as told, or one for each reserved core, or one that may be needed."""
+    """Return how many to start: as configured, or one for each reserved core, at least one."""
     return max(1, reserved_cores) if workers == "auto" else workers
 
 
@@ -186,9 +187,9 @@ def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) ->
 class LoadingWatch:
     """With `data.workers=auto`: moves loading out of the training process if it costs too much.
 
-    A process of its own takes the same time of a core that training would have. Where loading is
-    waiting for a disk or a network, or the training leaves a core idle, it is gained. Nothing is
-    lost (docs/experiments.md), but neither is anything won below `LARGEST_SHARE`.
+    A loading process takes the same time of a core that training would have. Time is saved where
+    loading waits for a disk or a network, or training leaves a core idle. Nothing is lost
+    (docs/experiments.md), but below `LARGEST_SHARE` nothing is gained either.
     """
 
     is_open: bool
@@ -196,7 +197,7 @@ class LoadingWatch:
     seen: list[StepResult] = field(default_factory=list)
 
     def step(self, result: StepResult) -> str | None:
-        """Note a step. Returns, once at most, why loading should move, in words for a person."""
+        """Note a step; return, once at most, why loading should move."""
         if not self.is_open:
             return None
         self.seen.append(result)
@@ -204,8 +205,8 @@ class LoadingWatch:
             return None
         self.is_open = False
         measured = self.seen[FIRST_STEPS:]
-        waited = sum(one.data_seconds for one in measured)
-        share = waited / sum(one.seconds for one in measured)
+        waited = sum(result.data_seconds for result in measured)
+        share = waited / sum(result.seconds for result in measured)
         self.seen.clear()
         if share <= LARGEST_SHARE:
             return None
@@ -224,7 +225,7 @@ class BadImages:
     seen: set[str] = field(default_factory=set)
 
     def note(self, problems: tuple[str, ...]) -> list[str]:
-        """Take a step's; returns those that are new.
+        """Note a step's images; return those that are new.
 
         Raises:
             InputError: They are more than the limit.

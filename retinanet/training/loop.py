@@ -1,6 +1,7 @@
-"""The training step and the steps of an epoch.
+"""The training step: forward, loss, backward, all-reduce, clipping, optimizer.
 
-TODO-DOC Who is told where each training step is: nobody, unless a profile was asked for.
+`train_one_epoch` is the loop over an epoch's batches. Who is told where each step is, for a
+profile, is a `StepProfiler`; without one it is `NO_PROFILER`.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Protocol
 
 import torch
@@ -27,8 +28,20 @@ from retinanet.engine.optimizers import clip_gradients, gradient_norm
 from retinanet.loss.detection import detection_loss
 from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
 
-Update = Callable[[float], int]
-"""Takes a step at a learning rate with the gradients, lets go of them; returns its staleness."""
+Update = Callable[[float], object]
+"""Takes an optimizer step at a learning rate, and clears the gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStep:
+    """What `retinanet.training.async_groups` adds to a step; nothing where all ranks are one."""
+
+    number: int
+    """Of the compute group whose step it was."""
+    staleness: int
+    """Updates by other groups between reading the weights and updating them."""
+    at_work: int = 1
+    """Groups that took steps at the same time, this one included."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class StepResult:
     data_seconds: float
     """Waiting for data alone."""
     page_faults: int
-    """Pages that the kernel gave to this process anew; loading processes not counted."""
+    """Pages that the kernel newly mapped into this process; loading processes not counted."""
     resident_mb: float
     """Memory in RAM after the step. [10⁶ bytes]"""
     peak_resident_mb: float
@@ -58,17 +71,12 @@ class StepResult:
     forward_seconds: float = 0.0
     """Forward passes and losses, in which no rank waits for another."""
     bad_images: tuple[str, ...] = ()
-    """Images that could not be read and that others stood in for, a line each."""
+    """Images that could not be read and were replaced by others, a line each."""
     nonfinite: tuple[NonFiniteStep, ...] = ()
     """Of each rank, where the loss or a gradient was not finite: nothing was updated then."""
     notes: tuple[str, ...] = ()
     """Lines for the log about what slowed the step down, of all ranks."""
-    group: int | None = None
-    """The compute group whose step it was; None where all ranks are one."""
-    groups_at_work: int = 1
-    """That took steps at the same time, this one included."""
-    staleness: int = 0
-    """Steps of other groups that came between its reading the weights and its updating them."""
+    group: GroupStep | None = None
 
     @property
     def loss(self) -> float:
@@ -76,67 +84,55 @@ class StepResult:
         return sum(self.losses.values())
 
     @property
+    def run_seconds(self) -> float:
+        """The step's share of the run's time, of which several compute groups share each second."""
+        return self.seconds / (self.group.at_work if self.group else 1)
+
+    @property
     def images_per_second(self) -> float:
-        """Of all groups, if they are as fast as this one."""
-        return self.images * self.groups_at_work / self.seconds
+        """Of the whole run."""
+        return self.images / self.run_seconds
+
+
+class StepProfiler(Protocol):
+    """Is called around each step and each phase of it.
+
+    A step is one of the optimizer: from waiting for its images until its weights are updated. Its
+    phases are `data` (the wait, also for other ranks' images), `forward`, `loss`, `backward`
+    (averaging of gradients included) and `optimizer`; where a step has several batches, the middle
+    three come once for each. What happens between two steps belongs to neither.
+    """
+
+    def notes(self, steps: range) -> list[str]:
+        """Return what will not be measured in a run that takes these steps."""
+
+    def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
+        """Return the context of a step of this model, counted from 1 over the whole run."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Return the context of a phase of the step."""
 
 
 NOTHING = nullcontext()
 
 
-class Unwatched:
-    """`Phases` that does nothing."""
+class NullProfiler:
+    """A `StepProfiler` that does nothing."""
 
     def notes(self, steps: range) -> list[str]:
-        """None."""
+        """Return nothing."""
         return []
 
     def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
-        """Nothing."""
+        """Return a context that does nothing."""
         return NOTHING
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """Nothing."""
+        """Return a context that does nothing."""
         return NOTHING
 
 
-NO_PROFILER = Unwatched()
-
-
-class StepProfiler(Protocol):
-    """Is told where each step begins and ends, and each phase in it.
-
-    A step is one of the optimizer: from waiting for its images until its weights are there. Its
-    phases are `data` (the wait, also for other ranks' images), `forward`, `loss`, `backward` (the
-    exchange of gradients included) and `optimizer`; where a step has several batches, the middle
-    three come once for each. What the run does between two steps belongs to neither.
-    """
-
-    def notes(self, steps: range) -> list[str]:
-        """What there is to say before a run takes these steps."""
-
-    def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
-        """Around a step, counted from 1 over the whole run, of this model."""
-
-    def phase(self, name: str) -> AbstractContextManager[object]:
-        """Around a phase of the step."""
-
-
-def batch_losses(
-    prepared: PreparedTraining,
-    batch: Batch,
-    *,
-    focal_form: str = "auto",
-    phases: StepProfiler = NO_PROFILER,
-) -> dict[str, torch.Tensor]:
-    """Forward pass and losses of one batch: the model as its engine runs it, losses in float32."""
-    with phases.phase("forward"):
-        images = normalize(batch.images)
-        outputs = prepared.forward(images)
-    with phases.phase("loss"):
-        height, width = images.shape[-2:]
-        anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
-        return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
+NO_PROFILER = NullProfiler()
 
 
 def train_one_epoch(
@@ -146,19 +142,19 @@ def train_one_epoch(
     learning_rate: Callable[[int], float],
     first_step: int,
     gradient_accumulation: int = 1,
-    longest_gradient: float | None = None,
+    max_grad_norm: float | None = None,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
     update: Update | None = None,
-    phases: StepProfiler = NO_PROFILER,
+    profiler: StepProfiler = NO_PROFILER,
     main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
-    """Train on the batches, yielding after every optimizer step.
+    """Train on the batches, and yield after every optimizer step.
 
-    A generator, so that whoever drives it may log, write a checkpoint or stop between any two
-    steps. Batches left over that do not fill a step are not used. A step whose loss or gradients
-    are not finite leaves weights, optimizer and running statistics as they were, and says so in
-    its result, on all ranks; it is for the caller to go on or not.
+    A generator, so that the caller may log, write a checkpoint or stop between any two steps.
+    Batches left over that do not fill a step are not used. A step whose loss or gradients are not
+    finite leaves weights, optimizer and running statistics as they were, on all ranks; its result
+    has `nonfinite`, and the caller decides whether to continue.
 
     Args:
         prepared: The model and its optimizer, see `prepare_training`.
@@ -166,127 +162,139 @@ def train_one_epoch(
         learning_rate: From the number of steps done to the next step's rate.
         first_step: Optimizer steps done before.
         gradient_accumulation: Batches averaged into one step.
-        longest_gradient: The norm to which a step's gradients are clipped; None: they are not.
+        max_grad_norm: The norm to which a step's gradients are clipped; None: they are not.
         focal_form: See `focal_loss`.
         exchange: Averages the gradients over the ranks, where there are several.
         update: Takes the optimizer's step instead of the prepared optimizer.
-        phases: Is told where each step is; an exchange was made with the same.
+        profiler: Is called around steps and phases; an exchange was made with the same.
         main_cpus: Where the calling thread computes, see `launch.shares.Share.main_cpus`.
     """
-    prepared.model.train()
-    statistics = RunningStatistics(prepared.model)
-    update = update or partial(update_weights, prepared.optimizer)
+    model = prepared.model
+    model.train()
+    statistics = RunningStatistics(model)
+    update = update or partial(optimizer_step, prepared.optimizer)
     stream = iter(batches)
-    step = first_step
-    while True:
-        with phases.step(step + 1, prepared):
-            start = time.perf_counter()
-            faults = page_faults()
-            with phases.phase("data"):
-                group = list(islice(stream, gradient_accumulation))
-            if len(group) < gradient_accumulation:
+    for step in count(first_step):
+        with profiler.step(step + 1, prepared):
+            start, faults = time.perf_counter(), page_faults()
+            with profiler.phase("data"):
+                step_batches = list(islice(stream, gradient_accumulation))
+            if len(step_batches) < gradient_accumulation:
                 return
             data_seconds = time.perf_counter() - start
             rate = learning_rate(step)
-            step += 1
             statistics.keep()
+            nonfinite: tuple[NonFiniteStep, ...] = ()
             # Only now: loading processes were started while waiting for data, and are not bound.
             with calling_thread_on(main_cpus):
                 terms = accumulate_gradients(
-                    prepared, group, focal_form=focal_form, exchange=exchange, phases=phases
+                    prepared,
+                    step_batches,
+                    focal_form=focal_form,
+                    exchange=exchange,
+                    profiler=profiler,
                 )
-                with phases.phase("optimizer"):
-                    norm, staleness = gradient_norm(prepared.model.parameters()), 0
+                with profiler.phase("optimizer"):
+                    norm = gradient_norm(model.parameters())
                     if math.isfinite(norm):
-                        clip_gradients(
-                            prepared.model.parameters(), norm=norm, longest=longest_gradient
-                        )
-                        staleness = update(rate)
-                        nonfinite = []
+                        clip_gradients(model.parameters(), norm=norm, longest=max_grad_norm)
+                        update(rate)
                     else:
                         statistics.put_back()
-                        nonfinite = [give_up_step(prepared, terms)]
+                        nonfinite = (find_nonfinite(model, terms),)
+                        prepared.optimizer.zero_grad(set_to_none=True)
             result = StepResult(
-                step=step,
+                step=step + 1,
                 losses=mean_losses(terms),
                 gradient_norm=norm,
                 learning_rate=rate,
-                images=sum(len(batch.image_ids) for batch in group),
+                images=sum(len(batch.image_ids) for batch in step_batches),
                 seconds=time.perf_counter() - start,
                 data_seconds=data_seconds,
                 page_faults=page_faults() - faults,
                 resident_mb=resident_mb(),
                 peak_resident_mb=peak_resident_mb(),
                 exchange_seconds=exchange.exposed_seconds if exchange else 0.0,
-                forward_seconds=sum(one.forward_seconds for one in terms),
-                bad_images=tuple(problem for batch in group for problem in batch.bad_images),
-                nonfinite=tuple(nonfinite),
-                staleness=staleness,
+                forward_seconds=sum(batch.forward_seconds for batch in terms),
+                bad_images=tuple(line for batch in step_batches for line in batch.bad_images),
+                nonfinite=nonfinite,
             )
         yield result
 
 
 def accumulate_gradients(
     prepared: PreparedTraining,
-    group: list[Batch],
+    batches: Sequence[Batch],
     *,
     focal_form: str = "auto",
     exchange: GradientExchange | None = None,
-    phases: StepProfiler = NO_PROFILER,
+    profiler: StepProfiler = NO_PROFILER,
 ) -> list[BatchTerms]:
-    """Add the average gradient of the batches to the parameters; return each batch's losses.
+    """Run forward, loss and backward; return each batch's losses.
 
-    Where a loss is not finite, the gradients become NaN, so that the average over the ranks does
-    on all of them: none waits for another, and all see it in the norm.
+    The gradients are averages over the batches and, with an exchange, over the ranks: the
+    all-reduce runs during the last batch's backward pass.
     """
-    own = partial(batch_losses, prepared, focal_form=focal_form, phases=phases)
-    losses_of = exchange or own
-    found = []
-    for number, batch in enumerate(group, start=1):
-        held_back = exchange.held_back() if exchange and number < len(group) else nullcontext()
-        with held_back:
+    forward_and_loss = exchange or partial(
+        batch_losses, prepared, focal_form=focal_form, profiler=profiler
+    )
+    all_terms = []
+    for number, batch in enumerate(batches, start=1):
+        is_last = number == len(batches)
+        with exchange.held_back() if exchange and not is_last else NOTHING:
             start = time.perf_counter()
-            losses = losses_of(batch)
-            values = {name: value.item() for name, value in losses.items()}
+            losses = forward_and_loss(batch)
             terms = BatchTerms(
-                losses=values,
+                losses={name: value.item() for name, value in losses.items()},
                 image_ids=tuple(batch.image_ids),
                 forward_seconds=time.perf_counter() - start,
             )
-            loss = sum(losses.values(), torch.zeros(())) / len(group)
-            if not terms.is_finite:  # an infinite loss may have finite gradients
+            loss = sum(losses.values(), torch.zeros(())) / len(batches)
+            if not terms.is_finite:
+                # An infinite loss may have finite gradients. As NaN it reaches the average, and so
+                # the norm on every rank: all skip the step, and none waits for another.
                 loss = loss * math.nan
-            with phases.phase("backward"):
+            with profiler.phase("backward"):
                 exchange.backward(loss) if exchange else loss.backward()
-        found.append(terms)
-    return found
+        all_terms.append(terms)
+    return all_terms
 
 
-def mean_losses(batches: Sequence[BatchTerms]) -> dict[str, float]:
-    """Each term's mean over batches."""
-    return {
-        name: sum(one.losses[name] / len(batches) for one in batches) for name in batches[0].losses
-    }
+def batch_losses(
+    prepared: PreparedTraining,
+    batch: Batch,
+    *,
+    focal_form: str = "auto",
+    profiler: StepProfiler = NO_PROFILER,
+) -> dict[str, torch.Tensor]:
+    """Run the model forward as its engine does, and return the losses of a batch in float32."""
+    with profiler.phase("forward"):
+        images = normalize(batch.images)
+        outputs = prepared.forward(images)
+    with profiler.phase("loss"):
+        height, width = images.shape[-2:]
+        anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
+        return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
 
 
-def update_weights(optimizer: Optimizer, learning_rate: float) -> int:
-    """Take an optimizer step at the given rate, and let go of the gradients; 0: no staleness."""
+def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:
+    """Run one optimizer step at the given rate and clear the gradients."""
     for parameters in optimizer.param_groups:
         parameters["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return 0
 
 
-def give_up_step(prepared: PreparedTraining, terms: Sequence[BatchTerms]) -> NonFiniteStep:
-    """Let go of gradients that are not finite, having looked where they are."""
-    found = find_nonfinite(prepared.model, terms)
-    prepared.optimizer.zero_grad(set_to_none=True)
-    return found
+def mean_losses(batches: Sequence[BatchTerms]) -> dict[str, float]:
+    """Return each loss term's mean over batches."""
+    return {
+        name: sum(batch.losses[name] / len(batches) for batch in batches)
+        for name in batches[0].losses
+    }
 
 
 def require_finite(result: StepResult) -> StepResult:
-    """Refuse a step that changed nothing, where no run decides about it.
+    """Return the step, where a benchmark or a study takes it and no run decides about it.
 
     Raises:
         NonFiniteLossError: Its loss or its gradients were not finite.

@@ -1,11 +1,8 @@
-"""Numbers of a run: a JSON object a line in `metrics.jsonl`, and the same in TensorBoard.
+"""Numbers of a run: a JSON object a line in `metrics.jsonl`, the same in TensorBoard, and curves.
 
-TODO-DOC TensorBoard's event files, which a full disk interrupts and does not end.
-
-TODO-DOC Curves of a run: losses and mAP against steps.
+A full disk interrupts TensorBoard's event files, but does not end them.
 """
 
-import io
 import json
 import math
 import threading
@@ -13,25 +10,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from common.files import LineFile, write_whole
+from common.charts import BLUE, RED, new_figure, save_chart
+from common.files import LineFile, read_json_lines, write_whole
 from retinanet.evaluation.metric import COLOURS, METRICS, Evaluation
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics_file import drop_later_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class MetricsLog:
-    """Appends to both files. A resumed run's later lines are dropped, since it makes them again.
+    """Appends to both files; lines of steps that a resumed run takes again are dropped.
 
-    What cannot be written raises OSError; lines then wait for the next that can.
+    What cannot be written raises OSError; lines are kept until the next that can.
     """
 
     def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
@@ -40,7 +37,7 @@ class MetricsLog:
         self._tensorboard = TensorBoardLog(tensorboard, purge_step=resumed_step + 1)
 
     def step(self, result: StepResult, *, epoch: float) -> None:
-        """One optimizer step."""
+        """Write one optimizer step."""
         record: dict[str, Any] = {
             "kind": "step",
             "step": result.step,
@@ -59,20 +56,20 @@ class MetricsLog:
             "peak_resident_mb": result.peak_resident_mb,
         }
         if result.group is not None:
-            record |= {"group": result.group, "staleness": result.staleness}
+            record |= {"group": result.group.number, "staleness": result.group.staleness}
         self._write(record)
         train = ("loss", *result.losses, "gradient_norm", "learning_rate", "images_per_second")
         memory = ("page_faults", "resident_mb", "peak_resident_mb")
         shown = {f"train/{name}": record[name] for name in train}
         shown |= {f"memory/{name}": record[name] for name in memory}
         if result.group is not None:
-            shown["train/staleness"] = result.staleness
+            shown["train/staleness"] = result.group.staleness
         self._tensorboard.scalars(shown, step=result.step)
 
     def evaluation(
         self, evaluation: Evaluation, *, step: int, epoch: float, seconds: float
     ) -> None:
-        """One evaluation."""
+        """Write one evaluation."""
         record = {
             "kind": "evaluation",
             "step": step,
@@ -82,20 +79,20 @@ class MetricsLog:
             "seconds": seconds,
         }
         self._write(record)
-        known = {name: one for name, one in evaluation.summary.items() if not math.isnan(one)}
-        shown = {f"evaluation/{name}": one for name, one in known.items()}
+        known = {name: value for name, value in evaluation.summary.items() if not math.isnan(value)}
+        shown = {f"evaluation/{name}": value for name, value in known.items()}
         self._tensorboard.scalars(shown, step=step)
 
     def bad_image(self, problem: str, *, step: int) -> None:
-        """An image that could not be read."""
+        """Write an image that could not be read."""
         self._write({"kind": "bad_image", "step": step, "problem": problem})
 
     def nonfinite(self, report: dict[str, Any]) -> None:
-        """A skipped step; see `nonfinite_report`."""
+        """Write a skipped step; see `NonFiniteReport.content`."""
         self._write({"kind": "nonfinite", **report})
 
     def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
-        """A picture [H, W, 3] for TensorBoard."""
+        """Write a picture [H, W, 3] to TensorBoard."""
         self._tensorboard.image(name, pixels, step=step)
 
     def close(self) -> None:
@@ -112,16 +109,23 @@ class MetricsLog:
         self._lines.write(json.dumps(clean))
 
 
+def drop_later_lines(file: Path, *, step: int) -> None:
+    """Remove records of steps after `step`, in one atomic replacement."""
+    if file.exists():
+        kept = [record for record in read_json_lines(file) if record["step"] <= step]
+        write_whole(file, "".join(json.dumps(record) + "\n" for record in kept))
+
+
 SECONDS_BETWEEN_TRIES = 60.0
 WRITERS_THREAD = "_AsyncWriterThread"
-"""tensorboard's class of the thread that writes; what it raises comes back at the next call."""
+"""tensorboard's class of the writing thread; its errors are raised again at the next call."""
 
 
 class TensorBoardLog:
-    """Numbers and pictures by step. What cannot be written is left out: `metrics.jsonl` has it."""
+    """Writes numbers and pictures by step; leaves out what cannot be written."""
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
-        """Write event files into a folder; what others there have from `purge_step` on is void."""
+        """Write event files into a folder; steps from `purge_step` on in others there are void."""
         self._folder = folder
         self._purge_step: int | None = purge_step
         self._writer: SummaryWriter | None = None
@@ -130,7 +134,7 @@ class TensorBoardLog:
         threading.excepthook = self._hide_disk_errors
 
     def scalars(self, values: Mapping[str, float], *, step: int) -> None:
-        """Numbers by name.
+        """Write numbers by name.
 
         Raises:
             OSError: They could not be written.
@@ -138,7 +142,7 @@ class TensorBoardLog:
         self._write(lambda to: [to.add_scalar(name, one, step) for name, one in values.items()])
 
     def image(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
-        """A picture [H, W, 3].
+        """Write a picture [H, W, 3].
 
         Raises:
             OSError: It could not be written.
@@ -172,8 +176,8 @@ class TensorBoardLog:
             self._previous_hook(arguments)
 
 
-LOSSES = (("loss", "both", "#333333"), ("classification", "classification", "#e6194b"),
-          ("bbox_regression", "boxes", "#3c8ddc"))  # fmt: skip
+LOSSES = (("loss", "both", "#333333"), ("classification", "classification", RED),
+          ("bbox_regression", "boxes", BLUE))  # fmt: skip
 PRECISIONS = [(name, METRICS[name].heading, colour) for name, colour in COLOURS.items()]
 
 
@@ -190,8 +194,7 @@ def draw_curves(
     """
     steps = [record for record in records if record["kind"] == "step"]
     evaluations = [record for record in records if record["kind"] == "evaluation"]
-    figure = Figure(figsize=(12, 4.5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width=12, height=4.5)
     left, right = figure.subplots(1, 2)
     figure.suptitle(title)
     draw_losses(left, steps)
@@ -200,13 +203,11 @@ def draw_curves(
         axes.set_xlabel("optimizer steps")
         axes.grid(alpha=0.3)
         axes.set_xlim(left=0)
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    write_whole(file, content.getvalue())
+    save_chart(figure, file)
 
 
-def draw_losses(axes: Axes, steps: Sequence[dict[str, Any]]) -> None:
-    """Every step's losses, pale, and their running mean."""
+def draw_losses(axes: "Axes", steps: Sequence[dict[str, Any]]) -> None:
+    """Draw every step's losses, pale, and their running mean."""
     places = [record["step"] for record in steps]
     for name, label, colour in LOSSES:
         values = np.array([record[name] for record in steps], dtype=float)  # null becomes NaN
@@ -218,22 +219,22 @@ def draw_losses(axes: Axes, steps: Sequence[dict[str, Any]]) -> None:
 
 
 def draw_precisions(
-    axes: Axes, evaluations: Sequence[dict[str, Any]], *, target_map: float | None
+    axes: "Axes", evaluations: Sequence[dict[str, Any]], *, target_map: float | None
 ) -> None:
-    """The evaluations' precisions."""
+    """Draw the evaluations' precisions."""
     places = [record["step"] for record in evaluations]
     for name, label, colour in PRECISIONS:
         values = [np.nan if record[name] is None else record[name] for record in evaluations]
         axes.plot(places, values, color=colour, marker="o", label=label)
     if target_map is not None:
-        axes.axhline(target_map, color="#2f9e44", linestyle="--", label=f"target {target_map:g}")
+        axes.axhline(target_map, color=GREEN, linestyle="--", label=f"target {target_map:g}")
     axes.set_title("validation")
     axes.set_ylim(0, 1)
     axes.legend(loc="upper left")
 
 
 def running_mean(values: NDArray[np.float64], *, window: int = 20) -> NDArray[np.float64]:
-    """Mean of up to `window` values that end at each place; NaN, of skipped steps, is left out."""
+    """Return means of up to `window` values until each place, without NaN of skipped steps."""
     counted = np.isfinite(values)
     sums = np.cumsum(np.insert(np.where(counted, values, 0.0), 0, 0.0))
     counts = np.cumsum(np.insert(counted, 0, 0))

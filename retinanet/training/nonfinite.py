@@ -1,20 +1,29 @@
-"""Steps whose loss or gradients are not finite: what is known of one, and how many a run takes."""
+"""Steps whose loss or gradients are not finite: what is known of one, and how many a run takes.
+
+Such a step changes nothing: the update is skipped. `NonFiniteGuard` decides whether the run
+continues, and describes the step: in full for JSON, and in one line for the console.
+"""
 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from common.errors import InputError
+from data.annotations import Annotations
 
-NAMES_TOLD = 5
-NORMS_TOLD = 10
+NAMES_KEPT = 5
+"""Names of tensors that a report has."""
+NORMS_KEPT = 10
 """Gradient norms of the steps before that a report has."""
+BATCHES_SHOWN, IMAGES_SHOWN, NORMS_SHOWN, NAMES_SHOWN = 2, 4, 3, 2
+"""In the line for the console."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +37,7 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTerms:
-    """One batch of a step."""
+    """The losses of one batch of a step."""
 
     losses: dict[str, float]
     image_ids: tuple[int, ...]
@@ -37,13 +46,13 @@ class BatchTerms:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all its terms are."""
+        """Whether all terms are finite."""
         return all(map(math.isfinite, self.losses.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteStep:
-    """What a rank knows of a step that was not finite, and that changed nothing.
+    """What a rank knows of a step that was not finite and changed nothing.
 
     Gradients are averages over the ranks, and where a loss was not finite none of them is.
     """
@@ -58,12 +67,12 @@ class NonFiniteStep:
 
 
 def find_nonfinite(model: nn.Module, batches: Sequence[BatchTerms]) -> NonFiniteStep:
-    """Look through a model that has the step's gradients, and is otherwise as before the step."""
+    """Search a model that has the step's gradients, and is otherwise as before the step."""
     parameters = list(model.named_parameters())
     return NonFiniteStep(
         batches=tuple(batches),
         gradients=names_of_nonfinite(
-            (name, one.grad) for name, one in parameters if one.grad is not None
+            (name, value.grad) for name, value in parameters if value.grad is not None
         ),
         weights=names_of_nonfinite(parameters),
         statistics=names_of_nonfinite(model.named_buffers()),
@@ -71,9 +80,9 @@ def find_nonfinite(model: nn.Module, batches: Sequence[BatchTerms]) -> NonFinite
 
 
 def names_of_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> TensorNames:
-    """The names of those that hold a value that is infinite or NaN."""
-    found = [name for name, tensor in tensors if not torch.isfinite(tensor.detach()).all()]
-    return TensorNames(count=len(found), first=tuple(found[:NAMES_TOLD]))
+    """Return the names of tensors that hold an infinite value or NaN."""
+    names = [name for name, tensor in tensors if not torch.isfinite(tensor.detach()).all()]
+    return TensorNames(count=len(names), first=tuple(names[:NAMES_KEPT]))
 
 
 def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -> None:
@@ -88,26 +97,178 @@ def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -
             raise InputError(f"{file}: {name} holds a value that is not finite (NaN or infinite)")
 
 
-@dataclass
-class NonFiniteSteps:
-    """Those of a run, and whether it goes on after one."""
+@dataclass(frozen=True, kw_only=True)
+class NonFiniteReport:
+    """A step of all ranks that was not finite."""
 
-    action: Literal["stop", "skip"]
-    limit: int
-    """Steps that may be skipped."""
-    skipped: int = 0
-    """Steps so far, those before a resume included."""
-    norms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NORMS_TOLD))
-    """Of the last steps: step and gradient norm."""
+    content: dict[str, Any]
+    """All that is known, for JSON: see `describe_step`."""
+    line: str
+    """The most important of it."""
+    advice: str | None
+    """What to do about it where the run cannot continue; None: the step is skipped."""
 
-    def advice(self, steps: Sequence[NonFiniteStep]) -> str | None:
-        """Count a step of all ranks. Returns what to do about it where the run cannot go on."""
-        if any(one.weights.count or one.statistics.count for one in steps):
+
+class NonFiniteGuard:
+    """Decides whether a run continues after a step that was not finite; the same on all ranks."""
+
+    def __init__(
+        self, action: Literal["stop", "skip"], *, limit: int, annotations: Annotations
+    ) -> None:
+        """Allow `limit` skipped steps if `action` is `skip`; `annotations` name the images."""
+        self._action = action
+        self._limit = limit
+        self._annotations = annotations
+        self._norms: deque[tuple[int, float]] = deque(maxlen=NORMS_KEPT)
+        self.skipped = 0
+        """Steps so far, those before a resume included."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"skipped_steps": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what a checkpoint kept."""
+        self.skipped = state["skipped_steps"]
+
+    def check(
+        self,
+        step: int,
+        ranks: Sequence[NonFiniteStep],
+        *,
+        gradient_norm: float,
+        learning_rate: float,
+        is_decided: bool = False,
+    ) -> NonFiniteReport | None:
+        """Note a step, and return a report if it was not finite.
+
+        Args:
+            step: Its number.
+            ranks: What each rank knows of it; empty: it was finite.
+            gradient_norm: Over all ranks.
+            learning_rate: The step's.
+            is_decided: Whether others have skipped it already: then it is only counted.
+        """
+        if not ranks:
+            self._norms.append((step, gradient_norm))
+            return None
+        advice = None if is_decided else self.advice(ranks)
+        if advice is None:
+            self.skipped += 1
+        content = {
+            "step": step,
+            "skipped_steps": self.skipped,
+            "learning_rate": learning_rate,
+            "gradient_norm": json_number(gradient_norm),
+            "gradient_norms_before": [
+                {"step": before, "gradient_norm": json_number(norm)} for before, norm in self._norms
+            ],
+            **describe_step(ranks, self._annotations),
+        }
+        return NonFiniteReport(content=content, line=format_line(content), advice=advice)
+
+    def advice(self, ranks: Sequence[NonFiniteStep]) -> str | None:
+        """Return what to do about a step where the run cannot continue; None: skip it."""
+        if any(rank.weights.count or rank.statistics.count for rank in ranks):
             return "go on from an earlier checkpoint, as skipping steps mends no weights"
         calmer = "lower training.learning_rate or set training.clip_gradient_norm"
-        if self.action == "stop":
+        if self._action == "stop":
             return f"{calmer}, or have such steps skipped: training.on_nonfinite=skip"
-        if self.skipped >= self.limit:
-            return f"as many as training.nonfinite_limit={self.limit} were skipped before: {calmer}"
-        self.skipped += 1
+        if self.skipped >= self._limit:
+            limit = f"training.nonfinite_limit={self._limit}"
+            return f"as many as {limit} were skipped before: {calmer}"
         return None
+
+
+def describe_step(ranks: Sequence[NonFiniteStep], annotations: Annotations) -> dict[str, Any]:
+    """Return all that the ranks know of a step; numbers that are not finite are JSON strings."""
+    loss_is_finite = all(batch.is_finite for rank in ranks for batch in rank.batches)
+    first = ranks[0]  # weights and averaged gradients are the same on all ranks
+    return {
+        "loss_is_finite": loss_is_finite,
+        # Where a loss is not finite, no gradient is.
+        "gradients_not_finite": names_as_json(first.gradients) if loss_is_finite else None,
+        "weights_not_finite_before": names_as_json(first.weights),
+        "ranks": [
+            {
+                "rank": number,
+                "batches": [describe_batch(batch, annotations) for batch in rank.batches],
+                "statistics_not_finite_before": names_as_json(rank.statistics),
+            }
+            for number, rank in enumerate(ranks)
+        ],
+    }
+
+
+def describe_batch(batch: BatchTerms, annotations: Annotations) -> dict[str, Any]:
+    """Return a batch's losses, and its images by id and file name."""
+    images = []
+    for image_id in batch.image_ids:
+        rows = np.flatnonzero(annotations.image_ids == image_id)
+        name = annotations.file_names[int(rows[0])] if len(rows) else None
+        images.append({"id": image_id, "file_name": name})
+    losses = {name: json_number(value) for name, value in batch.losses.items()}
+    return {"losses": losses, "images": images}
+
+
+def names_as_json(names: TensorNames) -> dict[str, Any]:
+    """Return how many there are, and the first few."""
+    return {"count": names.count, "first": list(names.first)}
+
+
+def json_number(value: float) -> float | str:
+    """Return a number, or `nan`, `inf` or `-inf`, which JSON has as strings only."""
+    return value if math.isfinite(value) else str(value)
+
+
+def format_line(report: Mapping[str, Any]) -> str:
+    """Return the most important of a report, without advice."""
+    what = "gradients" if report["loss_is_finite"] else "loss"
+    parts = [f"{what} not finite at step {report['step']}: {format_batches(report)}"]
+    gradients = report["gradients_not_finite"]
+    if gradients is not None:
+        parts.append(f"gradients not finite: {format_names(gradients)}")
+    norms = [format_number(one["gradient_norm"]) for one in report["gradient_norms_before"]]
+    if norms:
+        parts.append(f"gradient norms before {', '.join(norms[-NORMS_SHOWN:])}")
+    parts.append(f"learning rate {format_number(report['learning_rate'])}")
+    before = [report["weights_not_finite_before"]]
+    before += [rank["statistics_not_finite_before"] for rank in report["ranks"]]
+    broken = next((names for names in before if names["count"]), None)
+    if broken:
+        parts.append(f"weights were already not finite before it: {format_names(broken)}")
+    return "; ".join(parts)
+
+
+def format_batches(report: Mapping[str, Any]) -> str:
+    """Return the batches whose loss was not finite, or all where it was."""
+    lines = []
+    for rank in report["ranks"]:
+        place = f"rank {rank['rank']}: " if len(report["ranks"]) > 1 else ""
+        for batch in rank["batches"]:
+            losses = batch["losses"]
+            if report["loss_is_finite"] or any(type(value) is str for value in losses.values()):
+                terms = ", ".join(f"{name} {format_number(losses[name])}" for name in losses)
+                images = [f"{one['id']} ({one['file_name']})" for one in batch["images"]]
+                shown = first_few(images, count=len(images), most=IMAGES_SHOWN)
+                lines.append(f"{place}{terms}, images {shown}")
+    return first_few(lines, count=len(lines), most=BATCHES_SHOWN)
+
+
+def format_names(names: Mapping[str, Any]) -> str:
+    """Return the first few names of tensors."""
+    if not names["count"]:
+        return "none, but their norm"
+    return first_few(names["first"], count=names["count"], most=NAMES_SHOWN)
+
+
+def first_few(texts: Sequence[str], *, count: int, most: int) -> str:
+    """Return up to `most` of the texts, and how many of `count` are not among them."""
+    shown = texts[:most]
+    remaining = count - len(shown)
+    return ", ".join(shown) + (f" and {remaining} more" if remaining else "")
+
+
+def format_number(value: float | str) -> str:
+    """Return three digits of a number, or its name."""
+    return value if isinstance(value, str) else f"{value:.3g}"

@@ -1,10 +1,9 @@
-"""A rank for which all others wait: a host that is busy, hot or older than the rest.
+"""Ranks of different speed: which are slow and why, and how a batch is split among them.
 
-TODO-DOC Other programs on this rank's cores: every parallel region waits for the slowest thread.
-
-TODO-DOC The images of each rank in a batch, settled before the first step (`distributed.batch_split`).
-
-TODO-DOC How fast a rank trains while all others do: what `distributed.batch_split=speed` goes by.
+`SlowRank` finds a rank for which all others wait: a host that is busy, hot or older than the rest.
+`BackgroundLoad` finds other programs on this rank's cores, where every parallel region waits for
+the slowest thread. `settle_batches` splits a batch before the first step
+(`distributed.batch_split`): `speed` measures how fast each rank trains while all others do.
 """
 
 import time
@@ -29,12 +28,12 @@ from retinanet.training.loop import StepResult, accumulate_gradients
 STEPS = 20
 """Looked at together: single steps are slow for many reasons."""
 MOST_OF_THEM = 0.8
-LONGER_TOLD = 0.25
+LONGER_NOTED = 0.25
 """Of the others' time, from which on it is worth a line."""
 
 
 class SlowRank:
-    """Looks for it in forward passes: in a backward pass those that are quick wait for the slow."""
+    """Compares forward passes: in a backward pass fast ranks wait for slow ones."""
 
     def __init__(self, hosts: Sequence[str], *, advice: str = "") -> None:
         """`hosts`: of each rank, for the message; `advice`: its end."""
@@ -42,23 +41,23 @@ class SlowRank:
         self._advice = advice
         self._slowest: deque[int] = deque(maxlen=STEPS)
         self._longer: deque[float] = deque(maxlen=STEPS)
-        self._told: int | None = None
+        self._noted: int | None = None
 
-    def heard(self, results: Sequence[StepResult]) -> str | None:
-        """Take a step of all ranks; returns what to say of a slow one, once for each rank."""
-        times = [one.forward_seconds for one in results]
+    def note(self, results: Sequence[StepResult]) -> str | None:
+        """Return a line about a slow rank, once for each; call it with every step of all ranks."""
+        times = [result.forward_seconds for result in results]
         slowest = times.index(max(times))
-        others = [one for rank, one in enumerate(times) if rank != slowest]
+        others = [seconds for rank, seconds in enumerate(times) if rank != slowest]
         if not others or not fmean(others):
             return None
         self._slowest.append(slowest)
         self._longer.append(times[slowest] / fmean(others) - 1)
         rank, count = Counter(self._slowest).most_common(1)[0]
         longer = fmean(self._longer)
-        is_slow = count >= MOST_OF_THEM * STEPS and longer >= LONGER_TOLD
-        if not is_slow or rank == self._told:
+        is_slow = count >= MOST_OF_THEM * STEPS and longer >= LONGER_NOTED
+        if not is_slow or rank == self._noted:
             return None
-        self._told = rank
+        self._noted = rank
         return (
             f"note: rank {rank} on {self._hosts[rank]} is slow, and all wait for it: its forward "
             f"passes took {longer:.0%} longer than the others' in the last {STEPS} steps"
@@ -67,7 +66,7 @@ class SlowRank:
 
 
 def advice_on_slow_rank(config: Config) -> str:
-    """What helps against one that stays slow: fewer images for it, where it has as many as all."""
+    """Return what helps against a slow rank: fewer images for it, if batches are split evenly."""
     if config.distributed.batch_split != "even" or config.training.batch_size == 1:
         return ""
     return "; if it stays so, --resume with distributed.batch_split=speed gives it fewer images"
@@ -86,7 +85,7 @@ SILENT_SECONDS = 600.0
 
 
 class BackgroundLoad:
-    """Watches how long compute threads wait for their cores; looks for who has them only then."""
+    """Measures how long compute threads wait for their cores, and who uses these meanwhile."""
 
     def __init__(self, cpus: Collection[int], *, place: str, seconds: float = SECONDS) -> None:
         """Begin to watch.
@@ -153,13 +152,8 @@ class RankBatches:
     is_recorded: bool = False
     """Whether they were measured at an earlier start of the run, and not again."""
 
-    @property
-    def is_even(self) -> bool:
-        """Whether all ranks have as many."""
-        return len(set(self.images)) == 1
-
     def weight(self, rank: int) -> float:
-        """A rank's part of all images, by which it counts in averages over them."""
+        """Return a rank's part of all images, its weight in averages over them."""
         return self.images[rank] / sum(self.images)
 
 
@@ -205,8 +199,8 @@ def settle_batches(
         local_ranks=local_ranks,
         left=memory_left(),
     )
-    told = group.all_gather((speed, sum(start) if most is None else most))
-    speeds, limits = zip(*told, strict=True)
+    of_ranks = group.all_gather((speed, sum(start) if most is None else most))
+    speeds, limits = zip(*of_ranks, strict=True)
     images = split_by_speed(speeds, images=sum(start), most=limits)
     return RankBatches(images=images, speeds=speeds)
 
@@ -223,12 +217,11 @@ def measured_speed(
     image_size: int,
     focal_form: str = "auto",
 ) -> float:
-    """Time forward and backward passes on noise, as long on all ranks; all of them call it.
+    """Return this rank's speed on dummy images [images/s]; all ranks call it.
 
-    On noise, since their time depends on how many pixels there are and not on what they show: no
-    file is read, no image of the run's order is used up. Nobody is done early and leaves caches
-    and memory to the others, which no step would do. Weights, optimizer, running statistics and
-    random states are afterwards what they were.
+    All ranks compute for the same time: none is done early and leaves caches and memory to the
+    others, which no step would do. Weights, optimizer, running statistics and random states are
+    unchanged afterwards.
 
     Args:
         prepared: The model, before its gradients are exchanged.
@@ -236,9 +229,6 @@ def measured_speed(
         images: In each pass.
         image_size: Of their sides. [pixels]
         focal_form: See `focal_loss`.
-
-    Returns:
-        This rank's. [images/s]
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
@@ -247,15 +237,15 @@ def measured_speed(
     seconds_of_pass(prepared, batch, focal_form=focal_form)  # kernels are built, memory is filled
     slowest = max(group.all_gather(seconds_of_pass(prepared, batch, focal_form=focal_form)))
     end = time.perf_counter() + PASSES * slowest
-    found: list[float] = []
-    while not found or time.perf_counter() < end:
-        found.append(seconds_of_pass(prepared, batch, focal_form=focal_form))
+    seconds: list[float] = []
+    while not seconds or time.perf_counter() < end:
+        seconds.append(seconds_of_pass(prepared, batch, focal_form=focal_form))
     statistics.put_back()
-    return images / median(found)
+    return images / median(seconds)
 
 
 def seconds_of_pass(prepared: PreparedTraining, batch: Batch, *, focal_form: str) -> float:
-    """Take a batch forward and backward; its gradients are dropped."""
+    """Time a forward and a backward pass; the gradients are dropped."""
     began = time.perf_counter()
     accumulate_gradients(prepared, [batch], focal_form=focal_form)
     prepared.optimizer.zero_grad(set_to_none=True)

@@ -1,27 +1,28 @@
-"""Going on where a run stopped: on the same ranks bit for bit, on others from the same image.
+"""Resuming a run where it stopped: on the same ranks bit for bit, on others from the same image.
 
-TODO-DOC What a run's next bits depend on, beside its checkpoint; what differs where it is resumed.
+What the next steps depend on beside the checkpoint is its `setup` and the configuration. A field
+that would give the checkpoint another meaning refuses to be changed; of any other field that steps
+depend on a changed value is reported.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from torch.optim import Optimizer
 
 from common.errors import InputError
 from common.machine import processor_name
+from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree, resume_marks
 from retinanet.config_types import DEFAULT_BETA1, Resume, beta1_of
+from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint, newest_whole
-from retinanet.training.checkpoint_state import State
-from retinanet.training.distributed import restore_own_state
+from retinanet.training.checkpoint_state import State, TrainingPosition
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.schedule import Position
-
-if TYPE_CHECKING:
-    from retinanet.training.trainer import Trainer
+from retinanet.training.train_state import load_rank_state_dict
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
 
@@ -29,7 +30,7 @@ ADVICE = "use the settings of the run's config.yaml, or another run.name"
 def checkpoint_to_resume(
     folder: RunFolder, config: Config, *, console: Console
 ) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; None where the run was ended before its first.
+    """Return the newest whole checkpoint of a run; None where the run was ended before its first.
 
     Newer ones that are damaged are named on the console.
 
@@ -91,69 +92,83 @@ def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images
         )
 
 
-def take_up(run: "Trainer", checkpoint: Checkpoint | None) -> bool:
-    """Take up weights, optimizer and position of a checkpoint, if rank 0 has one; all ranks call.
+def restore_training(
+    checkpoint: Checkpoint | None,
+    *,
+    group: ProcessGroup,
+    model: RetinaNet,
+    optimizer: Optimizer,
+    classes: dict[str, Any],
+    images: int,
+) -> TrainingPosition | None:
+    """Restore weights and optimizer on rank 0, if it has a checkpoint; all ranks call it.
+
+    Args:
+        checkpoint: Rank 0's; the other ranks' do not matter.
+        group: All ranks.
+        model: Of the configuration.
+        optimizer: Of its parameters.
+        classes: `ClassMap.to_json` of the training annotations.
+        images: Training images.
 
     Returns:
-        Whether there is anything left to do; where there is not, it is told.
+        How far the run had come, on all ranks; None: it starts from the beginning.
 
     Raises:
         InputError: The data changed in a way that gives the checkpoint another meaning, or it is
             damaged.
     """
     if checkpoint:
-        images = len(run.data.train)
-        require_same_data(checkpoint, classes=run.description.classes, images=images)
-        checkpoint.load_training_state(run.model, run.optimizer)
-    position = run.group.from_first(lambda: checkpoint.position if checkpoint else None)
-    if position is None:
-        return True
-    start = Position(position.step, position.epoch, position.images)
-    run.plan = replace(run.plan, start=start)
-    run.step = position.step
-    run.map_here, run.best_map = position.map_here, position.best_map
-    run.nonfinite.skipped = position.skipped_steps
-    if not run.is_finished() or run.evaluation_is_due():
-        return True
-    say_finished(run)
-    return False
+        require_same_data(checkpoint, classes=classes, images=images)
+        checkpoint.load_training_state(model, optimizer)
+    return group.from_first(lambda: checkpoint.position if checkpoint else None)
 
 
-def say_finished(run: "Trainer") -> None:
-    """Tell that there is nothing to do, and what would make something to do."""
-    best = "" if run.best_map is None else f"best mAP {run.best_map:.3f}; "
-    raised = "training.epochs or training.max_steps"
-    if run.target_is_reached():
-        raised = "training.target_map"
-    run.say(
-        f"{run.folder.path}: finished after step {run.step}; {best}raise {raised} to train on, or "
-        "give --overwrite to begin anew"
-    )
+def restore_rank_states(
+    checkpoint: Checkpoint | None, *, group: ProcessGroup, model: RetinaNet, folder: Path
+) -> None:
+    """Restore what each rank had of its own, once the engine is prepared; all ranks call it.
 
-
-def take_up_the_rest(run: "Trainer", checkpoint: Checkpoint | None) -> None:
-    """Once the engine is there: each rank's own states, tidiness around the checkpoint, notes.
-
-    All ranks call it.
+    Args:
+        checkpoint: Rank 0's; the other ranks' do not matter.
+        group: All ranks. Among another number of ranks no state belongs to any.
+        model: As the engine has arranged it.
+        folder: Of the checkpoints, for the error.
 
     Raises:
         InputError: The states are damaged.
     """
-    states = run.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
-    if len(states) == run.group.size:  # among another number of ranks none is anybody's
+    states = group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
+    if len(states) == group.size:
         try:
-            restore_own_state(states[run.group.rank], run.model)
+            load_rank_state_dict(states[group.rank], model)
         except ValueError as error:
-            raise InputError(f"{run.folder.checkpoints}: {error}") from error
-    if checkpoint is None:
-        return
-    run.notes += run.saving.go_on_from(checkpoint, epoch=run.epochs_done)
-    changed = differences(checkpoint.state, run.config, setup_of(run))
-    if changed:
-        run.notes.append(
-            f"resumed under other conditions: {'; '.join(changed)}; it goes on from the same "
-            "image, and not bit for bit as it would have"
-        )
+            raise InputError(f"{folder}: {error}") from error
+
+
+def notes_on_differences(
+    checkpoint: Checkpoint, config: Config, setup: dict[str, Any]
+) -> list[str]:
+    """Return a line where a resumed run is not bit for bit what it would have been."""
+    changed = differences(checkpoint.state, config, setup)
+    if not changed:
+        return []
+    return [
+        f"resumed under other conditions: {'; '.join(changed)}; it goes on from the same image, "
+        "and not bit for bit as it would have"
+    ]
+
+
+def format_finished(step: int, *, best_map: float | None, target_is_reached: bool) -> str:
+    """Return that there is nothing to do in a resumed run, and what would make something to do."""
+    best = "" if best_map is None else f"best mAP {best_map:.3f}; "
+    raised = (
+        "training.target_map" if target_is_reached else ("training.epochs or training.max_steps")
+    )
+    return (
+        f"finished after step {step}; {best}raise {raised} to train on, or give --overwrite to "
+        "begin anew"
+    )
 
 
 SPLIT = "split of batches"
@@ -162,29 +177,40 @@ EVEN = "even"
 """What it says there where all have as many."""
 GROUPS = "compute groups"
 BETA1 = "beta1"
-UNSAID: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
-"""What was so in checkpoints that do not say it."""
+DEFAULT_SETUP: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
+"""Values of checkpoints that do not have them."""
 
 
-def setup_of(run: "Trainer") -> dict[str, Any]:
-    """What the bits of the next steps depend on, beside configuration and checkpoint."""
+def describe_setup(
+    config: Config, *, ranks: int, engine: str, exchange: str, split: Sequence[int]
+) -> dict[str, Any]:
+    """Return what the bits of the next steps depend on, beside configuration and checkpoint.
+
+    Args:
+        config: The run's.
+        ranks: Of the run.
+        engine: `torch` or `ipex`.
+        exchange: What averages gradients; `none` for one rank.
+        split: Images of each rank in a batch.
+    """
+    groups = config.distributed.groups
     return {
-        "ranks": run.group.size,
+        "ranks": ranks,
         "threads": torch.get_num_threads(),
         "processor": processor_name(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
-        "engine": run.engine,
-        "gradients by": run.exchange.way if run.exchange else "none",
-        SPLIT: EVEN if run.batches.is_even else list(run.batches.images),
-        GROUPS: run.config.distributed.groups,
-        BETA1: beta1_of(run.config.training.beta1, groups=run.config.distributed.groups),
+        "engine": engine,
+        "gradients by": exchange,
+        SPLIT: EVEN if len(set(split)) == 1 else list(split),
+        GROUPS: groups,
+        BETA1: beta1_of(config.training.beta1, groups=groups),
     }
 
 
 def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:
-    """What is not as it was when the checkpoint was written, and changes what comes: in words."""
-    before = {**UNSAID, **state.setup}
+    """Return what is not as it was when the checkpoint was written, and changes the next steps."""
+    before = {**DEFAULT_SETUP, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
     was, tree = state.config, config_to_tree(config)
     changes += [(name, field_of(was, name), now) for name, now in influential_fields(tree)]
@@ -192,9 +218,9 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
 
 
 def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int) -> tuple[int, ...]:
-    """The images of each rank in a batch, of a run that was split by speed and shall be again.
+    """Return the images of each rank in a batch, of a run that was and will be split by speed.
 
-    Empty where there is no checkpoint, or of a split that was told, of other ranks or batches.
+    Empty where there is no checkpoint, or one of a given split, of other ranks or other batches.
     """
     if checkpoint is None:
         return ()
@@ -204,16 +230,16 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
     is_same = field_of(state.config, "training.batch_size") == batch_size
     if not (was_measured and is_same and state.setup.get("ranks") == ranks):
         return ()
-    found = state.setup.get(SPLIT)
-    if found == EVEN:
+    split = state.setup.get(SPLIT)
+    if split == EVEN:
         return (batch_size,) * ranks
-    counts = found if isinstance(found, list) else []
-    is_split = len(counts) == ranks and all(type(one) is int and one > 0 for one in counts)
+    counts = split if isinstance(split, list) else []
+    is_split = len(counts) == ranks and all(type(count) is int and count > 0 for count in counts)
     return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()
 
 
 def influential_fields(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that steps depend on, by dotted name; sections in sections count as one."""
+    """Yield the fields that steps depend on, by dotted name; sections in sections count as one."""
     has_fixed_rate = field_of(tree, "training.schedule") == "constant"
     marks = resume_marks()
     free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
@@ -225,7 +251,7 @@ def influential_fields(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def field_of(tree: dict[str, Any], name: str) -> Any:
-    """The value of a dotted name of a section's field; None where there is no such section."""
+    """Return the value of a field by its dotted name; None where there is no such section."""
     value: Any = tree
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None

@@ -28,7 +28,7 @@ OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trac
 LOCK = ".lock"
 SCENES = "scenes"
 RUN_MARKS = (LOCK, "environment.json", "metrics.jsonl")
-"""Files of which every run's folder has one, unless it has checkpoints."""
+"""Every run's folder has one of these files, unless it has checkpoints."""
 NAMES_SHOWN = 3
 
 PACKAGES = (
@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """A JSON object a line."""
+        """One JSON object a line."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -67,7 +67,7 @@ class RunFolder:
 
     @property
     def pictures(self) -> Path:
-        """What is to be looked at."""
+        """Images with boxes, and curves."""
         return self.path / "pictures"
 
     @property
@@ -82,13 +82,13 @@ class RunFolder:
 
     @property
     def scenes(self) -> Path:
-        """Drawn scenes, in OpenImages' tree."""
+        """Synthetic scenes, in OpenImages' layout."""
         return self.path / SCENES
 
     def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
-        """Write down what is about to run; unless it resumes, remove an earlier run's work.
+        """Write what is about to run; unless it resumes, remove an earlier run's work.
 
-        `ranks`: how many, where, and how they exchange gradients, for whoever reads the numbers.
+        `ranks`: how many, where, and how they average gradients, for readers of the numbers.
 
         Raises:
             InputError: It cannot be written.
@@ -113,7 +113,7 @@ class RunFolder:
 
 
 def environment_of(command: list[str]) -> dict[str, Any]:
-    """What a reader of the numbers needs to know about where they came from."""
+    """Return what a reader of the numbers needs to know about where they came from."""
     return {
         "command": command,
         "host": platform.node(),
@@ -137,14 +137,14 @@ def claim_run_folder(
     auto_resume: bool = False,
     group: ProcessGroup | None = None,
 ) -> Iterator[RunFolder]:
-    """Hold the folder of a run: no other run can claim it meanwhile. Of several ranks 0 does it.
+    """Lock the folder of a run: no other run can claim it meanwhile. Of several ranks 0 does it.
 
     A folder that was made here is removed again when the input turns out to be bad, or a signal
     comes, to any of the ranks before the run begins: a mistake leaves nothing behind.
 
     Raises:
-        InputError: A live run holds the folder, or it holds work that the flags do not speak of, or
-            nothing that could be resumed, or it cannot be written.
+        InputError: A live run holds the folder, or it holds work and no flag says what to do with
+            it, or nothing that could be resumed, or it cannot be written.
     """
     group = group or ProcessGroup()
     if not group.is_first:
@@ -176,7 +176,7 @@ def claim_run_folder(
 
 
 def make_lock(path: Path) -> FileLock:
-    """Make a run's folder, and the file by which it is held.
+    """Make a run's folder, and its lock file.
 
     Raises:
         InputError: It cannot be written.
@@ -319,10 +319,10 @@ def holds_run(path: Path) -> bool:
 
 
 def holds_work(path: Path) -> bool:
-    """Whether a run has begun in the folder."""
+    """Return whether a run has begun in the folder."""
     return any((path / name).exists() for name in (*OWN_FILES, *OWN_FOLDERS))
 
 
 def command_line() -> list[str]:
-    """The command as it was typed, without the interpreter."""
+    """Return the command as it was typed, without the interpreter."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -1,17 +1,18 @@
-"""Which steps a run takes, of which images, and after which of them it evaluates.
+"""Which steps a run takes, of which images, when it evaluates, and each step's learning rate.
 
-TODO-DOC The learning rate as a function of the step, so that a resumed run needs no state for it.
+All are functions of the step, so that a resumed run needs no state for them.
 """
 
 import math
 from dataclasses import dataclass
 
 from common.errors import InputError
+from retinanet.config import TrainingConfig
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come: what the next step is the first to train on."""
+    """How far a run has come: the place in the order of images where the next step begins."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -74,7 +75,7 @@ class StepPlan:
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def position(self, step: int) -> Position:
-        """Where a run is after `step` steps, at least those of the start."""
+        """Return where a run is after `step` steps, at least those of the start."""
         since = step - self.start.step
         if since < self.first_steps:
             images = self.start.images + since * self.images_per_step
@@ -83,26 +84,30 @@ class StepPlan:
         return Position(step, self.start.epoch + 1 + epochs, steps * self.images_per_step)
 
     def end_of_epoch(self, step: int) -> int:
-        """The last step of the epoch that step `step + 1` is of, or of the run."""
+        """Return the last step of the epoch that step `step + 1` is of, or of the run."""
         end = self.start.step + self.first_steps
         if step >= end:
             end += ((step - end) // self.steps_per_epoch + 1) * self.steps_per_epoch
         return min(end, self.total_steps)
 
+    def ends_epoch(self, step: int) -> bool:
+        """Return whether `step` is the last of an epoch or of the run."""
+        return step == self.end_of_epoch(step - 1)
+
     def epochs_done(self, step: int) -> float:
-        """Epochs after `step` steps, with the share of the running one."""
+        """Return the epochs after `step` steps, with the share of the running one."""
         return self.schedule_step(step) / self.steps_per_epoch
 
     def schedule_step(self, step: int) -> int:
-        """The step at which a run that always had these batches is as far in its epochs.
+        """Return the step at which a run that always had these batches is as far in its epochs.
 
-        Of that the learning rate is a function. Where nothing changed it is `step`.
+        The learning rate is a function of it. Where batches and ranks never changed it is `step`.
         """
         here = self.position(step)
         return here.epoch * self.steps_per_epoch + here.images // self.images_per_step
 
     def evaluation_is_due(self, step: int) -> bool:
-        """Whether weights after `step` steps are evaluated."""
+        """Return whether weights after `step` steps are evaluated."""
         here = self.position(step)
         at_epoch_end = here.images == 0 and here.epoch % self.evaluate_every == 0
         return step == self.total_steps or (step > 0 and at_epoch_end)
@@ -117,7 +122,7 @@ def plan_steps(
     max_steps: int | None,
     evaluate_every: int,
 ) -> StepPlan:
-    """The steps that a configuration asks for; see `StepPlan`.
+    """Return the steps that a configuration asks for.
 
     Raises:
         InputError: An epoch has fewer batches than a step.
@@ -138,6 +143,17 @@ def plan_steps(
     return plan
 
 
+def learning_rate(settings: TrainingConfig, plan: StepPlan, step: int) -> float:
+    """Return the learning rate of the next step, given the number of completed steps."""
+    return settings.learning_rate * learning_rate_factor(
+        plan.schedule_step(step),
+        warmup_steps=round(settings.warmup_epochs * plan.steps_per_epoch),
+        warmup_factor=settings.warmup_factor,
+        total_steps=plan.schedule_step(plan.total_steps),
+        schedule=settings.schedule,
+    )
+
+
 def learning_rate_factor(
     step: int,
     *,
@@ -146,7 +162,7 @@ def learning_rate_factor(
     total_steps: int,
     schedule: str,
 ) -> float:
-    """Share of the full learning rate that a step uses.
+    """Return the share of the full learning rate that a step uses.
 
     The warm-up is linear from `warmup_factor` and advances every step, as MLPerf's reference does
     (`torch.optim.lr_scheduler.LinearLR`). With `cosine` the rate then falls to zero.

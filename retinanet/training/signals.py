@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: it does so between two steps."""
+"""Signals that end a run between two steps."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ SECONDS_TO_UNWIND = 1.0
 
 
 class StopRequest:
-    """True once all ranks know that one of them has got SIGINT, SIGTERM or SIGUSR1.
+    """True once all ranks know that one of them has received SIGINT, SIGTERM or SIGUSR1.
 
     SIGUSR1 is what Open MPI's mpirun passes on, and what batch systems send before a time limit. A
     second SIGINT interrupts at once. A context manager: outside it, signals do what they did
@@ -29,15 +29,15 @@ class StopRequest:
     def __init__(
         self, *, starting: bool = False, end_now: Callable[[], object] | None = None
     ) -> None:
-        """A request that nobody has made yet.
+        """Make a request that is not set yet.
 
         Args:
             starting: Whether a signal ends the run at once, until `hold_back` is called.
-            end_now: Ends the process after a second SIGINT that the main thread does not hear,
+            end_now: Ends the process after a second SIGINT that the main thread does not handle,
                 since it is inside a library.
         """
         self.received = ""
-        """The signal that this process has got, such as `SIGTERM`; the others may not know yet."""
+        """The signal that this process has received, such as `SIGTERM`; others may not know yet."""
         self.name = ""
         """The signal that all ranks know of."""
         self._raises = starting
@@ -53,15 +53,15 @@ class StopRequest:
         return bool(self.name)
 
     def hold_back(self) -> None:
-        """From now on there is something to keep: a signal waits until the ranks agree."""
+        """From now on a signal waits until the ranks agree: there is something to save."""
         self._raises = False
 
     def agree(self, received: Sequence[str]) -> None:
-        """Take what the ranks have received until now: the same on all of them."""
+        """Set the request if any rank has received a signal; the same on all of them."""
         self.name = self.name or next(filter(None, received), "")
 
     def __enter__(self) -> Self:
-        """Start to listen."""
+        """Handle signals from now on."""
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
@@ -75,7 +75,7 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the signals back."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._wakeup_before)
@@ -96,7 +96,7 @@ class StopRequest:
         return time.monotonic() - self._since > SECONDS_OF_ONE_CTRL_C
 
     def _watch(self) -> None:
-        """In a thread: it hears signals even while the main thread is inside a library."""
+        """Watch for signals in a thread, even while the main thread is inside a library."""
         reads, since = self._pipe[0], 0.0
         while number := os.read(reads, 1):
             if number[0] not in STOPS:

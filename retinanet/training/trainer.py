@@ -1,13 +1,13 @@
-"""A training run: the objects that it consists of, and how far it has come.
+"""A training run: load a checkpoint, train epoch by epoch, evaluate in between, finish.
 
-TODO-DOC A run's checkpoints: begun between steps, left behind at its end, and when a step breaks it.
-
-TODO-DOC What a run does about a step whose loss or gradients are not finite.
+`Trainer.fit` is its story, and `retinanet.training.loop` has the step. The trainer alone writes
+`TrainState`; everything else that it uses takes facts and returns values.
 """
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 
 from rich.console import Console
@@ -15,55 +15,55 @@ from torch.optim import Optimizer
 
 from common.cli import resuming_command
 from common.console import progress
+from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError, NonFiniteLossError
 from data.dataset import DetectionData
 from launch.mpirun import launcher_command
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from launch.run import stopping_notes
 from retinanet.config import Config, config_to_tree
-from retinanet.engine.engines import prepare_training
-from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.mlperf.log import MlperfLog
 from retinanet.mlperf.submission import submit
 from retinanet.mlperf.training_log import begin_log
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training.async_groups.epoch import rest_of_epoch_in_groups
-from retinanet.training.async_groups.groups import (
-    ComputeGroups,
-    compute_group,
-    living_group,
-    make_compute_groups,
-)
+from retinanet.model_card import leave_card
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.checkpoint_state import ModelDescription
+from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading
-from retinanet.training.distributed import agreed_batches, make_exchange, merged, share_weights
-from retinanet.training.evaluation import PendingEvaluation, evaluate, settle
-from retinanet.training.loop import NO_PROFILER, StepProfiler, StepResult, train_one_epoch
-from retinanet.training.nonfinite import NonFiniteSteps
-from retinanet.training.rank_speed import (
-    BackgroundLoad,
-    SlowRank,
-    advice_on_slow_rank,
-    settle_batches,
-)
+from retinanet.training.distributed import agree_on_weights, average_norms
+from retinanet.training.epoch import EpochStep
+from retinanet.training.evaluation import BackgroundEvaluation, Evaluator
+from retinanet.training.loop import NO_PROFILER, StepProfiler
+from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
+from retinanet.training.parallel import ParallelModel, averaging_ranks
 from retinanet.training.recorder import (
     NullRecorder,
     Recorder,
+    RunFacts,
     describe_run,
-    described,
-    facts_of_ranks,
+    print_rows,
+    ranks_as_json,
 )
-from retinanet.training.resume import recorded_split
-from retinanet.training.run_checkpoints import begin_checkpoint, leave_checkpoint, note_gradients
+from retinanet.training.resume import (
+    describe_setup,
+    format_finished,
+    notes_on_differences,
+    recorded_split,
+    restore_rank_states,
+    restore_training,
+)
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.schedule import learning_rate_factor, plan_steps
+from retinanet.training.schedule import Position, plan_steps
 from retinanet.training.signals import StopRequest
+from retinanet.training.train_state import TrainState
 
 
 class Trainer:
-    """What `train.py` drives: it knows the next step, and whether an evaluation comes first."""
+    """Owns model, optimizer and the state of a run, and trains it to its end.
+
+    Every rank has one, and calls all of its methods at the same steps.
+    """
 
     def __init__(
         self,
@@ -73,49 +73,29 @@ class Trainer:
         data: DetectionData,
         model: RetinaNet,
         optimizer: Optimizer,
-        console: Console,
-        place: RankContext,
+        engine: str,
         group: ProcessGroup,
-        phases: StepProfiler = NO_PROFILER,
-        log: MlperfLog | None = None,
+        place: RankContext,
+        console: Console,
+        log: MlperfLog,
+        profiler: StepProfiler = NO_PROFILER,
     ) -> None:
-        self.log = log or MlperfLog()
-        self.place = place
-        self.group = group
-        """All ranks that there are."""
-        self.compute_group = compute_group(
-            group,
-            config.distributed.groups,
-            comm_cpus=place.pinned.share.comm_cpus,
-            timeout_s=config.distributed.timeout_s,
-        )
-        """Those of them that average their gradients with this one."""
-        self.groups: ComputeGroups | None = None
-        """Where there are several."""
-        self.phases = phases
         training = config.training
-        self.config = config
-        self.slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
-        share = place.pinned.share
-        self.background_load = BackgroundLoad(
-            share.cpus, place=f"rank {group.rank} on {group.hosts[group.rank]}"
-        )
-        self.folder = folder
-        self.data = data
-        self.model = model
-        self.optimizer = optimizer
-        self.console = console
-        self.description = ModelDescription(
-            num_classes=data.classes.num_classes,
-            norm=config.model.norm,
-            trainable_layers=config.model.trainable_layers,
-            image_size=config.data.image_size,
-            precision=config.engine.precision,
-            classes=data.classes.to_json(),
-        )
+        self.config, self.folder, self.data = config, folder, data
+        self.model, self.optimizer, self.engine = model, optimizer, engine
+        self.place, self.console, self.log, self.profiler = place, console, log, profiler
+        self.group = group
+        """All ranks that are left."""
+        self.averaging = averaging_ranks(config, group, place)
+        """Those of them that average their gradients with this one."""
+        self.print = partial(console.print, soft_wrap=True, markup=False)
+        """Prints a line above the progress bar; on ranks other than 0 the console is quiet."""
+        self.notes: list[str] = []
+        """Printed before the first step."""
+        self.state = TrainState()
         self.plan = plan_steps(
             images_per_epoch=len(data.train),
-            images_per_batch=training.batch_size * self.compute_group.size,
+            images_per_batch=training.batch_size * self.averaging.size,
             gradient_accumulation=training.gradient_accumulation,
             epochs=training.epochs,
             max_steps=training.max_steps,
@@ -129,136 +109,173 @@ class Trainer:
             workers=config.data.workers,
             cores=place.pinned.share.loader_cpus,
             bad_image_limit=config.data.bad_image_limit,
-            rank=self.compute_group.rank,
-            ranks=self.compute_group.size,
-            evaluation_rank=self.group.rank,
-            evaluation_ranks=self.group.size,
+            rank=self.averaging.rank,
+            ranks=self.averaging.size,
+            evaluation_rank=group.rank,
+            evaluation_ranks=group.size,
         )
-        self.saving = Checkpointer(
+        self.guard = NonFiniteGuard(
+            training.on_nonfinite,
+            limit=training.nonfinite_limit,
+            annotations=data.train.annotations,
+        )
+        self.checkpointer = Checkpointer(
             folder.checkpoints,
             every=config.checkpoint.every,
             keep=config.checkpoint.keep,
             group=group,
-            warn=lambda text: console.print(text, soft_wrap=True, markup=False),
+            warn=self.print,
         )
-        self.step = 0
-        self.notes: list[str] = []
-        """What rank 0 has to say before the first step."""
-        self.nonfinite = NonFiniteSteps(training.on_nonfinite, limit=training.nonfinite_limit)
-        self.record: Recorder | NullRecorder = NullRecorder()
-        self.exchange: GradientExchange | None = None
-        self.map_here: float | None = None
-        """mAP of the weights as they are; None where they have not been evaluated."""
-        self.pending: PendingEvaluation | None = None
-        """The evaluation whose metric is being computed beside the training."""
-        self.best_map: float | None = None
+        self.recorder: Recorder | NullRecorder = NullRecorder()
+        self.evaluator = Evaluator(
+            self.loading.validation,
+            data=data,
+            library=config.evaluation.metric,
+            folder=folder.evaluations,
+            console=console,
+            main_cpus=place.pinned.share.main_cpus,
+        )
+        self.description = ModelDescription(
+            num_classes=data.classes.num_classes,
+            norm=config.model.norm,
+            trainable_layers=config.model.trainable_layers,
+            image_size=config.data.image_size,
+            precision=config.engine.precision,
+            classes=data.classes.to_json(),
+        )
 
-    def prepare(self, engine: str, checkpoint: Checkpoint | None) -> None:
-        """Let an engine arrange model and optimizer, and split batches among the ranks.
+    def fit(self, checkpoint: Checkpoint | None, stop: StopRequest) -> int:
+        """Train to the last step, the target or a signal; return the exit code.
 
         Args:
-            engine: `torch` or `ipex`.
-            checkpoint: The one that rank 0 has taken up; the other ranks' do not matter.
+            checkpoint: The one that rank 0 resumes from; the other ranks' do not matter.
+            stop: Whether the run should end between two steps.
 
         Raises:
-            InputError: The engine does not work here.
+            InputError: An image cannot be read, and what was trained until then is in a checkpoint;
+                or the last checkpoint cannot be written; or the settings do not fit the checkpoint.
+            NonFiniteLossError: The run cannot continue after a step that was not finite.
         """
-        self.engine = engine
-        share_weights(self.group, self.model, self.optimizer)
-        self.prepared = prepare_training(
+        self.load_checkpoint(checkpoint)
+        if self.is_done():
+            best_map, reached = self.state.best_map, self.target_is_reached()
+            text = format_finished(self.state.step, best_map=best_map, target_is_reached=reached)
+            self.print_plainly(f"{self.folder.path}: {text}")
+            return FINISHED
+        self.prepare(checkpoint)
+        stop.hold_back()
+        self.group.barrier()  # from here on a signal to any rank leaves what can be resumed
+        self.begin(resume=checkpoint is not None)
+        stop.agree(self.group.all_gather(stop.received))
+        while not stop and not self.is_done():
+            with self.checkpoint_before_error():
+                if self.evaluation_is_due():
+                    self.evaluate(stop)
+                for step in self.train_epoch(stop):
+                    self.log_step(step)
+                    if step.metric_is_ready:
+                        self.finish_evaluation()
+                    if step.checkpoint_is_due and not stop and not self.evaluation_is_due():
+                        self.save()
+                    if stop or self.is_finished():
+                        break
+        self.save_and_wait()
+        self.recorder.wait_for_files()
+        self.strategy.close()
+        if stop:
+            text = f"{stop.name}: checkpoint written; go on with: {self.resuming_command}"
+            self.print_plainly(text)
+            return STOPPED_BY_SIGNAL
+        self.finish()
+        return FINISHED
+
+    def load_checkpoint(self, checkpoint: Checkpoint | None) -> None:
+        """Restore weights, optimizer and position, if rank 0 has a checkpoint.
+
+        Raises:
+            InputError: It does not fit the data, or is damaged.
+        """
+        position = restore_training(
+            checkpoint,
+            group=self.group,
+            model=self.model,
+            optimizer=self.optimizer,
+            classes=self.description.classes,
+            images=len(self.data.train),
+        )
+        if position is None:
+            return
+        for part in (self.state, self.guard):
+            part.load_state_dict(asdict(position))
+        start = Position(position.step, position.epoch, position.images)
+        self.plan = replace(self.plan, start=start)
+        # With other ranks the rest of the epoch may fill no step: then the next epoch comes first.
+        here = self.plan.position(start.step)
+        self.state.epoch, self.state.images = here.epoch, here.images
+
+    def prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Arrange model, batches, averaging of gradients and epochs; restore the ranks' own states.
+
+        Raises:
+            InputError: The engine or the exchange does not work here, or a state is damaged.
+        """
+        ranks = self.averaging.size
+        self.parallel = ParallelModel(
+            self.config,
             self.model,
             self.optimizer,
-            engine=engine,
-            precision=self.config.engine.precision,
-            convolutions=self.config.engine.convolutions,
-        )
-        self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
-        self.split_batches(checkpoint)
-        distributed = self.config.distributed
-        self.groups = make_compute_groups(
-            self.config,
-            self.prepared,
-            everybody=self.group,
-            own=self.compute_group,
-            regroup=partial(
-                living_group,
-                self.group,
-                comm_cpus=self.place.pinned.share.comm_cpus,
-                timeout_s=distributed.timeout_s,
-            ),
-            comm_cpus=self.place.pinned.share.comm_cpus,
-        )
-        self.exchange = make_exchange(
-            self.compute_group,
-            self.prepared,
-            backend=distributed.backend,
-            compress=distributed.compress,
-            focal_form=self.config.engine.focal_loss,
-            timeout_s=distributed.timeout_s,
-            weight=self.batches.weight(self.compute_group.rank),
-            phases=self.phases,
-        )
-
-    def split_batches(self, checkpoint: Checkpoint | None) -> None:
-        """Settle how many images each rank has of a batch, as the run had it before if it can.
-
-        Args:
-            checkpoint: See `prepare`.
-        """
-        ranks = self.compute_group.size
-        self.batches = settle_batches(
-            self.config,
-            self.prepared,
-            group=self.compute_group,
-            local_ranks=self.place.ranks.local_size,
-            recorded=self.group.from_first(
+            engine=self.engine,
+            group=self.group,
+            averaging=self.averaging,
+            place=self.place,
+            recorded_split=self.group.from_first(
                 lambda: recorded_split(checkpoint, self.config, ranks=ranks)
             ),
+            profiler=self.profiler,
         )
-        self.loading.batches.split = self.batches.images
+        prepared = self.parallel.prepared
+        self.model, self.optimizer = prepared.model, prepared.optimizer
+        self.loading.batches.split = self.parallel.batches.images
+        self.strategy = self.parallel.make_strategy(
+            self.loading,
+            self.plan,
+            self.guard,
+            checkpointer=self.checkpointer,
+            evaluator=self.evaluator,
+            print_note=self.print,
+        )
+        restore_rank_states(
+            checkpoint, group=self.group, model=self.model, folder=self.folder.checkpoints
+        )
+        if checkpoint is not None:
+            self.notes += self.checkpointer.resume_from(checkpoint, epoch=self.epochs_done)
+            self.notes += notes_on_differences(checkpoint, self.config, self.setup())
 
     def begin(self, *, resume: bool) -> None:
-        """Begin the run's folder and record, and say what is about to happen; rank 0 does it.
+        """Begin the run's folder and logs on rank 0, and print what is about to happen.
 
         Args:
-            resume: Whether rank 0 goes on from a checkpoint; the other ranks' does not matter.
+            resume: Whether rank 0 resumes from a checkpoint; the other ranks' does not matter.
 
         Raises:
             InputError: The folder cannot be written.
         """
+        facts = self.facts()
         if self.group.is_first:
-            ranks = facts_of_ranks(self)
-            self.folder.begin(config_to_tree(self.config), ranks=ranks, resume=resume)
-        steps = range(self.step + 1, self.plan.total_steps + 1)
-        # Waits for all: none takes a step before rank 0 has the folder ready.
-        stopping = stopping_notes(self.place.ranks, os.environ)
-        own_notes = (
+            config = config_to_tree(self.config)
+            self.folder.begin(config, ranks=ranks_as_json(facts), resume=resume)
+        steps = range(self.state.step + 1, self.plan.total_steps + 1)
+        notes = (
             *self.group.notes,
-            *stopping,
+            *stopping_notes(self.place.ranks, os.environ),
             *self.folder.notes,
-            *self.phases.notes(steps),
+            *self.profiler.notes(steps),
             *self.notes,
         )
-        notes = self.group.all_gather(own_notes)
+        # Waits for all: no rank takes a step before rank 0 has the folder ready.
+        notes_of_ranks = self.group.all_gather(notes)
         if not self.group.is_first:
             return
-        self.begin_log()
-        self.record = Recorder(
-            self.folder,
-            console=self.console,
-            first_step=self.step,
-            target_map=self.config.training.target_map,
-        )
-        describe_run(self.console, described(self))
-        for note in dict.fromkeys(note for of_rank in notes for note in of_rank):
-            self.console.print(f"note: {note}", soft_wrap=True, markup=False)
-
-    def begin_log(self) -> None:
-        """Say what MLPerf's log wants to know of the run, and write the log from here on.
-
-        Raises:
-            InputError: It cannot be written.
-        """
         begin_log(
             self.log,
             model=self.model,
@@ -267,197 +284,323 @@ class Trainer:
             training_images=len(self.data.train),
             validation_images=len(self.data.validation),
         )
-        file, is_evaluated = self.folder.mlperf_log, self.map_here is not None
-        self.log.write_to(file, step=self.step, is_evaluated=is_evaluated)
+        is_evaluated = self.state.current_map is not None
+        self.log.write_to(self.folder.mlperf_log, step=self.state.step, is_evaluated=is_evaluated)
+        self.recorder = Recorder(
+            self.folder,
+            console=self.console,
+            first_step=self.state.step,
+            target_map=self.config.training.target_map,
+        )
+        print_rows(self.console, describe_run(facts, step=self.state.step))
+        for note in dict.fromkeys(note for of_rank in notes_of_ranks for note in of_rank):
+            self.print(f"note: {note}")
 
-    def evaluation_is_due(self) -> bool:
-        """Whether the weights as they are should be evaluated before training goes on."""
-        is_pending = self.pending is not None and self.pending.position.step == self.step
-        known = self.map_here is not None or is_pending
-        return not known and self.plan.evaluation_is_due(self.step)
-
-    def is_finished(self) -> bool:
-        """Whether the last step is done or the target is reached."""
-        return self.step >= self.plan.total_steps or self.target_is_reached()
-
-    def target_is_reached(self) -> bool:
-        """Whether the last evaluation reached `training.target_map`."""
-        return self.map_here is not None and self.reaches_target(self.map_here)
-
-    def reaches_target(self, found: float) -> bool:
-        """Whether an mAP is at least `training.target_map`."""
-        target = self.config.training.target_map
-        return target is not None and found >= target
-
-    def evaluate(self, stop: StopRequest) -> None:
-        """Evaluate the weights as they are; the metric may come some steps later."""
-        evaluate(self, stop)
-
-    def settle(self) -> None:
-        """Wait for a metric that is being computed beside the training."""
-        settle(self)
-
-    def rest_of_epoch(self, stop: StopRequest) -> Iterator[StepResult]:
-        """Train to the epoch's or the run's end; agree on every step, note it, then yield.
+    def train_epoch(self, stop: StopRequest) -> Iterator[EpochStep]:
+        """Train to the epoch's or the run's end, and yield every step to be logged.
 
         There is nothing to do once the run is finished or asked to stop.
         """
         if stop or self.is_finished():
             return
-        start = self.plan.position(self.step)
-        epoch = start.epoch
-        if start.images == 0:
-            self.log.epoch_started(epoch + 1, step=self.step)
-        if self.groups is not None:
-            yield from rest_of_epoch_in_groups(self, self.groups, stop, rate=self.learning_rate)
-            return
-        training = self.config.training
-        title = f"epoch {epoch + 1}/{training.epochs}, steps"
+        step = self.state.step
+        here = self.plan.position(step)
+        if here.images == 0:
+            self.log.epoch_started(here.epoch + 1, step=step)
+        title = f"epoch {here.epoch + 1}/{self.config.training.epochs}, steps"
         total = self.plan.total_steps
-        last = self.plan.end_of_epoch(self.step)
-        with progress(self.console, title, total=total, start=self.step) as advance:
-            while self.step < last and not self.target_is_reached():
-                here = self.plan.position(self.step)
-                self.loading.batches.set_position(here.epoch, here.images)
-                for own in train_one_epoch(
-                    self.prepared,
-                    agreed_batches(self.group, self.loading.train),
-                    learning_rate=self.learning_rate,
-                    first_step=self.step,
-                    gradient_accumulation=training.gradient_accumulation,
-                    longest_gradient=training.clip_gradient_norm,
-                    focal_form=self.config.engine.focal_loss,
-                    exchange=self.exchange,
-                    phases=self.phases,
-                    main_cpus=self.place.pinned.share.main_cpus,
-                ):
-                    result, checkpoint_is_due, metric_is_ready = self.agree(own, stop)
-                    note_gradients(self, result)
-                    self.print_notes(result)
-                    self.step = result.step
-                    self.map_here = None
-                    self.log.stepped(images=result.images, seconds=result.seconds)
-                    if self.step >= last:
-                        self.log.epoch_stopped(epoch + 1, step=self.step)
-                    advance(self.step, self.record.step(result, epoch=self.epochs_done))
-                    self.note_bad_images(result.bad_images)
-                    if metric_is_ready:
-                        self.settle()
-                    if checkpoint_is_due and not stop and not self.evaluation_is_due():
-                        begin_checkpoint(self)
-                    yield result
-                    if self.step >= last or self.target_is_reached():
-                        return
-                    if self.loading_moved_out(own):
-                        break
+        with progress(self.console, title, total=total, start=step) as self.show_progress:
+            yield from self.strategy.train_epoch(step, last=self.plan.end_of_epoch(step), stop=stop)
 
-    def learning_rate(self, step: int) -> float:
-        """Of the step after `step` steps."""
-        training = self.config.training
-        return training.learning_rate * learning_rate_factor(
-            self.plan.schedule_step(step),
-            warmup_steps=round(training.warmup_epochs * self.plan.steps_per_epoch),
-            warmup_factor=training.warmup_factor,
-            total_steps=self.plan.schedule_step(self.plan.total_steps),
-            schedule=training.schedule,
-        )
+    def log_step(self, step: EpochStep) -> None:
+        """Advance the state, and write a step to console, metrics and MLPerf's log.
 
-    def regroup(self, group: ProcessGroup) -> None:
-        """Go on with the ranks that are left; they call it."""
-        self.group = group
-        self.saving.regroup(group)
+        Raises:
+            InputError: An image cannot be read, or too many could not.
+            NonFiniteLossError: The run cannot continue after the step.
+        """
+        if step.group is not None:
+            self.continue_with(step.group)
+        if step.nonfinite is not None:
+            self.report_nonfinite(step.nonfinite)
+        result, before = step.result, self.state.step
+        if step.step is not None and step.step > before:
+            self.state.advance(self.plan.position(step.step))
+        if result is not None:
+            for note in result.notes:
+                self.print(note)
+            self.log.stepped(images=result.images, seconds=result.run_seconds)
+            epoch = self.plan.epochs_done(result.step)
+            self.show_progress(step.done, self.recorder.step(result, epoch=epoch))
+        if self.state.step > before and self.plan.ends_epoch(self.state.step):
+            epoch_number = self.plan.position(self.state.step - 1).epoch + 1
+            self.log.epoch_stopped(epoch_number, step=self.state.step)
+        self.log_bad_images(step.bad_images, instead="another image stands in for it")
+        if isinstance(step.problem, NonFiniteLossError):
+            self.save_and_wait()
+            raise NonFiniteLossError(
+                f"{step.problem}; a checkpoint has the weights as they are: go on with: "
+                f"{self.resuming_command}"
+            )
+        if step.problem is not None:
+            raise step.problem
+
+    def report_nonfinite(self, report: NonFiniteReport) -> None:
+        """Log a step that was skipped, or end the run with the state before it on the disk.
+
+        Raises:
+            NonFiniteLossError: The run cannot continue.
+        """
+        if report.advice is None:
+            self.print(f"{report.line}; nothing was updated, and the run goes on")
+            self.recorder.nonfinite(report.content)
+            return
+        try:
+            folder = self.checkpointer.save_nonfinite(
+                self.model, self.optimizer, self.checkpoint_state(), report=report.content
+            )
+            where = f"all of it in {folder}"
+        except InputError as error:
+            where = str(error)
+        self.group.barrier()  # the first rank that ends is the end of all
+        raise NonFiniteLossError(f"{report.line}; {report.advice}; {where}")
+
+    def log_bad_images(self, problems: tuple[str, ...], *, instead: str) -> None:
+        """Write images that could not be read."""
+        for problem in problems:
+            self.console.print(f"{problem}; {instead}", soft_wrap=True)
+            self.recorder.bad_image(problem, step=self.state.step)
+
+    def continue_with(self, group: ProcessGroup) -> None:
+        """Continue with the ranks that are left; these call it."""
+        self.group = self.checkpointer.group = group
         self.loading.share_evaluation(rank=group.rank, ranks=group.size)
 
-    def agree(self, own: StepResult, stop: StopRequest) -> tuple[StepResult, bool, bool]:
-        """The step of all ranks, whether a checkpoint is due, and whether a metric has come.
+    def evaluate(self, stop: StopRequest) -> None:
+        """Evaluate the weights as they are, unless `stop` comes true before all is detected.
 
-        All learn of a signal that one has got; rank 0's clock counts for all.
+        Their checkpoint is written before, and gets the metric once it is known. Until then no
+        other is written: a run that is resumed begins there again, and no evaluation is lost.
         """
-        is_due = self.saving.is_due(step=own.step, epoch=self.plan.epochs_done(own.step))
-        is_ready = self.pending is not None and self.pending.is_ready
-        told = self.group.all_gather((self.with_load(own), stop.received, is_due, is_ready))
-        results, received, due, ready = zip(*told, strict=True)
-        stop.agree(received)
-        slow = self.slow_rank.heard(results)
-        if slow is not None:
-            self.console.print(slow, soft_wrap=True)
-        return merged(results), any(due), any(ready)
+        self.finish_evaluation()
+        if self.target_is_reached():
+            return
+        if not agree_on_weights(self.group, self.model):
+            self.console.print("note: weights differed between ranks; all go on with rank 0's")
+        average_norms(self.group, self.model)
+        self.save()  # an evaluation may take as long as an epoch
+        self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
+        evaluation = self.evaluator.detect(
+            self.parallel.prepared,
+            self.position(),
+            epochs=self.epochs_done,
+            group=self.group,
+            stop=stop,
+            note_bad_images=self.log_bad_validation_images,
+        )
+        if evaluation is None:
+            return
+        # Not after the last step, and not where the weights are not on the disk: once the target
+        # turns out to be reached, they are the result of the run.
+        overlaps = self.config.evaluation.overlap and self.state.step < self.plan.total_steps
+        if overlaps and self.checkpointer.is_there(self.state.step):
+            pinned = self.place.pinned
+            cpus, are_spare = pinned.spare_cpus or pinned.share.cpus, bool(pinned.spare_cpus)
+            evaluation.start(cpus=cpus, are_spare=are_spare)
+            self.evaluator.running = evaluation
+        else:
+            self.apply_evaluation(evaluation)
 
-    @property
-    def epochs_done(self) -> float:
-        """Epochs until now, with the share of the running one."""
-        return self.plan.epochs_done(self.step)
-
-    def agree_to_stop(self, stop: StopRequest) -> None:
-        """All learn, before the first step, of a signal that one has got until now."""
-        stop.agree(self.group.all_gather(stop.received))
-
-    def loading_moved_out(self, result: StepResult) -> bool:
-        """Whether the epoch must go on from a loading process, as its steps have shown."""
-        reason = self.loading.move_out_if_needed(result)
-        if reason:
-            self.console.print(reason)
-        return reason is not None
-
-    def with_load(self, own: StepResult) -> StepResult:
-        """Return this rank's step with a note about other programs on its cores, if there are."""
-        note = self.background_load.note()
-        return replace(own, notes=(note,)) if note else own
-
-    def print_notes(self, result: StepResult) -> None:
-        """Print what the ranks noted about a step; on ranks other than 0 the console is quiet."""
-        for note in result.notes:
-            self.console.print(note, soft_wrap=True, markup=False)
-
-    def note_bad_images(
-        self, problems: tuple[str, ...], *, instead: str = "another image stands in for it"
-    ) -> None:
-        """Tell of images that could not be read, each once.
+    def log_bad_validation_images(self, problems: tuple[str, ...]) -> None:
+        """Write validation images that could not be read, each once.
 
         Raises:
             InputError: There are too many.
         """
-        for problem in self.loading.bad_images.note(problems):
-            self.console.print(f"{problem}; {instead}", soft_wrap=True)
-            self.record.bad_image(problem, step=self.step)
+        new = tuple(self.loading.bad_images.note(problems))
+        self.log_bad_images(new, instead="it is evaluated as an image without detections")
 
-    @property
-    def resuming_command(self) -> str:
-        """What a user types to go on with this run."""
-        return resuming_command(launcher_command(self.place.ranks))
+    def finish_evaluation(self) -> None:
+        """Wait for the metric that is being computed in the background, and apply it."""
+        evaluation, self.evaluator.running = self.evaluator.running, None
+        if evaluation is not None:
+            self.apply_evaluation(evaluation)
 
-    def say(self, text: str) -> None:
-        """A line for the person who started the run; rank 0 says it."""
-        if self.group.is_first:
-            print(text, flush=True)
+    def apply_evaluation(self, evaluation: BackgroundEvaluation) -> None:
+        """Take an evaluation's mAP into state, checkpoint and logs.
 
-    def leave(self) -> None:
-        """Leave a checkpoint, and all of the last evaluation, on the disk.
+        Where it reached the target some steps ago the run returns to the weights that reached it.
+        """
+        result = evaluation.wait()
+        current_map = self.group.from_first(lambda: result.evaluation.map if result else 0.0)
+        best_map = self.state.best_map
+        self.state.best_map = current_map if best_map is None else max(current_map, best_map)
+        position = replace(evaluation.position, map_here=current_map, best_map=self.state.best_map)
+        step, epochs = position.step, evaluation.epochs
+        steps_since = self.state.step - step
+        is_reached = self.reaches_target(current_map)
+        self.log.evaluated(current_map, epoch=epochs, step=step)
+        if is_reached:
+            self.log.reached_target()
+        if steps_since == 0 or is_reached:
+            self.state.load_state_dict(asdict(position))
+        # Before anything that might fail, such as drawing.
+        if steps_since == 0 and not self.checkpointer.is_there(step):
+            self.save()  # a write that failed is tried once more
+        if self.checkpointer.is_there(step):
+            self.checkpointer.add_evaluation(position)
+        if is_reached and steps_since:
+            self.console.print(
+                f"note: the target was reached after step {step}; the {steps_since} steps since "
+                "then are given up"
+            )
+        if result is None:
+            return
+        warning = leave_card(self.facts(), result.evaluation, step=step, epochs=epochs)
+        if warning is not None:
+            self.print_plainly(warning)
+        write_files = partial(evaluation.wait_for_files, result) if evaluation.is_started else None
+        self.recorder.evaluation(result, step=step, epoch=epochs, write_files=write_files)
+        count = self.config.evaluation.pictures
+        self.recorder.pictures(result, self.data.validation, step=step, count=count)
+
+    def evaluation_is_due(self) -> bool:
+        """Return whether the weights as they are should be evaluated before training continues."""
+        step, running = self.state.step, self.evaluator.running
+        is_known = self.state.current_map is not None
+        is_running = running is not None and running.position.step == step
+        return not is_known and not is_running and self.plan.evaluation_is_due(step)
+
+    def is_finished(self) -> bool:
+        """Return whether the last step is done or the target is reached."""
+        return self.state.step >= self.plan.total_steps or self.target_is_reached()
+
+    def is_done(self) -> bool:
+        """Return whether the run is finished, and its weights are evaluated."""
+        return self.is_finished() and not self.evaluation_is_due()
+
+    def target_is_reached(self) -> bool:
+        """Return whether the weights as they are reached `training.target_map`."""
+        return self.state.current_map is not None and self.reaches_target(self.state.current_map)
+
+    def reaches_target(self, value: float) -> bool:
+        """Return whether an mAP is at least `training.target_map`."""
+        target = self.config.training.target_map
+        return target is not None and value >= target
+
+    def save(self) -> None:
+        """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
+        self.finish_evaluation()
+        self.checkpointer.save(
+            self.model, self.optimizer, self.checkpoint_state(), epoch=self.epochs_done
+        )
+
+    def save_and_wait(self) -> None:
+        """Write a checkpoint, and wait until it is on the disk.
 
         Raises:
-            InputError: The checkpoint could not be written.
+            InputError: It could not be written.
         """
-        leave_checkpoint(self)
-        self.record.wait_for_files()
-        if self.groups is not None:
-            self.groups.update.close(timeout_s=self.config.distributed.timeout_s)
+        self.save()
+        if not self.checkpointer.is_there(self.state.step):
+            raise InputError(
+                f"{self.folder.checkpoints}: the checkpoint after step {self.state.step} could not "
+                f"be written: {self.checkpointer.problem}; make room, then go on with: "
+                f"{self.resuming_command}"
+            )
+
+    @contextmanager
+    def checkpoint_before_error(self) -> Iterator[None]:
+        """Save what was trained before an image could not be read, for example.
+
+        Raises:
+            InputError: What was wrong, and how to continue.
+        """
+        try:
+            yield
+        except InputError as error:
+            if self.state.step == 0:
+                raise
+            self.save_and_wait()
+            raise InputError(f"{error}; then go on with: {self.resuming_command}") from error
 
     def finish(self) -> None:
-        """Say how the run ended, where its work lies, and what to try next.
+        """Print how the run ended, where its files are, and what to try next.
 
         Raises:
-            InputError: The last checkpoint could not be written, or the run could not be added to
-                its submission.
+            InputError: The run could not be added to its submission.
         """
-        self.leave()
-        self.record.closing(
+        validation = self.data.validation
+        self.recorder.closing(
             is_reached=self.target_is_reached(),
-            step=self.step,
-            best_map=self.best_map,
+            step=self.state.step,
+            best_map=self.state.best_map,
             bad_images=len(self.loading.bad_images.seen),
-            example=self.data.validation.image_folder
-            / self.data.validation.annotations.file_names[0],
+            example=validation.image_folder / validation.annotations.file_names[0],
         )
         submission = self.config.mlperf.submission
         if submission is not None and self.group.is_first:
             submit(self.folder.path, submission, console=self.console)
+
+    def position(self) -> TrainingPosition:
+        """Return how far the run has come, as a checkpoint keeps it."""
+        parts = self.state.state_dict() | self.guard.state_dict()
+        return TrainingPosition(**parts, images_per_epoch=self.plan.images_per_epoch)
+
+    def setup(self) -> dict[str, object]:
+        """Return what the bits of the next steps depend on, beside configuration and checkpoint."""
+        return describe_setup(
+            self.config,
+            ranks=self.group.size,
+            engine=self.engine,
+            exchange=self.parallel.way,
+            split=self.parallel.batches.images,
+        )
+
+    def checkpoint_state(self) -> State:
+        """Return what a checkpoint says of the run, but for the states of its ranks."""
+        return State(
+            model=self.description,
+            position=self.position(),
+            setup=self.setup(),
+            config=config_to_tree(self.config),
+            random_states=[],
+            parts={},
+        )
+
+    def facts(self) -> RunFacts:
+        """Return what the run is, for the console, `environment.json` and model cards."""
+        sizes = [(value.numel(), value.requires_grad) for value in self.model.parameters()]
+        return RunFacts(
+            config=self.config,
+            folder=self.folder,
+            data=self.data,
+            model=self.description,
+            parameters=sum(size for size, _ in sizes),
+            trained_parameters=sum(size for size, trains in sizes if trains),
+            total_steps=self.plan.total_steps,
+            images_per_step=self.plan.images_per_step,
+            engine=self.engine,
+            loading=self.loading.describe(),
+            hosts=self.group.hosts,
+            averaging_ranks=self.averaging.size,
+            exchange=self.parallel.way,
+            batches=self.parallel.batches,
+            context=self.place,
+            rows=self.strategy.describe(),
+        )
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs until now, with the share of the running one."""
+        return self.plan.epochs_done(self.state.step)
+
+    @property
+    def resuming_command(self) -> str:
+        """What a user types to continue this run."""
+        return resuming_command(launcher_command(self.place.ranks))
+
+    def print_plainly(self, text: str) -> None:
+        """Print a line that scripts may read, without colours, on rank 0."""
+        if self.group.is_first:
+            print(text, flush=True)

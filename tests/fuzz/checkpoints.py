@@ -33,8 +33,8 @@ from retinanet.training.checkpoint_state import (
     TrainingPosition,
     digest,
 )
-from retinanet.training.distributed import own_state, restore_own_state, trained_norms
 from retinanet.training.resume import differences
+from retinanet.training.train_state import load_rank_state_dict, rank_state_dict, trained_norms
 from tests.fuzz.refusals import value_or_refusal
 from tests.fuzz.written import written
 
@@ -60,7 +60,7 @@ def checkpoint_files() -> dict[str, bytes]:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 1, 4, 4)).sum().backward()
     optimizer.step()
-    own = own_state(model, with_statistics=True)
+    own = rank_state_dict(model, with_statistics=True)
     state = State(
         model=ModelDescription(
             num_classes=1,
@@ -131,7 +131,7 @@ def use(checkpoint: Checkpoint, name: str) -> None:
     def restore_ranks() -> None:
         for state in checkpoint.rank_states():
             try:
-                restore_own_state(state, model)
+                load_rank_state_dict(state, model)
             except ValueError as error:
                 raise InputError(f"{name}: {error}") from error
 

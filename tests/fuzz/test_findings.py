@@ -29,7 +29,7 @@ from launch.topology import read_topology
 from profiling.onednn_log.log import read_logs
 from profiling.stats import rows_of
 from retinanet.config_file import load_config
-from retinanet.training.distributed import rank_states
+from retinanet.training.train_state import rank_states
 from tests.fuzz.seeds import COCO, LSCPU, index_files
 from tests.fuzz.written import written
 

@@ -47,7 +47,7 @@ from retinanet.model.anchors import anchors_for
 from retinanet.model.matching import IGNORED, assign_targets
 from retinanet.model.retinanet import HeadOutputs
 from retinanet.training.build import build_model
-from retinanet.training.loop import StepResult, require_finite, train_one_epoch, update_weights
+from retinanet.training.loop import StepResult, optimizer_step, require_finite, train_one_epoch
 
 LEARNING_RATE = 1e-4
 
@@ -175,7 +175,7 @@ def steps_of(
         learning_rate=lambda _: LEARNING_RATE,
         first_step=0,
         focal_form=focal_form,
-        phases=stopwatch,
+        profiler=stopwatch,
     )
 
 
@@ -264,7 +264,7 @@ def one_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
     sum(losses.values(), torch.zeros(())).backward()
     norm = gradient_norm(prepared.model.parameters())
     clip_gradients(prepared.model.parameters(), norm=norm, longest=LONGEST_GRADIENT)
-    update_weights(prepared.optimizer, learning_rate=SHORT_TRAINING_LEARNING_RATE)
+    optimizer_step(prepared.optimizer, learning_rate=SHORT_TRAINING_LEARNING_RATE)
 
 
 def loss_on(prepared: PreparedTraining, batches: list[Batch]) -> float:

@@ -114,7 +114,7 @@ def steps_of(
         first_step=0,
         focal_form=focal_form,
         main_cpus=main_cpus,
-        phases=phases,
+        profiler=phases,
     )
 
 

@@ -23,10 +23,9 @@ from pydantic import TypeAdapter
 
 from common.console import Advance
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
-from common.files import first_difference, read_kept, write_json
+from common.files import first_difference, read_json_lines, read_kept, write_json
 from common.processes import REPOSITORY, running, wait_for
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
-from retinanet.training.metrics_file import read_metrics
 
 BETAS = (0.0, 0.6, DEFAULT_BETA1)
 """Momenta that are probed beside that of the rule (`retinanet.config_types`)."""
@@ -277,7 +276,7 @@ def log_of(run: Path) -> Path:
 
 def records_of(run: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run, as far as they are written; none before the first."""
-    return read_metrics(run / "metrics.jsonl")
+    return read_json_lines(run / "metrics.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)

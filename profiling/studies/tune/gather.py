@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
+from common.files import read_json_lines
 from common.processes import REPOSITORY, running
 from launch.mpirun import choose_mpirun
 from profiling.bench.job import JobFailedError
@@ -51,7 +52,6 @@ from profiling.studies.tune.model import EpochsModel, Network, Runs, Shape, With
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import Rules
-from retinanet.training.metrics_file import read_metrics
 
 SEEDS = 2
 """Probe runs of each batch size: the least that show a spread."""
@@ -393,7 +393,7 @@ def run_probes(
             seed=seed,
         )
         run_training([*command, f"run.root={folder}", f"run.name={name}"], say=say)
-        evaluations = evaluations_in(read_metrics(folder / name / "metrics.jsonl"))
+        evaluations = evaluations_in(read_json_lines(folder / name / "metrics.jsonl"))
         run = ProbeRun(
             batch_size=size,
             seed=seed,

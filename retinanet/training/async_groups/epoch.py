@@ -1,72 +1,162 @@
-"""An epoch in compute groups: stretches without waiting, and what is settled in between.
+"""An epoch in compute groups: stretches in which no group waits, and meetings in between.
 
-TODO-DOC All groups that are left, together again after a stretch: one set of weights, one position.
-
-TODO-DOC The batches of a stretch of training, which compute groups take from one queue.
-
-A stretch lasts from one time at which all groups come together to the next: to the epoch's end, or
-until somebody closes the queue since a checkpoint is due, say. All batches before the queue's end
-have then been taken, and none after it.
+A stretch lasts from one point at which all groups come together to the next: to the epoch's end, or
+until a rank closes the queue of batches, since a checkpoint is due, say. All batches before the
+queue's end have then been taken, and none after it. At a meeting all ranks get the common weights.
 """
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from common.console import progress
 from common.errors import InputError, NonFiniteLossError
+from retinanet.config import TrainingConfig
+from retinanet.config_types import beta1_of, planned_groups
+from retinanet.engine.engines import PreparedTraining
 from retinanet.training.async_groups.groups import ComputeGroups, GroupResults, trained_parameters
-from retinanet.training.distributed import agreed_batches, merged
-from retinanet.training.loop import StepResult, train_one_epoch
-from retinanet.training.run_checkpoints import (
-    begin_checkpoint,
-    leave_checkpoint,
-    note_gradients,
-    tell_of_skipped,
-)
+from retinanet.training.distributed import agreed_batches, merge_results
+from retinanet.training.epoch import EpochContext, EpochStep
+from retinanet.training.loop import GroupStep, StepResult
+from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.signals import StopRequest
 
-if TYPE_CHECKING:
-    from retinanet.training.trainer import Trainer
-
-Rate = Callable[[int], float]
-"""From steps of the run to the next one's learning rate."""
+SECONDS_BETWEEN_LOOKS = 0.01
 
 
-def rest_of_epoch_in_groups(
-    run: "Trainer", groups: ComputeGroups, stop: StopRequest, *, rate: Rate
-) -> Iterator[StepResult]:
-    """Train to the epoch's or the run's end; `run.step` advances when all have come together.
+class GroupEpochs:
+    """The `EpochStrategy` of several compute groups; steps are those of single groups."""
 
-    Steps are those of single groups. Yields this rank's group's.
+    def __init__(
+        self,
+        context: EpochContext,
+        groups: ComputeGroups,
+        *,
+        prepared: PreparedTraining,
+        settings: TrainingConfig,
+    ) -> None:
+        """Train with these groups.
 
-    Raises:
-        InputError: An image cannot be read, or too many could not, by any group.
-        NonFiniteLossError: The run cannot go on after a step of any group; a checkpoint has the
-            weights, which that step did not touch.
-    """
-    epoch = run.plan.position(run.step).epoch
-    title = f"epoch {epoch + 1}/{run.config.training.epochs}, steps"
-    last = run.plan.end_of_epoch(run.step)
-    with progress(run.console, title, total=run.plan.total_steps, start=run.step) as advance:
-        while run.step < last and not stop and not run.target_is_reached():
-            stretch = Stretch(run, groups, steps=last - run.step, stop=stop, advance=advance)
-            yield from stretch.steps(rate)
-            together = come_together(run, groups, stretch.arrival, stop)
-            if run.step >= last:
-                run.log.epoch_stopped(epoch + 1, step=run.step)
-            settle_stretch(run, together, stop)
+        Args:
+            context: As every strategy.
+            groups: This rank among them.
+            prepared: Its model; on rank 0 also the optimizer that gets the common state.
+            settings: Of the training.
+        """
+        self._context = context
+        self._groups = groups
+        self._prepared = prepared
+        self._settings = settings
+        self._group = groups.everybody
+        """The ranks that are left."""
+
+    def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
+        """See `EpochStrategy`. Yields this rank's group's steps, on rank 0 those of all groups.
+
+        A problem of any group ends the stretch, and is that of the meeting after it. The common
+        weights are not touched by a step that is not finite.
+        """
+        while step < last:
+            stretch = Stretch(
+                self._context,
+                self._groups,
+                start=step,
+                steps=last - step,
+                batches_a_step=self._settings.gradient_accumulation,
+                stop=stop,
+            )
+            yield from stretch.steps()
+            step = yield from self._meet(stretch, step, stop)
+
+    def _meet(
+        self, stretch: "Stretch", step: int, stop: StopRequest
+    ) -> Generator[EpochStep, None, int]:
+        """Wait for all ranks that are left, and settle where the run stands; all call it.
+
+        Afterwards they have the weights as the last group has updated them, and rank 0 has the
+        optimizer's state.
+
+        Returns:
+            Steps of the run that are done.
+        """
+        groups, smaller = self._groups, None
+        left = self._ranks_left()
+        if len(left) < self._group.size:
+            self._group = smaller = groups.regroup(left)
+        if self._group.is_first:
+            groups.update.take_back(self._prepared.optimizer)
+        parameters = trained_parameters(self._prepared.model)
+        self._group.broadcast(parameter.detach() for parameter in parameters)
+        if self._group.is_first:  # steps of groups that have ended since, too
+            yield from stretch.steps_of_others()
+        arrivals = self._group.all_gather(stretch.arrival())
+        stop.agree([arrival.signal for arrival in arrivals])
+        untrained = [one.untrained for one in arrivals if one.untrained is not None]
+        done = step + min([max(arrival.taken for arrival in arrivals), *untrained])
+        problems = [arrival.problem for arrival in arrivals if arrival.problem is not None]
+        yield EpochStep(
+            step=done,
+            group=smaller,
+            checkpoint_is_due=any(arrival.checkpoint_is_due for arrival in arrivals),
+            metric_is_ready=any(arrival.metric_is_ready for arrival in arrivals),
+            problem=problems[0] if problems else None,
+        )
+        return done
+
+    def _ranks_left(self) -> tuple[int, ...]:
+        """Return the job's ranks whose groups have not ended.
+
+        From now on the end of any ends all, until the next stretch.
+        """
+        everybody, store = self._groups.everybody, self._groups.store
+        watch = everybody.watch
+        assert watch is not None
+        name = f"stretch {self._groups.stretch}"
+        store.set(f"{name}/arrived/{everybody.rank}", "")
+        key = f"{name}/left"
+        if not everybody.is_first:
+            return tuple(int(rank) for rank in store.get(key).decode().split(","))
+        members = self._group.job_ranks or tuple(range(everybody.size))
+        waiting = set(members)
+        while waiting := {
+            rank
+            for rank in waiting
+            if rank not in watch.lost and not store.check([f"{name}/arrived/{rank}"])
+        }:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        watch.outlive(())
+        left = tuple(rank for rank in members if rank not in watch.lost)
+        store.set(key, ",".join(map(str, left)))
+        return left
+
+    def describe(self) -> dict[str, object]:
+        """Return how many groups there are, their momentum, and where the weights are."""
+        count = self._groups.count
+        text = planned_groups(count, ranks=count * self._groups.own.size)
+        way = self._groups.update.way
+        return {"groups": f"{text}; {describe_momentum(self._settings, count)}; weights by {way}"}
+
+    def close(self) -> None:
+        """Release the common weights; every rank that is left calls it once."""
+        self._groups.update.close(timeout_s=self._groups.timeout_s)
+
+
+def describe_momentum(settings: TrainingConfig, groups: int) -> str:
+    """Return what the optimizer's momentum is, beside that of not waiting."""
+    implicit = f"as 1 − 1/{groups} of momentum comes from not waiting"
+    if settings.optimizer == "sgd":
+        return f"momentum {settings.momentum:g} as told, beside the 1 − 1/{groups} of not waiting"
+    beta1 = beta1_of(settings.beta1, groups=groups)
+    return f"beta1 {beta1:g}, {implicit if settings.beta1 == 'auto' else 'as told'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What a rank brings from a stretch."""
+    """What a rank brings from a stretch to the meeting."""
 
-    taken: int
+    taken: int = 0
     """The number after that of the last step it was given, from 0 in the stretch."""
     untrained: int | None = None
     """The first that it was given and did not train, since something was wrong."""
@@ -78,55 +168,39 @@ class Arrival:
     metric_is_ready: bool = False
 
 
-def settle_stretch(run: "Trainer", together: Arrival, stop: StopRequest) -> None:
-    """Do what the ranks have come together for; all ranks call it.
-
-    Raises:
-        InputError: See `rest_of_epoch_in_groups`.
-        NonFiniteLossError: See there.
-    """
-    if isinstance(together.problem, InputError):
-        raise together.problem
-    if together.problem is not None:
-        leave_checkpoint(run)
-        raise NonFiniteLossError(
-            f"{together.problem}; a checkpoint has the weights as they are: go on with: "
-            f"{run.resuming_command}"
-        )
-    if together.metric_is_ready:
-        run.settle()
-    if together.checkpoint_is_due and not stop and not run.evaluation_is_due():
-        begin_checkpoint(run)
-
-
 class Stretch:
     """This rank's part in one stretch."""
 
     def __init__(
         self,
-        run: "Trainer",
+        context: EpochContext,
         groups: ComputeGroups,
         *,
+        start: int,
         steps: int,
+        batches_a_step: int,
         stop: StopRequest,
-        advance: Callable[[int, str], None],
     ) -> None:
-        """Begin it, which all ranks do.
+        """Begin it; all ranks do.
 
         Args:
-            run: The run.
+            context: What steps are taken with.
             groups: This rank among them.
-            steps: Until its end, of all groups together.
-            stop: Where a signal comes, it ends sooner.
-            advance: Shows steps, and a text beside them.
+            start: Steps of the run that are done.
+            steps: Until its end at most, of all groups together.
+            batches_a_step: Of a group.
+            stop: A signal ends it sooner.
         """
         groups.stretch += 1
-        self._run, self._groups, self._stop, self._advance = run, groups, stop, advance
-        self._start = run.step
-        self._recorded = 0
-        self._last_recorded = 0
+        self._context, self._groups, self._stop = context, groups, stop
+        self._start = start
+        self._batches_a_step = batches_a_step
         self._trained = 0
-        self._wants = Arrival(taken=0)
+        """Steps of this group."""
+        self._logged = 0
+        """Steps of all groups, on rank 0."""
+        self._last_logged = 0
+        self._arrival = Arrival()
         self.queue = BatchQueue(
             groups.store,
             stretch=groups.stretch,
@@ -138,207 +212,128 @@ class Stretch:
         groups.update.begin()
         watch = groups.everybody.watch
         if watch is not None and groups.everybody.is_first:
-            ranks = range(groups.everybody.size)
-            watch.outlive([groups.group_of(rank) for rank in ranks])
+            watch.outlive([groups.group_of(rank) for rank in range(groups.everybody.size)])
 
-    def steps(self, rate: Rate) -> Iterator[StepResult]:
-        """Train on the steps that this group takes from the queue; note each, then yield it."""
-        run = self._run
+    def steps(self) -> Iterator[EpochStep]:
+        """Train on the steps that this group takes from the queue, until it ends."""
+        context, groups = self._context, self._groups
         try:
             while self.queue.take(self._trained) is not None:
-                for own in self._iteration(rate):
-                    result = self._heard(own)
-                    note_gradients(run, result)
-                    run.print_notes(result)
+                for own in self._steps_of_group():
+                    result = self._agree(own)
+                    report = self._checked(result)
                     self._trained += 1
-                    self._groups.own_steps += 1
-                    self._note_bad_images(result.bad_images)
-                    self._note(result)
-                    yield result
-                    if run.loading_moved_out(own):
+                    groups.own_steps += 1
+                    if groups.own.is_first and not groups.everybody.is_first:
+                        self._results.leave(result)
+                    yield self._logged_step(result, report)
+                    if groups.everybody.is_first:
+                        yield from self.steps_of_others()
+                    if context.loading_moved_out(own):
                         break
         except (InputError, NonFiniteLossError) as problem:
-            self._end_with(problem)
+            taken = self.queue.taken
+            untrained = taken[self._trained] if self._trained < len(taken) else None
+            self._arrival = replace(self._arrival, problem=problem, untrained=untrained)
+            self.queue.close()
 
-    def _iteration(self, rate: Rate) -> Iterator[StepResult]:
-        """The steps from the first that is not trained, until loading moves or the queue ends."""
-        run, groups = self._run, self._groups
-        here = run.plan.position(self._start)
-        training = run.config.training
-        batches, first = run.loading.batches, groups.own_steps - self._trained
+    def _steps_of_group(self) -> Iterator[StepResult]:
+        """Take steps from the first that is not trained, until loading moves or the queue ends."""
+        context, groups = self._context, self._groups
+        here = context.plan.position(self._start)
+        batches, first = context.loading.batches, groups.own_steps - self._trained
         batches.set_position(here.epoch, here.images)
         batches.chosen = batches_of(
-            self.queue, first=self._trained, batches_a_step=training.gradient_accumulation
+            self.queue, first=self._trained, batches_a_step=self._batches_a_step
         )
-        return train_one_epoch(
-            run.prepared,
-            agreed_batches(groups.own, run.loading.train),
-            learning_rate=lambda own: rate(self._start + self.queue.taken[own - first]),
+        return context.take_steps(
+            agreed_batches(groups.own, context.loading.train),
+            learning_rate=lambda own: context.learning_rate(
+                self._start + self.queue.taken[own - first]
+            ),
             first_step=groups.own_steps,
-            gradient_accumulation=training.gradient_accumulation,
-            longest_gradient=training.clip_gradient_norm,
-            focal_form=run.config.engine.focal_loss,
-            exchange=run.exchange,
             update=groups.update,
-            phases=run.phases,
-            main_cpus=run.place.pinned.share.main_cpus,
         )
 
-    def _heard(self, own: StepResult) -> StepResult:
-        """The step of all ranks of this group, by its number in the run; ends the queue if due."""
-        run, groups = self._run, self._groups
+    def _agree(self, own: StepResult) -> StepResult:
+        """Return the step of all ranks of this group, by its number in the run.
+
+        Closes the queue where something is due for which all ranks must meet.
+        """
+        context, groups = self._context, self._groups
         number = self._start + self.queue.taken[self._trained] + 1
-        together = merged(groups.own.all_gather(run.with_load(own)))
-        is_due = run.saving.is_due(step=number, epoch=run.plan.epochs_done(number))
-        is_ready = run.pending is not None and run.pending.is_ready
-        if is_due or is_ready:
-            self._wants = replace(
-                self._wants,
-                checkpoint_is_due=is_due or self._wants.checkpoint_is_due,
-                metric_is_ready=is_ready or self._wants.metric_is_ready,
-            )
+        staleness = 0 if own.nonfinite else groups.update.staleness
+        result = merge_results(groups.own.all_gather(context.with_load(own)))
+        is_due, is_ready = context.checkpoint_is_due(number), context.evaluator.is_ready
+        self._arrival = replace(
+            self._arrival,
+            checkpoint_is_due=is_due or self._arrival.checkpoint_is_due,
+            metric_is_ready=is_ready or self._arrival.metric_is_ready,
+        )
         if is_due or is_ready or self._stop.received:
             self.queue.close()
-        return replace(together, step=number, group=groups.number)
+        group = GroupStep(number=groups.number, staleness=staleness)
+        return replace(result, step=number, group=group)
 
-    def _note(self, result: StepResult) -> None:
-        """Leave a step for rank 0 to record; rank 0 records all that are there."""
-        groups = self._groups
-        if not groups.everybody.is_first:
-            if groups.own.is_first:
-                self._results.leave(result)
-            return
-        self._record(result)
-        for other in self._results.take():
-            self._record_of_another(other)
+    def _checked(self, result: StepResult) -> NonFiniteReport | None:
+        """Return a report if a step was skipped.
 
-    def _record_of_another(self, result: StepResult) -> None:
-        """Record another group's step on rank 0, and print what is wrong with it."""
-        if result.nonfinite:
-            self._run.nonfinite.skipped += 1
-            tell_of_skipped(self._run, result)
-        self._run.print_notes(result)
-        self._note_bad_images(result.bad_images)
-        self._record(result)
-
-    def _note_bad_images(self, problems: tuple[str, ...]) -> None:
-        """Tell of them; too many end the run once all have come together.
-
-        Rank 0 alone has heard of all groups': until then its own trains what it has taken, or the
-        group's other ranks would wait for it.
+        Raises:
+            NonFiniteLossError: The run cannot continue. The other groups have continued: no rank
+                has the state before this step any more.
         """
-        try:
-            self._run.note_bad_images(problems)
-        except InputError as problem:
-            self._wants = replace(self._wants, problem=problem)
+        report = self._context.check(result)
+        if report is not None and report.advice is not None:
+            raise NonFiniteLossError(f"{report.line}; {report.advice}")
+        return report
+
+    def steps_of_others(self) -> Iterator[EpochStep]:
+        """Yield the steps of other groups that have arrived at rank 0."""
+        for result in self._results.take():
+            report = self._context.check(result, is_decided=True) if result.nonfinite else None
+            yield self._logged_step(result, report)
+
+    def _logged_step(self, result: StepResult, report: NonFiniteReport | None) -> EpochStep:
+        """Return a step for the log.
+
+        Too many unreadable images end the run at the meeting. Rank 0 alone knows those of all
+        groups: until then its group trains what it has taken, or its other ranks would wait for it.
+        """
+        groups = self._groups
+        bad_images, problem = self._context.new_bad_images(result)
+        if problem is not None:
+            self._arrival = replace(self._arrival, problem=problem)
             self.queue.close()
-
-    def _record(self, result: StepResult) -> None:
-        run, groups = self._run, self._groups
+        assert result.group is not None
         at_work = len({groups.group_of(rank) for rank in groups.ranks_at_work()})
-        result = replace(result, groups_at_work=at_work)
-        self._recorded += 1
-        self._last_recorded = max(self._last_recorded, result.step - self._start)
-        run.log.stepped(images=result.images, seconds=result.seconds / result.groups_at_work)
-        text = run.record.step(result, epoch=run.plan.epochs_done(result.step))
-        self._advance(self._start + self._recorded, text)
-
-    def _end_with(self, problem: InputError | NonFiniteLossError) -> None:
-        """Something of this group's ends the run, once all have come together."""
-        untrained = (
-            self.queue.taken[self._trained] if self._trained < len(self.queue.taken) else None
+        self._logged += 1
+        self._last_logged = max(self._last_logged, result.step - self._start)
+        return EpochStep(
+            result=replace(result, group=replace(result.group, at_work=at_work)),
+            nonfinite=report,
+            bad_images=bad_images,
+            done=self._start + self._logged,
         )
-        self._wants = replace(self._wants, problem=problem, untrained=untrained)
-        self.queue.close()
 
     def arrival(self) -> Arrival:
-        """What this rank brings to the others, once all are there that are left."""
-        if self._groups.everybody.is_first:  # what groups have done that are not there, too
-            for other in self._results.take():
-                self._record_of_another(other)
+        """Return what this rank brings to the meeting."""
         taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
         return replace(
-            self._wants, taken=max(taken, self._last_recorded), signal=self._stop.received
+            self._arrival, taken=max(taken, self._last_logged), signal=self._stop.received
         )
-
-
-SECONDS_BETWEEN_LOOKS = 0.01
-
-
-def come_together(
-    run: "Trainer", groups: ComputeGroups, arrival: Callable[[], Arrival], stop: StopRequest
-) -> Arrival:
-    """Wait for all that are left, take up the common weights, and settle where the run stands.
-
-    Every rank calls it at the end of a stretch. Afterwards `run.group` has the ranks that are left,
-    all with the weights as the last group has updated them, and rank 0 the optimizer's state.
-
-    Args:
-        run: The run.
-        groups: This rank among them.
-        arrival: What it brings, asked for once all are here that are left.
-        stop: Learns of a signal that any rank has got.
-
-    Returns:
-        What they bring together; `untrained` and `taken` are in `run.step`.
-    """
-    living = ranks_left(run, groups)
-    if len(living) < run.group.size:
-        run.regroup(groups.regroup(living))
-    if run.group.is_first:
-        groups.update.take_back(run.optimizer)
-    run.group.broadcast(one.detach() for one in trained_parameters(run.model))
-    arrivals = run.group.all_gather(arrival())
-    stop.agree([one.signal for one in arrivals])
-    untrained = [one.untrained for one in arrivals if one.untrained is not None]
-    steps = min([max(one.taken for one in arrivals), *untrained])
-    problems = [one.problem for one in arrivals if one.problem is not None]
-    if steps:
-        run.step += steps
-        run.map_here = None
-    return Arrival(
-        taken=steps,
-        problem=problems[0] if problems else None,
-        checkpoint_is_due=any(one.checkpoint_is_due for one in arrivals),
-        metric_is_ready=any(one.metric_is_ready for one in arrivals),
-    )
-
-
-def ranks_left(run: "Trainer", groups: ComputeGroups) -> tuple[int, ...]:
-    """The job's ranks whose groups have not ended; from now on the end of any is that of all."""
-    everybody, store = groups.everybody, groups.store
-    name = f"stretch {groups.stretch}"
-    store.set(f"{name}/arrived/{everybody.rank}", "")
-    key = f"{name}/left"
-    watch = everybody.watch
-    assert watch is not None
-    if not everybody.is_first:
-        return tuple(int(rank) for rank in store.get(key).decode().split(","))
-    members = run.group.job_ranks or tuple(range(everybody.size))
-    waiting = set(members)
-    while waiting := {
-        rank
-        for rank in waiting
-        if rank not in watch.lost and not store.check([f"{name}/arrived/{rank}"])
-    }:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    watch.outlive(())
-    left = tuple(rank for rank in members if rank not in watch.lost)
-    store.set(key, ",".join(map(str, left)))
-    return left
 
 
 CLOSED = 10**12
-"""More than any number of batches: what is counted beyond it was asked for after the end."""
+"""More than any number of batches: numbers beyond it were requested after the end."""
 
 
 class BatchQueue:
-    """One rank's view; ranks of a group see the same batches in the same order."""
+    """The steps of a stretch, which groups take; ranks of a group see the same ones in order."""
 
     def __init__(
         self, store: dist.Store, *, stretch: int, steps: int, group: int, group_size: int
     ) -> None:
-        """Open, which every rank does.
+        """Open it; every rank does.
 
         Args:
             store: Where all ranks of the job count.
@@ -355,10 +350,10 @@ class BatchQueue:
         self.taken: list[int] = []
         """Numbers in the stretch, from 0, of the steps that this rank has been given so far."""
         self.is_over = False
-        """Whether it has been told that there are no more."""
+        """Whether there are no more."""
 
     def take(self, index: int) -> int | None:
-        """The number of the step that is the group's `index`-th; None where there is none.
+        """Return the number of the step that is the group's `index`-th; None where there is none.
 
         Any rank of the group may ask first, as it reads ahead.
         """
@@ -376,8 +371,7 @@ class BatchQueue:
         if self._group_size == 1:
             return self._count()
         key = f"{self._name}/group {self._group}/{index}"
-        asked = self._store.add(f"{key}/asked", 1)
-        if asked == 1:
+        if self._store.add(f"{key}/asked", 1) == 1:
             self._store.set(key, str(self._count()))
         number = int(self._store.get(key))
         if self._store.add(f"{key}/read", 1) == self._group_size:
@@ -389,12 +383,12 @@ class BatchQueue:
         return int(self._store.add(f"{self._name}/next", 1)) - 1
 
     def close(self) -> None:
-        """Let nobody take another batch; any rank may, any number of times."""
+        """End it for all groups; any rank may call this, any number of times."""
         self._store.add(f"{self._name}/next", CLOSED)
 
 
 def batches_of(queue: BatchQueue, *, first: int, batches_a_step: int) -> Iterator[int]:
-    """The numbers in the stretch of the batches of steps that a queue gives, taken as needed.
+    """Yield the numbers in the stretch of a group's batches, taken from the queue as needed.
 
     Args:
         queue: Where they come from.

@@ -1,10 +1,8 @@
-"""What a run has where its ranks train in compute groups that do not wait for one another.
+"""Compute groups, which do not wait for one another: their ranks, weights and results.
 
-TODO-DOC The optimizer's step of a compute group: on the common weights, which all its ranks then have.
-
-TODO-DOC The steps of compute groups on their way to rank 0, which records them all.
-
-TODO-DOC Parts of a job's ranks: compute groups, and those that are left when a group has ended.
+A group's ranks average their gradients; its first rank takes the optimizer's step on the common
+weights, which all of them then read. Steps of all groups go to rank 0, which logs them. Where a
+rank has ended, so has its group, and the others continue as a smaller process group.
 """
 
 import pickle
@@ -36,7 +34,7 @@ from retinanet.training.loop import StepResult
 
 
 class GroupUpdate:
-    """Called by every rank of a group, when their average gradients are there."""
+    """The optimizer step of a group's ranks on the common weights; all of them call it."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class GroupUpdate:
         """Take steps on these weights.
 
         Args:
-            weights: As this rank sees them; None where the group's first rank tells them.
+            weights: As this rank sees them; None where the group's first rank sends them.
             parameters: This rank's own that train.
             group: Its compute group.
             is_in_memory: Whether all ranks of the job have the weights in their memory.
@@ -61,6 +59,8 @@ class GroupUpdate:
         self._group = group
         self._is_in_memory = is_in_memory
         self._server = server
+        self.staleness = 0
+        """Of the last step, see `GroupWeights.step`; on the group's first rank."""
 
     @property
     def way(self) -> str:
@@ -71,43 +71,37 @@ class GroupUpdate:
         """Read the weights as they are now; every rank of the group calls it."""
         self._update(learning_rate=None)
 
-    def __call__(self, learning_rate: float) -> int:
-        """Take a step with the gradients, let go of them, and read the weights.
-
-        Returns:
-            Its staleness, see `GroupWeights.step`; on the group's first rank.
+    def __call__(self, learning_rate: float) -> None:
+        """Take a step with the gradients, clear them, and read the weights.
 
         Raises:
             TimeoutError: Another group keeps the weights for too long.
         """
-        staleness = self._update(learning_rate=learning_rate)
-        for one in self._parameters:
-            one.grad = None
-        return staleness
+        self._update(learning_rate=learning_rate)
+        for parameter in self._parameters:
+            parameter.grad = None
 
-    def _update(self, *, learning_rate: float | None) -> int:
+    def _update(self, *, learning_rate: float | None) -> None:
         """Take a step if there is a learning rate, and read the weights that all then have."""
-        staleness = 0
         if self._group.is_first:
-            staleness = self._update_as_first(learning_rate)
+            self._update_as_first(learning_rate)
         elif self._is_in_memory:
             self._read_with_first()
         if not self._is_in_memory:
-            self._group.broadcast(one.detach() for one in self._parameters)
-        return staleness
+            self._group.broadcast(parameter.detach() for parameter in self._parameters)
 
-    def _update_as_first(self, learning_rate: float | None) -> int:
+    def _update_as_first(self, learning_rate: float | None) -> None:
         assert self._weights is not None
-        staleness = 0
         with self._weights.held():
             if learning_rate is not None:
-                gradients = [one.grad for one in self._parameters if one.grad is not None]
-                staleness = self._weights.step(gradients, learning_rate=learning_rate)
+                gradients = [
+                    parameter.grad for parameter in self._parameters if parameter.grad is not None
+                ]
+                self.staleness = self._weights.step(gradients, learning_rate=learning_rate)
             self._weights.copy_to(self._parameters)
             if self._is_in_memory:
                 self._group.barrier()  # the others begin to read
                 self._group.barrier()  # and are done
-        return staleness
 
     def _read_with_first(self) -> None:
         """Without holding them: the first does, and it waits for this."""
@@ -122,7 +116,7 @@ class GroupUpdate:
         self._weights.take_back(self._parameters, optimizer)
 
     def close(self, *, timeout_s: float) -> None:
-        """Part from the weights; every rank that is left calls it once."""
+        """Release the weights; every rank that is left calls it once."""
         if isinstance(self._weights, ServedWeights):
             self._weights.close()
         if self._server is not None:
@@ -131,7 +125,7 @@ class GroupUpdate:
 
 @dataclass(kw_only=True)
 class ComputeGroups:
-    """This rank among them."""
+    """This rank among the compute groups of a job."""
 
     everybody: ProcessGroup
     """All ranks that the job began with."""
@@ -142,8 +136,10 @@ class ComputeGroups:
     count: int
     """How many groups the job began with."""
     update: GroupUpdate
-    regroup: Callable[[tuple[int, ...]], ProcessGroup]
-    """The group of so many ranks of the job, which are left; only these call it."""
+    comm_cpus: tuple[int, ...]
+    """Where threads run that exchange."""
+    timeout_s: float
+    """A rank that is silent for longer breaks a group."""
     stretch: int = 0
     """Times until now that all have begun to train without waiting; see `BatchQueue`."""
     own_steps: int = 0
@@ -151,18 +147,24 @@ class ComputeGroups:
 
     @property
     def store(self) -> dist.Store:
-        """Where all ranks count batches and leave word."""
+        """Where all ranks count batches and leave results."""
         assert self.everybody.store is not None
         return self.everybody.store
 
     def ranks_at_work(self) -> list[int]:
-        """Those of the job's ranks that have not ended, as far as this rank knows."""
+        """Return the job's ranks that have not ended, as far as this rank knows."""
         lost = self.everybody.watch.lost if self.everybody.watch else set()
         return [rank for rank in range(self.everybody.size) if rank not in lost]
 
     def group_of(self, rank: int) -> int:
-        """The number of the group of a rank of the job."""
+        """Return the number of the group of a rank of the job."""
         return group_of_rank(rank, ranks=self.everybody.size, groups=self.count)
+
+    def regroup(self, job_ranks: tuple[int, ...]) -> ProcessGroup:
+        """Return the process group of the job's ranks that are left; these call it."""
+        return living_group(
+            self.everybody, job_ranks, comm_cpus=self.comm_cpus, timeout_s=self.timeout_s
+        )
 
 
 def make_compute_groups(
@@ -171,19 +173,13 @@ def make_compute_groups(
     *,
     everybody: ProcessGroup,
     own: ProcessGroup,
-    regroup: Callable[[tuple[int, ...]], ProcessGroup],
     comm_cpus: tuple[int, ...],
-) -> ComputeGroups | None:
+) -> ComputeGroups:
     """Put rank 0's weights and optimizer state where all groups update them; all ranks call it.
 
     On one host that is memory which all ranks see; on several, rank 0 serves the other groups.
-
-    Returns:
-        None where there is one group.
     """
     count = config.distributed.groups
-    if count == 1:
-        return None
     update = common_weights(config, prepared, everybody=everybody, own=own, comm_cpus=comm_cpus)
     return ComputeGroups(
         everybody=everybody,
@@ -191,7 +187,8 @@ def make_compute_groups(
         number=group_of_rank(everybody.rank, ranks=everybody.size, groups=count),
         count=count,
         update=update,
-        regroup=regroup,
+        comm_cpus=comm_cpus,
+        timeout_s=config.distributed.timeout_s,
     )
 
 
@@ -203,7 +200,7 @@ def common_weights(
     own: ProcessGroup,
     comm_cpus: tuple[int, ...],
 ) -> GroupUpdate:
-    """This rank's way to them."""
+    """Return this rank's access to the common weights."""
     parameters = trained_parameters(prepared.model)
     name = config.training.optimizer
     memory = memory_of_weights(parameters, optimizer=name) if everybody.is_first else None
@@ -239,7 +236,7 @@ def common_weights(
 def view_of_weights(
     config: Config, parameters: Sequence[nn.Parameter], place: MemoryPlace
 ) -> GroupWeights:
-    """The weights as one thread or rank sees them.
+    """Return the weights as one thread or rank sees them.
 
     Raises:
         OSError: It does not see rank 0's memory.
@@ -266,7 +263,7 @@ def served_weights(
     own: ProcessGroup,
     comm_cpus: tuple[int, ...],
 ) -> GroupUpdate:
-    """The way where rank 0 serves the other groups' first ranks."""
+    """Return this rank's access where rank 0 serves the other groups' first ranks."""
     compress = config.distributed.compress == "bf16"
     parts = ranks_of_groups(everybody.size, config.distributed.groups)
     pairs = [(part[0], pair_with_first(part[0], comm_cpus=comm_cpus)) for part in parts[1:]]
@@ -287,15 +284,15 @@ def served_weights(
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those that train, in the optimizer's order."""
-    return [one for one in model.parameters() if one.requires_grad]
+    """Return the parameters that train, in the optimizer's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class GroupResults:
-    """Left by the first rank of each group, taken by rank 0, through the store of the job."""
+    """Steps that the first rank of each group leaves for rank 0 in the store of the job."""
 
     def __init__(self, groups: ComputeGroups) -> None:
-        """Those of the stretch that begins."""
+        """Exchange results of the stretch that begins."""
         self._store = groups.store
         self._name = f"stretch {groups.stretch}/results of group"
         self._own = groups.number
@@ -303,13 +300,13 @@ class GroupResults:
         self._taken = dict.fromkeys(set(range(groups.count)) - {groups.number}, 0)
 
     def leave(self, result: StepResult) -> None:
-        """Leave one of this group's."""
+        """Leave a step of this group."""
         content = pickle.dumps(result)
         self._store.set(self._key(self._own, self._left), content)  # type: ignore[arg-type]
         self._left += 1
 
     def take(self) -> Iterator[StepResult]:
-        """Those of the other groups that nobody has taken yet."""
+        """Yield the steps of the other groups that have not been taken yet."""
         for group in self._taken:
             while self._store.check([key := self._key(group, self._taken[group])]):
                 yield pickle.loads(self._store.get(key))  # noqa: S301
@@ -326,7 +323,7 @@ LONGEST_WAIT = timedelta(days=365)
 def compute_group(
     everybody: ProcessGroup, groups: int, *, comm_cpus: tuple[int, ...], timeout_s: float
 ) -> ProcessGroup:
-    """This rank's compute group, whose ranks average their gradients; all ranks call it.
+    """Return this rank's compute group, which averages its gradients; all ranks call it.
 
     Args:
         everybody: All ranks of the job.
@@ -334,8 +331,6 @@ def compute_group(
         comm_cpus: Where threads run that exchange.
         timeout_s: A rank that is silent for longer breaks the group.
     """
-    if groups == 1:
-        return everybody
     parts = ranks_of_groups(everybody.size, groups)
     own = group_of_rank(everybody.rank, ranks=everybody.size, groups=groups)
     made = [
@@ -351,7 +346,7 @@ def living_group(
     comm_cpus: tuple[int, ...],
     timeout_s: float,
 ) -> ProcessGroup:
-    """The ranks of a job that are left; these, rank 0 among them, call it, and no others.
+    """Return the ranks of a job that are left; these, rank 0 among them, call it, no others.
 
     Args:
         everybody: All ranks of the job.
@@ -368,7 +363,7 @@ def living_group(
 
 
 def pair_with_first(job_rank: int, *, comm_cpus: tuple[int, ...]) -> dist.ProcessGroup:
-    """torch's group of rank 0 and another, for messages for which either may wait as it likes."""
+    """Return torch's group of rank 0 and another, in which either may wait for the other."""
     with calling_thread_on(comm_cpus), stdout_to_nowhere():
         return dist.new_group([0, job_rank], backend="gloo", timeout=LONGEST_WAIT)
 
@@ -381,7 +376,7 @@ def torch_groups(
     timeout_s: float,
     only_they_call: bool = False,
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """torch's groups of some ranks: for gradients, and for everything else."""
+    """Return torch's groups of some ranks: for gradients, and for everything else."""
     settings: dict[str, Any] = {
         "timeout": timedelta(seconds=timeout_s),
         "use_local_synchronization": only_they_call,
@@ -399,7 +394,7 @@ def part_of(
     exchange: dist.ProcessGroup,
     control: dist.ProcessGroup,
 ) -> ProcessGroup:
-    """Some ranks of a job, this one among them, as a group of their own."""
+    """Return some ranks of a job, this one among them, as a process group of their own."""
     hosts = tuple(everybody.hosts[rank] for rank in job_ranks)
     return replace(
         everybody,

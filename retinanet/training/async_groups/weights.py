@@ -5,10 +5,8 @@ Hadjis et al. 2016, "Omnivore: An Optimizer for Multi-device Deep Learning on CP
 it is applied others may have updated them. Weights and optimizer state lie in memory that the ranks
 of a host share; a group's first rank takes the optimizer's step there itself.
 
-TODO-DOC The common weights of compute groups as a rank on another host sees them: by way of rank 0.
-
-A thread of rank 0 for each such group takes its gradients, takes the optimizer's step with them,
-and gives back the weights as they are then.
+Ranks on other hosts use `ServedWeights`: a thread of rank 0 for each such group receives its
+gradients, takes the optimizer's step with them, and sends back the weights as they are then.
 """
 
 import fcntl
@@ -37,16 +35,16 @@ SLOTS = {
     "lamb": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum_buffer",),
 }
-"""What each optimizer keeps of a parameter, under torch's names."""
+"""State that each optimizer has of a parameter, under torch's names."""
 COUNTING = ("adam", "lamb")
-"""Those that keep the number of its steps too."""
+"""Optimizers that count each parameter's steps too."""
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Such as `make_optimizer` with all but the model told."""
+"""Such as `make_optimizer` with all arguments but the model."""
 
 
 class GroupWeights:
-    """The weights as one rank sees them."""
+    """The weights in shared memory as one rank sees them."""
 
     def __init__(
         self,
@@ -63,7 +61,7 @@ class GroupWeights:
             place: Of that memory.
             parameters: This rank's own that train, float32; only their layout is looked at.
             optimizer: `adam`, `lamb` or `sgd`.
-            make: Makes it.
+            make: Makes the optimizer of a module.
             timeout_s: How long to wait for others, each of whom is done in less than a second.
 
         Raises:
@@ -111,7 +109,7 @@ class GroupWeights:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep all others out meanwhile; a process that ends lets go, however it ends.
+        """Lock out all others meanwhile; the lock ends with the process, however it ends.
 
         Raises:
             TimeoutError: Another rank keeps them for too long.
@@ -162,7 +160,7 @@ class GroupWeights:
 
 
 def memory_of_weights(parameters: Sequence[nn.Parameter], *, optimizer: str) -> SharedMemory:
-    """Memory for such weights and an optimizer's state; its maker closes it once all have mapped.
+    """Make memory for weights and an optimizer's state; close it once all ranks have mapped it.
 
     Raises:
         OSError: There is not so much memory.
@@ -171,20 +169,20 @@ def memory_of_weights(parameters: Sequence[nn.Parameter], *, optimizer: str) -> 
 
 
 def bytes_of_weights(parameters: Sequence[nn.Parameter], slots: Sequence[str]) -> int:
-    """Of all that is shared."""
+    """Return the size of all that is shared. [bytes]"""
     return VALUES_AT + 4 * (lines_of(len(parameters)) + values_of(parameters) * (1 + len(slots)))
 
 
 def split_values(
     values: Tensor, parameters: Sequence[nn.Parameter], slots: Sequence[str]
 ) -> list[Tensor]:
-    """The numbers of steps, the weights, and each slot: parts of one long tensor."""
+    """Return the numbers of steps, the weights, and each slot: parts of one long tensor."""
     size = values_of(parameters)
     return list(values.split([lines_of(len(parameters)), *[size] * (1 + len(slots))]))
 
 
 def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """Parts of a block in the shapes and memory layouts of parameters, each on lines of its own."""
+    """Yield parts of a block with the parameters' shapes and layouts, each on its own lines."""
     start = 0
     for one in parameters:
         assert one.dtype == torch.float32 and is_one_block(one)
@@ -193,26 +191,26 @@ def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor
 
 
 def values_of(parameters: Sequence[nn.Parameter]) -> int:
-    """How many numbers a block has, the ends of lines included."""
+    """Return how many numbers a block has, the ends of lines included."""
     return sum(lines_of(one.numel()) for one in parameters)
 
 
 def lines_of(count: int) -> int:
-    """So many numbers, rounded up to whole lines."""
+    """Return `count` rounded up to whole cache lines of numbers."""
     return -(-count // VALUES_OF_A_LINE) * VALUES_OF_A_LINE
 
 
 STEP, READ, END = 1.0, 2.0, 3.0
-"""What a rank asks for."""
+"""What a rank requests."""
 
 
 class ServedWeights:
-    """Stands in for `GroupWeights` where those are on another host."""
+    """The weights as a rank on another host sees them, with the methods of `GroupWeights`."""
 
     def __init__(
         self, pair: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, compress: bool
     ) -> None:
-        """Ask over a group of two ranks, this one and the job's rank 0.
+        """Request over a group of two ranks, this one and the job's rank 0.
 
         Args:
             pair: The two.
@@ -228,7 +226,7 @@ class ServedWeights:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing to do: rank 0 holds them while it takes a step, or reads."""
+        """Do nothing: rank 0 locks them while it takes a step, or reads."""
         yield
 
     def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
@@ -239,29 +237,29 @@ class ServedWeights:
         """
         for view, gradient in zip(self._gradient_views, gradients, strict=True):
             view.copy_(gradient)
-        self._ask(STEP, learning_rate)
+        self._request(STEP, learning_rate)
         dist.send(self._gradients, dst=0, group=self._pair)
-        return self._hear()
+        return self._receive()
 
     def copy_to(self, parameters: Sequence[nn.Parameter]) -> None:
-        """See `GroupWeights.copy_to`; what a step has just brought is not asked for again."""
+        """See `GroupWeights.copy_to`; weights that a step has just received are not sent again."""
         if not self._is_fresh:
-            self._ask(READ)
-            self._hear()
+            self._request(READ)
+            self._receive()
         with torch.no_grad():
             for own, weight in zip(parameters, self._weight_views, strict=True):
                 own.copy_(weight)
         self._is_fresh = False
 
     def close(self) -> None:
-        """Say that nothing more will be asked."""
-        self._ask(END)
+        """End the thread that serves this rank."""
+        self._request(END)
 
-    def _ask(self, what: float, learning_rate: float = 0.0) -> None:
+    def _request(self, what: float, learning_rate: float = 0.0) -> None:
         question = torch.tensor([what, learning_rate], dtype=torch.float64)
         dist.send(question, dst=0, group=self._pair)
 
-    def _hear(self) -> int:
+    def _receive(self) -> int:
         staleness = torch.empty(1, dtype=torch.int64)
         dist.recv(staleness, src=0, group=self._pair)
         dist.recv(self._weights, src=0, group=self._pair)
@@ -270,7 +268,7 @@ class ServedWeights:
 
 
 def gradient_buffer(parameters: Sequence[nn.Parameter], *, compress: bool) -> Tensor:
-    """Room for all gradients, in the order and layout of the weights, as they travel."""
+    """Return a buffer for all gradients, in the order and layout of the weights."""
     return torch.empty(values_of(parameters), dtype=torch.bfloat16 if compress else torch.float32)
 
 
@@ -311,7 +309,7 @@ class WeightsServer:
             thread.start()
 
     def close(self, *, timeout_s: float) -> None:
-        """Wait until all that are left have said that they are done."""
+        """Wait until all ranks that are left have closed their weights."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -323,7 +321,7 @@ class WeightsServer:
         copies = [nn.Parameter(one) for one in placed(values, self._parameters)]
         question = torch.empty(2, dtype=torch.float64)
         staleness = torch.zeros(1, dtype=torch.int64)
-        with suppress(RuntimeError):  # the rank has ended, of which the watch tells
+        with suppress(RuntimeError):  # the rank has ended, which the watchdog reports
             while True:
                 dist.recv(question, src=rank, group=pair)
                 what, learning_rate = question.tolist()

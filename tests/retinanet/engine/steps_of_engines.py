@@ -17,7 +17,7 @@ from retinanet.engine.engines import PreparedTraining, prepare_training
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import optimizer_tensors
-from retinanet.training.loop import accumulate_gradients, batch_losses, update_weights
+from retinanet.training.loop import accumulate_gradients, batch_losses, optimizer_step
 
 SIZE = 96
 """At 64 oneDNN gives wrong BF16 gradients: P7 is made of a map one pixel wide."""
@@ -76,7 +76,7 @@ def gradients(engine: str, case: Case) -> tuple[dict[str, float], dict[str, Tens
     prepared = prepare_training(model, optimizer, engine=engine, precision=case.precision)
     prepared.model.train()
     [terms] = accumulate_gradients(prepared, [make_batch()])
-    update_weights(prepared.optimizer, learning_rate=RATE)
+    optimizer_step(prepared.optimizer, learning_rate=RATE)
     after = prepared.model.state_dict()
     assert list(after) == list(before)
     for name, value in after.items():
@@ -94,7 +94,7 @@ def moments(engine: str, case: Case, *, name: str) -> dict[str, Tensor]:
     prepared.model.train()
     for _ in range(2):
         accumulate_gradients(prepared, [make_batch()])
-        update_weights(prepared.optimizer, learning_rate=1e-7)
+        optimizer_step(prepared.optimizer, learning_rate=1e-7)
     return optimizer_tensors(prepared.model, prepared.optimizer)
 
 

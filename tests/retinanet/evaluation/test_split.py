@@ -15,8 +15,8 @@ from retinanet.engine.engines import Forward, torch_forward
 from retinanet.evaluation.detect import detect, detect_batch, detect_split, evaluate_split
 from retinanet.evaluation.detections import ImageDetections
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training.distributed import seed_everything
 from retinanet.training.signals import StopRequest
+from retinanet.training.train_state import seed_everything
 
 SIZES = [(96, 48), (48, 96), (64, 64)]
 """Width and height of the images; the model's square is 64×64."""

@@ -12,7 +12,7 @@ from retinanet.preflight.findings import Finding
 from retinanet.preflight.run import check_run_folder
 from retinanet.training.checkpoint import Contents, checkpoint_folder, write_checkpoint
 from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
-from retinanet.training.distributed import random_states
+from retinanet.training.train_state import random_states
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from data.transforms import normalize
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
-from retinanet.training.distributed import seed_everything
 from retinanet.training.loop import (
     StepResult,
     accumulate_gradients,
@@ -20,6 +19,7 @@ from retinanet.training.loop import (
     mean_losses,
     train_one_epoch,
 )
+from retinanet.training.train_state import seed_everything
 from tests.retinanet.training.tiny_steps import make_batch, parameters_that_train, prepared
 
 
@@ -167,7 +167,7 @@ def test_each_step_tells_of_its_phases_and_of_nothing_between(frozen_model: Reti
         learning_rate=lambda _: 0.0,
         first_step=6,
         gradient_accumulation=2,
-        phases=told,
+        profiler=told,
     )
     one_batch = ["forward", "end", "loss", "end", "backward", "end"]
     phases = ["data", "end", *one_batch, *one_batch, "optimizer", "end"]

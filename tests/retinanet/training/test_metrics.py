@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from common.files import read_json_lines
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics import MetricsLog
-from retinanet.training.metrics_file import drop_later_lines, read_metrics
+from retinanet.training.metrics import MetricsLog, drop_later_lines
 
 
 def result(step: int, *, loss: float = 0.5) -> StepResult:
@@ -75,7 +75,7 @@ def test_a_step_is_one_line_with_its_numbers(tmp_path: Path) -> None:
 def test_lines_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         log.step(result(1), epoch=0.1)
-        assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+        assert len(read_json_lines(tmp_path / "metrics.jsonl")) == 1
 
 
 def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_resumed_log_drops_later_lines_and_makes_them_again(tmp_path: Path) ->
     with opened(tmp_path, resumed_step=3) as log:
         for step in range(4, 7):
             log.step(result(step, loss=9.0), epoch=0.1)
-    records = read_metrics(tmp_path / "metrics.jsonl")
+    records = read_json_lines(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record["classification"] for record in records] == [0.5] * 3 + [9.0] * 3
     # TensorBoard's reader drops what a later file purges
@@ -134,13 +134,13 @@ def test_a_resumed_log_drops_later_lines_and_makes_them_again(tmp_path: Path) ->
 def test_a_last_line_cut_short_is_left_out_and_repaired(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "st')
-    assert read_metrics(file) == [{"kind": "step", "step": 1}]
+    assert read_json_lines(file) == [{"kind": "step", "step": 1}]
     drop_later_lines(file, step=10)
     assert file.read_text() == '{"kind": "step", "step": 1}\n'
 
 
 def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path / "none.jsonl") == []
+    assert read_json_lines(tmp_path / "none.jsonl") == []
     drop_later_lines(tmp_path / "none.jsonl", step=3)
     assert not (tmp_path / "none.jsonl").exists()
 
@@ -170,6 +170,8 @@ def test_lines_that_a_full_disk_does_not_take_wait_for_room(tmp_path: Path) -> N
         assert all(
             line.endswith(b"}") for line in (tmp_path / "while-full").read_bytes().split(b"\n")[:-1]
         )
-        assert [one["step"] for one in read_metrics(disk / "metrics.jsonl")] == list(range(1, 41))
+        assert [one["step"] for one in read_json_lines(disk / "metrics.jsonl")] == list(
+            range(1, 41)
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -4,18 +4,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from data.annotations import Annotations
 from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.optimizers import gradient_norm, make_optimizer
 from retinanet.loss.focal import FORMS
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
 from retinanet.training.loop import StepResult, accumulate_gradients, train_one_epoch
-from retinanet.training.nonfinite import NonFiniteStep, NonFiniteSteps, TensorNames
+from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteStep, TensorNames
 from tests.retinanet.training.tiny_steps import make_batch, prepared
 
 
@@ -217,21 +219,41 @@ def found(*, weights: int = 0, statistics: int = 0) -> NonFiniteStep:
     )
 
 
+def guard(action: Literal["stop", "skip"], *, limit: int, skipped: int = 0) -> NonFiniteGuard:
+    """Of steps without images, whose names nobody looks up."""
+    made = NonFiniteGuard(action, limit=limit, annotations=cast(Annotations, None))
+    made.load_state_dict({"skipped_steps": skipped})
+    return made
+
+
+def check(one: NonFiniteGuard, *ranks: NonFiniteStep) -> str | None:
+    """What there is to do after a step of these ranks."""
+    report = one.check(17, ranks, gradient_norm=math.nan, learning_rate=1e-6)
+    assert report is not None and report.content["skipped_steps"] == one.skipped
+    return report.advice
+
+
 def test_a_run_stops_at_once_unless_told_to_skip() -> None:
-    advice = NonFiniteSteps("stop", limit=5).advice([found()])
+    advice = check(guard("stop", limit=5), found())
     assert advice is not None and "training.on_nonfinite=skip" in advice
 
 
 def test_as_many_steps_are_skipped_as_the_limit_says() -> None:
-    run = NonFiniteSteps("skip", limit=2, skipped=1)  # one of them before a resume
-    assert run.advice([found()]) is None
-    assert run.skipped == 2
-    advice = run.advice([found()])
+    run = guard("skip", limit=2, skipped=1)  # one of them before a resume
+    assert check(run, found()) is None
+    assert run.state_dict() == {"skipped_steps": 2}
+    advice = check(run, found())
     assert advice is not None and "training.nonfinite_limit=2" in advice
 
 
 @pytest.mark.parametrize("broken", [found(weights=3), found(statistics=1)])
 def test_skipping_ends_where_the_weights_are_broken(broken: NonFiniteStep) -> None:
-    run = NonFiniteSteps("skip", limit=5)
-    advice = run.advice([found(), broken])
+    run = guard("skip", limit=5)
+    advice = check(run, found(), broken)
     assert advice is not None and "earlier checkpoint" in advice and run.skipped == 0
+
+
+def test_a_step_that_others_have_skipped_is_counted_beyond_the_limit() -> None:
+    run = guard("skip", limit=0)
+    report = run.check(3, [found()], gradient_norm=math.nan, learning_rate=1e-6, is_decided=True)
+    assert report is not None and report.advice is None and run.skipped == 1

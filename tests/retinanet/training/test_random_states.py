@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from retinanet.training.distributed import random_states, restore_random_states, seed_everything
+from retinanet.training.train_state import random_states, restore_random_states, seed_everything
 
 
 @pytest.fixture(autouse=True)

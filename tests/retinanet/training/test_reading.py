@@ -35,9 +35,9 @@ from retinanet.training.checkpoint_state import (
     state_text,
 )
 from retinanet.training.checkpointer import gathered
-from retinanet.training.distributed import (
+from retinanet.training.train_state import (
+    load_rank_state_dict,
     random_states,
-    restore_own_state,
     restore_random_states,
     seed_everything,
 )
@@ -150,7 +150,7 @@ def test_weights_optimizer_and_random_states_come_back_bit_for_bit(saved: Saved)
     checkpoint = read_checkpoint(saved.folder)
     checkpoint.load_training_state(model, optimizer)
     [own] = checkpoint.rank_states()
-    restore_own_state(own, model)
+    load_rank_state_dict(own, model)
     drawn = torch.rand(4)
     restore_random_states(states)
     expected = saved.model.state_dict()

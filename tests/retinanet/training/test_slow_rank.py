@@ -26,7 +26,7 @@ def step(*times: float) -> list[StepResult]:
 
 
 def notes(slow: SlowRank, *steps: list[StepResult]) -> list[str]:
-    return [note for one in steps if (note := slow.heard(one))]
+    return [note for one in steps if (note := slow.note(one))]
 
 
 def test_a_rank_for_which_the_others_wait_is_named_once() -> None:

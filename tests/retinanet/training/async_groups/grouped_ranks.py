@@ -94,7 +94,8 @@ if __name__ == "__main__":
         same: list[bool] = []
         while (step := queue.take(len(staleness))) is not None:
             parameters[0].grad = torch.full((3,), float(-(4**step)))
-            staleness.append(update(1.0))
+            update(1.0)
+            staleness.append(update.staleness)
             read: list[Tensor] = own.all_gather(parameters[0].detach())
             same.append(all(torch.equal(one, read[0]) for one in read))
         everybody.barrier()

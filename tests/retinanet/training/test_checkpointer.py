@@ -27,8 +27,8 @@ from retinanet.training.checkpoint_state import (
     TrainingPosition,
     read_state,
 )
-from retinanet.training.checkpointer import CheckpointWriter
-from retinanet.training.distributed import random_states
+from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.train_state import random_states
 
 MODEL = ModelDescription(
     num_classes=1,
@@ -62,17 +62,17 @@ def contents(step: int, *, values: int = 10) -> Contents:
 
 
 class Kept:
-    """A keeper, its folder, and what it has warned of."""
+    """A checkpointer, its folder, and what it has warned of."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self.folder = folder
         self.warnings: list[str] = []
-        self.keeper = CheckpointWriter(folder, keep=keep, warn=self.warnings.append)
+        self.checkpointer = Checkpointer(folder, keep=keep, warn=self.warnings.append)
 
     def write(self, *steps: int) -> None:
         for step in steps:
-            self.keeper.write(contents(step))
-        self.keeper.settle()
+            self.checkpointer.write(contents(step))
+        self.checkpointer.wait()
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir())
@@ -95,13 +95,13 @@ def test_the_last_ones_stay_and_the_link_names_the_newest(kept: Kept) -> None:
 
 def test_the_best_stays_beside_the_last_ones(kept: Kept) -> None:
     kept.write(1)
-    kept.keeper.evaluated(position(1, here=0.5, best=0.5))
+    kept.checkpointer.add_evaluation(position(1, here=0.5, best=0.5))
     kept.write(2, 3)
-    kept.keeper.evaluated(position(3, here=0.4, best=0.5))
+    kept.checkpointer.add_evaluation(position(3, here=0.4, best=0.5))
     kept.write(4, 5)
     assert kept.names() == ["best", "last", "step-000001", "step-000004", "step-000005"]
     assert read_checkpoint(kept.folder / "best").position.map_here == 0.5
-    kept.keeper.evaluated(position(5, here=0.6, best=0.6))
+    kept.checkpointer.add_evaluation(position(5, here=0.6, best=0.6))
     assert kept.names() == ["best", "last", "step-000004", "step-000005"]
     assert (kept.folder / "best").resolve().name == "step-000005"
 
@@ -109,7 +109,7 @@ def test_the_best_stays_beside_the_last_ones(kept: Kept) -> None:
 def test_an_evaluation_changes_nothing_but_the_position(kept: Kept) -> None:
     kept.write(7)
     before = read_state(kept.folder / "step-000007")
-    kept.keeper.evaluated(position(7, here=0.25, best=0.5))
+    kept.checkpointer.add_evaluation(position(7, here=0.25, best=0.5))
     after = read_checkpoint(kept.folder / "step-000007")
     after.require_whole()
     assert after.state == replace(before, position=position(7, here=0.25, best=0.5))
@@ -125,11 +125,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         write_checkpoint(folder, what)
 
     monkeypatch.setattr(checkpointer, "write_checkpoint", slow_disk)
-    kept.keeper.write(contents(3))
-    assert kept.keeper.is_writing and not (kept.folder / "step-000003").exists()
+    kept.checkpointer.write(contents(3))
+    assert kept.checkpointer.is_writing and not (kept.folder / "step-000003").exists()
     may_write.set()
-    assert kept.keeper.has(3) and not kept.keeper.is_writing
-    assert not kept.keeper.has(2)
+    assert kept.checkpointer.is_there(3) and not kept.checkpointer.is_writing
+    assert not kept.checkpointer.is_there(2)
 
 
 @pytest.fixture
@@ -149,11 +149,11 @@ def small_disk(tmp_path: Path) -> Iterator[Kept]:
 
 def test_a_full_disk_is_a_warning_each_time_and_the_last_good_one_stays(small_disk: Kept) -> None:
     for step in (1, 2):
-        small_disk.keeper.write(contents(step, values=100_000))
-    small_disk.keeper.settle()
+        small_disk.checkpointer.write(contents(step, values=100_000))
+    small_disk.checkpointer.wait()
     for step in (3, 4):
-        small_disk.keeper.write(contents(step, values=100_000))
-        assert not small_disk.keeper.has(step)
+        small_disk.checkpointer.write(contents(step, values=100_000))
+        assert not small_disk.checkpointer.is_there(step)
     assert len(small_disk.warnings) == 2
     assert "the checkpoint after step 3 could not be written" in small_disk.warnings[0]
     assert "No space left on device" in small_disk.warnings[0]
@@ -162,8 +162,8 @@ def test_a_full_disk_is_a_warning_each_time_and_the_last_good_one_stays(small_di
     found, problems = newest_whole(small_disk.folder)
     assert found is not None and found.position.step == 2 and problems == []
     shutil.rmtree(small_disk.folder / "step-000001")
-    small_disk.keeper.write(contents(5, values=100_000))
-    assert small_disk.keeper.has(5) and small_disk.keeper.problem == ""
+    small_disk.checkpointer.write(contents(5, values=100_000))
+    assert small_disk.checkpointer.is_there(5) and small_disk.checkpointer.problem == ""
 
 
 def test_a_disk_that_became_read_only_is_a_warning(small_disk: Kept) -> None:
@@ -171,7 +171,7 @@ def test_a_disk_that_became_read_only_is_a_warning(small_disk: Kept) -> None:
     disk = str(small_disk.folder.parent)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     small_disk.write(2)
-    small_disk.keeper.evaluated(position(1, here=0.5, best=0.5))
+    small_disk.checkpointer.add_evaluation(position(1, here=0.5, best=0.5))
     assert len(small_disk.warnings) == 2
     assert all("Read-only file system" in one for one in small_disk.warnings)
     assert read_checkpoint(small_disk.folder / "last").position == position(1)
@@ -181,7 +181,7 @@ def resumed(kept: Kept) -> tuple[Checkpoint, list[str]]:
     found, _ = newest_whole(kept.folder)
     assert found is not None
     again = Kept(kept.folder)
-    return found, again.keeper.go_on_from(found)
+    return found, again.checkpointer.resume_from(found, epoch=0)
 
 
 def test_what_a_killed_writer_leaves_is_removed_and_damaged_ones_are_set_aside(kept: Kept) -> None:
@@ -200,9 +200,9 @@ def test_what_a_killed_writer_leaves_is_removed_and_damaged_ones_are_set_aside(k
 
 def test_a_kill_before_the_links_were_set_loses_no_best(kept: Kept) -> None:
     kept.write(1)
-    kept.keeper.evaluated(position(1, here=0.5, best=0.5))
+    kept.checkpointer.add_evaluation(position(1, here=0.5, best=0.5))
     kept.write(2)
-    kept.keeper.evaluated(position(2, here=0.6, best=0.6))
+    kept.checkpointer.add_evaluation(position(2, here=0.6, best=0.6))
     point_to(kept.folder / "best", kept.folder / "step-000001")  # as if killed before the link
     (kept.folder / "last").unlink()
     found, _ = resumed(kept)

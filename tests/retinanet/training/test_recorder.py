@@ -9,6 +9,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 from rich.console import Console
 
+from common.files import read_json_lines
 from common.machine import peak_resident_mb
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
@@ -17,7 +18,6 @@ from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import SplitResult
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics_file import read_metrics
 from retinanet.training.recorder import Recorder
 from retinanet.training.run_folder import RunFolder
 
@@ -92,7 +92,7 @@ def test_an_evaluation_is_shown_as_a_table_and_noted(
     shown = text.getvalue()
     assert "after step 6, epoch 1.5" in shown and "mAP50" in shown and "1.000" in shown
     assert "forty-four 1.000" in shown and "seven 1.000" in shown
-    [noted] = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    [noted] = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     assert noted["map"] == pytest.approx(1) and noted["epoch"] == 1.5
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retinanet.training.distributed import merged
+from retinanet.training.distributed import merge_results
 from retinanet.training.loop import StepResult
 from tests.launch.ranks import run_ranks
 
@@ -83,7 +83,7 @@ def test_a_step_of_all_ranks_is_their_mean_loss_and_the_slowest_time() -> None:
         exchange_seconds=0.5,
         bad_images=("b.jpg: damaged",),
     )
-    assert merged([STEP, other]) == StepResult(
+    assert merge_results([STEP, other]) == StepResult(
         step=7,
         losses={"classification": 1.5, "bbox_regression": 0.25},
         gradient_norm=2.0,
@@ -102,10 +102,10 @@ def test_a_step_of_all_ranks_is_their_mean_loss_and_the_slowest_time() -> None:
 def test_a_rank_with_more_images_counts_for_as_many_in_the_losses() -> None:
     other = replace(STEP, losses={"classification": 5.0, "bbox_regression": 0.0}, images=1)
     of_three = replace(STEP, images=3)
-    found = merged([of_three, other])
+    found = merge_results([of_three, other])
     assert found.losses == {"classification": 2.0, "bbox_regression": 0.375}
     assert found.images == 4
 
 
 def test_a_step_of_one_rank_is_its_own() -> None:
-    assert merged([STEP]) == STEP
+    assert merge_results([STEP]) == STEP

@@ -1,0 +1,178 @@
+"""How the steps of an epoch are taken by several ranks: the interface, and the ordinary way.
+
+The trainer drives an `EpochStrategy`. In the ordinary one all ranks take every step together. The
+other one is `retinanet.training.async_groups`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from common.errors import InputError, NonFiniteLossError
+from launch.process_group import ProcessGroup
+from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.data import Loading
+from retinanet.training.distributed import agreed_batches, merge_results
+from retinanet.training.evaluation import Evaluator
+from retinanet.training.loop import StepResult
+from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
+from retinanet.training.rank_speed import BackgroundLoad, SlowRank
+from retinanet.training.schedule import StepPlan
+from retinanet.training.signals import StopRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochStep:
+    """A step that the ranks have agreed on, or a point at which all of them have come together."""
+
+    result: StepResult | None = None
+    """Of all ranks that took the step, to be logged; None: there is nothing to log."""
+    nonfinite: NonFiniteReport | None = None
+    """Where the step was not finite."""
+    bad_images: tuple[str, ...] = ()
+    """Of the step, those that were not known before, a line each."""
+    done: int = 0
+    """Steps of the run that are done, for the progress bar."""
+    step: int | None = None
+    """Steps of the run that the weights have seen, where all ranks have the same weights now."""
+    group: ProcessGroup | None = None
+    """The ranks that are left, where some have ended."""
+    checkpoint_is_due: bool = False
+    metric_is_ready: bool = False
+    """Of an evaluation in the background."""
+    problem: InputError | NonFiniteLossError | None = None
+    """Why the run ends after this."""
+
+
+class EpochStrategy(Protocol):
+    """How ranks take the steps of an epoch. All of them call all of it."""
+
+    def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
+        """Train from after `step` to `last`, and yield what the ranks have agreed on.
+
+        The caller logs each before it asks for the next, and may close the generator where
+        `EpochStep.step` is given.
+
+        Raises:
+            InputError: An image cannot be read, by any rank.
+        """
+
+    def describe(self) -> dict[str, object]:
+        """Return rows for the console."""
+
+    def close(self) -> None:
+        """Release what the ranks share; no epoch is trained any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochContext:
+    """What every strategy trains with."""
+
+    take_steps: Callable[..., Iterator[StepResult]]
+    """`train_one_epoch` of the run's model, under its settings."""
+    loading: Loading
+    plan: StepPlan
+    learning_rate: Callable[[int], float]
+    """From completed steps of the run to the next one's."""
+    guard: NonFiniteGuard
+    background_load: BackgroundLoad
+    checkpointer: Checkpointer
+    evaluator: Evaluator
+    print_note: Callable[[str], None]
+    """Prints a line above the progress bar."""
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        """Return whether one is due after so many steps, as this rank sees it."""
+        return self.checkpointer.is_due(step=step, epoch=self.plan.epochs_done(step))
+
+    def with_load(self, own: StepResult) -> StepResult:
+        """Return this rank's step with a note about other programs on its cores, if there are."""
+        note = self.background_load.note()
+        return replace(own, notes=(note,)) if note else own
+
+    def check(self, result: StepResult, *, is_decided: bool = False) -> NonFiniteReport | None:
+        """Return a report if a step was not finite; see `NonFiniteGuard.check`."""
+        return self.guard.check(
+            result.step,
+            result.nonfinite,
+            gradient_norm=result.gradient_norm,
+            learning_rate=result.learning_rate,
+            is_decided=is_decided,
+        )
+
+    def new_bad_images(self, result: StepResult) -> tuple[tuple[str, ...], InputError | None]:
+        """Return a step's unreadable images that were not known, and an error if too many are."""
+        try:
+            return tuple(self.loading.bad_images.note(result.bad_images)), None
+        except InputError as problem:
+            return (), problem
+
+    def loading_moved_out(self, own: StepResult) -> bool:
+        """Return whether the epoch must continue from a loading process, as its steps show."""
+        reason = self.loading.move_out_if_needed(own)
+        if reason:
+            self.print_note(reason)
+        return reason is not None
+
+
+class SynchronousEpoch:
+    """All ranks take every step together, and average their gradients."""
+
+    def __init__(self, context: EpochContext, *, group: ProcessGroup, slow_rank: SlowRank) -> None:
+        self._context = context
+        self._group = group
+        self._slow_rank = slow_rank
+
+    def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
+        """See `EpochStrategy`: every step is a point at which all have come together."""
+        context = self._context
+        while step < last:
+            here = context.plan.position(step)
+            context.loading.batches.set_position(here.epoch, here.images)
+            for own in context.take_steps(
+                agreed_batches(self._group, context.loading.train),
+                learning_rate=context.learning_rate,
+                first_step=step,
+            ):
+                yield self._agree(own, stop)
+                step = own.step
+                if step >= last:
+                    return
+                if context.loading_moved_out(own):
+                    break
+
+    def _agree(self, own: StepResult, stop: StopRequest) -> EpochStep:
+        """Exchange the ranks' steps, and what each knows that concerns all of them."""
+        context = self._context
+        shared = self._group.all_gather(
+            (
+                context.with_load(own),
+                stop.received,
+                context.checkpoint_is_due(own.step),
+                context.evaluator.is_ready,
+            )
+        )
+        results, signals, due, ready = zip(*shared, strict=True)
+        stop.agree(signals)
+        result = merge_results(results)
+        slow = self._slow_rank.note(results)
+        if slow is not None:
+            result = replace(result, notes=(slow, *result.notes))
+        bad_images, problem = context.new_bad_images(result)
+        return EpochStep(
+            result=result,
+            nonfinite=context.check(result),
+            bad_images=bad_images,
+            done=result.step,
+            step=result.step,
+            checkpoint_is_due=any(due),
+            metric_is_ready=any(ready),
+            problem=problem,
+        )
+
+    def describe(self) -> dict[str, object]:
+        """Return nothing: this is the ordinary way."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: nothing is shared."""

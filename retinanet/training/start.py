@@ -1,0 +1,90 @@
+"""The start of a training: checks, the run's folder, data, model and optimizer; then `Trainer`."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from common.console import make_console
+from launch.pinning import RankContext
+from launch.process_group import ProcessGroup
+from retinanet.config import Config
+from retinanet.engine.engines import chosen_engine
+from retinanet.mlperf.log import MlperfLog
+from retinanet.preflight.check import checked
+from retinanet.training.build import (
+    build_model,
+    build_optimizer,
+    notes_on_backbone,
+    starting_weights,
+)
+from retinanet.training.data import open_run_data
+from retinanet.training.loop import StepProfiler
+from retinanet.training.resume import checkpoint_to_resume
+from retinanet.training.run_folder import claim_run_folder
+from retinanet.training.signals import StopRequest
+from retinanet.training.train_state import seed_everything
+from retinanet.training.trainer import Trainer
+
+Profiling = Callable[..., AbstractContextManager[StepProfiler]]
+"""Opens the profiler of a run; see `profiling.capture.hooks.capturing`."""
+
+
+def train(
+    config: Config,
+    arguments: argparse.Namespace,
+    *,
+    group: ProcessGroup,
+    place: RankContext,
+    log: MlperfLog,
+    profiling: Profiling,
+) -> int:
+    """Open what a run needs, train, and return the exit code.
+
+    Args:
+        config: The run's.
+        arguments: Its command line: `resume`, `auto_resume`, `overwrite`.
+        group: All ranks; each calls this.
+        place: This rank's cores and memory.
+        log: MLPerf's.
+        profiling: Opens the profiler.
+
+    Raises:
+        InputError: Something the user gave does not fit; nothing was written. Or see `fit`.
+        NonFiniteLossError: See `fit`.
+    """
+    engine = chosen_engine(config.engine.name)
+    group = checked(config, arguments, group=group, place=place, engine=engine)
+    console = make_console(quiet=not group.is_first)
+    path = config.run.root / config.run.name
+    resume, auto_resume, overwrite = arguments.resume, arguments.auto_resume, arguments.overwrite
+    with (
+        StopRequest(starting=True, end_now=group.interrupt) as stop,
+        claim_run_folder(
+            path, resume=resume, auto_resume=auto_resume, overwrite=overwrite, group=group
+        ) as folder,
+        profiling(config, path, place=place, group=group, console=console) as profiler,
+    ):
+        reads = (resume or auto_resume) and group.is_first  # the others get what rank 0 has read
+        checkpoint = checkpoint_to_resume(folder, config, console=console) if reads else None
+        seed_everything(config.run.seed)
+        data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
+        weights = starting_weights(config.model) if group.is_first and not checkpoint else None
+        notes = notes_on_backbone(config.model.pretrained_backbone, weights)
+        model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
+        del weights  # they would keep their file mapped for the whole run
+        groups = config.distributed.groups
+        trainer = Trainer(
+            config,
+            folder,
+            data=data,
+            model=model,
+            optimizer=build_optimizer(config.training, model, engine=engine, groups=groups),
+            engine=engine,
+            group=group,
+            place=place,
+            console=console,
+            log=log,
+            profiler=profiler,
+        )
+        trainer.notes += notes
+        return trainer.fit(checkpoint, stop)
