@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from common.charts import BLUE, RED, new_figure, save_chart
+from common.charts import BLUE, GREEN, RED, new_figure, save_chart
 from common.files import LineFile, read_json_lines, write_whole
 from retinanet.evaluation.metric import COLOURS, METRICS, Evaluation
 from retinanet.training.loop import StepResult
