@@ -1,8 +1,8 @@
 """`python -m profiling compare`: two logs side by side, matched by what oneDNN was asked to do.
 
 A question is a kind, direction, shape, algorithm and types; implementations and layouts are how a
-side answers it. Questions that only one side asks, or asks more often, come first. `--fail-if` is for
-scripts: conditions on the ratio of both sides.
+side answers it. Questions that only one side asks, or asks more often, come first. `--fail-if` is
+for scripts: conditions on the ratio of both sides.
 """
 
 import argparse

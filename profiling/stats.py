@@ -343,7 +343,7 @@ def benchdnn_direction(problem: Problem) -> str:
 
 
 def post_ops(attributes: str) -> str:
-    """Return `sum+eltwise_relu`, from the spelling of 1.x (`post_ops:'sum;eltwise_relu;';`) or later."""
+    """Return `sum+eltwise_relu`; 1.x spells it `post_ops:'sum;eltwise_relu;';`."""
     found = re.search(r"attr-post-ops:(\S+)", attributes)
     if found:
         return found[1]
@@ -431,7 +431,7 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
 
 
 def onednn_ms(log: OneDnnLog, phase: str | None) -> float:
-    """Return time of executions in a phase of any step; None: in whole steps, also between phases."""
+    """Return time of executions in a phase of any step; None: in whole steps."""
 
     def is_there(where: Where) -> bool:
         return where.step is not None and phase in (None, where.phase)

@@ -328,7 +328,7 @@ def hot(problem: ProblemEfficiency) -> float:
 
 
 def cold_or_hot(problem: ProblemEfficiency) -> float:
-    """Return it at the cold replay's speed; of what is too small to be run cold, at the hot one's."""
+    """Return it at the cold replay's speed; at the hot one's for what was not run cold."""
     return problem.hot_ms if problem.cold_ms is None else problem.cold_ms
 
 

@@ -14,7 +14,6 @@ from common.charts import (
     PALE,
     RED,
     Bar,
-    Colour,
     Piece,
     chart_files,
     colour_legend,
@@ -315,11 +314,11 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
 def describe_replay(console: Console, efficiency: Efficiency) -> None:
     """Print who replayed what, and what was otherwise than in the run."""
     replay = efficiency.replay
-    threads = replay.conditions.threads
+    threads, done = replay.conditions.threads, len(efficiency.problems)
     say(
         console,
-        f"replayed {len(efficiency.problems)} of {len(efficiency.problems) + len(efficiency.not_replayed)} "
-        f"problems through {replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
+        f"replayed {done} of {done + len(efficiency.not_replayed)} problems through "
+        f"{replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
         f"{threads} thread{'s' if threads > 1 else ''}",
     )
     if efficiency.outside_ms > 0:
@@ -370,11 +369,12 @@ def parts_table(efficiency: Efficiency) -> Table:
 
 def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     """Print how much has no replay, and why."""
-    if not efficiency.not_replayed:
+    count = len(efficiency.not_replayed)
+    if not count:
         return
     say(
         console,
-        f"not replayed: {len(efficiency.not_replayed)} problem{'s' if efficiency.not_replayed[1:] else ''}, "
+        f"not replayed: {count} problem{'s' if count > 1 else ''}, "
         f"{efficiency.not_replayed_ms:,.1f} ms, "
         f"{efficiency.not_replayed_share:.1%} of the time; left out of both sides of every ratio",
     )
@@ -453,8 +453,8 @@ COLUMNS = tuple(
         ),
     )
 )
-"""Of `efficiency.csv`. `measured_ms` is of all calls; `replays` are runs of which the replay's times
-are medians; what was not measured is empty."""
+"""Of `efficiency.csv`. `measured_ms` is of all calls; `replays` are runs of which the replay's
+times are medians; what was not measured is empty."""
 
 
 def problem_table(efficiency: Efficiency) -> Table:
@@ -548,13 +548,14 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
     axes.set_xlim(0, 1.08 * max(1.0, axes.get_xlim()[1]))
     axes.axvline(1, color="black", linewidth=0.8)
     overall = hot_ratio(total)
-    grey = DIRECTION_COLOURS[""]
-    colours: dict[str, Colour] = {"hot replay": grey, "cold replay (paler)": (grey, PALER)}
     if overall is not None:
-        axes.axvline(overall, color=RED, linestyle="--", linewidth=1)
-        colours = {f"all, hot: {overall:.2f}": RED, **colours}
+        label = f"all, hot: {overall:.2f}"
+        axes.axvline(overall, color=RED, linestyle="--", linewidth=1, label=label)
     axes.set_xlabel("replayed time / measured time: 1 is as fast as alone, less is slower")
-    colour_legend(axes, colours, columns=3, **BELOW)
+    grey = DIRECTION_COLOURS[""]
+    axes.barh(0, 0, color=grey, label="hot replay")
+    axes.barh(0, 0, color=(grey, PALER), label="cold replay (paler)")
+    axes.legend(ncols=3, **BELOW)
 
 
 def draw_projection(axes: "Axes", projection: Projection | None) -> None:

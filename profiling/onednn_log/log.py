@@ -1,12 +1,8 @@
-"""What a log holds once it is read: calls and their times by problem, and what went with them.
+"""Read oneDNN's logs in a stream, without torch: calls and times by problem, and remarks.
 
-TODO-DOC What a log's first lines tell of the library and the machine.
-
-TODO-DOC Reading logs, in a stream, without torch.
-
-TODO-DOC The lines of a file: plain or gzip, of any length, never more than a block in memory.
-
-TODO-DOC The logs that a command reads: its argument, and reading them with progress.
+A file is plain or gzip, its lines are of any length, and never more than a block of it is in
+memory. The first lines describe library and machine. Commands that read logs share the argument and
+the progress here.
 """
 
 import argparse
@@ -65,12 +61,12 @@ class Calls:
         return self.total_ms / self.count
 
     def add_one(self, milliseconds: float) -> None:
-        """Take in a call."""
+        """Add a call."""
         self.count += 1
         self.total_ms += milliseconds
 
     def add(self, other: "Calls") -> None:
-        """Take in the calls of another place."""
+        """Add the calls of another place."""
         self.count += other.count
         self.total_ms += other.total_ms
 
@@ -122,7 +118,7 @@ class OneDnnLog:
     """The first of them."""
 
     def calls(self, keep: Callable[[Where], bool] = lambda _: True) -> dict[Problem, Calls]:
-        """Executions by problem, over all places that `keep` keeps; not to be changed."""
+        """Return executions by problem, over all places that `keep` keeps; not to be changed."""
         places = [problems for where, problems in self.executions.items() if keep(where)]
         if len(places) == 1:
             return places[0]
@@ -134,7 +130,7 @@ class OneDnnLog:
 
     @property
     def total_ms(self) -> float:
-        """Time of all executions."""
+        """Time of all executions. [milliseconds]"""
         return sum(
             calls.total_ms for problems in self.executions.values() for calls in problems.values()
         )
@@ -150,8 +146,8 @@ class OneDnnLog:
 
         A header has the threads of the moment at which the library was loaded.
         """
-        told = [facts.get("threads") for facts in self.facts]
-        from_facts = [number for number in told if isinstance(number, int) and number > 0]
+        threads = [facts.get("threads") for facts in self.facts]
+        from_facts = [number for number in threads if isinstance(number, int) and number > 0]
         return list(dict.fromkeys(from_facts)) or self.threads
 
     @property
@@ -183,7 +179,7 @@ def note_header(log: OneDnnLog, text: str) -> None:
 
 
 def _note(values: list[Value], value: Value) -> None:
-    """Add what is not there yet."""
+    """Add a value if it is not there yet."""
     if value not in values:
         values.append(value)
 
@@ -208,7 +204,7 @@ def read_logs(
 
     Args:
         files: One or more, as of the ranks of a run.
-        advance: Told the bytes of each block that was read; packed bytes where packed.
+        advance: Called with the bytes of each block that was read; packed bytes where packed.
 
     Raises:
         InputError: A file cannot be read, or has no execution of a primitive in it.
@@ -360,7 +356,7 @@ class _Reader:
             raise InputError(f"{self.name}: is empty; ONEDNN_VERBOSE=1 makes a program write a log")
         missed = self.log.not_understood_count - self.first_not_understood
         if missed:
-            first = next(one for one in self.log.not_understood if one.file == self.name)
+            first = next(line for line in self.log.not_understood if line.file == self.name)
             raise InputError(
                 f"{self.name}: no line of oneDNN's is understood, of {missed}; the first is "
                 f"line {first.line}: {first.why}"
@@ -377,15 +373,15 @@ class _Reader:
 
 
 def make_room(remembered: dict[Any, Any]) -> None:
-    """Forget all lines where there are too many, so that distinct ones do not fill the memory."""
+    """Drop all lines where there are too many, so that distinct ones do not fill the memory."""
     if len(remembered) >= REMEMBERED:
         remembered.clear()
 
 
 def rank_of(prefix: str, otherwise: int | None) -> int | None:
-    """The rank that a line's prefix names."""
-    found = RANK.match(prefix)
-    return int(found[1] or found[2]) if found else otherwise
+    """Return the rank that a line's prefix names."""
+    match = RANK.match(prefix)
+    return int(match[1] or match[2]) if match else otherwise
 
 
 STANDARD_INPUT = Path("-")
@@ -396,7 +392,7 @@ BLOCK = 1 << 20
 
 @contextmanager
 def opened(file: Path) -> Iterator[io.BufferedIOBase]:
-    """A file's bytes, unpacked where they are packed; `-` is standard input.
+    """Yield a file's bytes, unpacked where they are packed; `-` is standard input.
 
     Beside regular files the pipes of a shell's `<(command)` are read, but no FIFO and no device.
 
@@ -413,9 +409,9 @@ def opened(file: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
-    """Lines without their newlines; bytes that are no UTF-8 are replaced.
+    """Yield lines without their newlines; bytes that are no UTF-8 are replaced.
 
-    `advance` is told the bytes of each block.
+    `advance` is called with the bytes of each block.
     """
     rest = ""
     while block := stream.read1(BLOCK):
@@ -432,7 +428,7 @@ def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Itera
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    """One or more logs, as `logs`."""
+    """Add the argument of one or more logs, as `logs`."""
     parser.add_argument(
         "logs",
         nargs="+",
@@ -457,7 +453,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
-    """`read_logs`, with a bar for what is long.
+    """Read logs as `read_logs` does, with a progress bar for large ones.
 
     Raises:
         InputError: A log cannot be read, or has no execution of a primitive in it.

@@ -1,4 +1,4 @@
-"""One line of oneDNN's log: what it tells, in the formats of 1.0 to 3.12.
+"""One line of oneDNN's log: what it says, in the formats of 1.0 to 3.12.
 
     dnnl_verbose,exec,cpu,convolution,jit:avx2,forward_training,src_f32::…,,alg:…,mb2_ic16…,0.46
     onednn_verbose,1795230198093.04,exec,cpu,reorder,…                       2.x with time stamps
@@ -7,9 +7,8 @@
 
 oneDNN's own page on its verbose mode describes the fields; what it leaves out (1.0's missing
 attributes, lines of GEMM calls, micro-kernels, graphs, and attention) is from real logs and from
-the sources that print them.
-
-TODO-DOC Lines that a run of ours adds to oneDNN's log: who it is, and where each step and phase begins.
+the sources that print them. A run of ours adds lines of its own, facts about itself, and marks
+where each step and phase begins and ends:
 
     profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
     profilednn_mark,1795230198092.696,begin,20
@@ -49,7 +48,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a head tells."""
+    """What a head says."""
 
     kind: Literal["execution", "creation", "dispatch", "message", "info"]
     problem: Problem | None = None
@@ -58,7 +57,7 @@ class Meaning:
 
 
 def head_of(text: str) -> Head:
-    """Take apart what follows the marker."""
+    """Split what follows the marker into head and time."""
     rest = text
     if rest[:1] == "v" and rest[1:2].isdigit():
         rest = rest.partition(",")[2]
@@ -81,7 +80,7 @@ def without_time_stamp(text: str) -> str:
 
 
 def milliseconds(time: str) -> float:
-    """The last field of an execution or a creation.
+    """Return the last field of an execution or a creation as a number.
 
     Raises:
         ValueError: It is no time.
@@ -96,7 +95,7 @@ def milliseconds(time: str) -> float:
 
 
 def meaning_of(head: Head) -> Meaning:
-    """What a line tells, whatever its time.
+    """Return what a line says, whatever its time.
 
     Raises:
         ValueError: It is none that is known; the message says what is wrong, in a few words.
@@ -126,7 +125,7 @@ def meaning_of(head: Head) -> Meaning:
 
 
 def problem_of(component: str, fields: list[str]) -> Problem:
-    """The fields between the operation and the time.
+    """Return the problem in the fields between the operation and the time.
 
     Raises:
         ValueError: They are not those of a problem.
@@ -158,7 +157,7 @@ def problem_of(component: str, fields: list[str]) -> Problem:
 
 
 def graph_problem(fields: list[str]) -> Problem:
-    """A compiled partition: its kind, its operations' names, its tensors."""
+    """Return a compiled partition: its kind, its operations' names, its tensors."""
     if len(fields) < 6:
         raise ValueError("too few fields for a graph's partition; the line may be cut")
     engine, *rest = fields
@@ -183,7 +182,7 @@ def graph_problem(fields: list[str]) -> Problem:
 
 
 def attention_problem(fields: list[str]) -> Problem:
-    """Attention as 3.5 to 3.8 have it: a field for each tensor; later it is as all others."""
+    """Return attention as 3.5 to 3.8 have it: a field for each tensor; later as all others."""
     engine, kind, implementation, *rest = fields
     tensors = [field for field in rest if field.count(":") > 1 and ATTENDED.match(field)]
     memories = []
@@ -219,14 +218,14 @@ class Mark(NamedTuple):
 
 
 def mark_line(mark: Mark) -> str:
-    """A mark as a line of the log, newline included."""
+    """Return a mark as a line of the log, newline included."""
     edge = "begin" if mark.is_begin else "end"
     phase = f",{mark.phase}" if mark.phase else ""
     return f"{MARK}{mark.milliseconds:.6f},{edge},{mark.step}{phase}\n"
 
 
 def facts_line(facts: dict[str, Any]) -> str:
-    """What a reader of the log needs to know of the run, as a line of it."""
+    """Return facts of the run, for readers of the log, as a line of it."""
     return f"{FACTS}{json.dumps(facts)}\n"
 
 

@@ -1,28 +1,14 @@
-"""How much a problem computes, and how much memory it must touch at least.
+"""A problem of the log: what oneDNN was asked to do, how it did it, and how much work that is.
 
 The arithmetic is that of the direct algorithm, with padding counted as if it were multiplied, as
 `profiling.bench.recipes.torchvision` has it; a Winograd implementation does less. It is counted for
 what multiplies matrices; all other kinds are bound by memory. Bytes are those of every tensor once:
-what would cross the memory bus if nothing stayed in a cache from before and everything needed
-twice did.
+what would cross the memory bus if nothing stayed in a cache from before and everything needed twice
+did. Functions that count raise ValueError, KeyError or IndexError where a shape is not as it is
+known; `gflop` and `gbyte` return None there.
 
-TODO-DOC Multiplications and additions of a problem, from its shape; see `profiling.onednn_log.work`.
-
-Each function raises ValueError, KeyError or IndexError where the shape is not as it is known.
-
-TODO-DOC Bytes of a problem's tensors, each once; see `profiling.onednn_log.work`.
-
-Each function raises ValueError, KeyError or IndexError where the shape is not as it is known.
-
-TODO-DOC The sizes in a problem's shape, in the spellings of oneDNN's log.
-
-TODO-DOC benchdnn's names of the kinds of primitive.
-
-TODO-DOC What oneDNN was asked to do, and how it did it: a problem of the log.
-
-TODO-DOC Descriptions of tensors as oneDNN's log has them.
-
-TODO-DOC Directions of propagation: their names and colours in every table and chart.
+Here too: descriptions of tensors, sizes in shapes as the log spells them, benchdnn's names of
+kinds, and names of problems and directions for tables and charts.
 """
 
 import functools
@@ -48,7 +34,7 @@ class MemoryDescriptor:
     tag: str = ""
     """The layout: `acdb`, `aBcd16b`; empty where the kind says it all."""
     strides: str = ""
-    """`150528x1x672x3` where the tensor is not dense; logs before 3.0 do not tell."""
+    """`150528x1x672x3` where the tensor is not dense; logs before 3.0 do not have them."""
     flags: str = ""
     """`f0`, or what the library adds to a layout, such as `f8:s8m1`."""
 
@@ -116,15 +102,12 @@ class Problem:
         return self.kind in COMPUTING
 
     def memory(self, role: str) -> MemoryDescriptor | None:
-        """The tensor of that role, or None where it is not there."""
-        for one in self.memories:
-            if one.role == role and one.is_there:
-                return one
-        return None
+        """Return the tensor of that role, or None where it is not there."""
+        return next((one for one in self.memories if one.role == role and one.is_there), None)
 
 
 def gflop(problem: Problem) -> float | None:
-    """Multiplications and additions [10⁹], or None where they are not counted."""
+    """Return multiplications and additions [10⁹], or None where they are not counted."""
     count = FLOP.get(problem.kind)
     if count is None or problem.component == "graph":
         return None
@@ -132,14 +115,14 @@ def gflop(problem: Problem) -> float | None:
 
 
 def gbyte(problem: Problem) -> float | None:
-    """The size of all tensors together [10⁹ bytes], or None where the log does not tell."""
+    """Return the size of all tensors [10⁹ bytes], or None where the log does not have it."""
     if problem.component == "graph" or problem.kind in NOT_COUNTED:
         return None
     return _known(TENSOR_BYTES.get(problem.kind, alike), problem)
 
 
 def _known(count: Callable[[Problem], float], problem: Problem) -> float | None:
-    """A count in 10⁹, None where the shape is not fixed or not as it is known."""
+    """Return a count in 10⁹, None where the shape is not fixed or not as it is known."""
     try:
         return count(problem) / 1e9
     except (ValueError, KeyError, IndexError, ArithmeticError):  # no groups, endless sizes
@@ -165,7 +148,7 @@ def _product_flop(problem: Problem) -> float:
 
 
 def _named_factor(auxiliary: str, name: str) -> int:
-    """The number after `name:` in the auxiliary field, 1 where it is not there."""
+    """Return the number after `name:` in the auxiliary field, 1 where it is not there."""
     values = dict(word.partition(":")[::2] for word in auxiliary.split())
     return int(values.get(name, 1))
 
@@ -176,7 +159,7 @@ def _inner_product_flop(problem: Problem) -> float:
 
 
 def _recurrent_flop(problem: Problem) -> float:
-    """Products with the layer's and the iteration's weights; backward has two for each."""
+    """Count products with the layer's and the iteration's weights; backward has two for each."""
     sizes = named_sizes(problem.shape)
     gates = GATES[problem.algorithm]
     directions = 2 if "bidirectional" in problem.auxiliary else 1
@@ -186,7 +169,7 @@ def _recurrent_flop(problem: Problem) -> float:
 
 
 def _attention_flop(problem: Problem) -> float:
-    """Query by key, then by value."""
+    """Count products of query by key, then by value."""
     query, key, value = listed_sizes(problem.shape)[:3]
     return 2 * prod(query) * key[-1] + 2 * prod(query[:-1]) * value[-2] * value[-1]
 
@@ -224,7 +207,7 @@ NOT_COUNTED = ("rnn", "sdpa")
 
 
 def _sum_of(problem: Problem, sizes: dict[str, float]) -> float:
-    """Bytes of the tensors that are there, from their numbers of elements by role."""
+    """Return bytes of the tensors that are there, from their numbers of elements by role."""
     return sum(sizes.get(one.role, 0.0) * BYTES.get(one.type, 1.0) for one in problem.memories)
 
 
@@ -269,7 +252,7 @@ def _inner_product_bytes(problem: Problem) -> float:
 
 
 def _window_bytes(problem: Problem) -> float:
-    """Pooling and resampling: as many channels on both sides."""
+    """Count pooling and resampling: as many channels on both sides."""
     sizes = named_sizes(problem.shape)
     each = sizes["mb"] * sizes["ic"]
     source = each * prod(sizes.get("i" + axis, 1) for axis in "dhw")
@@ -278,7 +261,7 @@ def _window_bytes(problem: Problem) -> float:
 
 
 def _listed_bytes(problem: Problem) -> float:
-    """A shape for each source, and the result as large as all or as the largest of them."""
+    """Count a shape for each source, and a result as large as all or as the largest of them."""
     shapes = listed_sizes(problem.shape)
     if problem.kind == "reduction":
         return _sum_of(problem, {"src": prod(shapes[0]), "dst": prod(shapes[1])})
@@ -300,7 +283,7 @@ def _broadcast(shapes: list[Dimensions]) -> int:
 
 
 def alike(problem: Problem) -> float:
-    """All tensors have the shape of the first. `data` is read, and written by another name."""
+    """Count all tensors with the shape of the first; `data` is read, and also written."""
     each = elements(problem.shape.partition(":")[0])
     passed = [one for one in problem.memories if one.role not in ("stats", "ws")]
     total = sum(each * BYTES.get(one.type, 1.0) for one in passed)
@@ -327,12 +310,12 @@ NAMED = re.compile(r"([a-z]+)(\d+)")
 
 
 def named_sizes(shape: str) -> dict[str, int]:
-    """`mb2_ic64oc64_ih200oh200kh3…` as names and sizes; `n"…"` and the like are passed over."""
+    """Return `mb2_ic64oc64_ih200oh200kh3…` as names and sizes; `n"…"` and the like are ignored."""
     return {name: int(size) for name, size in NAMED.findall(shape.replace("_", ""))}
 
 
 def listed_sizes(shape: str) -> list[Dimensions]:
-    """`400x256:256x64` as one tuple for each tensor.
+    """Return `400x256:256x64` as one tuple for each tensor.
 
     Raises:
         ValueError: A size is unknown until the primitive runs (`*`), or is no number.
@@ -341,7 +324,7 @@ def listed_sizes(shape: str) -> list[Dimensions]:
 
 
 def elements(shape: str) -> int:
-    """Of one tensor, in either spelling: `2x256x100x100`, `mb2ic256ih100iw100`.
+    """Return the elements of one tensor, in either spelling: `2x256x100x100`, `mb2ic256ih100iw100`.
 
     Raises ValueError, see `listed_sizes`.
     """
@@ -354,7 +337,7 @@ def elements(shape: str) -> int:
 
 
 def product_sizes(shape: str) -> tuple[int, int, int, int]:
-    """Batch, rows, columns and inner size: of `b2m3n4k5` (1.x), or `2x3x5:2x5x4`.
+    """Return batch, rows, columns and inner size: of `b2m3n4k5` (1.x), or `2x3x5:2x5x4`.
 
     Raises ValueError, KeyError or IndexError where it is neither.
     """
@@ -462,7 +445,7 @@ DIRECTION_COLOURS = {
 
 
 def direction_name(direction: str) -> str:
-    """oneDNN's propagation kind as people say it, training and inference together."""
+    """Return oneDNN's propagation kind in words, training and inference together."""
     if direction.startswith("forward"):
         return "forward"
     return "" if direction == "undef" else direction.replace("_", " ")

@@ -1,12 +1,8 @@
 """Measure the peaks on this process's threads. Loads torch.
 
-TODO-DOC Moving more memory than any cache holds.
-
-TODO-DOC Work that only arithmetic limits: a matrix product and large 3x3 convolutions, in any type.
-
-TODO-DOC What is timed for the peak of each type of number, sized for the number of threads.
-
-TODO-DOC How long something takes, as the middle of a few repetitions.
+What only arithmetic limits: a matrix product and large 3x3 convolutions in each type of number,
+sized for the number of threads. What only memory limits: moving more than any cache holds. Times
+are medians of a few repetitions.
 """
 
 import re
@@ -41,7 +37,7 @@ class Work(NamedTuple):
 
 
 def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
-    """What will be timed, by type and name, and the types that are left out with the reason."""
+    """Return what to time, by type and name, and the types that are left out with the reason."""
     threads = torch.get_num_threads()
     slow = probed_rate("f32") * EMULATED
     left_out = {}
@@ -73,7 +69,7 @@ def measure_rates(
 
 
 def measure_bandwidths(*, buffer_bytes: int) -> dict[str, float]:
-    """GB/s of each way to move memory, reading and writing counted."""
+    """Return GB/s of each way to move memory, reading and writing counted."""
     rates: dict[str, float] = {}
     size = max(BUFFER_BYTES, buffer_bytes)
     calls = movers(size)
@@ -85,25 +81,25 @@ def measure_bandwidths(*, buffer_bytes: int) -> dict[str, float]:
 
 
 def probed_rate(type_name: str) -> float:
-    """GFLOP/s of a small product, the best of a few: a busy machine must not look like emulation.
+    """Return GFLOP/s of a small product; the best of a few, since a busy machine is not emulation.
 
     Raises:
         RuntimeError: torch cannot multiply the type here.
     """
-    work = probe(type_name)
+    work = products(type_name, PROBE_SIZE)
     work.call()
     best = min(median_seconds(work.call, repetitions=1) for _ in range(PROBES))
     return work.gflop / best
 
 
 def repeated(work: Work) -> float:
-    """Median seconds, after a call that does not count."""
+    """Return median seconds, after a call that does not count."""
     work.call()
     return median_seconds(work.call, repetitions=WORK_REPETITIONS)
 
 
 def versions() -> dict[str, str]:
-    """Of torch, and of the oneDNN that is built into it."""
+    """Return the versions of torch and of the oneDNN that is built into it."""
     found = installed_versions(["torch"])
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
     return found | ({"oneDNN": onednn[1]} if onednn else {})
@@ -116,7 +112,7 @@ REPETITIONS = 5
 
 
 def movers(buffer_bytes: int = BUFFER_BYTES) -> dict[str, Callable[[], object]]:
-    """Ways to read `buffer_bytes` and write as many, by name, on all of torch's threads."""
+    """Return ways to read `buffer_bytes` and write as many, by name, on all of torch's threads."""
     source = torch.ones(buffer_bytes // 4)
     target = torch.zeros_like(source)
     return {
@@ -126,7 +122,7 @@ def movers(buffer_bytes: int = BUFFER_BYTES) -> dict[str, Callable[[], object]]:
 
 
 def matrix_product(size: int, dtype: torch.dtype) -> Work:
-    """The product of two square matrices [size, size]."""
+    """Return the product of two square matrices [size, size]."""
     left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
     return Work(2 * size**3 / 1e9, lambda: left @ right)
 
@@ -134,7 +130,7 @@ def matrix_product(size: int, dtype: torch.dtype) -> Work:
 def convolution(
     images: int, channels: tuple[int, int], size: int, dtype: torch.dtype
 ) -> tuple[Work, Work]:
-    """A 3x3 convolution of maps [images, channels in, size, size], forward and to its input.
+    """Return a 3x3 convolution of maps [images, channels in, size, size], forward and to its input.
 
     `channels` are those in and out; everything is channels_last, and padding counts as work.
     """
@@ -149,30 +145,21 @@ def convolution(
             return torch.conv2d(maps, weight, padding=1)
 
     def backward() -> Tensor:
+        ones, wanted = [1, 1], [True, False, False]
         return torch.ops.aten.convolution_backward(
-            gradient,
-            maps,
-            weight,
-            None,
-            [1, 1],
-            [1, 1],
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-            [True, False, False],
+            gradient, maps, weight, None, ones, ones, ones, False, [0, 0], 1, wanted
         )[0]
 
     return Work(gflop, forward), Work(gflop, backward)
 
 
 def convolution_gflop(images: int, channels: tuple[int, int], size: int) -> float:
-    """Arithmetic of a 3x3 convolution that keeps the size of its maps. [10⁹]"""
+    """Return the arithmetic of a 3x3 convolution that keeps the size of its maps. [10⁹]"""
     return 2 * images * size * size * channels[0] * channels[1] * 9 / 1e9
 
 
 def channels_last(images: int, channels: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Random maps [images, channels, size, size] with the channels of a pixel side by side."""
+    """Return random maps [images, channels, size, size] in channels_last."""
     maps = torch.randn(images, channels, size, size).to(dtype)
     return maps.contiguous(memory_format=torch.channels_last)
 
@@ -188,17 +175,8 @@ PROBE_SIZE = 512
 longer than a busy machine may keep one of the threads waiting."""
 
 
-def probe(type_name: str) -> Work:
-    """A small matrix product, which shows whether the type is worth more time.
-
-    Raises:
-        RuntimeError: torch cannot multiply it here.
-    """
-    return products(type_name, PROBE_SIZE)
-
-
 def works_of(type_name: str, *, threads: int) -> dict[str, Work]:
-    """Everything that is timed for one type, by what it is.
+    """Return everything that is timed for one type, by what it is.
 
     Raises:
         RuntimeError: torch cannot do it here.
@@ -214,7 +192,7 @@ def works_of(type_name: str, *, threads: int) -> dict[str, Work]:
 
 
 def products(type_name: str, size: int) -> Work:
-    """A square matrix product in the type."""
+    """Return a square matrix product in the type."""
     makers: dict[str, Callable[[int], Work]] = {"s8": signed_product, "u8": byte_product}
     if type_name in makers:
         return makers[type_name](size)
@@ -222,13 +200,13 @@ def products(type_name: str, size: int) -> Work:
 
 
 def matrix_size(threads: int) -> int:
-    """A multiple of 512 with about 9 · 10⁹ operations or more for each thread."""
+    """Return a multiple of 512 with about 9 · 10⁹ operations or more for each thread."""
     least: float = 2048 * (threads / 2) ** (1 / 3)
     return max(2048, -(-round(least) // 512) * 512)
 
 
 def convolutions(dtype: torch.dtype, images: int) -> dict[str, Work]:
-    """RetinaNet's largest kinds of convolution."""
+    """Return RetinaNet's largest kinds of convolution."""
     works = {}
     for channels_out, side in ((CHANNELS, LARGE), (SMALL_OUT, SMALL)):
         forward, backward = convolution(images, (CHANNELS, channels_out), side, dtype)
@@ -239,14 +217,14 @@ def convolutions(dtype: torch.dtype, images: int) -> dict[str, Work]:
 
 
 def signed_product(size: int) -> Work:
-    """s8 · s8, summed in s32."""
+    """Return s8 · s8, summed in s32."""
     left, right = (torch.randint(-127, 127, (size, size), dtype=torch.int8) for _ in range(2))
     return Work(2 * size**3 / 1e9, lambda: torch._int_mm(left, right))
 
 
-# Of plain bytes, scales beside them: torch is about to give up tensors of quantized types.
+# Plain bytes with scales beside them, since torch is removing tensors of quantized types.
 def byte_product(size: int) -> Work:
-    """u8 · s8, scaled to u8: oneDNN's matmul as quantized models call it."""
+    """Return u8 · s8, scaled to u8: oneDNN's matmul as quantized models call it."""
     onednn = torch.ops.onednn
     inputs = random_bytes(size, size, dtype=torch.uint8)
     packed = onednn.qlinear_prepack(random_bytes(size, size, dtype=torch.int8), [size, size])
@@ -261,7 +239,7 @@ def byte_product(size: int) -> Work:
 
 
 def byte_convolution(images: int) -> Work:
-    """u8 · s8 with u8 out, 3x3: the convolution of quantized models."""
+    """Return u8 · s8 with u8 out, 3x3: the convolution of quantized models."""
     onednn = torch.ops.onednn
     maps = random_bytes(images, CHANNELS, LARGE, LARGE, dtype=torch.uint8)
     maps = maps.to(memory_format=torch.channels_last)
@@ -280,13 +258,13 @@ def byte_convolution(images: int) -> Work:
 
 
 def random_bytes(*shape: int, dtype: torch.dtype) -> Tensor:
-    """All values of the type are as likely."""
+    """Return a random tensor in which all values of the type are as likely."""
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     return torch.randint(least, most + 1, shape, dtype=dtype)
 
 
 def median_seconds(call: Callable[[], object], *, repetitions: int) -> float:
-    """Median of that many calls, one after the other. [seconds]"""
+    """Return the median of that many calls, one after the other. [seconds]"""
     seconds = []
     for _ in range(repetitions):
         start = time.perf_counter()

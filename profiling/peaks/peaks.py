@@ -1,8 +1,8 @@
 """`python -m profiling peaks`: what this machine can do at most. Loads no torch.
 
-Peaks are measured by a worker (`common.processes.JsonWorker`, with `profiling.peaks.measure`) so that
-the caller needs no torch; a JSON file holds them for other commands, whose option `--peaks` is here
-too. What they allow is the roofline (Williams, Waterman and Patterson, 2009).
+Peaks are measured by a worker (`common.processes.JsonWorker`, with `profiling.peaks.measure`) so
+that the caller needs no torch; a JSON file holds them for other commands, whose option `--peaks` is
+here too. What they allow is the roofline (Williams, Waterman and Patterson, 2009).
 
 The worker's specification is a `Share`. Each answer says what is measured next and the percentage
 that is done, and the last one has the peaks.
@@ -298,7 +298,7 @@ def memory_buffer_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def last_level_bytes(cpus: Path) -> int:
-    """Return the size of all caches behind which there is no larger one; 0 if the kernel hides them."""
+    """Return the size of all last-level caches together; 0 if the kernel hides them."""
     caches: dict[frozenset[int], tuple[int, int]] = {}
     for folder in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = (read_proc_text(folder / name).strip() for name in ("level", "size"))

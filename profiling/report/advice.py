@@ -1,9 +1,9 @@
 """What to look at next: each finding with how much time it would save at most.
 
-What two findings would save may be the same time, so the numbers do not add up. Findings rest on the
-log's problems (reorders, fallbacks, float32, what is slower than the peaks allow), on the log around
-them (phases, primitives made, lines left, uneven ranks and steps), and on what was given beside the
-log (a reference, a replay, a trace, counters).
+What two findings would save may be the same time, so the numbers do not add up. Findings rest on
+the log's problems (reorders, fallbacks, float32, what is slower than the peaks allow), on the log
+around them (phases, primitives made, lines left, uneven ranks and steps), and on what was given
+beside the log (a reference, a replay, a trace, counters).
 """
 
 import re
@@ -67,7 +67,7 @@ HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
 
 
 def reorders(measured: Measured) -> list[Advice]:
-    """Layouts that change between operators."""
+    """Advise on layouts that change between operators."""
     some = [one for one in measured.problems if one.problem.kind == "reorder"]
     total = sum(one.ms for one in some)
     if not some or total <= REORDER_SHARE * measured.ms:
@@ -89,14 +89,14 @@ def reorders(measured: Measured) -> list[Advice]:
 
 
 def is_fallback(problem: Problem) -> bool:
-    """Whether the library had nothing better: a reference, or a convolution by way of GEMM."""
+    """Return whether it is a last resort: a reference, or a convolution by way of GEMM."""
     name = problem.implementation
     by_gemm = problem.kind in CONVOLUTIONS and name.startswith("gemm")
     return by_gemm or REFERENCE.search(name) is not None
 
 
 def fallbacks(measured: Measured) -> list[Advice]:
-    """Implementations that are not made for this machine."""
+    """Advise on implementations that are not made for this machine."""
     groups: dict[tuple[str, str, str], list[MeasuredProblem]] = {}
     for one in measured.problems:
         if is_fallback(one.problem):
@@ -124,7 +124,7 @@ def fallbacks(measured: Measured) -> list[Advice]:
 
 
 def in_bf16(problem: Problem) -> Problem:
-    """The same problem with BF16 in place of float32."""
+    """Return the same problem with BF16 in place of float32."""
     memories = tuple(
         replace(one, type="bf16") if one.type == "f32" else one for one in problem.memories
     )
@@ -134,7 +134,7 @@ def in_bf16(problem: Problem) -> Problem:
 def float32_beside_bf16(
     measured: Measured, *, instruction_sets: Sequence[str], peaks: Peaks | None
 ) -> list[Advice]:
-    """Arithmetic in float32 on a machine that has it in BF16."""
+    """Advise on arithmetic in float32 on a machine that has it in BF16."""
     rates = peaks.matrix_gflop_per_s if peaks else {}
     if peaks and rates.get("bf16", 0.0) < 1.2 * rates.get("f32", 0.0):
         return []
@@ -164,7 +164,7 @@ def float32_beside_bf16(
 
 
 def saved_in_bf16(some: Sequence[MeasuredProblem], peaks: Peaks) -> float | None:
-    """Time beyond the roofline of the same problems in BF16."""
+    """Return time beyond the roofline of the same problems in BF16."""
     ideal = [roofline_ms(in_bf16(one.problem), peaks) for one in some]
     if any(one is None for one in ideal):
         return None
@@ -180,7 +180,7 @@ NOTHING: Mapping[Problem, float] = MappingProxyType({})
 
 
 def lost_to_the_roofline(measured: Measured) -> list[Advice]:
-    """Kinds and directions that lose most against the machine's peaks."""
+    """Advise on kinds and directions that lose most against the machine's peaks."""
     parts = [part for part in parts_of(measured.problems) if part.kind != "reorder"]
     worst = sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]
     found = []
@@ -191,7 +191,8 @@ def lost_to_the_roofline(measured: Measured) -> list[Advice]:
         first = max(part.problems, key=lambda one: one.lost_ms or 0.0)
         found.append(
             Advice(
-                title=f"{part.name}: {part.bounded_ms / ideal:.2f} times as long as the roofline allows",
+                title=f"{part.name}: {part.bounded_ms / ideal:.2f} times as long as the roofline "
+                "allows",
                 evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
                 f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
                 f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
@@ -206,7 +207,7 @@ def lost_to_the_roofline(measured: Measured) -> list[Advice]:
 def slow_convolutions(
     measured: Measured, *, alone_ms: Mapping[Problem, float] = NOTHING
 ) -> list[Advice]:
-    """Convolutions below half of the peak rate that cost enough to matter.
+    """Advise on costly convolutions below half of the peak rate.
 
     `alone_ms`: of one call of each problem that was run again alone, with warm caches.
     """
@@ -235,13 +236,13 @@ def slow_convolutions(
 
 
 def compared(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
-    """What it takes alone, where that is known."""
+    """Return what it takes alone, where that is known."""
     alone = alone_ms.get(one.problem)
     return "" if alone is None else f" Alone it takes {three(alone * one.calls)} ms."
 
 
 def why_slow(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
-    """What its sizes and its time alone say of it."""
+    """Return the likely reason, from its sizes and its time alone."""
     alone = alone_ms.get(one.problem)
     if alone is not None and alone * one.calls < MUCH_FASTER * one.ms:
         return "The implementation can do better: it is what ran beside it, or before."
@@ -266,7 +267,7 @@ MANY_FAULTS = 20_000
 def mostly_outside(
     measured: Measured, log: OneDnnLog, *, operators: Sequence[tuple[str, float]] = ()
 ) -> list[Advice]:
-    """More of a step outside of oneDNN than inside.
+    """Advise where more of a step is outside of oneDNN than inside.
 
     `operators`: those outside of oneDNN and their milliseconds a step, the costliest first.
     """
@@ -294,7 +295,7 @@ def mostly_outside(
 
 
 def primitives_made_again(measured: Measured, log: OneDnnLog) -> list[Advice]:
-    """Primitives that were not in the cache although they had been made before."""
+    """Advise on primitives that are made again since the cache has lost them."""
     misses = sum(count for state, count in log.creation_states.items() if "cache_miss" in state)
     again = misses - len(log.creations)
     if again <= 0:
@@ -313,7 +314,7 @@ def primitives_made_again(measured: Measured, log: OneDnnLog) -> list[Advice]:
 
 
 def not_understood(log: OneDnnLog) -> list[Advice]:
-    """Lines that are in no number of the page."""
+    """Advise on lines that are in no number of the page."""
     if not log.not_understood_count:
         return []
     advice = Advice(
@@ -327,14 +328,15 @@ def not_understood(log: OneDnnLog) -> list[Advice]:
 
 
 def many_page_faults(counters: Sequence[Counters]) -> list[Advice]:
-    """Memory that goes back to the kernel and is asked for again in every step."""
+    """Advise on memory that is returned to the kernel and requested again in every step."""
     rank = max(counters, key=lambda rank: rank.a_step("page-faults") or 0.0, default=None)
     faults = (rank.a_step("page-faults") or 0.0) if rank else 0.0
     if rank is None or faults < MANY_FAULTS:
         return []
+    seconds = significant(rank.seconds / rank.steps, 3)
     advice = Advice(
         title="Memory is given back and asked for again",
-        evidence=f"{faults:,.0f} page faults a step of {significant(rank.seconds / rank.steps, 3)} s"
+        evidence=f"{faults:,.0f} page faults a step of {seconds} s"
         f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
         todo="Let the allocator keep its memory (here: engine.allocator; elsewhere "
         "GLIBC_TUNABLES, tcmalloc or jemalloc), and count again.",
@@ -350,7 +352,7 @@ UNEVEN_STEPS = 0.2
 
 
 def uneven_ranks(log: OneDnnLog) -> list[Advice]:
-    """A rank that is slower than the others, for which they wait."""
+    """Advise on a rank that is slower than the others, for which they wait."""
     if len(log.ranks) < 2:
         return []
     found = []
@@ -384,7 +386,7 @@ def uneven_ranks(log: OneDnnLog) -> list[Advice]:
 
 
 def uneven_steps(log: OneDnnLog) -> list[Advice]:
-    """A step that is much longer than the others of its rank."""
+    """Advise on a step that is much longer than the others of its rank."""
     times = {where: ms for where, ms in log.phase_ms.items() if where.phase is None}
     if len({where.step for where in times}) < 2:
         return []
@@ -405,7 +407,7 @@ def uneven_steps(log: OneDnnLog) -> list[Advice]:
 
 
 def means_by_rank(of_steps: Mapping[Step, float]) -> dict[int, float]:
-    """Of each rank's whole steps, the mean of a time."""
+    """Return the mean of each rank's whole steps."""
     by_rank: dict[int, list[float]] = {}
     for (rank, _), milliseconds in of_steps.items():
         if rank is not None:
@@ -414,12 +416,12 @@ def means_by_rank(of_steps: Mapping[Step, float]) -> dict[int, float]:
 
 
 def wall_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
-    """From begin to end of each whole step."""
+    """Return the time from begin to end of each whole step. [milliseconds]"""
     return {where[:2]: ms for where, ms in log.phase_ms.items() if where.phase is None}
 
 
 def onednn_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
-    """In oneDNN, of each whole step."""
+    """Return oneDNN's time in each whole step. [milliseconds]"""
     found = dict.fromkeys(wall_ms_by_step(log), 0.0)
     for where, problems in log.executions.items():
         if where[:2] in found:
@@ -436,7 +438,7 @@ SHORT_SHARE = 0.1
 
 
 def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
-    """Work that the other log shows to be unnecessary, or to be done elsewhere."""
+    """Advise on calls that the reference does without, or makes elsewhere."""
     if alike_share(comparison) < ALIKE:
         return []  # another model, image size or type: every call is one that the other lacks
     groups: dict[tuple[str, str], list[Pair]] = {}
@@ -467,14 +469,14 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
 
 
 def alike_share(comparison: Comparison) -> float:
-    """Of the log's time, what is in questions that the reference asks too."""
+    """Return the share of the log's time in questions that the reference has too."""
     whole = sum(pair.first.ms for pair in comparison.pairs)
     both = sum(pair.first.ms for pair in comparison.pairs if pair.second.calls)
     return both / whole if whole else 0.0
 
 
 def slower_than_alone(efficiency: Efficiency) -> list[Advice]:
-    """Primitives that take longer in the run than by themselves."""
+    """Advise on primitives that take longer in the run than alone."""
     total = efficiency.total
     ratio = hot_ratio(total)
     if ratio is None or total.lost_ms <= LOST_SHARE * total.measured_ms:
@@ -494,7 +496,7 @@ def slower_than_alone(efficiency: Efficiency) -> list[Advice]:
 
 
 def fragmented(analysis: Analysis) -> list[Advice]:
-    """Gaps between operators, and operators too short to be worth their call."""
+    """Advise on gaps between operators, and on operators too short to be worth their call."""
     found = []
     gaps = gap_share(analysis)
     if gaps > GAP_SHARE:

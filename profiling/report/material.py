@@ -1,7 +1,7 @@
 """Everything that a report is made from, once it is read.
 
-A log's problems as means of a step, beside what the machine's peaks allow; a step by its phases; and
-perf's counters of a run's steps, as `profile.perf` writes them.
+A log's problems as means of a step, beside what the machine's peaks allow; a step by its phases;
+and perf's counters of a run's steps, as `profile.perf` writes them.
 """
 
 import shlex
@@ -96,7 +96,7 @@ class Counters:
     """Events that the machine has no counters for."""
 
     def a_step(self, name: str) -> float | None:
-        """Of a mean step, None where it was not counted."""
+        """Return the count of a mean step, None where it was not counted."""
         return self.counts[name] / self.steps if name in self.counts else None
 
 
@@ -309,7 +309,7 @@ def load_counters(file: Path) -> Counters:
 
 
 def counters_of(content: Any) -> Counters:
-    """Return counters from JSON; raise KeyError, TypeError or ValueError if it is something else."""
+    """Return counters from JSON; raise KeyError, TypeError or ValueError if it is no such."""
     steps = len(content["steps"])
     if not steps:
         raise ValueError("steps: none were counted")

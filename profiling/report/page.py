@@ -3,9 +3,9 @@
 Sections are plain values, no HTML: tables (`common.tables`), charts, facts, texts. They may hold
 anything that a log holds; rendering makes it harmless.
 
-Charts become part of the page as SVG without styles of its own, ids that clash, or anything foreign:
-a page that allows neither inline styles nor scripts can hold it. Styles become attributes, and only
-the elements and attributes that charts are made of may be there.
+Charts become part of the page as SVG without styles of its own, ids that clash, or anything
+foreign: a page that allows neither inline styles nor scripts can hold it. Styles become attributes,
+and only the elements and attributes that charts are made of may be there.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """The page's sections in the order in which a person reads them, as far as a log has them.
 
-What ran, where the time goes, what it could be against the machine's peaks, what to look at next, all
-problems, and what else the log says. Sections that need more than a log are in
+What ran, where the time goes, what it could be against the machine's peaks, what to look at next,
+all problems, and what else the log says. Sections that need more than a log are in
 `profiling.report.optional_sections`.
 """
 
@@ -118,7 +118,7 @@ OF_A_MACHINE = (
 
 
 def what_ran(material: Material) -> Section:
-    """Return library, machine, run, and how much of a log it is; of equal names the first counts."""
+    """Return library, machine, run and size of the log; of equal names the first counts."""
     log, steps = material.log, material.measured.steps
     environment = material.environment or {}
     threads = " and ".join(map(str, log.threads))
@@ -204,7 +204,7 @@ SMALLEST_LABELLED = 0.05
 
 
 def draw_phases(phases: Sequence[Phase]) -> "Figure":
-    """Draw a bar for each phase, in pieces by kind of primitive; lengths are milliseconds a step."""
+    """Draw a bar for each phase, in pieces by kind of primitive. [milliseconds a step]"""
     kinds = largest_kinds(phases, len(COLOURS))
     longest = max(phase.wall_ms for phase in phases)
     bars = []
