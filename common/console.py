@@ -1,12 +1,8 @@
-"""What reaches a terminal: text from files and logs is shown, and never obeyed.
+"""What reaches a terminal: printable text, progress, numbers for people, redirected output.
 
-TODO-DOC Progress on long work: a bar on a terminal, plain lines where there is none.
-
-TODO-DOC What commands say of logs and traces, of which nothing is trusted.
-
-TODO-DOC Numbers with some significant digits, for people.
-
-TODO-DOC What C code writes to a file descriptor, redirected for a while.
+Text from files and logs is shown, and never obeyed: no markup, no control characters. Progress on
+long work is a bar on a terminal, and plain lines where there is none. What C code writes to a file
+descriptor can be redirected for a while.
 """
 
 import ctypes
@@ -16,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 
 from rich.console import (
     Console,
@@ -214,14 +210,27 @@ def redirected(descriptor: int, target: int) -> Iterator[None]:
 
 
 @contextmanager
-def errors_to_nowhere() -> Iterator[None]:
-    """Drop what C++ writes to stderr."""
+def dropped(descriptor: int) -> Iterator[None]:
+    """Drop what is written to a file descriptor."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        with redirected(ERRORS, nowhere):
+        with redirected(descriptor, nowhere):
             yield
     finally:
         os.close(nowhere)
+
+
+def errors_to_nowhere() -> AbstractContextManager[None]:
+    """Drop what C++ writes to stderr while the context lasts."""
+    return dropped(ERRORS)
+
+
+@contextmanager
+def output_to_nowhere() -> Iterator[None]:
+    """Drop what C++ writes to stdout while the context lasts."""
+    sys.stdout.flush()
+    with dropped(OUTPUT):
+        yield
 
 
 @contextmanager

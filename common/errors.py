@@ -1,12 +1,8 @@
-"""What ends a command, other than our bugs.
+"""What ends a command other than our bugs: errors, exit statuses, and their one-line messages.
 
-TODO-DOC What a command's exit status says to scripts and schedulers.
-
-TODO-DOC Text from files, logs and the environment, made fit for a terminal, a picture or a page.
-
-TODO-DOC What to say of a loading process that was killed, such as by the kernel for want of memory.
-
-torch raises a RuntimeError, at whatever line the main thread is when the process ends.
+Text in messages comes from files, logs and the environment, and is made printable. A data-loading
+process that was killed, such as by the kernel for want of memory, raises a RuntimeError of torch at
+whatever line the main thread is; its message is made clear here.
 """
 
 import errno

@@ -6,7 +6,7 @@ which names its host and process, and renews that file's time of change. The fil
 from a process of this host that has ended, and from another host that has not renewed it for
 `LOST_AFTER` seconds.
 
-TODO-DOC Where things are kept that can be made again, and how one process makes them for all.
+What can be made again is kept in caches, where one process makes it for all.
 """
 
 import errno

@@ -1,22 +1,7 @@
-"""What the processor is called, and what it computes in.
+"""Facts about the machine and its processes: processor, packages, code version, memory, identities.
 
-TODO-DOC Which packages are installed, and in which version.
-
-TODO-DOC Which version of this code runs.
-
-TODO-DOC What the kernel counts for this process: page faults and resident memory.
-
-TODO-DOC Memory that is left on the machine.
-
-TODO-DOC On what a benchmark ran: a number never stands without it.
-
-TODO-DOC The optional packages of `make serving`.
-
-TODO-DOC Small files of the kernel, below /proc and /sys/fs/cgroup, that may be hidden or missing.
-
-TODO-DOC Processes, identified such that none is ever taken for another that has or had its number.
-
-TODO-DOC Processor time from /proc: what threads used, and how long they waited for a core.
+Small files of the kernel, below /proc and /sys/fs/cgroup, may be hidden or missing; then the facts
+are. A process is identified such that no other that has or had its number is taken for it.
 """
 
 import os

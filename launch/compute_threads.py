@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from launch.binding import thread_affinities
 from launch.environment import BINDING_VARIABLES, loaded_libraries, loaded_openmp
+from launch.limits import thread_affinities
 from launch.shares import Share
 from launch.topology import format_cpu_list
 

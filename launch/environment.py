@@ -1,22 +1,15 @@
-"""The environment variables of a rank: threads, where they run, and who communicates.
+"""The environment of a rank before torch is loaded: variables, preloaded libraries, memory policy.
 
-TODO-DOC Another allocator in the C library's place, and Intel's OpenMP in that of torch's.
-
-The dynamic linker puts them there when a program starts (`LD_PRELOAD`), not later. So a process
-that wants them starts its own command again, once: same process id, arguments, open pipes and
-pinning.
-
-TODO-DOC The allocator's policy, set before torch is loaded.
-
-torch takes and gives back hundreds of large buffers in a training step. glibc asks the kernel for
-each one and returns it, so that every step pays for fresh pages: more time than its arithmetic.
-
-TODO-DOC Memory near a rank's cores: the kernel's memory policy, set before the first large allocation.
-
-https://man7.org/linux/man-pages/man2/set_mempolicy.2.html describes the call. It counts for the
-calling thread, and for threads and processes that this one starts afterwards.
-
-TODO-DOC Which OpenMP library makes the compute threads: torch's own libgomp, or Intel's in its place.
+- Variables: how many threads, where they run, and which cores communicate.
+- An allocator in the C library's place, and Intel's OpenMP in that of torch's libgomp. The dynamic
+  linker puts them there when a program starts (`LD_PRELOAD`), not later; so a process that wants
+  them starts its own command again, once: same process id, arguments, open pipes and pinning.
+- The allocator's policy. torch takes and gives back hundreds of large buffers in a training step.
+  glibc asks the kernel for each one and returns it, so that every step pays for fresh pages: more
+  time than its arithmetic.
+- The kernel's memory policy, which takes memory near the rank's cores. It counts for the calling
+  thread, and for threads and processes that it starts afterwards; see
+  https://man7.org/linux/man-pages/man2/set_mempolicy.2.html.
 """
 
 import ctypes
@@ -33,14 +26,6 @@ from pathlib import Path
 from common.errors import InputError
 from launch.shares import Share
 
-__all__ = [
-    "BINDING_VARIABLES",
-    "installed_backend",
-    "installed_openmp",
-    "rank_environment",
-    "use_environment",
-]
-
 BINDING_VARIABLES = (
     "OMP_PROC_BIND",
     "OMP_PLACES",
@@ -48,7 +33,7 @@ BINDING_VARIABLES = (
     "KMP_AFFINITY",
     "KMP_HW_SUBSET",
 )
-"""All that tell an OpenMP library where its threads run; some go before others."""
+"""All variables that say where an OpenMP library's threads run; some override others."""
 
 ADVICE = {
     "OMP_NUM_THREADS": "launch.threads={} asks for it",
@@ -59,14 +44,14 @@ ADVICE = {
 
 
 def installed_backend() -> str:
-    """`ccl` where oneCCL's bindings for torch are installed, else `gloo`; loads neither."""
+    """Return `ccl` where oneCCL's bindings for torch are installed, else `gloo`; loads neither."""
     return "ccl" if find_spec("oneccl_bindings_for_pytorch") else "gloo"
 
 
 def rank_environment(
     share: Share, *, openmp: str, backend: str, local_rank: int, local_ranks: int
 ) -> dict[str, str]:
-    """What a rank's environment is given before torch is loaded.
+    """Return the variables of a rank, which are set before torch is loaded.
 
     Args:
         share: The rank's part of its host.
@@ -93,7 +78,7 @@ def rank_environment(
 
 
 def ccl_environment(share: Share, *, local_rank: int, local_ranks: int) -> dict[str, str]:
-    """oneCCL's threads on the rank's cores for communication; without any, on its last core.
+    """Return variables that put oneCCL's threads on the rank's communication cores, or its last.
 
     The variable lists the cores of all the host's ranks one after another, and a rank takes its own
     part by its local number. As each rank has an environment of its own, it repeats its own cores.
@@ -112,7 +97,7 @@ def ccl_environment(share: Share, *, local_rank: int, local_ranks: int) -> dict[
 
 
 def joined(cpus: Iterable[int]) -> str:
-    """Such as `0,1,2`."""
+    """Return such as `0,1,2`."""
     return ",".join(str(cpu) for cpu in cpus)
 
 
@@ -154,7 +139,7 @@ STARTED_AGAIN = "RETINANET_PRELOADED"
 
 @dataclass(frozen=True)
 class Allocator:
-    """A library that replaces malloc, and how it is told to keep freed memory."""
+    """A library that replaces malloc, and the settings with which it keeps freed memory."""
 
     libraries: tuple[str, ...]
     """Names without `lib` and `.so`, the best first."""
@@ -179,7 +164,7 @@ ALLOCATORS = {
 
 
 def preload(name: str | None, *, openmp: Path | None = None) -> None:
-    """Go on under an allocator of `ALLOCATORS`; returns only if all is in place already.
+    """Continue with an allocator of `ALLOCATORS`; returns only if all is in place already.
 
     A library that the user has preloaded is taken as it is.
 
@@ -207,7 +192,7 @@ def preload(name: str | None, *, openmp: Path | None = None) -> None:
 
 
 def library_of(name: str, *, started_again: bool) -> str:
-    """The library of an allocator that is not loaded.
+    """Return the library of an allocator that is not loaded.
 
     Raises:
         InputError: It is not installed, or starting again with it was of no use.
@@ -224,13 +209,13 @@ def library_of(name: str, *, started_again: bool) -> str:
 
 
 def is_loaded(allocator: Allocator) -> bool:
-    """Whether one of the allocator's libraries is part of this process."""
-    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    """Return whether one of the allocator's libraries is part of this process."""
+    mapped = maps()
     return any(f"/lib{name}.so" in mapped for name in allocator.libraries)
 
 
 def find(allocator: Allocator) -> str | None:
-    """The library: a path in this environment (conda's, say), or a name that the linker knows."""
+    """Return the library: a path in this environment (such as conda's), or the linker's name."""
     folder = Path(sys.prefix) / "lib"
     for name in allocator.libraries:
         in_environment = sorted(folder.glob(f"lib{name}.so*"))
@@ -243,7 +228,7 @@ def find(allocator: Allocator) -> str | None:
 def preloading(
     environment: Mapping[str, str], library: str, settings: Mapping[str, str]
 ) -> dict[str, str]:
-    """An environment that has the library before all others, and the settings that it lacks."""
+    """Return an environment with the library before all others, and the settings that it lacks."""
     others = environment.get("LD_PRELOAD", "")
     preloaded = f"{library}:{others}" if others else library
     return {**settings, **environment, "LD_PRELOAD": preloaded}
@@ -276,7 +261,7 @@ def set_allocator(policy: str) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory for the next step instead of returning it to the kernel.
+    """Have glibc keep freed memory for the next step instead of returning it to the kernel.
 
     Works for allocations made afterwards, so it is called first of all. Resident memory then stays
     at the largest step's, plus what fragmentation adds.
@@ -309,7 +294,7 @@ BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | None:
-    """Take memory from these NUMA nodes as long as they have any.
+    """Prefer memory of these NUMA nodes, as long as they have any.
 
     Args:
         nodes: The nodes of the rank's cores.
@@ -370,38 +355,38 @@ INTEL_LIBRARIES = ("libiomp5.so", "libomp.so")
 
 
 def installed_openmp() -> str:
-    """`intel` where libiomp5 is preloaded or lies in this environment, else `gnu`."""
+    """Return `intel` where libiomp5 is preloaded or in this environment, else `gnu`."""
     preloaded = os.environ.get("LD_PRELOAD", "")
     named = any(f"/{name}" in f"/{preloaded}" for name in INTEL_LIBRARIES)
     return "intel" if named or intel_is_loaded() or find_intel() else "gnu"
 
 
 def loaded_openmp() -> str:
-    """`intel` where libiomp5 is part of this process, so that it goes before libgomp, else `gnu`.
+    """Return `intel` where libiomp5 is part of this process, before libgomp, else `gnu`.
 
-    Ask after `launch.pinning.preload`.
+    Call it after `launch.pinning.preload`.
     """
     return "intel" if intel_is_loaded() else "gnu"
 
 
 def find_intel() -> Path | None:
-    """libiomp5 of this environment, which the package `intel-openmp` brings."""
+    """Return libiomp5 of this environment, which the package `intel-openmp` installs."""
     library = Path(sys.prefix) / "lib" / INTEL_LIBRARIES[0]
     return library if library.is_file() else None
 
 
 def intel_is_loaded() -> bool:
-    """Whether it is mapped into this process."""
+    """Return whether Intel's OpenMP is mapped into this process."""
     return any(f"/{name}" in maps() for name in INTEL_LIBRARIES)
 
 
 def loaded_libraries() -> set[str]:
-    """The files of all OpenMP libraries that are mapped into this process."""
+    """Return the files of all OpenMP libraries that are mapped into this process."""
     files = {line.split(maxsplit=5)[-1] for line in maps().splitlines() if "/" in line}
     names = (*INTEL_LIBRARIES, "libgomp")
     return {file for file in files if Path(file).name.startswith(names)}
 
 
 def maps() -> str:
-    """What is mapped into this process, as the kernel tells it."""
+    """Return what is mapped into this process, as the kernel lists it."""
     return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

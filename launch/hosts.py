@@ -1,14 +1,9 @@
-"""Lists of hosts: `a,b`, `a:4,b:4`, and Slurm's `node[01-03,07]`.
+"""The hosts that a user names, and the options that name them.
 
-TODO-DOC Hostfiles: the hosts of a cluster, and how many ranks each of them is to run.
-
-One host a line, with the number of its places if it has one, in MPICH's way (`node1:8`) or in Open
-MPI's (`node1 slots=8`); a host may also stand on one line for each place, as batch systems write
-it. `#` starts a comment.
-
-TODO-DOC Whether the hosts that a user names are known here, before mpirun tries them.
-
-TODO-DOC Options of commands that start ranks: on which hosts, and by which mpirun.
+`--hosts` has lists: `a,b`, `a:4,b:4`, and Slurm's `node[01-03,07]`. A hostfile has one host a line,
+with the number of its places if it has one, in MPICH's way (`node1:8`) or in Open MPI's
+(`node1 slots=8`); a host may also stand on one line for each place, as batch systems write it. `#`
+starts a comment. Names that are not known here are refused before mpirun tries them.
 """
 
 import argparse

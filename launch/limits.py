@@ -1,27 +1,58 @@
-"""What this process may use of its host: affinity, CPU quota, memory nodes.
+"""What this process may use of its host: affinity, CPU quota, memory, and what launchers leave.
 
-TODO-DOC The CPU quota of a process's control groups, of version 1 and 2.
+A control group may use no more than its parent, so the least quota on the way up to the root
+counts, and likewise for memory. The files of the groups are described at
+https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/scheduler/sched-bwc.html
+and https://docs.kernel.org/admin-guide/cgroup-v1/memory.html.
 
-A group may use no more than its parent, so the least quota on the way up to the root counts.
-https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files and
-https://docs.kernel.org/scheduler/sched-bwc.html describe the files.
-
-TODO-DOC The memory that a process may still take: the host's, and what its control groups leave.
-
-https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files and
-https://docs.kernel.org/admin-guide/cgroup-v1/memory.html describe the groups' files.
+Some launchers bind each rank before it starts: Open MPI gives two ranks a core each, on a host of
+any size. Ranks are placed within what is left, unless most of the host would be idle. What a
+launcher offers the job is read from its process in /proc; Slurm also describes it in variables.
 """
 
 import os
 import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
+from common.errors import InputError
 from common.machine import read_proc_text, read_status
-from launch.topology import parse_cpu_list
+from launch.ranks import Ranks, tasks_per_node
+from launch.topology import Topology, format_cpu_list, parse_cpu_list
 
 PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
+MICROSECONDS = re.compile("[1-9][0-9]{0,17}")
+MEMINFO = Path("/proc/meminfo")
+NO_LIMIT = 1 << 60
+"""Version 1 writes a number about as large as this for none. [bytes]"""
+UNBOUND = {
+    "mpich": "mpirun -bind-to none",
+    "intel-mpi": "mpirun -genv I_MPI_PIN=off",
+    "open-mpi": "mpirun --bind-to none",
+    "slurm": "srun --cpu-bind=none",
+    "torchrun": "torchrun without taskset or numactl",
+    "none": "python train.py without taskset or numactl",
+}
+"""How to start ranks that are not bound."""
+SLURM_CPUS = "SLURM_JOB_CPUS_PER_NODE"
+DAEMONS = {
+    "hydra_pmi_proxy",
+    "hydra_bstrap_pr",  # hydra_bstrap_proxy: the kernel keeps 15 letters
+    "orted",
+    "prted",
+    "prterun",
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "slurmstepd",
+    "torchrun",
+    "pt_elastic",  # torchrun, as it calls itself
+}
+"""Names of launchers' processes, which start the ranks of a host."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +68,7 @@ class Allowance:
 
 
 def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allowance:
-    """What this process may use now; read it before anything is pinned.
+    """Return what this process may use now; call it before anything is pinned.
 
     Args:
         process: This process's folder in /proc.
@@ -51,18 +82,15 @@ def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allow
 
 
 def read_memory_nodes(status: Path) -> frozenset[int]:
-    """The list that follows `Mems_allowed_list:`; empty where there is none that can be read."""
+    """Return the nodes after `Mems_allowed_list:`; empty where there is none that can be read."""
     try:
         return parse_cpu_list(read_status(status).get("Mems_allowed_list", ""))
     except ValueError:
         return frozenset()
 
 
-MICROSECONDS = re.compile("[1-9][0-9]{0,17}")
-
-
 def read_quota(*, process: Path, cgroups: Path) -> float | None:
-    """CPUs' worth of time that a process may use; None: no limit, or none that can be read.
+    """Return the CPUs' worth of time of a process; None: no limit, or none that can be read.
 
     Args:
         process: Its folder in /proc.
@@ -70,32 +98,37 @@ def read_quota(*, process: Path, cgroups: Path) -> float | None:
     """
     quotas = [
         quota
-        for mount, path in cpu_groups(read_proc_text(process / "cgroup"), cgroups)
-        for folder in group_and_ancestors(mount, path)
+        for folder in groups_of(process, cgroups, "cpu")
         if (quota := quota_of(folder)) is not None
     ]
     return min(quotas, default=None)
 
 
-def cpu_groups(membership: str, cgroups: Path) -> list[tuple[Path, str]]:
-    """Mount and path of each group that may hold a CPU quota.
+def groups_of(process: Path, cgroups: Path, controller: str) -> list[Path]:
+    """Return the folders of a process's control groups that may limit something, and their parents.
 
-    A line is `NUMBER:CONTROLLERS:PATH`, with no controllers in version 2. Version 1 is mounted in a
-    folder that its controllers name, version 2 at the top, or in `unified` where both are in use.
+    A line of its file is `NUMBER:CONTROLLERS:PATH`, with no controllers in version 2. Version 1 is
+    mounted in a folder that its controllers name, version 2 at the top, or in `unified` where both
+    are in use.
+
+    Args:
+        process: Its folder in /proc.
+        cgroups: Where control groups are mounted.
+        controller: `cpu` or `memory`.
     """
-    found = []
-    for line in membership.splitlines():
+    groups = []
+    for line in read_proc_text(process / "cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if not controllers:
-            found += [(cgroups, path), (cgroups / "unified", path)]
-        elif "cpu" in controllers.split(","):
-            mounts = [cgroups / controllers, cgroups / "cpu"]
-            found += [(mount, path) for mount in mounts if mount.is_dir()][:1]
-    return found
+            groups += [(cgroups, path), (cgroups / "unified", path)]
+        elif controller in controllers.split(","):
+            mounts = [cgroups / controllers, cgroups / controller]
+            groups += [(mount, path) for mount in mounts if mount.is_dir()][:1]
+    return [folder for mount, path in groups for folder in group_and_ancestors(mount, path)]
 
 
 def group_and_ancestors(mount: Path, path: str) -> list[Path]:
-    """The folders of a group and of those above it, up to the mount.
+    """Return the folders of a group and of those above it, up to the mount.
 
     A container often sees its own group as the mount itself, under a path that only the host has.
     """
@@ -106,7 +139,7 @@ def group_and_ancestors(mount: Path, path: str) -> list[Path]:
 
 
 def quota_of(group: Path) -> float | None:
-    """The group's own quota: time over period, in CPUs."""
+    """Return the group's own quota: time over period, in CPUs."""
     words = read_proc_text(group / "cpu.max").split()
     if not words:
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -116,14 +149,9 @@ def quota_of(group: Path) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-MEMINFO = Path("/proc/meminfo")
-NO_LIMIT = 1 << 60
-"""Version 1 writes a number about as large as this for none. [bytes]"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryLeft:
-    """What can still be taken, and who sets that limit."""
+    """The memory that can still be taken, and what sets that limit."""
 
     size: int
     """[bytes]"""
@@ -136,7 +164,7 @@ class MemoryLeft:
 def memory_left(
     *, process: Path = PROCESS, cgroups: Path = CGROUPS, meminfo: Path = MEMINFO
 ) -> MemoryLeft | None:
-    """The least of the host's available memory and of what each control group leaves.
+    """Return the least of the host's available memory and of what each control group leaves.
 
     Args:
         process: The process's folder in /proc.
@@ -146,34 +174,21 @@ def memory_left(
     Returns:
         None where the kernel does not say.
     """
-    left = [
-        one
-        for mount, path in memory_groups(read_proc_text(process / "cgroup"), cgroups)
-        for folder in group_and_ancestors(mount, path)
-        if (one := left_in(folder)) is not None
+    limits = [
+        limit
+        for folder in groups_of(process, cgroups, "memory")
+        if (limit := left_in(folder)) is not None
     ]
     host = {name: value.split()[:1] for name, value in read_status(meminfo).items()}
     available, swap = host.get("MemAvailable"), host.get("SwapFree", ["0"])
     if available:
-        left.append(MemoryLeft(size=int(available[0]) * 1024, of="this host"))
-    least = min(left, key=lambda one: one.size, default=None)
+        limits.append(MemoryLeft(size=int(available[0]) * 1024, of="this host"))
+    least = min(limits, key=lambda limit: limit.size, default=None)
     return replace(least, swap=int(swap[0]) * 1024) if least else None
 
 
-def memory_groups(membership: str, cgroups: Path) -> list[tuple[Path, str]]:
-    """Mount and path of each group that may limit memory; see `launch.limits`."""
-    found = []
-    for line in membership.splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if not controllers:
-            found += [(cgroups, path), (cgroups / "unified", path)]
-        elif "memory" in controllers.split(","):
-            found.append((cgroups / "memory", path))
-    return found
-
-
 def left_in(group: Path) -> MemoryLeft | None:
-    """What a group leaves; None where it sets no limit.
+    """Return what a group leaves; None where it sets no limit.
 
     Pages of files that nobody has used lately count as the group's and are given back at need.
     """
@@ -192,6 +207,218 @@ def left_in(group: Path) -> MemoryLeft | None:
 
 
 def number_in(file: Path) -> int | None:
-    """The one number in a file; None for `max`, or where there is none."""
+    """Return the number in a file; None for `max`, or where there is none."""
     text = read_proc_text(file).strip()
     return int(text) if text.isdigit() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """CPUs for some of a host's ranks, and this rank's place among those."""
+
+    cpus: frozenset[int]
+    place: int
+    """This rank's number, from 0, among those that share the CPUs."""
+    ranks: int
+    """How many share them."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what the launcher holds back."""
+
+
+def host_cpus(
+    ranks: Ranks, *, processes: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> frozenset[int]:
+    """Return the CPUs that this host offers the job: those of the launcher's process.
+
+    Slurm's is outside of the job's control group, whose CPUs count there. Where no launcher can be
+    seen, as from inside a container, they are those that this process may use itself.
+    """
+    own = frozenset(os.sched_getaffinity(0))
+    if ranks.launcher == "none":
+        return own
+    offered = daemon_cpus(processes) or own
+    if ranks.launcher == "slurm":
+        offered &= cpuset(processes, cgroups) or offered
+    return offered | own
+
+
+def whose_cpus(
+    ranks: Ranks,
+    affinities: Sequence[frozenset[int]] | None,
+    host: frozenset[int],
+    *,
+    own: frozenset[int],
+) -> Part:
+    """Return the CPUs that this rank was started on, and its place among those that share them.
+
+    Args:
+        ranks: This rank.
+        affinities: What each rank of this host was started on, in order of local rank; None where
+            the ranks have not met. Then CPUs fewer than the host's are taken as this rank's alone.
+        host: What the host offers the job.
+        own: What this rank was started on.
+    """
+    if affinities is None and own >= host:
+        return Part(cpus=own, place=ranks.local_rank, ranks=ranks.local_size)
+    if affinities is None:
+        return Part(cpus=own, place=0, ranks=1)
+    assert affinities[ranks.local_rank] == own, "not in order of local rank"
+    same = [number for number, mask in enumerate(affinities) if mask == own]
+    return Part(cpus=own, place=same.index(ranks.local_rank), ranks=len(same))
+
+
+def my_cpus(
+    ranks: Ranks,
+    affinities: Sequence[frozenset[int]] | None,
+    host: frozenset[int],
+    *,
+    own: frozenset[int],
+    topology: Topology,
+    offered: int | None = None,
+) -> Part:
+    """Return `whose_cpus`, if what the launcher has left to the ranks of this host makes sense.
+
+    Args:
+        ranks: As there, like `affinities`, `host` and `own`.
+        affinities: As there.
+        host: As there.
+        own: As there.
+        topology: The host's.
+        offered: How many CPUs of the host are the job's, where Slurm says so.
+
+    Raises:
+        InputError: The ranks' CPUs overlap in part, or leave more than half of the host's cores
+            idle; names the launcher's flag.
+    """
+    part = whose_cpus(ranks, affinities, host, own=own)
+    masks = affinities or [own]
+    used = frozenset[int]().union(*masks)
+    host |= used  # a launcher's own process may be bound to less
+    bound = count_cores(topology, used)
+    if affinities is None and part.ranks < ranks.local_size:
+        bound *= ranks.local_size  # if the others were given as much
+    whole = count_cores(topology, host)
+    overlapping = any(a & b and a != b for a, b in combinations(masks, 2))
+    if overlapping or bound > whole:
+        raise InputError(
+            f"{describe(ranks)} bound to CPUs that overlap (this rank's are "
+            f"{format_cpu_list(own)}); start with {UNBOUND[ranks.launcher]}"
+        )
+    unbound = UNBOUND[ranks.launcher]
+    if offered is not None:
+        whole = -(-whole * offered // len(host))
+        unbound = f"srun --cpus-per-task={max(1, offered // ranks.local_size)}"
+    return replace(part, notes=held_back(ranks, bound=bound, whole=whole, unbound=unbound))
+
+
+def held_back(ranks: Ranks, *, bound: int, whole: int, unbound: str) -> tuple[str, ...]:
+    """Return a note where the ranks' cores are not as many as the job's.
+
+    Raises:
+        InputError: They are fewer than half.
+    """
+    if bound > whole:
+        return (
+            f"{describe(ranks)} bound to {bound} cores, and the job has {whole}: other jobs may "
+            f"compute on the rest; start with {unbound}",
+        )
+    if bound == whole:
+        return ()
+    found = f"{describe(ranks)} bound to {bound} of the {whole} cores that this host offers"
+    if 2 * bound < whole:
+        raise InputError(f"{found}; start with {unbound}, and each is given its share of all")
+    return (f"{found}; {unbound} gives them all",)
+
+
+def count_cores(topology: Topology, cpus: Collection[int]) -> int:
+    """Return how many physical cores these CPUs belong to."""
+    return len({cpu.core for cpu in topology.restricted(cpus).cpus})
+
+
+def describe(ranks: Ranks) -> str:
+    """Return such as `open-mpi: the 2 ranks of this host are`."""
+    if ranks.local_size == 1:
+        return f"{ranks.launcher}: the rank of this host is"
+    return f"{ranks.launcher}: the {ranks.local_size} ranks of this host are"
+
+
+def slurm_affinities(
+    environment: Mapping[str, str], ranks: Ranks, *, own: frozenset[int]
+) -> list[frozenset[int]] | None:
+    """Return the CPUs that srun bound each task of this host to; None where it does not say.
+
+    The masks are used where this task's are the CPUs that it really has. A list that is shorter
+    than the tasks starts over.
+
+    Args:
+        environment: Of this task.
+        ranks: This rank.
+        own: The CPUs that it was started on.
+    """
+    if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
+        return None
+    try:
+        masks = [int(mask, 16) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
+    except (KeyError, ValueError):
+        return None
+    bound = [cpus_of(masks[task % len(masks)]) for task in range(ranks.local_size)]
+    return bound if bound[ranks.local_rank] == own else None
+
+
+def cpus_of(mask: int) -> frozenset[int]:
+    """Return the numbers of the bits that are set."""
+    return frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
+
+
+def cpus_of_job(environment: Mapping[str, str]) -> int | None:
+    """Return how many CPUs the job has on a host, the least of all; None: Slurm does not say.
+
+    A step may have fewer: srun gives a task one, unless --cpus-per-task asks for more.
+    """
+    if not environment.get(SLURM_CPUS):
+        return None
+    return min(tasks_per_node(environment, SLURM_CPUS))
+
+
+def daemon_cpus(processes: Path) -> frozenset[int]:
+    """Return the affinity of the nearest ancestor that is a launcher's process; empty: none is.
+
+    Args:
+        processes: Where /proc is mounted.
+    """
+    process = "self"
+    while process != "0":
+        status = read_status(processes / process / "status")
+        if status.get("Name") in DAEMONS:
+            return parse_cpu_list(status.get("Cpus_allowed_list", ""))
+        process = status.get("PPid", "0")
+    return frozenset()
+
+
+def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
+    """Return the CPUs of this process's control group; empty where they cannot be read.
+
+    Args:
+        processes: Where /proc is mounted.
+        cgroups: Where control groups are mounted.
+    """
+    for line in read_proc_text(processes / "self" / "cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers == "cpuset":
+            file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
+        elif not controllers:
+            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
+        else:
+            continue
+        if found := read_proc_text(file):
+            return parse_cpu_list(found)
+    return frozenset()
+
+
+def thread_affinities() -> dict[int, set[int]]:
+    """Return the CPUs of each thread of this process by its number, usually the oldest first."""
+    found = {}
+    for number in sorted(int(folder.name) for folder in Path("/proc/self/task").iterdir()):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            found[number] = os.sched_getaffinity(number)
+    return found

@@ -1,10 +1,7 @@
-"""Which mpirun there is, and of which family: each wants its own flags.
+"""The mpirun that starts ranks: which one, of which family, and its command line.
 
-TODO-DOC The command line that starts ranks, for each family of mpirun.
-
-No launcher binds ranks to cores here: each rank knows the host's sockets and pins itself.
-
-TODO-DOC How a user types what starts ranks, without the options of the cluster at hand.
+No launcher binds ranks to cores here: each rank reads the host's sockets and pins itself. MPICH,
+Intel MPI and Open MPI have different options for the same thing.
 """
 
 import os

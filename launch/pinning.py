@@ -1,10 +1,8 @@
 """A rank on its own cores, memory and threads: `preload`, `pin`, load torch, `check_pinning`.
 
-TODO-DOC Shares of ranks that are bound to no cores: they have a number of threads.
-
-TODO-DOC One process on chosen cores: one compute thread on each, as the ranks of a training have them.
-
-TODO-DOC A rank takes its place on its host, before torch is loaded: cores, memory, environment.
+`enter_rank_context` does all that comes before torch is loaded. A process that is no rank of a
+training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`), with one
+compute thread on each. Where ranks are not bound to cores, they have a number of threads only.
 """
 
 import os
@@ -16,15 +14,6 @@ from dataclasses import dataclass
 
 from common.errors import InputError
 from launch import environment as environment_module
-from launch.binding import (
-    Part,
-    cpus_of_job,
-    host_cpus,
-    my_cpus,
-    slurm_affinities,
-    thread_affinities,
-    whose_cpus,
-)
 from launch.environment import (
     find_intel,
     installed_backend,
@@ -35,7 +24,17 @@ from launch.environment import (
     set_allocator,
     use_environment,
 )
-from launch.limits import Allowance, read_allowance
+from launch.limits import (
+    Allowance,
+    Part,
+    cpus_of_job,
+    host_cpus,
+    my_cpus,
+    read_allowance,
+    slurm_affinities,
+    thread_affinities,
+    whose_cpus,
+)
 from launch.mpirun import ranks_option
 from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
@@ -215,18 +214,12 @@ def bind_process(cpus: Collection[int]) -> list[str]:
 
 
 def check_pinning(pinned: Pinned) -> list[str]:
-    """Load torch and see that its threads are as planned; call it before anything starts others.
+    """Load torch and check that its threads are as planned; call it before any others start.
 
     Returns:
-        Sentences about what was not, and whether it has been put right.
+        Sentences about what was not, and whether it has been corrected.
     """
-    # Here, because it loads torch.
-    from launch.compute_threads import check_compute_threads, check_thread_count  # noqa: PLC0415
-
-    found = check_thread_count(pinned.share.threads)
-    if not pinned.enabled:
-        return found
-    return found + check_compute_threads(pinned.share, openmp=pinned.openmp)
+    return check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 
 
 def unbound_share(
@@ -313,19 +306,24 @@ def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
     return []
 
 
-def check_cores(share: Share) -> list[str]:
-    """Load torch and see that its threads are where they should be.
+def check_cores(share: Share, *, openmp: str | None = None, bound: bool = True) -> list[str]:
+    """Load torch and check that its threads are where they should be.
+
+    Args:
+        share: The cores.
+        openmp: The library that was planned with; None: the one that is loaded.
+        bound: Whether threads are bound to cores; else only their number is checked.
 
     Returns:
-        Sentences about what was not, and whether it has been put right.
+        Sentences about what was not, and whether it has been corrected.
     """
     # Here, because it loads torch.
     from launch.compute_threads import check_compute_threads, check_thread_count  # noqa: PLC0415
 
-    return [
-        *check_thread_count(share.threads),
-        *check_compute_threads(share, openmp=loaded_openmp()),
-    ]
+    notes = check_thread_count(share.threads)
+    if bound:
+        notes += check_compute_threads(share, openmp=openmp or loaded_openmp())
+    return notes
 
 
 START_ADVICE = (

@@ -1,9 +1,4 @@
-"""Which cores each rank of a host gets.
-
-TODO-DOC Whether ranks fit a host, and what each then gets.
-
-TODO-DOC What a user should know about a placement that fits all the same.
-"""
+"""Which cores each rank of a host gets, whether ranks fit, and what a user should know about it."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

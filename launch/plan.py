@@ -1,12 +1,7 @@
-"""The places of all ranks of a job, over one host or several alike.
+"""The placement of all ranks of a job over one host or several alike: made, printed, and as JSON.
 
-TODO-DOC What each core does in a plan, and the few letters that a picture shows for it.
-
-TODO-DOC A host drawn as text: a box for each socket, a row for each memory node, a cell for each core.
-
-TODO-DOC A plan for a person: for hosts that are alike one table of ranks and one picture, then notes.
-
-TODO-DOC A plan as plain values, for `--json`.
+A host is drawn as text: a box for each socket, a row for each memory node, a cell for each core.
+Hosts that are alike share one table of ranks and one picture.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

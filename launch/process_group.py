@@ -1,7 +1,4 @@
-"""The ranks of a job as one: what they tell each other, and how they end together.
-
-TODO-DOC The way of the ranks to rank 0's store, and what to say where there is none.
-"""
+"""The ranks of a job as one group: how they connect, exchange values, and end together."""
 
 import json
 import os
@@ -21,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.console import output_to_nowhere
 from common.errors import INTERRUPTED, InputError, described, exit_code_of
 from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
@@ -253,7 +251,7 @@ def join(
     if backend == "ccl":
         import_module("oneccl_bindings_for_pytorch")  # registers the backend
     # The threads that are started now inherit the CPUs; gloo tells of each connection on stdout.
-    with calling_thread_on(comm_cpus), stdout_to_nowhere():
+    with calling_thread_on(comm_cpus), output_to_nowhere():
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
         )
@@ -340,21 +338,6 @@ def open_watch(
     return watch_as_other(
         ranks.rank, hosts=hosts, key=key, address=(address, port), processes=processes
     )
-
-
-@contextmanager
-def stdout_to_nowhere() -> Iterator[None]:
-    """Drop what C++ prints meanwhile."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
 
 
 LOCALHOST = "127.0.0.1"

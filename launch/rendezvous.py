@@ -1,20 +1,17 @@
-"""Where ranks find each other: told by mpirun's own library, or by the environment.
+"""How the ranks of a job find each other before torch is loaded, and how early errors end them.
 
-This happens before torch is loaded, because what the ranks of a host tell each other decides where
-each is pinned. MPI is a telephone book here and
-nothing more: it is finished before torch is loaded.
-
-TODO-DOC MPI among ranks that start: exchanges in which a failure reaches all, and an orderly end.
+Ranks meet through mpirun's own library, or where the environment says. This comes before torch is
+loaded, because the CPUs of all ranks of a host decide where each is pinned. MPI is used for
+rendezvous only and finalized before torch is imported.
 
 An mpirun of MPICH kills all ranks, and its status is 9, where one of them ends without having
-finalized MPI. To finalize it is collective. So a rank that cannot start takes part in the next
-exchange with its failure; then all finalize MPI and exit with the same status.
+finalized MPI. Finalizing is collective. So a rank that cannot start takes part in the next exchange
+with its failure; then all finalize MPI and exit with the same status. An error before the ranks are
+connected is so printed once, by rank 0. What may wait for ever inside a library, where no exception
+can reach it, has a deadline that ends the process.
 
-TODO-DOC Network interfaces: which addresses this host has, and which of them leads to another host.
-
-TODO-DOC An error before the ranks have met is printed once, and all ranks exit with its status.
-
-TODO-DOC A limit on what may wait for ever inside a library, where no exception can reach it.
+Network interfaces are looked up here too: which addresses this host has, and which of them leads to
+another host.
 """
 
 import fcntl

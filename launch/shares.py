@@ -1,9 +1,4 @@
-"""What ranks ask of a host, and what each gets.
-
-TODO-DOC CPUs of a rank on which it does not compute.
-
-TODO-DOC A host divided among ranks: whole sockets, whole memory nodes, or a share of one node.
-"""
+"""A host divided among ranks: whole sockets, whole memory nodes, or shares of one node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,14 +1,8 @@
-"""What a host is made of: its CPUs, and the core, socket and memory node of each.
+"""The topology of a host: its CPUs, and the core, socket and memory node of each.
 
-TODO-DOC A host as placement sees it: sockets of memory nodes of physical cores.
-
-TODO-DOC A host as the kernel describes it below `/sys/devices/system`, or in a copy of that folder.
-
-TODO-DOC A host as `lscpu -p` describes it: comment lines, then one line of numbers for each CPU.
-
-TODO-DOC The kernel's way to write sets of CPUs and memory nodes: `0-3,8`.
-
-TODO-DOC What a description of a host says about one CPU, before cores are numbered.
+It is read from `/sys/devices/system`, from a copy of that folder, or from the output of `lscpu -p`:
+comment lines, then one line of numbers for each CPU. Placement sees a host as sockets of memory
+nodes of physical cores. Sets of CPUs and memory nodes are written as the kernel does: `0-3,8`.
 """
 
 import os

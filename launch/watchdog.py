@@ -1,21 +1,17 @@
-"""One rank's end is the end of all: each learns that another has failed, died or gone silent.
+"""Ranks that end together: each learns that another has failed, died or become silent.
 
 Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
 that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
-host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and tells
-all; then each rank ends, wherever its main thread is. The ranks on the host of a silent one send it
-SIGKILL, since launchers wait for a process that is only stopped. Where ranks train in compute
-groups that do not wait for one another, the end of one is that of its group alone.
-
-TODO-DOC A rank as the child of a small process, so that its end need not be the end of the job.
+host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and sends
+it to all; then each rank ends, wherever its main thread is. The ranks on the host of a silent one
+send it SIGKILL, since launchers wait for a process that is only stopped. Where ranks train in
+compute groups that do not wait for one another, the end of one is that of its group alone.
 
 Launchers end all ranks when one of them ends badly. Where compute groups go on without a group that
-has ended, the launcher must not hear of it: it sees the keeper, which then ends well.
-
-TODO-DOC The process that has started this rank, and what to do when it is gone.
+has ended, a rank is therefore the child of a small process, its supervisor, which ends well then.
 
 MPICH's and Intel MPI's helpers kill their ranks when mpirun is gone; Open MPI's and torchrun's
-ranks would train on, in a folder that nobody knows to be in use.
+ranks would train on, in a folder that seems unused. So each rank watches its launcher's process.
 """
 
 import ctypes

@@ -20,10 +20,9 @@ from pathlib import Path
 from common.cli import add_json_option, add_overrides, number_of_ranks
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
-from launch.binding import host_cpus
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
-from launch.limits import Allowance, read_allowance
+from launch.limits import Allowance, host_cpus, read_allowance
 from launch.mpirun import ANY_RANKS_OPTION, ranks_option
 from launch.pinning import RankContext, chosen_backend, enter_rank_context
 from launch.plan import Plan, make_plan, plan_as_json, print_plan

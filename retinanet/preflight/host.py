@@ -40,9 +40,8 @@ from common.native import (
     mapped_files,
     usable_instruction_sets,
 )
-from launch.binding import host_cpus
 from launch.environment import ALLOCATORS, is_loaded, library_of
-from launch.limits import read_allowance
+from launch.limits import host_cpus, read_allowance
 from launch.mpirun import ranks_option
 from launch.placement import count_ranks
 from launch.ranks import Ranks

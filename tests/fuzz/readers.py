@@ -18,9 +18,8 @@ from data.openimages.boxes import (
     read_image_ids,
     read_lines,
 )
-from launch.binding import cpus_of_job, slurm_affinities
 from launch.hosts import Host, expand_hosts, hosts_with_ranks, ranks_of_hosts, read_hostfile
-from launch.limits import read_memory_nodes, read_quota
+from launch.limits import cpus_of_job, read_memory_nodes, read_quota, slurm_affinities
 from launch.ranks import Ranks, read_ranks
 from launch.rendezvous import master_port, meet_in_slurm
 from launch.topology import describe_sockets, read_topology, sockets_of

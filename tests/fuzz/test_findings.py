@@ -20,9 +20,8 @@ from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, class_map_of
 from data.decoding import decode_image, installed_decoders
 from data.index import open_annotations, open_index
-from launch.binding import cpus_of_job
 from launch.hosts import expand_hosts, read_hostfile
-from launch.limits import read_memory_nodes, read_quota
+from launch.limits import cpus_of_job, read_memory_nodes, read_quota
 from launch.ranks import read_ranks
 from launch.rendezvous import meet_in_slurm, told_meeting
 from launch.topology import read_topology

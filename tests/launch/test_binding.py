@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from launch.binding import Part, host_cpus, my_cpus, whose_cpus
+from launch.limits import Part, host_cpus, my_cpus, whose_cpus
 from launch.ranks import Ranks
 from launch.topology import Cpu, Topology
 

@@ -33,7 +33,7 @@ import json, os, subprocess, sys, threading
 if "STARTS" in os.environ:
     os.write(int(os.environ["STARTS"]), b"s")
 from launch.pinning import check_pinning, pin, preload
-from launch.binding import thread_affinities
+from launch.limits import thread_affinities
 from launch.ranks import read_ranks
 from launch.shares import CoreRequest
 ranks = read_ranks(os.environ)

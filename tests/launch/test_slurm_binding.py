@@ -1,7 +1,7 @@
 import pytest
 
 from common.errors import InputError
-from launch.binding import cpus_of_job, slurm_affinities
+from launch.limits import cpus_of_job, slurm_affinities
 from launch.ranks import Ranks
 
 

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from common.console import output_to_nowhere
 from launch.compute_threads import calling_thread_on, compute_alone
-from launch.process_group import ProcessGroup, stdout_to_nowhere
+from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_types import group_of_rank, ranks_of_groups
 from retinanet.engine.engines import PreparedTraining
@@ -364,7 +365,7 @@ def living_group(
 
 def pair_with_first(job_rank: int, *, comm_cpus: tuple[int, ...]) -> dist.ProcessGroup:
     """Return torch's group of rank 0 and another, in which either may wait for the other."""
-    with calling_thread_on(comm_cpus), stdout_to_nowhere():
+    with calling_thread_on(comm_cpus), output_to_nowhere():
         return dist.new_group([0, job_rank], backend="gloo", timeout=LONGEST_WAIT)
 
 
@@ -381,7 +382,7 @@ def torch_groups(
         "timeout": timedelta(seconds=timeout_s),
         "use_local_synchronization": only_they_call,
     }
-    with calling_thread_on(comm_cpus), stdout_to_nowhere():
+    with calling_thread_on(comm_cpus), output_to_nowhere():
         control = dist.new_group(list(job_ranks), backend="gloo", **settings)
         if everybody.backend == "gloo":
             return control, control

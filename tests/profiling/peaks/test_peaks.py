@@ -18,7 +18,7 @@ import torch
 from common.cli import run_command
 from common.errors import InputError
 from launch import pinning
-from launch.binding import thread_affinities
+from launch.limits import thread_affinities
 from launch.pinning import choose_cores
 from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks import peaks as peaks_module
