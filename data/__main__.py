@@ -13,7 +13,7 @@ COMMANDS = {
         "data.synthetic:add_scenes",
         "draw scenes with their boxes, where no labelled photos are at hand",
     ),
-    "split": ("data.split:add_split", "annotations in two: to train on, and to evaluate on"),
+    "split": ("data.convert:add_split", "annotations in two: to train on, and to evaluate on"),
     "convert": ("data.convert:add_convert", "turn annotations into an index that opens at once"),
     "verify": ("retinanet.verify_command:add_verify", "check images and boxes before a long run"),
     "bench": (

@@ -1,26 +1,24 @@
-"""What a data set's annotations say, as columns.
+"""What a data set's annotations hold, as columns, and where its splits lie.
 
 A dict per box costs about a kilobyte: tens of gigabytes for OpenImages' boxes. Columns cost 70
 bytes a box, and those of an index (`data.index`) are files that all processes of a host share.
-
-TODO-DOC The model's class indices and the JSON's category ids: which is which.
-
-TODO-DOC Texts as two arrays, so that a million file names are neither objects nor a copy a process.
-
-TODO-DOC Columns that are read a part at a time, without holding them twice at the end.
-
-TODO-DOC Ids to rows, by columns.
+File names are two arrays for the same reason: a million of them are neither objects nor copied
+into every process.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, overload
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import InputError
+
+MINIMUM_SIDE = 1e-3
+"""Pixels; a box with a shorter side has no area that float32 holds, and no IoU with any anchor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +63,11 @@ class Annotations:
         return int(self.heights[index]), int(self.widths[index])
 
     def boxes_of(self, index: int) -> slice:
-        """The rows of image `index` in the `box_*` columns."""
+        """Return the rows of image `index` in the `box_*` columns."""
         return slice(int(self.box_offsets[index]), int(self.box_offsets[index + 1]))
 
     def images_with_objects(self) -> NDArray[np.int32]:
-        """Rows of the images that have a box of a single object, not only crowds.
+        """Return the rows of the images that have a box of a single object, not only crowds.
 
         Takes a few bytes an image: the boxes' columns are only looked at.
         """
@@ -98,7 +96,7 @@ class ClassMap:
 
     @classmethod
     def contiguous(cls, ids: NDArray[np.int64], names: Sequence[str]) -> "ClassMap":
-        """Labels 0, 1, 2, … in the order of the JSON's categories (MLPerf's OpenImages)."""
+        """Return labels 0, 1, 2, … in the order of the JSON's categories (MLPerf's OpenImages)."""
         return cls(tuple(ids.tolist()), tuple(names))
 
     @classmethod
@@ -110,7 +108,7 @@ class ClassMap:
         *,
         source: str = "annotations",
     ) -> "ClassMap":
-        """Labels equal category ids, as torchvision's COCO checkpoints have them (91 outputs).
+        """Return labels that equal category ids, as in torchvision's COCO checkpoints (91 outputs).
 
         Raises InputError, opening with `source`, for an id below 0 or not below `num_classes`.
         """
@@ -130,7 +128,7 @@ class ClassMap:
         return len(self.category_ids)
 
     def labels_of(self, category_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Labels [N] of category ids [N]. Raises InputError for an id that has no label."""
+        """Return labels [N] of category ids [N]. Raises InputError for an id that has no label."""
         known = np.array(self.category_ids, dtype=np.int64)
         order = np.argsort(known)
         found = np.searchsorted(known[order], category_ids)
@@ -144,15 +142,15 @@ class ClassMap:
         return labels
 
     def category_id_of(self, label: int) -> int:
-        """The JSON's category id of one label."""
+        """Return the JSON's category id of one label."""
         return self.category_ids[label]
 
     def category_ids_of(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The JSON's category ids [N] of labels [N]."""
+        """Return the JSON's category ids [N] of labels [N]."""
         return np.array(self.category_ids, dtype=np.int64)[labels]
 
     def name_of(self, label: int) -> str:
-        """The category's name, or "N/A" for a label that no category uses."""
+        """Return the category's name, or "N/A" for a label that no category uses."""
         return self.names[label]
 
     def check_categories(
@@ -182,12 +180,12 @@ class ClassMap:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict for the checkpoint; `from_json` reads it."""
+        """Return a plain dict for the checkpoint; `from_json` reads it."""
         return {"category_ids": list(self.category_ids), "names": list(self.names)}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "ClassMap":
-        """The inverse of `to_json`. Raises InputError where the dict is not one of its making."""
+        """Read what `to_json` returned; raise InputError for any other dict."""
         ids, names = content.get("category_ids"), content.get("names")
         if not (
             isinstance(ids, list)
@@ -217,7 +215,7 @@ class TextColumn(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "TextColumn":
-        """The texts of any iterable, in its order."""
+        """Make a column of any texts, in their order."""
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum([len(text) for text in encoded], out=starts[1:])
@@ -231,14 +229,14 @@ class TextColumn(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """One text, or a list of those of a slice. Raises IndexError as a list does."""
+        """Return one text, or the list of a slice. Raises IndexError as a list does."""
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
         place = range(len(self))[index]
         text = self.content[self.starts[place] : self.starts[place + 1]].tobytes()
         try:
             return text.decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:  # an index that is not of our making
+        except UnicodeDecodeError:  # an index that another program made
             return text.decode("utf-8", "replace")
 
     def __iter__(self) -> Iterator[str]:
@@ -250,46 +248,45 @@ GROWTH = 1.25
 
 
 class GrowingArray:
-    """An array that parts are put behind."""
+    """An array that parts are appended to, without holding them twice at the end."""
 
     def __init__(self) -> None:
         self.array: NDArray[Any] = np.empty(0)
         self.length = 0
 
     def extend(self, part: NDArray[Any]) -> None:
-        """Put `part` `[N, …]` behind what is there; the first one settles type and shape."""
+        """Append `part` `[N, …]`; the first one determines type and shape."""
         if self.length == 0:
             self.array = np.empty((0, *part.shape[1:]), dtype=part.dtype)
         length = self.length + len(part)
         if length > len(self.array):
-            self.set_room(max(length, int(len(self.array) * GROWTH)))
+            self._resize(max(length, int(len(self.array) * GROWTH)))
         self.array[self.length : length] = part
         self.length = length
 
-    def set_room(self, length: int) -> None:
-        """Make the array so long, with what it holds."""
+    def _resize(self, length: int) -> None:
         self.array.resize((length, *self.array.shape[1:]), refcheck=False)
 
     def finish(self) -> NDArray[Any]:
-        """All parts as one array."""
-        self.set_room(self.length)
+        """Return all parts as one array."""
+        self._resize(self.length)
         return self.array
 
 
 class GrowingTexts:
-    """The same for a column of texts."""
+    """A column of texts that parts are appended to."""
 
     def __init__(self) -> None:
         self.content = GrowingArray()
         self.lengths = GrowingArray()
 
     def extend(self, part: TextColumn) -> None:
-        """Put texts behind those that are there."""
+        """Append texts."""
         self.content.extend(part.content)
         self.lengths.extend(np.diff(part.starts))
 
     def finish(self) -> TextColumn:
-        """All texts as one column."""
+        """Return all texts as one column."""
         lengths = self.lengths.finish()
         starts = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
@@ -303,20 +300,20 @@ class GrowingColumns:
         self.columns: dict[str, GrowingArray | GrowingTexts] = {}
 
     def extend(self, parts: dict[str, Any]) -> None:
-        """Put a part behind each column; the first parts settle which columns there are."""
+        """Append a part to each column; the first parts determine which columns there are."""
         for name, part in parts.items():
             is_text = isinstance(part, TextColumn)
             column = self.columns.setdefault(name, GrowingTexts() if is_text else GrowingArray())
             column.extend(part)
 
     def finish(self) -> dict[str, Any]:
-        """All columns, which are let go of here."""
+        """Return all columns, and keep none."""
         columns, self.columns = self.columns, {}
         return {name: column.finish() for name, column in columns.items()}
 
 
 def positions_in(known: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The first row in `known` [K] of every id [N], int32; -1 for an id that is not there."""
+    """Return the first row in `known` [K] of every id [N], int32; -1 for an unknown id."""
     if not len(known):
         return np.full(len(ids), -1, dtype=np.int32)
     order = np.argsort(known, kind="stable").astype(np.int32)
@@ -329,9 +326,102 @@ def positions_in(known: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np
 
 
 def repeated(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows, in order, whose id [N] an earlier row has."""
+    """Return the rows, in order, whose id [N] an earlier row has."""
     if bool((ids[1:] > ids[:-1]).all()):  # counted upwards, as most data sets' ids are
         return np.zeros(0, dtype=np.int64)
     order = np.argsort(ids, kind="stable")
     in_order = ids[order]
     return np.sort(order[1:][in_order[1:] == in_order[:-1]])
+
+
+SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
+
+
+class Split(NamedTuple):
+    """One split of a data set: its COCO-format JSON, or an index, and its folder of images."""
+
+    annotations: Path
+    images: Path
+
+
+def known_trees(root: Path, split: SplitName) -> dict[str, Split]:
+    """Return where a split lies in MLPerf's OpenImages tree and in COCO 2017's, by tree name."""
+    coco = {"train": "train2017", "validation": "val2017"}[split]
+    return {
+        "MLPerf's OpenImages": Split(
+            root / split / "labels" / "openimages-mlperf.json", root / split / "data"
+        ),
+        "COCO's": Split(root / "annotations" / f"instances_{coco}.json", root / coco),
+    }
+
+
+def find_split(
+    root: Path | None, split: SplitName, *, annotations: Path | None, images: Path | None
+) -> Split:
+    """Find a split's JSON and images: given paths win, the rest comes from a tree under `root`.
+
+    Raises InputError naming the config field (`data.root`, `data.train_annotations`, …), the
+    path looked for, and the trees that are known.
+    """
+    if root is not None and not root.is_dir() and (annotations is None or images is None):
+        raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
+    tree = _detect(root, split, need_json=annotations is None, need_images=images is None)
+    found = Split(annotations or tree.annotations, images or tree.images)
+    if not found.annotations.exists():
+        raise InputError(
+            f"data.{split}_annotations: {found.annotations} does not exist; expected a file in "
+            "COCO's JSON format, or an index"
+        )
+    if not found.images.is_dir():
+        raise InputError(
+            f"data.{split}_images: {found.images} does not exist; expected a folder of images"
+        )
+    return found
+
+
+def _detect(root: Path | None, split: SplitName, *, need_json: bool, need_images: bool) -> Split:
+    """Return the tree under `root` that holds a needed part of the split."""
+    if not need_json and not need_images:
+        return Split(Path(), Path())
+    missing = [f"data.{split}_annotations"] * need_json + [f"data.{split}_images"] * need_images
+    if root is None:
+        raise InputError(f"data.root: not set; set it, or {' and '.join(missing)}")
+    trees = known_trees(root, split)
+    for tree in trees.values():
+        if (need_json and tree.annotations.is_file()) or (need_images and tree.images.is_dir()):
+            return tree
+    looked_for = "; ".join(
+        f"{name} tree ({tree.annotations}, {tree.images}/)" for name, tree in trees.items()
+    )
+    raise InputError(
+        f"data.root: {root} holds no {split} split; looked for {looked_for}; "
+        f"give one of them, or set {' and '.join(missing)}"
+    )
+
+
+def leaves_folder(name: str) -> bool:
+    """Return whether a file name, appended to a folder, may name a file outside of it."""
+    upwards = ".." in name and ".." in PurePosixPath(name).parts
+    return upwards or name.startswith("/") or "\0" in name
+
+
+def image_path(folder: Path, name: str) -> Path:
+    """Return the file of an image. An index may come from anywhere: its names are checked here.
+
+    Raises:
+        InputError: The name leads out of the folder. Links in it are followed: those are the
+            user's own.
+    """
+    if leaves_folder(name):
+        raise InputError(f"annotations: file_name {shown(name)}: leads out of {folder}")
+    return folder / name
+
+
+def shown(value: object) -> str:
+    """Return a JSON value in one short line, for an error message."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a value that is nested too deep"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,12 +1,12 @@
-"""COCO-format JSON, read and checked once, a part at a time.
+"""COCO-format JSON: one validator for its three lists, and a reader that takes them in parts.
 
-TODO-DOC The lists of a large JSON file, some entries at a time.
+`FIELDS` says what an entry of `images`, `annotations` and `categories` must hold. A whole part of
+a list is checked column by column, which is fast; single values are looked at only where a column
+has a fault. `read_annotations` stops at the first fault; `data.verify` reports all of them.
 
 Python's own decoder reads the values. It wants a whole text, which for OpenImages' 2.6 GB would be
 tens of gigabytes of objects; here it gets one entry after the other from a window on the file.
-Unlike other readers of JSON by parts it takes NaN, which a data set with a wrong box may hold.
-
-TODO-DOC Lists of JSON objects as checked columns; the culprit is searched for only after a failure.
+Unlike other readers of JSON in parts it accepts NaN, which a data set with a wrong box may hold.
 """
 
 import gc
@@ -14,26 +14,33 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import InputError
 from common.files import open_regular
-from data.annotations import Annotations, GrowingColumns, TextColumn, positions_in, repeated
-from data.sources import leaves_folder, shown
+from data.annotations import (
+    Annotations,
+    GrowingColumns,
+    TextColumn,
+    leaves_folder,
+    positions_in,
+    repeated,
+    shown,
+)
 
 INT32_MAX = 2**31 - 1
-GROUP_FIELDS = ("IsGroupOf", "isgroupof")
+INT64_MAX = 2**63 - 1
 LARGEST_COORDINATE = 1e9
 """Pixels; sums and products of such numbers are finite, in float32 too."""
 NO_ID = -(2**63)
-"""What no annotation's id can be."""
+"""Stands for an annotation's missing id; no id can be this number."""
 
 Columns = dict[str, Any]
 
@@ -53,15 +60,14 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
         advance: Called with the number of bytes that were read.
 
     Raises:
-        InputError: One line naming the file and the entry, for anything COCO's format does not
-            allow: see `data.coco_json`.
+        InputError: One line that names the file and the entry, for the first fault.
     """
     with no_garbage_collection():
         columns = read_columns(path, advance=advance)
     categories, images, boxes = columns["categories"], columns["images"], columns["annotations"]
     boxes["id"] = given_or_counted(boxes["id"], path)
     for name in columns:
-        check_unique(columns[name]["id"], path=path, name=name)
+        require_unique(columns[name]["id"], path=path, name=name)
     rows_of(boxes["category_id"], categories["id"], path=path, field="category_id")
     image_of_box = rows_of(boxes.pop("image_id"), images["id"], path=path, field="image_id")
     boxes_per_image = np.bincount(image_of_box, minlength=len(images["id"]))
@@ -85,187 +91,45 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
 
 
 def read_columns(path: Path, *, advance: Advance) -> dict[str, Columns]:
-    """The columns of each list, as they stand in the file."""
-    readers = {"images": image_columns, "annotations": box_columns, "categories": category_columns}
-    growing = {name: GrowingColumns() for name in readers}
-    lengths = dict.fromkeys(readers, 0)
-    for name, entries in stream_lists(path, readers, advance=advance):
-        table = JsonTable(path, name, entries, first=lengths[name])
+    """Return the columns of each list in the file's order; raise InputError at the first fault."""
+    growing = {name: GrowingColumns() for name in ("images", "annotations", "categories")}
+    lengths = dict.fromkeys(growing, 0)
+    for name, entries in stream_lists(path, growing, advance=advance):
+        growing[name].extend(strict_columns(path, name, entries, first=lengths[name]))
         lengths[name] += len(entries)
-        growing[name].extend(readers[name](table))
     for name in ("images", "categories"):
         if not lengths[name]:
             raise InputError(f"{path}: {name}: empty; a data set needs at least one")
     return {name: columns.finish() for name, columns in growing.items()}
 
 
-REQUIRED = object()
+def strict_columns(path: Path, name: str, entries: list[Any], *, first: int = 0) -> Columns:
+    """Return the columns of some entries of the list `name`, the `first` of which is given.
 
-INT64_MAX = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class JsonTable:
-    """One of COCO's lists (`images`, `annotations`, `categories`), read one field at a time.
-
-    Every method raises InputError with one line that names file, entry and field:
-    `labels.json: annotations[17].bbox: expected …, found …`.
+    Raises:
+        InputError: One line for the first fault, such as
+            `labels.json: annotations[17].bbox: expected …, found …`.
     """
 
-    file: Path
-    name: str
-    entries: list[Any]
-    first: int = 0
-    """How many entries of the list came before these."""
+    def refuse(fault: Fault) -> None:
+        field = fault.field.rpartition(".")[2]
+        problem = (
+            "missing; COCO's format requires it"
+            if fault.kind == "field_missing"
+            else f"expected {fault.expected}, found {fault.found}"
+        )
+        place = f"{name}[{first + fault.row}]" + (f".{field}" if field else "")
+        raise InputError(f"{path}: {place}: {problem}")
 
-    def values(self, field: str, *, default: object = REQUIRED) -> list[Any]:
-        """The field of every entry, unchecked; `default` where an entry lacks it."""
-        try:
-            if default is REQUIRED:
-                return [entry[field] for entry in self.entries]
-            return [entry.get(field, default) for entry in self.entries]
-        except (KeyError, TypeError, AttributeError):
-            pass  # the fast way failed: find out where
-        for index, entry in enumerate(self.entries):
-            if not isinstance(entry, dict):
-                self.fail(index, None, f"expected an object, found {shown(entry)}")
-            if field not in entry:
-                self.fail(index, field, "missing; COCO's format requires it")
-        raise AssertionError(f"no culprit for {self.name}.{field}")
-
-    def integers(
-        self,
-        field: str,
-        *,
-        default: object = REQUIRED,
-        minimum: int = -INT64_MAX,
-        maximum: int = INT64_MAX,
-    ) -> NDArray[np.int64]:
-        """An int64 column within the bounds. `true`, `1.0` and `"1"` are no integers."""
-        column = self.values(field, default=default)
-
-        def is_valid(value: object) -> bool:
-            return type(value) is int and minimum <= value <= maximum
-
-        of_one_type = set(map(type, column)) <= {int}
-        if column and not (of_one_type and minimum <= min(column) <= max(column) <= maximum):
-            bounded = (minimum, maximum) != (-INT64_MAX, INT64_MAX)
-            expected = f"an integer from {minimum} to {maximum}" if bounded else "an integer"
-            self._refuse_first(column, field, is_valid, expected=expected)
-        return np.array(column, dtype=np.int64)
-
-    def flags(self, field: str) -> NDArray[np.bool_]:
-        """A bool column of `true`, `false`, 0 or 1; false where missing."""
-        column = self.values(field, default=0)
-        if not set(map(type, column)) <= {int, bool} or not set(column) <= {0, 1}:
-            self._refuse_first(
-                column,
-                field,
-                lambda value: type(value) in (int, bool) and value in (0, 1),
-                expected="0 or 1",
-            )
-        return np.array(column, dtype=np.bool_)
-
-    def strings(self, field: str) -> tuple[str, ...]:
-        """A column of strings, none of them empty."""
-        column = self.values(field)
-        if not (set(map(type, column)) <= {str} and all(column)):
-            self._refuse_first(
-                column,
-                field,
-                lambda value: isinstance(value, str) and value != "",
-                expected="a string that is not empty",
-            )
-        return tuple(column)
-
-    def numbers(self, field: str, *, default: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A float64 column of finite numbers ≥ 0; `default` [N] stands in where missing or null."""
-        column = [
-            stand_in if value is None else value
-            for value, stand_in in zip(
-                self.values(field, default=None), default.tolist(), strict=True
-            )
-        ]
-        array = _finite(column)
-        if array is None or bool((array < 0).any()):
-            self._refuse_first(
-                column,
-                field,
-                lambda value: _is_number(value) and value >= 0,
-                expected="a number ≥ 0",
-            )
-        return array
-
-    def boxes(self, field: str, *, largest: float) -> NDArray[np.float64]:
-        """A float64 column `[N, 4]` of COCO's boxes: x, y, width, height in pixels, whose sizes
-        are at most `largest`.
-        """
-        column = self.values(field)
-        array = None
-        if set(map(type, column)) <= {list} and set(map(len, column)) <= {4}:
-            array = _finite(list(chain.from_iterable(column)))
-        if (
-            array is None
-            or bool((array.reshape(-1, 4)[:, 2:] < 0).any())
-            or bool((np.abs(array) > largest).any())
-        ):
-            self._refuse_first(
-                column,
-                field,
-                lambda value: _is_box(value, largest=largest),
-                expected="[x, y, width, height]: 4 finite numbers, the last two ≥ 0"
-                f" and none beyond {largest:g}",
-            )
-        return array.reshape(-1, 4)
-
-    def fail(self, index: int, field: str | None, problem: str) -> NoReturn:
-        """Raise InputError about one of these entries, or one of its fields."""
-        place = f"{self.name}[{self.first + index}]" + (f".{field}" if field else "")
-        raise InputError(f"{self.file}: {place}: {problem}")
-
-    def _refuse_first(
-        self, column: list[Any], field: str, is_valid: Callable[[Any], bool], *, expected: str
-    ) -> NoReturn:
-        for index, value in enumerate(column):
-            if not is_valid(value):
-                self.fail(index, field, f"expected {expected}, found {shown(value)}")
-        raise AssertionError(f"no culprit for {self.name}.{field}")
-
-
-def category_columns(table: JsonTable) -> Columns:
-    """`id` and `name`."""
-    return {"id": table.integers("id"), "name": TextColumn.of(table.strings("name"))}
-
-
-def image_columns(table: JsonTable) -> Columns:
-    """`id`, `file_name`, `width` and `height`. Strings as ids, as OpenImages' own image ids, are
-    refused: pycocotools and MLPerf's JSON want integers.
-    """
-    sides = {
-        field: table.integers(field, minimum=1, maximum=INT32_MAX).astype(np.int32)
-        for field in ("width", "height")
-    }
-    names = TextColumn.of(relative_file_names(table))
-    return {"id": table.integers("id"), "file_name": names, **sides}
-
-
-def box_columns(table: JsonTable) -> Columns:
-    """`image_id`, `category_id`, `boxes` as xyxy, `iscrowd`, `area`, and `id` or NO_ID."""
-    image_ids, category_ids = table.integers("image_id"), table.integers("category_id")
-    xywh = table.boxes("bbox", largest=LARGEST_COORDINATE)
-    has_ids = any("id" in entry for entry in table.entries)
-    return {
-        "image_id": image_ids,
-        "category_id": category_ids,
-        "boxes": np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
-        "iscrowd": crowd_flags(table),
-        "area": table.numbers("area", default=xywh[:, 2] * xywh[:, 3]),
-        "id": table.integers("id") if has_ids else np.full(len(image_ids), NO_ID),
-    }
+    columns = checked_columns(name, entries, refuse)
+    missing = columns["id"] == NO_ID
+    if missing.any() and not missing.all():
+        refuse(Fault(int(missing.argmax()), "field_missing", "id", "", ""))
+    return columns
 
 
 def given_or_counted(ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
-    """The annotations' ids, or 1, 2, 3, … where none has one."""
+    """Return the annotations' ids, or 1, 2, 3, … where none has one."""
     missing = ids == NO_ID
     if missing.all():
         return np.arange(1, len(ids) + 1)
@@ -277,8 +141,8 @@ def given_or_counted(ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
     return ids
 
 
-def check_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
-    """Refuse an id that two entries of a list have."""
+def require_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
+    """Raise InputError if two entries of the list `name` have one id."""
     rows = repeated(ids)
     if len(rows):
         raise InputError(
@@ -290,7 +154,7 @@ def check_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
 def rows_of(
     ids: NDArray[np.int64], known: NDArray[np.int64], *, path: Path, field: str
 ) -> NDArray[np.int32]:
-    """The position in `known` of every id; InputError for one that is not there."""
+    """Return the position in `known` of every id; InputError for one that is not there."""
     rows = positions_in(known, ids)
     unknown = rows < 0
     if unknown.any():
@@ -303,31 +167,237 @@ def rows_of(
     return rows
 
 
-def relative_file_names(table: JsonTable) -> tuple[str, ...]:
-    """The `file_name` column; InputError for one that leaves the folder of images."""
-    names = table.strings("file_name")
-    for index, name in enumerate(names):
-        if leaves_folder(name):
-            table.fail(
-                index,
-                "file_name",
-                f"expected a path inside the folder of images, found {shown(name)}",
-            )
-    return names
+MISSING, ABSENT = object(), object()
+"""Stand for the value of a field that an entry lacks: a required one, and an optional one."""
 
 
-def crowd_flags(table: JsonTable) -> NDArray[np.bool_]:
-    """COCO's `iscrowd` or OpenImages' `IsGroupOf`, whichever is true."""
-    crowd = table.flags("iscrowd")
-    for field in GROUP_FIELDS:
-        crowd |= table.flags(field)
-    attributes = table.values("attributes", default=None)
-    if any(attributes):
-        dicts = [a if isinstance(a, dict) else {} for a in attributes]
-        nested = JsonTable(table.file, table.name, dicts, first=table.first)
-        for field in GROUP_FIELDS:
-            crowd |= nested.flags(field)
-    return crowd
+class Field(NamedTuple):
+    """What a field of the entries of a list must hold."""
+
+    name: str
+    """`attributes.IsGroupOf` is a field of the object `attributes`"""
+    convert: Callable[[list[Any]], Any]
+    """Returns values as a column, or None where one of them is not valid"""
+    kind: str | Callable[[Any], str]
+    """The kind of finding that an invalid value is, see `data.verify.findings.KINDS`"""
+    expected: str
+    default: Any = MISSING
+    """Stands in where an entry lacks the field; MISSING where it is required"""
+
+
+class Fault(NamedTuple):
+    """A mistake in an entry of a list."""
+
+    row: int
+    """Which of the entries that were checked"""
+    kind: str
+    field: str
+    """Empty where it is the entry itself"""
+    found: str
+    expected: str
+
+
+def checked_columns(name: str, entries: list[Any], report: Callable[[Fault], None]) -> Columns:
+    """Return the columns of some entries of the list `name`, and report every fault.
+
+    Faults are reported field by field. Where there are some, the columns are of no use.
+    """
+    rows: Collection[int] = range(len(entries))
+    if not set(map(type, entries)) <= {dict}:
+        for row, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                report(Fault(row, "entry_not_object", "", shown(entry), "an object"))
+        rows = [row for row in rows if isinstance(entries[row], dict)]
+        entries = [entries[row] for row in rows]
+    columns: Columns = {}
+    is_valid = True
+    for field in FIELDS[name]:
+        values = field_values(entries, field.name, field.default)
+        columns[field.name] = field.convert(values)
+        if columns[field.name] is None:
+            is_valid = False
+            for fault in field_faults(field, rows, values):
+                report(fault)
+    return arrange(name, columns) if is_valid else columns
+
+
+def field_values(entries: list[dict[str, Any]], name: str, default: Any) -> list[Any]:
+    """Return the field of every entry, unchecked; `default` where an entry lacks it."""
+    parent, _, key = name.rpartition(".")
+    if parent:
+        parents = [entry.get(parent) for entry in entries]
+        if not any(parents):
+            return [default] * len(entries)
+        entries = [parent if isinstance(parent, dict) else {} for parent in parents]
+    return [entry.get(key, default) for entry in entries]
+
+
+def field_faults(field: Field, rows: Collection[int], values: list[Any]) -> Iterator[Fault]:
+    """Yield the faults of one field: where it is missing, then where its value is not valid."""
+    for row, value in zip(rows, values, strict=True):
+        if value is MISSING:
+            yield Fault(row, "field_missing", field.name, "missing", field.expected)
+    for row, value in zip(rows, values, strict=True):
+        if value is not MISSING and field.convert([value]) is None:
+            kind = field.kind if isinstance(field.kind, str) else field.kind(value)
+            yield Fault(row, kind, field.name, shown(value), field.expected)
+
+
+def integers(
+    values: list[Any], minimum: int = -INT64_MAX, maximum: int = INT64_MAX
+) -> NDArray[np.int64] | None:
+    """Convert integers within the bounds. `true`, `1.0` and `"1"` are no integers."""
+    if values and not (
+        set(map(type, values)) <= {int} and minimum <= min(values) <= max(values) <= maximum
+    ):
+        return None
+    return np.array(values, dtype=np.int64)
+
+
+def optional_ids(values: list[Any]) -> NDArray[np.int64] | None:
+    """Convert integers; NO_ID where ABSENT."""
+    ids = integers(values)
+    if ids is not None:
+        return ids
+    given = integers([value for value in values if value is not ABSENT])
+    if given is None:
+        return None
+    column = np.full(len(values), NO_ID, dtype=np.int64)
+    column[[value is not ABSENT for value in values]] = given
+    return column
+
+
+def texts(values: list[Any]) -> list[str] | None:
+    """Accept strings, none of them empty."""
+    return values if set(map(type, values)) <= {str} and all(values) else None
+
+
+def inside_folder(values: list[Any]) -> TextColumn | None:
+    """Convert file names, none of which leaves the folder of images."""
+    if any(isinstance(value, str) and leaves_folder(value) for value in values):
+        return None
+    return TextColumn.of(value for value in values if isinstance(value, str))
+
+
+def flags(values: list[Any]) -> NDArray[np.bool_] | None:
+    """Convert `true`, `false`, 0 and 1."""
+    if not (set(map(type, values)) <= {int, bool} and set(values) <= {0, 1}):
+        return None
+    return np.array(values, dtype=np.bool_)
+
+
+def areas(values: list[Any]) -> NDArray[np.float64] | None:
+    """Convert finite numbers of at least 0; NaN where None."""
+    column = finite(values)
+    if column is None:
+        given = finite([value for value in values if value is not None])
+        if given is None:
+            return None
+        column = np.full(len(values), np.nan)
+        column[[value is not None for value in values]] = given
+    return None if bool((column < 0).any()) else column
+
+
+def finite(values: list[Any]) -> NDArray[np.float64] | None:
+    """Convert numbers to float64; None where one is no number, or not finite."""
+    if not set(map(type, values)) <= {int, float}:
+        return None
+    try:
+        array = np.array(values, dtype=np.float64)
+    except OverflowError:
+        return None
+    return array if bool(np.isfinite(array).all()) else None
+
+
+def bboxes(values: list[Any]) -> NDArray[np.float64] | None:
+    """Convert boxes of x, y, width and height in pixels to `[N, 4]`."""
+    if not (set(map(type, values)) <= {list} and set(map(len, values)) <= {4}):
+        return None
+    array = finite(list(chain.from_iterable(values)))
+    if array is None or bool((np.abs(array) > LARGEST_COORDINATE).any()):
+        return None
+    array = array.reshape(-1, 4)
+    return None if bool((array[:, 2:] < 0).any()) else array
+
+
+def bbox_kind(value: Any) -> str:
+    """Return the kind of finding that an invalid `bbox` is."""
+    if not (isinstance(value, list) and len(value) == 4 and set(map(type, value)) <= {int, float}):
+        return "box_not_four_numbers"
+    array = finite(value)
+    if array is None or bool((np.abs(array) > LARGEST_COORDINATE).any()):
+        return "box_not_finite"
+    return "box_negative_side"
+
+
+ID = Field("id", integers, "id_invalid", "an integer")
+SIDE = Field(
+    "",
+    partial(integers, minimum=1, maximum=INT32_MAX),
+    "image_size_invalid",
+    f"an integer from 1 to {INT32_MAX}",
+)
+TEXT = "a string that is not empty"
+FLAG = Field("", flags, "crowd_flag_invalid", "0 or 1", default=0)
+CROWD_FLAGS = (
+    "iscrowd",  # COCO's
+    *("IsGroupOf", "isgroupof"),  # OpenImages', as its CSV files and FiftyOne write it
+    *("attributes.IsGroupOf", "attributes.isgroupof"),
+)
+
+# In the order in which faults of one part are found. Strings as ids, as OpenImages' own image ids,
+# are refused: pycocotools and MLPerf's JSON want integers.
+FIELDS = {
+    "categories": (ID, Field("name", texts, "category_name_invalid", TEXT)),
+    "images": (
+        SIDE._replace(name="width"),
+        SIDE._replace(name="height"),
+        Field("file_name", texts, "file_name_invalid", TEXT),
+        Field(
+            "file_name",
+            inside_folder,
+            "file_name_leaves_folder",
+            "a path inside the folder of images",
+            default="",
+        ),
+        ID,
+    ),
+    "annotations": (
+        ID._replace(name="image_id"),
+        ID._replace(name="category_id"),
+        Field(
+            "bbox",
+            bboxes,
+            bbox_kind,
+            "[x, y, width, height]: 4 finite numbers, the last two ≥ 0 and none beyond "
+            f"{LARGEST_COORDINATE:g}",
+        ),
+        *(FLAG._replace(name=name) for name in CROWD_FLAGS),
+        Field("area", areas, "area_invalid", "a number ≥ 0", default=None),
+        ID._replace(convert=optional_ids, default=ABSENT),
+    ),
+}
+
+
+def arrange(name: str, columns: Columns) -> Columns:
+    """Return the columns of a list as they are stored.
+
+    Of `categories` `id` and `name`; of `images` `id`, `file_name`, `width` and `height`; of
+    `annotations` `image_id`, `category_id`, `boxes` as xyxy, `iscrowd`, `area`, and `id` or NO_ID.
+    """
+    if name == "categories":
+        return columns | {"name": TextColumn.of(columns["name"])}
+    if name == "images":
+        return columns | {side: columns[side].astype(np.int32) for side in ("width", "height")}
+    xywh, area = columns["bbox"], columns["area"]
+    return {
+        "image_id": columns["image_id"],
+        "category_id": columns["category_id"],
+        "boxes": np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
+        "iscrowd": np.logical_or.reduce([columns[flag] for flag in CROWD_FLAGS]),
+        "area": np.where(np.isnan(area), xywh[:, 2] * xywh[:, 3], area),
+        "id": columns["id"],
+    }
 
 
 @contextmanager
@@ -511,24 +581,3 @@ def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
             entries = []
         if ended:
             return
-
-
-def _finite(column: list[Any]) -> NDArray[np.float64] | None:
-    """The column as float64, or None where a value is not a finite number."""
-    if not set(map(type, column)) <= {int, float}:
-        return None
-    try:
-        array = np.array(column, dtype=np.float64)
-    except OverflowError:
-        return None
-    return array if bool(np.isfinite(array).all()) else None
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and _finite([value]) is not None
-
-
-def _is_box(value: object, *, largest: float) -> bool:
-    if not (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))):
-        return False
-    return bool(value[2] >= 0 and value[3] >= 0 and max(map(abs, value)) <= largest)

@@ -1,7 +1,4 @@
-"""Samples: an image resized to the model's square, and what is to be found in it.
-
-TODO-DOC A data set's two splits and the classes that they share.
-"""
+"""Samples: an image resized to the model's square with its targets, and a data set's two splits."""
 
 import re
 from collections.abc import Sequence
@@ -16,10 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from common.errors import InputError
-from data.annotations import Annotations, ClassMap
-from data.decoding import decode_image
+from data.annotations import Annotations, ClassMap, Split, image_path, shown
+from data.decoding import decode_image, is_resized_copy
 from data.index import open_annotations
-from data.sources import Split, image_path, is_resized_copy, shown
 from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 
 
@@ -114,11 +110,11 @@ class DetectionDataset(Dataset[Sample]):
         self.replace_bad_images = replace_bad_images
 
     def __len__(self) -> int:
-        """The number of images that are not skipped."""
+        """Return the number of images that are not skipped."""
         return len(self.rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        """The sample of a key, or what stands in for it."""
+        """Return the sample of a key, or its replacement."""
         try:
             return self.read(key)
         except InputError as error:
@@ -127,14 +123,14 @@ class DetectionDataset(Dataset[Sample]):
             return self._replacement(key, str(error))
 
     def read(self, key: SampleKey) -> Sample:
-        """The sample of a key; in training mirrored with p = 0.5 by the key's seed.
+        """Return the sample of a key; in training mirrored with p = 0.5 by the key's seed.
 
         Raises:
             InputError: The image cannot be read, or is not of the shape that is annotated.
         """
         row = int(self.rows[key.index])
         path = image_path(self.image_folder, self.annotations.file_names[row])
-        original_size = self._original_size(row)
+        original_size = self.annotations.size_of(row)
         pixels = decode_image(path, decoder=self.decoder, annotated_size=original_size)
         _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
         image = resize_image(pixels, self.image_size)
@@ -144,8 +140,7 @@ class DetectionDataset(Dataset[Sample]):
         return Sample(image, target, int(self.annotations.image_ids[row]), original_size)
 
     def _replacement(self, key: SampleKey, problem: str) -> Sample:
-        """Another sample in training, a black one in evaluation, with what was wrong."""
-        problems = [problem]
+        """Return another sample in training, a black one in evaluation, with the problems."""
         if not self.train:
             row = int(self.rows[key.index])
             black = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
@@ -153,9 +148,10 @@ class DetectionDataset(Dataset[Sample]):
                 black.permute(2, 0, 1),
                 self._target(row),
                 int(self.annotations.image_ids[row]),
-                self._original_size(row),
-                bad_images=tuple(problems),
+                self.annotations.size_of(row),
+                bad_images=(problem,),
             )
+        problems = [problem]
         others = np.random.default_rng([key.seed, 1]).integers(len(self), size=REPLACEMENTS_TRIED)
         for index in others.tolist():
             try:
@@ -167,16 +163,13 @@ class DetectionDataset(Dataset[Sample]):
             "images, or run `python -m data verify`"
         )
 
-    def _original_size(self, row: int) -> tuple[int, int]:
-        return self.annotations.size_of(row)
-
     def _target(self, row: int) -> dict[str, Tensor]:
-        """Boxes on the square and labels, of single objects with an area."""
+        """Return boxes on the square and labels, of single objects with an area."""
         rows = self.annotations.boxes_of(row)
         single = ~self.annotations.box_is_crowd[rows]
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
         labels = self.class_map.labels_of(self.annotations.box_category_ids[rows][single])
-        size = self._original_size(row)
+        size = self.annotations.size_of(row)
         boxes = scale_boxes(boxes, original_size=size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
         return {
@@ -249,7 +242,7 @@ def open_data(
     replace_bad_images: bool = False,
     console: Console | None = None,
 ) -> DetectionData:
-    """Open both splits' annotations and settle the classes from the training split's.
+    """Open both splits' annotations; the training split's categories determine the classes.
 
     Args:
         train: Where the training split lies.
@@ -301,7 +294,7 @@ def open_data(
 def class_map_of(
     annotations: Annotations, *, source: str, class_indices: str, num_classes: int | None
 ) -> ClassMap:
-    """The model's class indices for these categories.
+    """Return the model's class indices for these categories.
 
     Raises:
         InputError: The categories do not fit `num_classes`, or a name is no text.

@@ -1,17 +1,8 @@
-"""Image files to RGB arrays, by the decoder of one's choice.
+"""Decode image files to RGB arrays: formats and limits, decoders, EXIF orientation, sizes.
 
-TODO-DOC An image file to an RGB array: what is opened, how large it may be, and how it is refused.
-
-TODO-DOC Which decoders there are, which work here, and which one a run takes.
-
-TODO-DOC JPEG data to RGB arrays by libraries other than Pillow: one function for each.
-
-All of them are libjpeg-turbo with the inverse DCT and the chroma upsampling that Pillow asks it
-for, so they give Pillow's pixels. A library is loaded when it is first called: none is needed.
-
-TODO-DOC Pillow's images to RGB, whatever their mode.
-
-TODO-DOC The EXIF orientation of photos: how the stored pixels are to be turned for display.
+A JPEG can be decoded by a library other than Pillow. All of them are libjpeg-turbo with the inverse
+DCT and the chroma upsampling that Pillow asks it for, so they give Pillow's pixels. A library is
+loaded when it is first called: none is needed. Nothing here loads torch otherwise.
 """
 
 import io
@@ -31,7 +22,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
-from data.sources import is_quarter_turn
 
 __all__ = [
     "DECODERS",
@@ -186,12 +176,12 @@ HOW_TO_INSTALL = {
 
 
 def installed_decoders() -> list[str]:
-    """Names of the decoders that work here, the fastest first."""
+    """Return the names of the decoders that work here, the fastest first."""
     return [name for name in DECODERS if fault_of(name) is None]
 
 
 def resolve_decoder(name: str) -> str:
-    """The decoder that `data.decoder` means: itself, or for `auto` the fastest that works here.
+    """Return the decoder that `data.decoder` means: itself; for `auto` the fastest that works.
 
     Raises:
         InputError: It is not known, not installed, or does not work.
@@ -210,7 +200,7 @@ def resolve_decoder(name: str) -> str:
 
 
 def fault_of(name: str) -> str | None:
-    """Why a decoder of `DECODERS` cannot be taken here, and what to do; None if it can."""
+    """Return why a decoder of `DECODERS` cannot be used here, and what to do; None if it can."""
     if name == "pillow":
         return None
     if find_spec(name) is None:
@@ -226,14 +216,14 @@ def fault_of(name: str) -> str | None:
 
 
 def smallest_jpeg() -> bytes:
-    """A black square of 8 by 8 pixels."""
+    """Return a black square of 8 by 8 pixels."""
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, format="JPEG")
     return buffer.getvalue()
 
 
 def describe_decoder(name: str) -> str:
-    """A decoder with its version, such as `simplejpeg 1.9.0` or `pillow-simd 12.1.1.post0 (SIMD)`.
+    """Return a decoder with its version, such as `simplejpeg 1.9.0` or `pillow-simd 12.1.1 (SIMD)`.
 
     `pillow` is whichever of Pillow and Pillow-SIMD is in place.
     """
@@ -246,7 +236,7 @@ def describe_decoder(name: str) -> str:
 
 
 def is_pillow_simd() -> bool:
-    """Whether Pillow-SIMD is in Pillow's place, as `make simd` puts it."""
+    """Return whether Pillow-SIMD is in Pillow's place, as `make simd` puts it."""
     try:
         return version("pillow-simd") == PIL.__version__
     except PackageNotFoundError:
@@ -299,7 +289,7 @@ START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 
 
 def has_end_of_image(content: bytes) -> bool:
-    """Whether a JPEG's end marker follows its last scan: a thumbnail in its header has one too."""
+    """Return whether a JPEG's end marker follows its last scan: thumbnails have one too."""
     return content.rfind(END_OF_IMAGE) > content.rfind(START_OF_SCAN)
 
 
@@ -314,7 +304,7 @@ JPEG_ERRORS = (ValueError, RuntimeError, OSError)
 
 
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """An image's pixels, uint8 `[H, W, 3]`.
+    """Return an image's pixels, uint8 `[H, W, 3]`.
 
     Raises:
         ValueError: Its pixels have 32 bits.
@@ -359,3 +349,29 @@ def turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     flips = {5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
     down, right = flips[orientation]
     return np.ascontiguousarray(transposed[::down, ::right])
+
+
+def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether two sizes (height, width) have one shape, but for a pixel of rounding.
+
+    Boxes can be scaled from one to the other. With another shape (a turned photo, another picture)
+    they would be nonsense.
+    """
+    excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
+    return excess <= max(annotated)
+
+
+def is_quarter_turn(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether annotations fit an image only once it is turned by 90°, by (height, width)."""
+    turned = stored[::-1]
+    if annotated in (stored, turned):
+        return annotated != stored
+    return not is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)
+
+
+def fits_both_ways(stored: tuple[int, int], annotated: tuple[int, int]) -> bool:
+    """Return whether annotations fit an image as well turned by 90° as not turned."""
+    turned = stored[::-1]
+    if annotated in (stored, turned):
+        return stored == turned
+    return is_resized_copy(stored, annotated) and is_resized_copy(turned, annotated)

@@ -4,11 +4,10 @@ An index is a folder with one `.npy` file for each column of `data.annotations.A
 description. Opening it takes no longer for ten million boxes than for ten, and every process of a
 host sees the same pages of the kernel's cache.
 
-TODO-DOC The index that belongs to a JSON file: found, or made once while other processes wait.
-
-It lies beside the file in `NAME.json.index/`, or below the user's cache where that folder cannot be
-written. Which index is the file's is settled by its content: a file that was copied or touched
-keeps it, one that was changed gets another.
+The index of a JSON file is made once, by one process while others wait. It lies beside the file in
+`NAME.json.index/`, or below the user's cache where that folder cannot be written. Which index is
+the file's depends on its content: a file that was copied or touched keeps it, one that was changed
+gets another.
 """
 
 import hashlib
@@ -56,7 +55,7 @@ TEXTS = ("category_names", "file_names")
 
 
 def is_index(folder: Path) -> bool:
-    """Whether this is an index's folder."""
+    """Return whether this is an index's folder."""
     return (folder / DESCRIPTION).is_file()
 
 
@@ -113,7 +112,7 @@ def open_index(folder: Path) -> Annotations:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What the index says of itself: `format`, `made_from`, `categories`, `images`, `boxes`.
+    """Return the index's description: `format`, `made_from`, `categories`, `images`, `boxes`.
 
     Raises:
         InputError: It is no index, or of another format.
@@ -135,7 +134,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def arrays_of(annotations: Annotations) -> dict[str, NDArray[Any]]:
-    """The files of an index: a column each, and two for texts."""
+    """Return the files of an index: a column each, and two for texts."""
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(Annotations):
         column = getattr(annotations, field.name)
@@ -149,7 +148,7 @@ def arrays_of(annotations: Annotations) -> dict[str, NDArray[Any]]:
 
 
 def map_array(folder: Path, name: str) -> NDArray[Any]:
-    """One file, as an array whose pages are the kernel's."""
+    """Return one file as an array whose pages are the kernel's."""
     path = folder / f"{name}.npy"
     try:
         array = load_array(path)
@@ -165,7 +164,7 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """A file of numpy's, mapped."""
+    """Map a file of numpy's into memory."""
     open_regular(path).close()  # numpy would wait for the writer of a FIFO
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -178,7 +177,7 @@ def load_array(path: Path) -> NDArray[Any]:
 
 
 def read_texts(folder: Path, name: str) -> TextColumn:
-    """A column of texts."""
+    """Return a column of texts."""
     content, starts = map_array(folder, name), map_array(folder, f"{name}_starts")
     check_offsets(starts, end=len(content), name=f"{name}_starts")
     return TextColumn(content, starts)
@@ -200,7 +199,7 @@ def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
 
 
 def rows_of(column: str, description: dict[str, Any]) -> int:
-    """How many rows a column has by the index's description."""
+    """Return how many rows a column has by the index's description."""
     if column == "box_offsets":
         return int(description["images"]) + 1
     if column.startswith("box"):
@@ -231,7 +230,7 @@ class Stamp(NamedTuple):
 
 
 def open_annotations(path: Path, *, console: Console | None = None) -> Annotations:
-    """Annotations mapped into memory: of an index, or of a JSON file by way of its index.
+    """Return annotations mapped into memory: of an index, or of a JSON file by way of its index.
 
     Args:
         path: A COCO-format JSON file, an index's folder, or a JSON file's `.index` folder.
@@ -244,7 +243,7 @@ def open_annotations(path: Path, *, console: Console | None = None) -> Annotatio
 
 
 def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIndex:
-    """`open_annotations`, telling where the index lies and whether it had to be made."""
+    """Open annotations as `open_annotations`; return also its index, and if that was made."""
     if path.is_dir():
         return index_of_folder(path)
     stamp = stamp_of(path)
@@ -262,7 +261,7 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
 
 
 def index_of_folder(folder: Path) -> FoundIndex:
-    """The index in a folder, or of the file whose `.index` folder it is."""
+    """Return the index in a folder, or of the file whose `.index` folder it is."""
     if not is_index(folder):
         current = read_current(folder)
         if current is None:
@@ -275,7 +274,7 @@ def index_of_folder(folder: Path) -> FoundIndex:
 
 
 def index_homes(path: Path) -> list[Path]:
-    """Folders that may hold a file's indexes, the best first."""
+    """Return the folders that may hold a file's indexes, the best first."""
     whole_path = str(path.resolve())
     name = f"{path.name}-{hashlib.sha256(whole_path.encode()).hexdigest()[:16]}.index"
     beside, cache = path.with_name(f"{path.name}.index"), user_cache()
@@ -283,7 +282,7 @@ def index_homes(path: Path) -> list[Path]:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """The file's size and time of change. Raises InputError where it cannot be read."""
+    """Return the file's size and time of change. Raises InputError where it cannot be read."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
@@ -295,7 +294,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def current_index(home: Path, stamp: Stamp) -> FoundIndex | None:
-    """The index there, if it is of a file that looked so, and is whole."""
+    """Return the index there, if it is of a file with this stamp, and whole."""
     current = read_current(home)
     if current is None or (current["size"], current["modified_ns"]) != stamp:
         return None
@@ -303,7 +302,7 @@ def current_index(home: Path, stamp: Stamp) -> FoundIndex | None:
 
 
 def usable_index(folder: Path) -> FoundIndex | None:
-    """The index there, if it is whole."""
+    """Return the index there, if it is whole."""
     try:
         return FoundIndex(open_index(folder), folder, was_made=False)
     except InputError:
@@ -311,7 +310,7 @@ def usable_index(folder: Path) -> FoundIndex | None:
 
 
 def read_current(home: Path) -> dict[str, Any] | None:
-    """What is known of a file's current index: `index`, `size`, `modified_ns`."""
+    """Return the note on a file's current index: `index`, `size`, `modified_ns`."""
     try:
         current = json.loads(read_bytes(home / CURRENT))
         found = {name: current[name] for name in ("index", "size", "modified_ns")}
@@ -325,7 +324,7 @@ def read_current(home: Path) -> dict[str, Any] | None:
 
 
 def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
-    """`make_index` in one process, while others wait for it and then find what it made."""
+    """Make the index in one process, while others wait for it and then open what it made."""
     try:
         with one_process_at_a_time(home / LOCK, waiting=lambda: say_waiting(console, path)):
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
@@ -378,7 +377,7 @@ def keep_index(folder: Path, annotations: Annotations, *, made_from: Path) -> Fo
 
 
 def digest(path: Path, *, advance: Advance) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     sha = hashlib.sha256()
     done = 0
     with path.open("rb") as file:
@@ -409,11 +408,11 @@ def remove_others(home: Path, *, keep: str) -> None:
 
 
 def remove_if_bare(home: Path) -> None:
-    """Leave no folder behind for a file that no index can be made of."""
+    """Remove the folder of a file that no index can be made of."""
     if [entry.name for entry in home.iterdir()] == [LOCK]:
         shutil.rmtree(home, ignore_errors=True)
 
 
 def say_waiting(console: Console, path: Path) -> None:
-    """One line for the log of every process that waits."""
+    """Print a line into the log of a process that waits."""
     console.print(f"waiting for another process, which makes the index of {path}")

@@ -20,7 +20,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from common.cli import number_of_ranks
 from common.errors import InputError
 from common.files import read_text
-from data.sources import Split, SplitName, find_split
+from data.annotations import Split, SplitName, find_split
 from retinanet.config import (
     SCHEMA,
     SECTIONS,

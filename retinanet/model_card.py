@@ -23,8 +23,8 @@ from common.cli import installed
 from common.console import clock
 from common.errors import printable
 from common.files import read_json_lines
+from data.annotations import SplitName
 from data.dataset import DetectionDataset
-from data.sources import SplitName
 from retinanet.config_file import configured_split
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder

@@ -25,11 +25,10 @@ from pathlib import Path
 from common.cli import add_json_option, add_overrides, installed, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
+from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
-from data.sources import SPLITS, SplitName
-from data.verify.command import require_free_outputs, verify
-from data.verify.report import say
-from data.verify.split_check import TrainingRules
+from data.verify.report import require_free_outputs, say, verify
+from data.verify.splits import TrainingRules
 from retinanet.config import Config
 from retinanet.config_file import configured_split, load_config
 

@@ -34,17 +34,15 @@ from urllib.parse import urlsplit
 from common.cli import installed, positive
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
+from data.annotations import SplitName
 from data.download.datasets import download_coco, download_openimages
-from data.download.fetching import RetryPolicy
-from data.download.http import FetchError, MissingFileError
+from data.download.http import FetchError, HttpOptions, MissingFileError
 from data.download.images import (
     MISSING_LIST,
-    HttpOptions,
     Request,
     one_download,
     write_missing_list,
 )
-from data.sources import SplitName
 
 INCOMPLETE = 1
 """The exit status when files could not be had."""
@@ -68,14 +66,13 @@ def run(
     timeout: float,
 ) -> int:
     """Run the command; returns the exit code."""
-    patience = RetryPolicy(attempts=attempts, first_pause=pause)
     request = Request(
         out=out,
         splits=tuple(dict.fromkeys(splits)),
         limit=limit,
         classes=tuple(classes or [DEFAULT_CLASSES[dataset]]),
         mirror=mirror,
-        manners=HttpOptions(workers=workers, timeout=timeout, patience=patience),
+        options=HttpOptions(workers, timeout, attempts, pause),
     )
     try:
         with sigterm_interrupts(), one_download(out):
@@ -98,7 +95,7 @@ def run(
 
 
 def download(dataset: str, request: Request) -> int:
-    """Download, say what is missing and what to do next; returns the exit code."""
+    """Download, print what is missing and what to do next, and return the exit code."""
     console = make_console()
     failed = DATASETS[dataset](request, console)
     write_missing_list(request.out, failed)
@@ -117,7 +114,7 @@ def download(dataset: str, request: Request) -> int:
 
 
 def next_commands(dataset: str, request: Request) -> list[str]:
-    """What to do with the data set: check it, and train on it if both splits are there."""
+    """Return the next commands: check the data set, and train on it if both splits are there."""
     data = f"--config {CONFIGS[dataset]} data.root={shlex.quote(str(request.out))}"
     verify = f"{installed('python')} -m data verify {data}"
     if len(request.splits) == 1:
@@ -126,7 +123,7 @@ def next_commands(dataset: str, request: Request) -> list[str]:
 
 
 def this_command() -> str:
-    """The command that this process runs, to be typed again."""
+    """Return the command that this process runs, to be typed again."""
     return shlex.join([installed("python"), "-m", "data", *sys.argv[1:]])
 
 
@@ -167,7 +164,7 @@ def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which server, and how it is asked."""
+    """Add the options of which server is asked, and how."""
     parser.add_argument(
         "--mirror",
         type=mirror_url,
@@ -206,7 +203,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mirror_url(text: str) -> str:
-    """An address of a server, without a slash at its end."""
+    """Parse the address of a server; return it without a slash at its end."""
     parts = urlsplit(text)
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
         raise argparse.ArgumentTypeError(
@@ -216,7 +213,7 @@ def mirror_url(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above 0."""
+    """Parse a number of seconds above 0."""
     try:
         value = float(text)
     except ValueError:

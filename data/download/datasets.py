@@ -1,15 +1,18 @@
-"""COCO 2017: its zip of annotations, and each image by itself.
+"""What COCO 2017 and OpenImages consist of: which files are fetched, checked, and written.
 
-TODO-DOC COCO's zip of annotations: a split's JSON out of it, whole or for chosen images.
-
-TODO-DOC OpenImages: its CSV files of boxes and classes, and the images that they ask for.
+COCO has a zip of annotations, of which a split's JSON is taken whole or for chosen images, and
+images one by one. OpenImages has CSV files of boxes and classes; the JSON is made of them and of
+the images that they name.
 """
 
+import csv
+import io
 import json
 import shutil
 import zipfile
+import zlib
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -20,9 +23,9 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
+from data.annotations import Split, SplitName, known_trees
 from data.coco_json import stream_lists
-from data.download.fetching import Check, check_class_descriptions, csv_with, zip_with
-from data.download.http import PART_SUFFIX
+from data.download.http import PART_SUFFIX, AttemptError, Check
 from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
 from data.openimages.boxes import (
     CORNERS,
@@ -33,7 +36,6 @@ from data.openimages.boxes import (
     resolve_classes,
 )
 from data.openimages.export import write_coco_json
-from data.sources import Split, SplitName, known_trees
 
 BASE = "https://s3.amazonaws.com/images.cocodataset.org"
 """The bucket behind images.cocodataset.org, which has no certificate of its own."""
@@ -45,7 +47,7 @@ COCO_BYTES_PER_IMAGE = 160_000
 
 
 def download_coco(request: Request, console: Console) -> dict[str, str]:
-    """Make COCO's tree below `request.out`, or complete it.
+    """Download COCO's tree below `request.out`, or complete it.
 
     The zip of annotations is kept: a later call with another `limit` needs it.
 
@@ -59,7 +61,7 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
         archive,
         check=zip_with(MEMBERS, limit=LARGEST_JSON),
         limit=LARGEST_ARCHIVE,
-        manners=request.manners,
+        options=request.options,
         console=console,
     )
     splits = [_annotate(archive, tree, request, console) for tree in trees]
@@ -68,13 +70,14 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
     check_space(request.out, images=to_come, bytes_each=COCO_BYTES_PER_IMAGE, console=console)
     failed: dict[str, str] = {}
     for images, there in zip(splits, present, strict=True):
-        missing = fetch_images(images, present=there, manners=request.manners, console=console)
+        missing = fetch_images(images, present=there, options=request.options, console=console)
         failed |= {f"{images.folder.name}/{name}": reason for name, reason in missing.items()}
     return failed
 
 
 def _annotate(archive: Path, tree: Split, request: Request, console: Console) -> Images:
-    """Write a split's JSON and say which images it takes."""
+    """Write a split's JSON and return the images that it takes."""
+    base = request.mirror or BASE
     console.print(f"{tree.annotations}: taking it out of the zip", soft_wrap=True, markup=False)
     names = write_annotations(
         archive,
@@ -86,16 +89,12 @@ def _annotate(archive: Path, tree: Split, request: Request, console: Console) ->
         title=f"{tree.images.name}, images",
         names=names,
         folder=tree.images,
-        url_of=partial(_coco_url, request.mirror or BASE, tree.images),
+        url_of=lambda name: f"{base}/{tree.images.name}/{quote(name)}",
     )
 
 
-def _coco_url(base: str, folder: Path, name: str) -> str:
-    return f"{base}/{folder.name}/{quote(name)}"
-
-
 def _class_names(words: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Names that `--classes` stands for; None for all."""
+    """Return the names that `--classes` stands for; None for all."""
     if words == ("all",):
         return None
     if len(words) == 1 and words[0].endswith(".txt"):
@@ -122,7 +121,7 @@ LISTS = ("images", "annotations", "categories")
 
 
 class Chosen(NamedTuple):
-    """What of a split is wanted."""
+    """The wanted part of a split."""
 
     image_ids: frozenset[int]
     category_ids: frozenset[int]
@@ -187,7 +186,7 @@ def _extract(archive: Path, path: Path, whole: Path) -> bool:
 
 
 def choose(path: Path, *, classes: Collection[str] | None, limit: int | None) -> Chosen:
-    """Which images and categories of a JSON are wanted; arguments as for `write_annotations`."""
+    """Return the wanted images and categories; arguments as for `write_annotations`."""
     id_of_name: dict[str, int] = {}
     image_ids_of: dict[int, set[int]] = defaultdict(set)
     images: list[tuple[str, int]] = []
@@ -247,7 +246,7 @@ def _id_of(name: str, id_of_name: dict[str, Any]) -> int:
 
 
 def _plain(name: str, path: Path) -> str:
-    """The name, if it is one inside a folder of images."""
+    """Return the name, if it is one inside a folder of images."""
     is_plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
     if not name or not is_plain or name.endswith(PART_SUFFIX):
         raise InputError(f"{path}: file_name {name!r} is no plain name of an image file")
@@ -268,7 +267,7 @@ OPENIMAGES_BYTES_PER_IMAGE = 300_000
 
 
 def download_openimages(request: Request, console: Console) -> dict[str, str]:
-    """Make MLPerf's tree of OpenImages below `request.out`, or complete it.
+    """Download MLPerf's tree of OpenImages below `request.out`, or complete it.
 
     Returns the images that could not be had: the reason by `train/data/NAME`; the JSON files are
     written without them. Raises as `data.download.images.fetch_images` does.
@@ -282,7 +281,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
     failed: dict[str, str] = {}
     for split, images in splits.items():
         missing = fetch_images(
-            images, present=present[split], manners=request.manners, console=console
+            images, present=present[split], options=request.options, console=console
         )
         failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
         if len(missing) < len(images.names):
@@ -291,7 +290,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
 
 
 def fetch_tables(request: Request, console: Console) -> None:
-    """Get the CSV files that the splits take."""
+    """Fetch the CSV files that the splits take."""
     columns = ("ImageID", "LabelName", *CORNERS, *FLAGS)
     checks: dict[str, Check] = {CLASS_DESCRIPTIONS: check_class_descriptions}
     checks |= {BOXES[split]: csv_with(columns) for split in request.splits}
@@ -303,18 +302,19 @@ def fetch_tables(request: Request, console: Console) -> None:
             path,
             check=check,
             limit=LARGEST_TABLE,
-            manners=request.manners,
+            options=request.options,
             console=console,
         )
 
 
 def table(out: Path, name: str) -> Path:
-    """Where a CSV file goes."""
+    """Return where a CSV file goes."""
     return out / "csv" / Path(name).name
 
 
 def _choose(split: SplitName, class_list: ClassList, request: Request, console: Console) -> Images:
-    """Which images of a split have a box of the classes."""
+    """Return the images of a split that have a box of the classes."""
+    base = request.mirror or IMAGES
     boxes = table(request.out, BOXES[split])
     size = boxes.stat().st_size
     with progress_in_bytes(console, f"{boxes.name}: choosing images", total=size) as advance:
@@ -325,12 +325,8 @@ def _choose(split: SplitName, class_list: ClassList, request: Request, console: 
         title=f"{split}, images",
         names=tuple(f"{text}.jpg" for text in image_id_texts(ids[: request.limit])),
         folder=known_trees(request.out, split)["MLPerf's OpenImages"].images,
-        url_of=partial(_openimages_url, request.mirror or IMAGES, split),
+        url_of=lambda name: f"{base}/{split}/{name}",
     )
-
-
-def _openimages_url(base: str, split: SplitName, name: str) -> str:
-    return f"{base}/{split}/{name}"
 
 
 def _write_json(split: SplitName, images: Path, request: Request, console: Console) -> None:
@@ -345,3 +341,68 @@ def _write_json(split: SplitName, images: Path, request: Request, console: Conso
         overwrite=True,
         console=console,
     )
+
+
+def zip_with(members: Iterable[str], *, limit: int) -> Check:
+    """Return a check for a zip that has these members, with the checksums that it gives for them.
+
+    `limit` is the most bytes that a member can have, inflated.
+    """
+    return partial(_check_zip, members=tuple(members), limit=limit)
+
+
+def _check_zip(path: Path, *, members: tuple[str, ...], limit: int) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in members:
+                # What is read ends at this size, whatever the compressed bytes would give.
+                size = archive.getinfo(name).file_size
+                if size > limit:
+                    raise AttemptError(
+                        f"not the zip asked for: {name} has {size:,} bytes inflated, more than "
+                        f"the {limit:,} expected"
+                    )
+                with archive.open(name) as member:
+                    while member.read(1 << 20):
+                        pass
+    except KeyError as error:
+        raise AttemptError(f"not the zip asked for: {error.args[0]}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+        raise AttemptError(f"damaged zip: {error}") from error
+
+
+def csv_with(columns: Iterable[str]) -> Check:
+    """Return a check for a CSV file whose header has these columns and whose last line is whole."""
+    return partial(_check_csv, columns=tuple(columns))
+
+
+def _check_csv(path: Path, *, columns: tuple[str, ...]) -> None:
+    first, last = end_lines(path)
+    missing = [name for name in columns if name not in first]
+    if missing:
+        raise AttemptError(f"not the CSV asked for: no column {missing[0]} in {first[:4]}")
+    if len(last) != len(first):
+        raise AttemptError("the CSV ends in the middle of a line")
+
+
+def check_class_descriptions(path: Path) -> None:
+    """Accept OpenImages' labels and names: `/m/011k07,Tortoise`, with or without a header."""
+    first, last = end_lines(path)
+    if len(first) != 2 or not (first[0].startswith("/") or first[0] == "LabelName"):
+        raise AttemptError(f"not the CSV asked for: it begins with {first[:4]}")
+    if len(last) != 2:
+        raise AttemptError("the CSV ends in the middle of a line")
+
+
+LONGEST_LINE = 4096
+
+
+def end_lines(path: Path) -> tuple[list[str], list[str]]:
+    """Return the fields of a CSV file's first and last line; the file may be of gigabytes."""
+    with path.open("rb") as file:
+        first = file.readline(LONGEST_LINE)
+        file.seek(-min(LONGEST_LINE, path.stat().st_size), io.SEEK_END)
+        last = file.read().splitlines()[-1:]
+    lines = [line.decode("utf-8-sig", "replace") for line in (first, *last)]
+    fields = list(csv.reader(lines)) or [[]]
+    return fields[0], fields[-1]

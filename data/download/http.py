@@ -1,56 +1,84 @@
-"""One attempt to get a file: ask, and write what comes beside where it will be.
+"""Fetch one file over HTTP: attempts with pauses, and a name only for what was checked.
 
-TODO-DOC What a server's answer says, before any of its body is believed.
-
-TODO-DOC How getting a file can end, other than well.
-
-A reason may quote what a server sent, so that each is made one printable line.
-
-TODO-DOC How fast bytes arrive.
+A file is written to `NAME.part` and renamed when all of it is there and passes a check. A part can
+be continued if the server still has the version that it is of, which `NAME.part.version` notes
+(ETag or Last-Modified, for If-Range). No answer is believed before its headers make sense.
 """
 
+import random
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import requests
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from common.errors import one_line
+from common.errors import InputError, one_line
 
 CHUNK = 1 << 16
+LONGEST_PAUSE = 30.0
+"""Between two attempts, unless the server asks for more. [s]"""
+PART_SUFFIX = ".part"
 
+Check = Callable[[Path], None]
+"""Looks at a file that has arrived; raises AttemptError if it is not the one that was wanted."""
 Received = Callable[[int, int], None]
 """Called as `received(bytes, total)`: how much of the file is there; total 0 if unknown."""
+Retried = Callable[[str, float], None]
+"""Called as `retried(reason, pause)` before each pause. [s]"""
+
+
+class HttpOptions(NamedTuple):
+    """How servers are asked."""
+
+    workers: int = 16
+    """Images that are fetched at a time."""
+    timeout: float = 30.0
+    """How long to wait for a connection, and for each next piece of an answer. [s]"""
+    attempts: int = 8
+    """How often a file is asked for."""
+    first_pause: float = 0.5
+    """Doubled after each further failure, up to `LONGEST_PAUSE`. [s]"""
+
+    def pause(self, failures: int) -> float:
+        """Return how long to wait after so many failures. [s]
+
+        Between half of it and all of it, so that not all threads come back at once.
+        """
+        longest = min(self.first_pause * 2.0 ** (failures - 1), LONGEST_PAUSE)
+        return longest * random.uniform(0.5, 1.0)
 
 
 class Connection(NamedTuple):
     """What a thread asks servers with."""
 
     session: requests.Session
-    timeout: float
-    """How long to wait for a connection, and for each next piece of an answer. [s]"""
+    options: HttpOptions
     stop: threading.Event
     """Set when the command is ending."""
 
 
 class Part(NamedTuple):
-    """A file that is not complete, and where its version is written down."""
+    """A file that is not complete, and the file that notes its version."""
 
     path: Path
     version: Path
 
     @classmethod
     def of(cls, path: Path) -> "Part":
-        """The part of a file that will be `path`, in the same folder."""
+        """Return the part of a file that will be `path`, in the same folder."""
         name = path.name + PART_SUFFIX
         return cls(path.with_name(name), path.with_name(name + ".version"))
+
+    def size(self) -> int:
+        """Return how many bytes have arrived."""
+        return self.path.stat().st_size if self.path.is_file() else 0
 
     def discard(self) -> None:
         """Remove what has arrived."""
@@ -58,7 +86,99 @@ class Part(NamedTuple):
         self.version.unlink(missing_ok=True)
 
 
-PART_SUFFIX = ".part"
+class AttemptError(Exception):
+    """An attempt failed that may succeed next time."""
+
+    def __init__(self, reason: str, *, wait: float = 0.0, keep_part: bool = False) -> None:
+        """Give the reason in one line.
+
+        Args:
+            reason: Shown to the user; made one printable line, as it may quote a server.
+            wait: How long the server asks to wait. [s]
+            keep_part: Whether what has arrived can be continued.
+        """
+        super().__init__(one_line(reason))
+        self.wait = wait
+        self.keep_part = keep_part
+
+
+class FetchError(Exception):
+    """All attempts failed, or the server refuses for good. One line with the address."""
+
+    def __init__(self, reason: str) -> None:
+        """Give the reason and the address, made one printable line."""
+        super().__init__(one_line(reason))
+
+
+class MissingFileError(FetchError):
+    """The server answers that there is no such file."""
+
+
+class StoppedError(Exception):
+    """The command is ending; nothing is wrong with the file."""
+
+
+def fetch(
+    url: str,
+    path: Path,
+    *,
+    check: Check,
+    limit: int,
+    connection: Connection,
+    resume: bool = False,
+    received: Received = lambda size, total: None,
+    retried: Retried = lambda reason, pause: None,
+) -> int:
+    """Fetch a file; `path` appears when all of it is there and passes the check.
+
+    An attempt that gets further than any before it starts the count of attempts anew: a long file
+    over a bad line arrives in the end.
+
+    Args:
+        url: Where it is.
+        path: Where it goes; replaced if it exists.
+        check: Raises AttemptError for a file that is not what was asked for.
+        limit: The most bytes that such a file can have: a server that sends more is refused.
+        connection: What to ask with, how often and how soon.
+        resume: Continue a part that is there, from this call or an earlier one. For files worth
+            it; without it a failed attempt leaves nothing behind.
+        received: Called with how much of the file is there.
+        retried: Called before each pause.
+
+    Returns:
+        The file's length in bytes.
+
+    Raises:
+        FetchError: It could not be had; MissingFileError if the server has no such file.
+        StoppedError: The command is ending.
+    """
+    part = Part.of(path)
+    failures, furthest = 0, 0
+    while True:
+        try:
+            receive(url, part, limit=limit, connection=connection, resume=resume, received=received)
+            check(part.path)
+        except AttemptError as failure:
+            size = part.size()
+            if not (resume and failure.keep_part):
+                part.discard()
+            failures = 1 if resume and furthest < size and failure.keep_part else failures + 1
+            furthest = max(furthest, size)
+            if failures >= connection.options.attempts:
+                raise FetchError(f"{url}: {failure}; tried {failures} times") from failure
+            pause = max(failure.wait, connection.options.pause(failures))
+            retried(str(failure), pause)
+            if connection.stop.wait(pause):
+                raise StoppedError from None
+        except (FetchError, StoppedError):
+            if not resume:
+                part.discard()
+            raise
+        else:
+            size = part.size()
+            part.version.unlink(missing_ok=True)
+            part.path.replace(path)
+            return size
 
 
 def receive(
@@ -66,16 +186,16 @@ def receive(
 ) -> None:
     """Ask for a file, or for what is missing of it, and write it to `part.path`.
 
-    With `resume` a part is gone on with if the server still has the version that it is of.
+    With `resume` a part is continued if the server still has the version that it is of.
 
     Raises:
         AttemptError: Nothing, less, more or something else came; `keep_part` says whether what is
-            there can be gone on with.
+            there can be continued.
         FetchError: The server refuses, or sends more than `limit` bytes; MissingFileError if it
             has no such file.
         StoppedError: The command is ending.
     """
-    asked = _size(part.path) if resume and part.version.is_file() else 0
+    asked = part.size() if resume and part.version.is_file() else 0
     headers = {"Accept-Encoding": "identity"}
     if asked:
         headers |= {"Range": f"bytes={asked}-", "If-Range": part.version.read_text("latin-1")}
@@ -84,7 +204,7 @@ def receive(
             url,
             headers=headers,
             stream=True,
-            timeout=connection.timeout,
+            timeout=connection.options.timeout,
             hooks={"response": drop_redirection_body},
         ) as response:
             check_status(response, url=url)
@@ -130,7 +250,11 @@ def _write_body(
     with part.path.open("ab" if start else "wb") as file:
         if resume and not start:
             # After the old part is gone: its bytes must never be taken for this version's.
-            _write_version(part, version_of(response))
+            version = version_of(response)
+            if version:
+                part.version.write_text(version, "latin-1")
+            else:
+                part.version.unlink(missing_ok=True)
         received(size, total or 0)
         for chunk in response.iter_content(CHUNK):
             if stop.is_set():
@@ -145,20 +269,6 @@ def _write_body(
         raise AttemptError(f"{size} of {total} bytes came", keep_part=size < total)
 
 
-def _write_version(part: Part, version: str) -> None:
-    if version:
-        part.version.write_text(version, "latin-1")
-    else:
-        part.version.unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 """S3 answers 403 for an object that is not there, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
@@ -170,7 +280,7 @@ SHOWN_OF_A_HEADER = 80
 
 
 def check_status(response: requests.Response, *, url: str) -> None:
-    """Let 200, 206 and 416 pass.
+    """Accept 200, 206 and 416.
 
     Raises:
         MissingFileError: There is no such file.
@@ -194,7 +304,7 @@ def check_status(response: requests.Response, *, url: str) -> None:
 
 
 def seconds_to_wait(response: requests.Response) -> float:
-    """Retry-After, as seconds or as a date; 0 where it is missing or makes no sense."""
+    """Return Retry-After, given as seconds or a date; 0 where it is missing or makes no sense."""
     text = response.headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return min(float(text), LONGEST_WAIT)
@@ -215,7 +325,7 @@ def drop_redirection_body(response: requests.Response, **options: object) -> Non
 
 
 def body_start(response: requests.Response, *, asked: int) -> int:
-    """Which byte of the file the body begins with: the one asked for, or 0 for a whole file.
+    """Return the byte that the body begins with: the one asked for, or 0 for a whole file.
 
     Raises AttemptError if the range is another one than asked for.
     """
@@ -228,7 +338,7 @@ def body_start(response: requests.Response, *, asked: int) -> int:
 
 
 def file_length(response: requests.Response) -> int | None:
-    """The whole file's length in bytes; None if its end is marked in the body (chunked).
+    """Return the whole file's length in bytes; None if the body marks its end (chunked).
 
     Raises AttemptError where there would be no telling whether the body is complete.
     """
@@ -245,7 +355,7 @@ def file_length(response: requests.Response) -> int | None:
 
 
 def content_range(response: requests.Response) -> tuple[int, int]:
-    """First byte and whole length, from `Content-Range: bytes 5-9/10`."""
+    """Return first byte and whole length, from `Content-Range: bytes 5-9/10`."""
     text = response.headers.get("Content-Range", "")
     found = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
     if found is None or int(found[3]) - 1 != int(found[2]):
@@ -255,14 +365,14 @@ def content_range(response: requests.Response) -> tuple[int, int]:
 
 
 def complete_length(response: requests.Response) -> int | None:
-    """The whole length from a 416's `Content-Range: bytes */10`, if it says so."""
+    """Return the whole length from a 416's `Content-Range: bytes */10`, if it says so."""
     text = response.headers.get("Content-Range", "")
     found = re.fullmatch(rf"bytes \*/({LENGTH})", text, re.ASCII)
     return int(found[1]) if found else None
 
 
 def version_of(response: requests.Response) -> str:
-    """What tells this version of the file from others: If-Range takes it back. Empty if nothing."""
+    """Return what identifies this version of the file, for If-Range; empty if nothing does."""
     tag, date = (response.headers.get(name, "") for name in ("ETag", "Last-Modified"))
     version = tag if tag.startswith('"') and is_plain(tag) else date
     return version if is_plain(version) else ""
@@ -274,7 +384,7 @@ def is_plain(text: str) -> bool:
 
 
 def reason_of(error: requests.RequestException) -> str:
-    """What went wrong on the way, in a few words; requests' own text fills half a screen."""
+    """Return what went wrong on the way in a few words; requests' own text fills half a screen."""
     if isinstance(error, requests.ConnectTimeout):
         return "no connection in time"
     cause: BaseException | None = error
@@ -293,7 +403,7 @@ def reason_of(error: requests.RequestException) -> str:
 
 
 def is_unreachable(error: requests.RequestException) -> bool:
-    """Whether there was no connection at all: no such name, nobody there, no trust, no proxy."""
+    """Return whether there was no connection: no such name, no server, no trust, no proxy."""
     if isinstance(
         error,
         requests.ConnectTimeout | requests.exceptions.SSLError | requests.exceptions.ProxyError,
@@ -303,59 +413,28 @@ def is_unreachable(error: requests.RequestException) -> bool:
     return isinstance(getattr(inner, "reason", None), NewConnectionError | ConnectTimeoutError)
 
 
-class AttemptError(Exception):
-    """An attempt came to nothing that may go better next time."""
-
-    def __init__(self, reason: str, *, wait: float = 0.0, keep_part: bool = False) -> None:
-        """Say why, in one line.
-
-        Args:
-            reason: What to tell the user.
-            wait: How long the server asks to be left alone. [s]
-            keep_part: What has arrived is good, as far as it goes.
-        """
-        super().__init__(one_line(reason))
-        self.wait = wait
-        self.keep_part = keep_part
+PAUSES = (1.0, 2.0, 0.0)
+"""After each attempt. [s]"""
 
 
-class FetchError(Exception):
-    """All attempts came to nothing, or the server refuses for good. One line with the address."""
+def check_reachable(url: str, *, timeout: float) -> None:
+    """Accept any answer, a refusal too, before thousands of files are asked for in vain.
 
-    def __init__(self, reason: str) -> None:
-        """Take the reason and the address."""
-        super().__init__(one_line(reason))
-
-
-class MissingFileError(FetchError):
-    """The server says that there is no such file."""
-
-
-class StoppedError(Exception):
-    """The command is ending; nothing is wrong with the file."""
-
-
-SECONDS = 10.0
-"""What the rate is the mean of."""
-
-
-class Rate:
-    """The rate of something that grows, over the last seconds."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def note(self, size: int) -> str:
-        """Say how fast it was lately, such as `12.3 MB/s`.
-
-        Args:
-            size: How much there is now. [bytes]
-        """
-        now = time.monotonic()
-        if self._seen and size < self._seen[-1][1]:
-            self._seen.clear()  # it began anew
-        self._seen.append((now, size))
-        while now - self._seen[0][0] > SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
+    Raises InputError naming the server if there was no connection in three attempts.
+    """
+    reason = ""
+    for pause in PAUSES:
+        try:
+            requests.head(url, timeout=timeout).close()
+        except requests.RequestException as error:
+            if not is_unreachable(error):
+                return  # fetching will show what it is
+            reason = reason_of(error)
+            time.sleep(pause)
+        else:
+            return
+    parts = urlsplit(url)
+    raise InputError(
+        f"{parts.scheme}://{parts.netloc} cannot be reached: {reason}; check the network and the "
+        "proxy (HTTPS_PROXY), or name another server with --mirror"
+    )

@@ -1,14 +1,10 @@
-"""Getting very many small files at once, by threads that share one list of names.
+"""Fetch very many image files by threads, or one large file with a bar, into a locked folder.
 
-TODO-DOC What threads have done so far, counted together.
-
-TODO-DOC Getting one large file, with a bar that counts megabytes.
-
-TODO-DOC The folder that a data set is downloaded to: whose it is, what is in it, whether it fits.
-
-TODO-DOC What a user asks to download.
+The threads share one list of names; each has a connection of its own. An image gets its name once
+it is complete and decodes to its very end, so that a folder's names say what is there already.
 """
 
+import io
 import os
 import shutil
 import threading
@@ -20,14 +16,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
+from PIL import Image
 from rich.console import Console
 
 from common.console import Advance, progress
 from common.errors import InputError, printable
+from common.files import write_whole
 from common.locks import FileLock, LockHeldError
-from data.download.fetching import Check, RetryPolicy, check_image, check_reachable, fetch
-from data.download.http import PART_SUFFIX, Connection, FetchError, Rate, StoppedError
-from data.sources import SplitName
+from data.annotations import SplitName
+from data.decoding import DAMAGE, has_end_of_image
+from data.download.http import (
+    PART_SUFFIX,
+    AttemptError,
+    Check,
+    Connection,
+    FetchError,
+    HttpOptions,
+    StoppedError,
+    check_reachable,
+    fetch,
+)
 
 LARGEST_IMAGE = 100_000_000
 """The servers' copies have less than 3 MB; cameras' originals on a mirror less than 30. [B]"""
@@ -35,38 +43,29 @@ FAILURES_IN_A_ROW = 100
 """So many images in a row that could not be had: the server or the network is at fault."""
 SECONDS_TO_STOP = 2.0
 """Threads that hang in a connection for longer are left to end with the process."""
-
-
-class HttpOptions(NamedTuple):
-    """How servers are asked."""
-
-    workers: int = 16
-    """Images that are asked for at a time."""
-    timeout: float = 30.0
-    """How long to wait for a connection, and for each next piece of an answer. [s]"""
-    patience: RetryPolicy = RetryPolicy()
+PNG_END = b"IEND\xaeB`\x82"
 
 
 class Images(NamedTuple):
-    """Images of one folder that are to be had."""
+    """Images of one folder that are wanted."""
 
     title: str
     names: tuple[str, ...]
     """File names in `folder`."""
     folder: Path
     url_of: Callable[[str], str]
-    """Where the image of a name is."""
+    """Returns where the image of a name is."""
 
 
 def fetch_images(
-    images: Images, *, present: set[str], manners: HttpOptions, console: Console
+    images: Images, *, present: set[str], options: HttpOptions, console: Console
 ) -> dict[str, str]:
-    """Get the images that are not there yet, with a bar.
+    """Fetch the images that are not there yet, with a bar.
 
     Args:
         images: Which, from where, and where to.
-        present: Names of those that are there, see `data.download.images.tidy`.
-        manners: How the server is asked.
+        present: Names of those that are there, as `tidy` returns them.
+        options: How the server is asked.
         console: Where progress is shown.
 
     Returns:
@@ -80,23 +79,28 @@ def fetch_images(
     if not wanted:
         console.print(f"{images.title}: all {len(images.names)} are there")
         return {}
-    tally, stop = ProgressCounter(start=len(images.names) - len(wanted)), threading.Event()
+    counter, stop = ProgressCounter(start=len(images.names) - len(wanted)), threading.Event()
     threads = [
         threading.Thread(
-            target=_work, args=(wanted, images, manners, tally, stop), daemon=True, name=f"get {n}"
+            target=_work,
+            args=(wanted, images, options, counter, stop),
+            daemon=True,
+            name=f"get {number}",
         )
-        for n in range(min(manners.workers, len(wanted)))
+        for number in range(min(options.workers, len(wanted)))
     ]
     for thread in threads:
         thread.start()
     try:
-        _watch(threads, tally, images=images, console=console)
+        _watch(threads, counter, images=images, console=console)
     finally:
         stop.set()
-        _join(threads)
-    if tally.broken is not None:
-        raise tally.broken
-    return {name: tally.failed[name] for name in images.names if name in tally.failed}
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if counter.broken is not None:
+        raise counter.broken
+    return {name: counter.failed[name] for name in images.names if name in counter.failed}
 
 
 class ProgressCounter:
@@ -106,7 +110,7 @@ class ProgressCounter:
         """Begin with `start` images that were there before."""
         self.start = start
         self.done = start
-        """Images dealt with, in vain or not, and those that were there before."""
+        """Images that were fetched or given up, and those that were there before."""
         self.bytes = 0
         self.retries = 0
         self.last_reason = ""
@@ -118,27 +122,27 @@ class ProgressCounter:
         self._lock = threading.Lock()
 
     def add_image(self, size: int) -> None:
-        """An image of `size` bytes is there."""
+        """Count an image of `size` bytes."""
         with self._lock:
             self.done += 1
             self.bytes += size
             self.failures_in_a_row = 0
 
     def add_failure(self, name: str, reason: str) -> None:
-        """An image could not be had."""
+        """Count an image that could not be had."""
         with self._lock:
             self.done += 1
             self.failed[name] = reason
             self.failures_in_a_row += 1
 
     def add_retry(self, reason: str, pause: float) -> None:
-        """An attempt failed; there will be another after `pause` seconds."""
+        """Count an attempt that failed; there will be another after `pause` seconds."""
         with self._lock:
             self.retries += 1
             self.last_reason = reason
 
     def note(self) -> str:
-        """What is worth saying beside the progress; empty if all is well."""
+        """Return what went wrong so far, to be shown beside the progress; empty if nothing did."""
         with self._lock:
             failed = f", {len(self.failed)} missing" if self.failed else ""
             retries = f", {self.retries} retries ({self.last_reason})" if self.retries else ""
@@ -146,36 +150,41 @@ class ProgressCounter:
 
 
 def _watch(
-    threads: Iterable[threading.Thread], tally: ProgressCounter, *, images: Images, console: Console
+    threads: Iterable[threading.Thread],
+    counter: ProgressCounter,
+    *,
+    images: Images,
+    console: Console,
 ) -> None:
-    """Show how far the threads are until they have ended, or should."""
+    """Show the progress of the threads until they have ended, or should."""
     rate, total = Rate(), len(images.names)
     rate.note(0)
-    with progress(console, images.title, total=total, start=tally.start) as advance:
+    with progress(console, images.title, total=total, start=counter.start) as advance:
         while alive := [thread for thread in threads if thread.is_alive()]:
             alive[0].join(0.25)
-            if tally.broken is not None:
+            if counter.broken is not None:
                 return
-            if tally.failures_in_a_row >= FAILURES_IN_A_ROW:
-                last = next(reversed(tally.failed.values()))
+            if counter.failures_in_a_row >= FAILURES_IN_A_ROW:
+                last = next(reversed(counter.failed.values()))
                 raise FetchError(
-                    f"{tally.failures_in_a_row} images in a row could not be had; the last: {last}"
+                    f"{counter.failures_in_a_row} images in a row could not be had; "
+                    f"the last: {last}"
                 )
-            if tally.start < tally.done < total or tally.retries:
-                advance(tally.done, f"{rate.note(tally.bytes)}{tally.note()}")
-        advance(tally.done, f"{rate.note(tally.bytes)}{tally.note()}")
+            if counter.start < counter.done < total or counter.retries:
+                advance(counter.done, f"{rate.note(counter.bytes)}{counter.note()}")
+        advance(counter.done, f"{rate.note(counter.bytes)}{counter.note()}")
 
 
 def _work(
     wanted: deque[str],
     images: Images,
-    manners: HttpOptions,
-    tally: ProgressCounter,
+    options: HttpOptions,
+    counter: ProgressCounter,
     stop: threading.Event,
 ) -> None:
-    """What a thread does: images, one after the other, over a connection of its own."""
+    """Fetch images, one after the other, over a connection of this thread's own."""
     with requests.Session() as session:
-        connection = Connection(session, manners.timeout, stop)
+        connection = Connection(session, options, stop)
         while not stop.is_set():
             try:
                 name = wanted.popleft()
@@ -188,30 +197,23 @@ def _work(
                     check=check_image,
                     limit=LARGEST_IMAGE,
                     connection=connection,
-                    patience=manners.patience,
-                    retried=tally.add_retry,
+                    retried=counter.add_retry,
                 )
             except FetchError as failure:
-                tally.add_failure(name, str(failure))
+                counter.add_failure(name, str(failure))
             except StoppedError:
                 return
-            except BaseException as error:  # whatever it is, the main thread must hear of it
-                tally.broken = error
+            except BaseException as error:  # raised again by the main thread
+                counter.broken = error
                 return
             else:
-                tally.add_image(size)
-
-
-def _join(threads: Iterable[threading.Thread]) -> None:
-    deadline = time.monotonic() + SECONDS_TO_STOP
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+                counter.add_image(size)
 
 
 def fetch_file(
-    url: str, path: Path, *, check: Check, limit: int, manners: HttpOptions, console: Console
+    url: str, path: Path, *, check: Check, limit: int, options: HttpOptions, console: Console
 ) -> None:
-    """Get a file unless it is there; goes on from what an earlier call left of it.
+    """Fetch a file unless it is there; continue what an earlier call left of it.
 
     `limit` is the most bytes that it can have.
 
@@ -220,59 +222,94 @@ def fetch_file(
     if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_reachable(url, timeout=manners.timeout)
+    check_reachable(url, timeout=options.timeout)
     with requests.Session() as session, ExitStack() as stack:
-        bar = MegabyteBar(path.name, console=console, stack=stack)
+        rate = Rate()
+        advance: Advance | None = None
+
+        def received(size: int, total: int) -> None:
+            """Show how much is there; the bar begins once the file's length is known."""
+            nonlocal advance
+            if not total:
+                return
+            megabytes = size // 1_000_000
+            if advance is None:
+                title = f"{path.name}, MB"
+                bar = progress(console, title, total=megabytes_of(total), start=megabytes)
+                advance = stack.enter_context(bar)
+                return
+            advance(megabytes_of(total) if size == total else megabytes, rate.note(size))
+
+        def retried(reason: str, pause: float) -> None:
+            text = f"{path.name}: {reason}; again in {pause:.1f} s"
+            console.print(text, soft_wrap=True, markup=False)
+
         fetch(
             url,
             path,
             check=check,
             limit=limit,
-            connection=Connection(session, manners.timeout, threading.Event()),
-            patience=manners.patience,
+            connection=Connection(session, options, threading.Event()),
             resume=True,
-            received=bar.received,
-            retried=bar.retried,
-        )
-
-
-class MegabyteBar:
-    """A bar that begins when the server has said how long the file is."""
-
-    def __init__(self, name: str, *, console: Console, stack: ExitStack) -> None:
-        """Show the file as `name`; the bar ends with `stack`."""
-        self._name, self._console, self._stack = name, console, stack
-        self._rate = Rate()
-        self._advance: Advance | None = None
-
-    def received(self, size: int, total: int) -> None:
-        """Show how much is there: `size` of `total` bytes, 0 for an unknown total."""
-        if not total:
-            return
-        megabytes, rest = size // 1_000_000, total - size
-        if self._advance is None:
-            self._advance = self._stack.enter_context(
-                progress(
-                    self._console,
-                    f"{self._name}, MB",
-                    total=megabytes_of(total),
-                    start=megabytes,
-                )
-            )
-            return
-        done = megabytes if rest else megabytes_of(total)
-        self._advance(done, self._rate.note(size))
-
-    def retried(self, reason: str, pause: float) -> None:
-        """Say why nothing happens."""
-        self._console.print(
-            f"{self._name}: {reason}; again in {pause:.1f} s", soft_wrap=True, markup=False
+            received=received,
+            retried=retried,
         )
 
 
 def megabytes_of(size: int) -> int:
-    """Bytes in whole megabytes, rounded up, so that a small file is not 0 of 0."""
+    """Return bytes in whole megabytes, rounded up, so that a small file is not 0 of 0."""
     return -(-size // 1_000_000)
+
+
+def check_image(path: Path) -> None:
+    """Accept a JPEG or PNG that decodes to its very end, whatever the server calls it."""
+    content = path.read_bytes()
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            # An eighth of the size reads every byte of a JPEG and costs half of the time.
+            image.draft(image.mode, (1, 1))
+            image.load()
+    except Image.UnidentifiedImageError as error:
+        raise AttemptError(f"what came is no image: {shown(content)}") from error
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise AttemptError(f"damaged image: {' '.join(str(error).split())}") from error
+    # Pillow makes do without the end marker if all pixels are there; other decoders do not.
+    if not has_end(content):
+        raise AttemptError("damaged image: its end is missing")
+
+
+def has_end(content: bytes) -> bool:
+    """Return whether the image's end marker follows its pixels; padding may come after it."""
+    if content.startswith(b"\x89PNG"):
+        return PNG_END in content
+    return has_end_of_image(content)
+
+
+def shown(content: bytes) -> str:
+    """Return the beginning of some bytes, for a message."""
+    return repr(content[:40].decode("ascii", "replace").strip())
+
+
+RATE_SECONDS = 10.0
+"""The rate shown is the mean over this time."""
+
+
+class Rate:
+    """The rate of something that grows, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, size: int) -> str:
+        """Return the recent rate, such as `12.3 MB/s`, given how many bytes there are now."""
+        now = time.monotonic()
+        if self._seen and size < self._seen[-1][1]:
+            self._seen.clear()  # it began anew
+        self._seen.append((now, size))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
 
 
 LOCK_FILE = ".download.lock"
@@ -281,7 +318,7 @@ MISSING_LIST = "missing.txt"
 
 @contextmanager
 def one_download(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and keep other downloads out of it while the context lasts.
+    """Make the folder if need be, and lock it against other downloads while the context lasts.
 
     The lock ends with the process, however it ends; its empty file stays.
     Raises InputError if the folder cannot be written, or another download is at work in it.
@@ -307,7 +344,7 @@ def one_download(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path) -> set[str]:
-    """Names of the files in a folder, which is made if need be; parts of images are removed.
+    """Return the names of a folder's files; make it if need be, and remove parts of images.
 
     Reads the names only: a file has its name because it was checked when it came.
     """
@@ -320,25 +357,18 @@ def tidy(folder: Path) -> set[str]:
     return names
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that has its name only when it is complete."""
-    part = path.with_name(path.name + PART_SUFFIX)
-    part.write_bytes(content)
-    part.replace(path)
-
-
 def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
-    """List what could not be had: a line `file, tab, reason` each. No file if there is nothing."""
+    """Write what could not be had: a line `file, tab, reason` each. No file if there is nothing."""
     path = folder / MISSING_LIST
     if not failed:
         path.unlink(missing_ok=True)
         return
     lines = [f"{printable(name)}\t{reason}\n" for name, reason in failed.items()]
-    write_atomically(path, "".join(lines).encode())
+    write_whole(path, "".join(lines))
 
 
 def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:
-    """Refuse what cannot fit, and say so if it will be close.
+    """Refuse what cannot fit, and warn if it will be close.
 
     Args:
         folder: Where images go.
@@ -362,7 +392,7 @@ def check_space(folder: Path, *, images: int, bytes_each: int, console: Console)
 
 
 class Request(NamedTuple):
-    """Which part of a data set, from where, and where to."""
+    """Which part of a data set to download, from where, and where to."""
 
     out: Path
     splits: tuple[SplitName, ...]
@@ -372,4 +402,4 @@ class Request(NamedTuple):
     """Names of classes, or the one word `all` (or `mlperf`, for OpenImages)."""
     mirror: str | None
     """Address of a server that holds copies, without a slash at its end; None for the owners'."""
-    manners: HttpOptions
+    options: HttpOptions

@@ -1,14 +1,9 @@
-"""OpenImages' CSV file of boxes as columns: 14.6 million boxes of the training split in 630 MB.
+"""OpenImages' CSV files: boxes as columns, image ids, and which classes are wanted.
 
-TODO-DOC Lines of the boxes CSV to checked numbers, many at once; a culprit is searched for on failure.
-
-`numpy.loadtxt` reads a million lines in 1.2 s, the `csv` module with `float` in 8 s.
-
-TODO-DOC OpenImages' image ids: 16 hexadecimal digits, held as 64-bit numbers; files that list them.
-
-TODO-DOC Which of OpenImages' classes are wanted: MLPerf's, all, or those that are named.
-
-TODO-DOC Opening OpenImages' CSV files, and naming a mistake in one by file, line and column.
+The training split has 14.6 million boxes, 630 MB as columns. `numpy.loadtxt` reads a million lines
+in 1.2 s, the `csv` module with `float` takes 8 s; so lines are converted many at once, and the
+faulty one is searched for only after a failure. Image ids, 16 hexadecimal digits, are held as
+64-bit numbers. Mistakes are reported with file, line and column.
 """
 
 import csv
@@ -44,10 +39,10 @@ class Boxes:
     corners: NDArray[np.float64]
     """[B, 4] xyxy, as fractions of the image's width and height"""
     flags: NDArray[np.uint8]
-    """[B] bit k is `box_rows.FLAGS[k]`"""
+    """[B] bit k is `FLAGS[k]`"""
 
     def __len__(self) -> int:
-        """The number of boxes."""
+        """Return the number of boxes."""
         return len(self.image_ids)
 
 
@@ -93,7 +88,7 @@ def read_boxes(path: Path, class_list: ClassList, *, advance: Advance = ignore_p
 def image_ids_with_boxes(
     path: Path, class_list: ClassList, *, advance: Advance = ignore_progress
 ) -> NDArray[np.uint64]:
-    """The ids of the images with a box of a chosen class, sorted, each once.
+    """Return the ids of the images with a box of a chosen class, sorted, each once.
 
     Arguments and errors as in `read_boxes`; only the columns ImageID and LabelName are read.
     """
@@ -105,7 +100,7 @@ def image_ids_with_boxes(
 
 
 def _joined(parts: list[NDArray[Number]]) -> NDArray[Number]:
-    """The parts as one array; they are dropped, so that only one column is held twice."""
+    """Join the parts, and drop them, so that only one column is held twice."""
     joined = np.concatenate(parts)
     parts.clear()
     return joined
@@ -134,7 +129,7 @@ class Lines(NamedTuple):
 
 
 def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Iterator[Lines]:
-    """A CSV file without quoted fields, a few megabytes at a time; `advance` gets the bytes read.
+    """Yield a CSV file without quoted fields, some megabytes at a time; `advance` gets bytes read.
 
     Raises InputError if it cannot be read, has no rows or lacks one of the columns.
     """
@@ -156,7 +151,7 @@ def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Itera
 
 
 class Check(NamedTuple):
-    """What one column's fields must be, given all fields of a line by column."""
+    """What one column's fields must hold, given all fields of a line by column."""
 
     column: str
     expected: str
@@ -166,7 +161,7 @@ class Check(NamedTuple):
 def parse_names(
     lines: Lines, index_of_label: dict[str, int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int16]]:
-    """ImageID and class index of each of N lines: [N], [N].
+    """Return ImageID and class index of each of N lines: [N], [N].
 
     Raises InputError naming the first field that is no ImageID, or no LabelName that is known.
     """
@@ -185,7 +180,7 @@ def parse_names(
 
 
 def parse_numbers(lines: Lines) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Corners (xyxy, fractions of the sides) and flags of each of N lines: [N, 4], [N].
+    """Return corners (xyxy, fractions of the sides) and flags of N lines: [N, 4], [N].
 
     Bit k of the flags is `FLAGS[k]`. Raises InputError naming the first field that is no number,
     lies outside the image or is less than the opposite side, or is no flag.
@@ -227,7 +222,7 @@ ORDERED = (
 
 
 def _table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
-    """The named columns as a structured array [N]; ValueError where a field is no such thing."""
+    """Return the named columns as a structured array [N]; ValueError where a field is invalid."""
     separators = len(lines.header) - 1
     if set(map(methodcaller("count", ","), lines.texts)) != {separators}:
         raise ValueError("a line with another number of fields")
@@ -242,7 +237,7 @@ def _table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
 
 
 def _refuse_first(lines: Lines, *checks: Check) -> NoReturn:
-    """Name the first line that fails a check; the checks are made in their order."""
+    """Raise InputError about the first line that fails a check, checked in their order."""
     width = len(lines.header)
     for number, text in enumerate(lines.texts, start=lines.first):
         fields = text.rstrip("\r\n").split(",")
@@ -265,7 +260,7 @@ DIGIT_OF_BYTE[list(b"0123456789abcdef")] = range(16)
 
 
 def image_id_numbers(texts: NDArray[np.bytes_]) -> NDArray[np.uint64]:
-    """Ids [N] as numbers. Raises ValueError if one is no id.
+    """Return ids [N] as numbers. Raises ValueError if one is no id.
 
     `texts` has room for 17 bytes each, so that an id can be told from a longer word.
     """
@@ -278,12 +273,12 @@ def image_id_numbers(texts: NDArray[np.bytes_]) -> NDArray[np.uint64]:
 
 
 def image_id_texts(numbers: NDArray[np.uint64]) -> list[str]:
-    """The ids as OpenImages writes them: 16 digits each, in lower case."""
+    """Return ids as OpenImages writes them: 16 digits each, in lower case."""
     return [f"{number:016x}" for number in numbers.tolist()]
 
 
 def read_image_ids(path: Path) -> NDArray[np.uint64]:
-    """The ids that a CSV file with a column `ImageID` lists, sorted, each once.
+    """Return the ids that a CSV file with a column `ImageID` lists, sorted, each once.
 
     OpenImages publishes such files for each split (`validation-images-with-rotation.csv`, …).
     Raises InputError for a file that is not one, naming line and column.
@@ -312,7 +307,7 @@ NOT_CHOSEN = -1
 
 
 def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassList:
-    """The classes that words of a command line stand for.
+    """Return the classes that words of a command line stand for.
 
     Args:
         classes: `["mlperf"]`, MLPerf's 264; `["all"]`, every class, sorted by name; one path that
@@ -346,12 +341,12 @@ def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassLi
 
 
 def mlperf_classes() -> list[str]:
-    """The names of the 264 classes that MLPerf's detection benchmark trains on, in its order."""
+    """Return the names of the 264 classes of MLPerf's detection benchmark, in its order."""
     return MLPERF_CLASSES.read_text(encoding="utf-8").splitlines()
 
 
 def read_class_descriptions(path: Path) -> dict[str, str]:
-    """The display name of every LabelName.
+    """Return the display name of every LabelName.
 
     Raises InputError for a file that is not `class-descriptions-boxable.csv`: v5's, without a
     header, or v7's, with one.
@@ -404,7 +399,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 @contextmanager
 def open_csv(path: Path) -> Iterator[TextIO]:
-    """A CSV file as text, without a byte order mark; line ends are left as they are.
+    """Open a CSV file as text, without a byte order mark; line ends are left as they are.
 
     Raises InputError where the file cannot be read or, while the context lasts, is no UTF-8 or
     nothing that `csv.reader` can read.
@@ -423,7 +418,7 @@ def open_csv(path: Path) -> Iterator[TextIO]:
 
 
 def positions_of(columns: Sequence[str], *, header: Sequence[str], file: Path) -> list[int]:
-    """Where the named columns stand in the header. Raises InputError for one that is missing."""
+    """Return the named columns' places in the header. Raises InputError for a missing one."""
     for column in columns:
         if column not in header:
             found = ",".join(header)

@@ -1,13 +1,10 @@
-"""OpenImages' CSV files as a COCO-format JSON: what MLPerf's export with FiftyOne gives.
+"""Export OpenImages' CSV files as COCO-format JSON, as MLPerf's export with FiftyOne does.
 
 MLPerf's `openimages-mlperf.json` comes from FiftyOne 0.15, whose importer sorts images by id and
 whose exporter scales the boxes, and from a script that sets `iscrowd` to `IsGroupOf`
 (https://github.com/mlcommons/training, single_stage_detector/scripts/fiftyone_openimages.py).
-Fields, order and arithmetic are theirs.
-
-TODO-DOC Boxes in columns to COCO-format JSON in FiftyOne's words, written as a stream.
-
-TODO-DOC The image files in a folder: which are there, and their sizes, which the CSV files do not say.
+Fields, order and arithmetic are theirs. The CSV files do not contain the images' sizes: these are
+read from the image files. The JSON is written as a stream.
 """
 
 import json
@@ -108,7 +105,7 @@ def write_coco_json(
 
 
 def _make_room(out: Path, *, overwrite: bool) -> None:
-    """Refuse at once what would fail in the end."""
+    """Refuse early what would fail in the end, and make the folder."""
     if out.is_dir() or (out.exists() and not overwrite):
         raise InputError(f"{out}: is there already; remove it, name another file or overwrite it")
     try:
@@ -122,7 +119,7 @@ def _make_room(out: Path, *, overwrite: bool) -> None:
 def _images_in(
     folder: Path, wanted: NDArray[np.uint64], *, skip_missing_images: bool
 ) -> NDArray[np.uint64]:
-    """Those of the wanted images that are in the folder, sorted."""
+    """Return those of the wanted images that are in the folder, sorted."""
     is_there = np.isin(wanted, list_images(folder), assume_unique=True)
     missing = wanted[~is_there]
     if len(missing) and not skip_missing_images:
@@ -216,7 +213,7 @@ def _write(file: TextIO, content: Content, *, source: str, advance: Advance) -> 
 
 
 def _write_entries(file: TextIO, blocks: Iterable[list[dict[str, Any]]]) -> None:
-    """The entries of a list, without its brackets."""
+    """Write the entries of a list, without its brackets."""
     separator = ""
     for block in blocks:
         file.write(f"{separator}{json.dumps(block)[1:-1]}")
@@ -224,7 +221,7 @@ def _write_entries(file: TextIO, blocks: Iterable[list[dict[str, Any]]]) -> None
 
 
 def _info(content: Content, source: str) -> dict[str, str]:
-    """FiftyOne's fields; without a date, so that the same data give the same file."""
+    """Return FiftyOne's fields; without a date, so that the same data give the same file."""
     return {
         "year": "",
         "version": "",
@@ -318,7 +315,7 @@ class Sizes(NamedTuple):
 
 
 def list_images(folder: Path) -> NDArray[np.uint64]:
-    """The ids of the files `<ImageID>.jpg` in a folder, in no order; other files are no matter.
+    """Return the ids of the files `<ImageID>.jpg` in a folder, in any order; others are ignored.
 
     Raises InputError for a folder that cannot be read.
     """
@@ -331,14 +328,14 @@ def list_images(folder: Path) -> NDArray[np.uint64]:
 
 
 def is_image(name: str) -> bool:
-    """Whether this is the name of an image of OpenImages."""
+    """Return whether this is the name of an image of OpenImages."""
     return name.endswith(SUFFIX) and IMAGE_ID.fullmatch(name.removesuffix(SUFFIX)) is not None
 
 
 def read_sizes(
     folder: Path, image_ids: NDArray[np.uint64], *, console: Console
 ) -> NDArray[np.int32]:
-    """Width and height of images [I] in pixels, as stored, without a turn by EXIF: [I, 2].
+    """Return width and height of images [I] in pixels, as stored, without EXIF's turn: [I, 2].
 
     Only headers are read, by several processes; `console` shows the progress.
     Raises InputError if some are damaged or no images, naming how many and the first.

@@ -1,7 +1,4 @@
-"""A split's findings: how many of each kind, and where the first of them are.
-
-TODO-DOC What can be found in a data set, and what it does to training.
-"""
+"""Findings of a split: their kinds, how many there are of each, and where the first of them are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,11 +49,8 @@ class Findings:
         self.by_kind: dict[tuple[Severity, str], Finding] = {}
 
     def add(self, name: str, place: Place, *, severity: Severity | None = None) -> None:
-        """Count one; `severity` where it is not the kind's."""
-        finding = self._finding(name, severity)
-        finding.count += 1
-        if len(finding.places) < PLACES_KEPT:
-            finding.places.append(place)
+        """Count one finding; `severity` where it is not the kind's."""
+        self.add_rows(name, np.zeros(1, dtype=np.int64), lambda row: place, severity=severity)
 
     def add_rows(
         self,
@@ -66,33 +60,30 @@ class Findings:
         *,
         severity: Severity | None = None,
     ) -> None:
-        """Count many, given by number; only of those that are kept the place is asked for."""
+        """Count a finding for each of some rows; `place_of` is called for the first ones only."""
         if not len(rows):
             return
-        finding = self._finding(name, severity)
+        key = (severity or KINDS[name].severity, name)
+        finding = self.by_kind.setdefault(key, Finding(name, key[0]))
         finding.count += len(rows)
         room = PLACES_KEPT - len(finding.places)
         finding.places += [place_of(row) for row in rows[:room].tolist()]
 
     def in_order(self) -> list[Finding]:
-        """The worst first, then in the order of `KINDS`."""
+        """Return the findings, the worst first, then in the order of `KINDS`."""
         severities, names = list(Severity), list(KINDS)
         return sorted(
             self.by_kind.values(),
-            key=lambda one: (severities.index(one.severity), names.index(one.name)),
+            key=lambda finding: (severities.index(finding.severity), names.index(finding.name)),
         )
 
     def stopping(self) -> list[Finding]:
-        """Those that training would not go on with."""
-        return [one for one in self.in_order() if one.severity is Severity.STOPS]
+        """Return the findings that would stop training."""
+        return [finding for finding in self.in_order() if finding.severity is Severity.STOPS]
 
     def count(self, name: str) -> int:
-        """How many there are of a kind, whatever their severity."""
-        return sum(one.count for one in self.by_kind.values() if one.name == name)
-
-    def _finding(self, name: str, severity: Severity | None) -> Finding:
-        key = (severity or KINDS[name].severity, name)
-        return self.by_kind.setdefault(key, Finding(name, key[0]))
+        """Return how many findings of a kind there are, whatever their severity."""
+        return sum(finding.count for finding in self.by_kind.values() if finding.name == name)
 
 
 class Kind(NamedTuple):
@@ -124,7 +115,7 @@ KINDS = {
     "image_id_unknown": Kind(STOPS, "a box of an image that is not listed"),
     "category_id_unknown": Kind(STOPS, "a box of a category that is not listed"),
     "box_not_four_numbers": Kind(STOPS, "bbox is not [x, y, width, height]"),
-    "box_not_finite": Kind(STOPS, "bbox holds NaN, infinity or a number beyond float64"),
+    "box_not_finite": Kind(STOPS, "bbox holds NaN, infinity or a number beyond 1e9"),
     "box_negative_side": Kind(STOPS, "a box's width or height is below 0"),
     "area_invalid": Kind(STOPS, "area is no finite number of at least 0"),
     "crowd_flag_invalid": Kind(STOPS, "iscrowd or IsGroupOf is none of 0, 1, true and false"),

@@ -1,9 +1,13 @@
-"""What a person reads: a table of findings for each split, counts of classes, and what to do.
+"""Check splits, report the findings, and write indexes without the bad entries.
 
-TODO-DOC What was found, for programs.
+A person reads, for each split, a table of findings with the first place of each, the classes with
+most and fewest boxes, and what to do next; `--json` has the first places of every finding.
 """
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +16,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from common.console import clock
-from common.errors import printable
+from common.errors import FINISHED, InputError, printable
+from common.files import require_free_json, write_whole
+from data.annotations import Split, SplitName
+from data.index import write_index
+from data.verify.annotations import clean_annotations, clean_images
 from data.verify.findings import KINDS, Finding, Severity
-from data.verify.split_check import CheckedSplit, Contents, processes_for
+from data.verify.splits import CheckedSplit, Contents, TrainingRules, check_splits, processes_for
 
 CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
@@ -22,8 +30,97 @@ LONGEST_EXAMPLE = 160
 STYLES = {Severity.STOPS: "bold red", Severity.MENDED: "yellow", Severity.NOTE: "dim"}
 
 
+STOPS_TRAINING = 1
+"""The exit status when something would stop training."""
+
+
+def require_free_outputs(
+    *, json_file: Path | None, clean_folder: Path | None, splits: Sequence[SplitName]
+) -> None:
+    """Refuse outputs that exist or cannot be written, before the work.
+
+    Raises:
+        InputError: Names the one that exists, or the folder that cannot be written to.
+    """
+    if json_file is not None:
+        require_free_json(json_file)
+        require_writable(json_file.absolute().parent)
+    if clean_folder is not None:
+        require_no_index(clean_folder, splits)
+
+
+def index_folder(folder: Path, split: str) -> Path:
+    """Return where a split's clean index goes."""
+    return folder / f"{split}.index"
+
+
+def require_no_index(folder: Path, splits: Sequence[str]) -> None:
+    """Refuse to replace an index, before the work.
+
+    Raises:
+        InputError: Names the one that exists, or the file that is in the folder's place.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; give --write-clean a folder")
+    for split in splits:
+        path = index_folder(folder, split)
+        if path.exists():
+            raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
+    require_writable(folder)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a path below which nothing can be written, before hours of work.
+
+    Raises:
+        InputError: Names the folder that is in the way.
+    """
+    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise InputError(f"{existing}: is no folder that can be written to; name another")
+
+
+def verify(
+    splits: Mapping[SplitName, Split],
+    rules: TrainingRules,
+    *,
+    check_images: bool,
+    sample: int | None,
+    json_file: Path | None,
+    clean_folder: Path | None,
+    command_with_config: Callable[..., str],
+    console: Console,
+) -> int:
+    """Check splits, print what was found, and return the exit code.
+
+    Args:
+        splits: Where the splits lie, the training split first.
+        rules: What training accepts.
+        check_images: Whether images are decoded.
+        sample: Decode only this many images of each split; None for all.
+        json_file: Where all findings are written; None for nowhere.
+        clean_folder: Where indexes without the bad entries are written; None for nowhere.
+        command_with_config: Returns a command line, given a program such as `train.py` and more
+            arguments.
+        console: Where findings and progress are printed.
+
+    Raises:
+        InputError: An output cannot be written.
+    """
+    checked = check_splits(splits, rules, images=check_images, sample=sample, console=console)
+    for split in checked:
+        print_split(console, split)
+    if json_file is not None:
+        report = as_json(checked, decoder=rules.decoder)
+        write_whole(json_file, json.dumps(report, indent=1))
+    console.print()
+    say(console, conclusion(checked), wrap=True)
+    advise(checked, clean_folder, command_with_config, console)
+    return STOPS_TRAINING if any(split.findings.stopping() for split in checked) else FINISHED
+
+
 def print_split(console: Console, checked: CheckedSplit) -> None:
-    """One split: its size, its findings and its classes."""
+    """Print one split: its size, its findings and its classes."""
     console.print()
     say(console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}")
     if checked.contents is not None:
@@ -39,7 +136,7 @@ def print_split(console: Console, checked: CheckedSplit) -> None:
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """A table on a terminal, aligned lines in a pipe."""
+    """Print a table on a terminal, aligned lines in a pipe."""
     if not console.is_terminal:
         print_plain_findings(console, findings)
         return
@@ -53,7 +150,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def print_plain_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """A line each, however long."""
+    """Print a line for each finding, however long."""
     names = max(len(one.name) for one in findings)
     counts = max(len(f"{one.count:,}") for one in findings)
     severities = max(len(one.severity) for one in findings)
@@ -63,7 +160,7 @@ def print_plain_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def example(finding: Finding) -> str:
-    """The first place of a finding."""
+    """Return the first place of a finding in one line."""
     place = finding.places[0]
     file = f" ({place.file})" if place.file and place.file != place.found else ""
     text = printable(f"{place.entry}{file}: {place.found}")
@@ -71,7 +168,7 @@ def example(finding: Finding) -> str:
 
 
 def totals(contents: Contents) -> str:
-    """How much there is."""
+    """Return how many images, boxes and classes a split has."""
     entries = contents.entries
     unreadable = ""
     if entries.unreadable_images or entries.unreadable_boxes:
@@ -87,7 +184,7 @@ def totals(contents: Contents) -> str:
 
 
 def time_taken(checked: CheckedSplit, contents: Contents) -> str:
-    """How long it took, and how many images were looked at."""
+    """Return how long the checks took, and how many images were decoded."""
     annotations = f"annotations checked in {duration(checked.seconds_of_annotations)}"
     images, seconds = checked.images_checked, checked.seconds_of_images
     if not images:
@@ -101,12 +198,12 @@ def time_taken(checked: CheckedSplit, contents: Contents) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, or from a minute on h:mm:ss."""
+    """Return seconds, or from a minute on h:mm:ss."""
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def print_classes(console: Console, contents: Contents) -> None:
-    """The classes with most and with fewest boxes, and those without any."""
+    """Print the classes with most and with fewest boxes, and those without any."""
     names, boxes = contents.entries.category_names, contents.classes.boxes
     ranked = np.argsort(-boxes, kind="stable")
     used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
@@ -122,7 +219,7 @@ def print_classes(console: Console, contents: Contents) -> None:
 
 
 def conclusion(checked: Sequence[CheckedSplit]) -> str:
-    """Whether training would start and go on."""
+    """Return in one line whether training would start and go on."""
     stopping = [
         f"{one.count:,} {one.name} ({split.name})"
         for split in checked
@@ -138,52 +235,51 @@ def conclusion(checked: Sequence[CheckedSplit]) -> str:
 
 
 def say(console: Console, text: str, *, wrap: bool = False) -> None:
-    """A line as it is, however long; with `wrap` a terminal gets it word by word."""
+    """Print a line as it is, however long; with `wrap` a terminal breaks it between words."""
     console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
 
 
 def as_json(checked: Sequence[CheckedSplit], *, decoder: str) -> dict[str, Any]:
-    """All findings with the places of the first of them, and all classes."""
+    """Return all findings with their first places, and all classes."""
     return {
-        "stops_training": any(one.findings.stopping() for one in checked),
+        "stops_training": any(split.findings.stopping() for split in checked),
         "decoder": decoder,
-        "splits": {one.name: split_json(one) for one in checked},
+        "splits": {split.name: split_json(split) for split in checked},
     }
 
 
 def split_json(checked: CheckedSplit) -> dict[str, Any]:
-    """One split; `null` for what cannot be known of annotations that cannot be read."""
+    """Return one split as JSON; `null` where the annotations cannot be read."""
     contents = checked.contents
+    entries = None if contents is None else contents.entries
     return {
         "annotations": str(checked.split.annotations),
         "images_folder": str(checked.split.images),
-        "images": None if contents is None else len(contents.entries.image_ids),
+        "images": None if entries is None else len(entries.image_ids),
         "images_checked": checked.images_checked,
-        "images_unreadable": None if contents is None else contents.entries.unreadable_images,
-        "boxes": None if contents is None else len(contents.entries.boxes),
-        "boxes_unreadable": None if contents is None else contents.entries.unreadable_boxes,
-        "crowds": None if contents is None else int(contents.entries.box_is_crowd.sum()),
+        "images_unreadable": None if entries is None else entries.unreadable_images,
+        "boxes": None if entries is None else len(entries.boxes),
+        "boxes_unreadable": None if entries is None else entries.unreadable_boxes,
+        "crowds": None if entries is None else int(entries.box_is_crowd.sum()),
         "annotations_s": checked.seconds_of_annotations,
         "images_s": checked.seconds_of_images,
-        "findings": [finding_json(one) for one in checked.findings.in_order()],
+        "findings": [
+            {
+                "name": finding.name,
+                "severity": finding.severity.name.lower(),
+                "meaning": KINDS[finding.name].meaning,
+                "count": finding.count,
+                "places_left_out": finding.count - len(finding.places),
+                "places": [place._asdict() for place in finding.places],
+            }
+            for finding in checked.findings.in_order()
+        ],
         "classes": None if contents is None else classes_json(contents),
     }
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
-    """One kind, with as many places as are kept."""
-    return {
-        "name": finding.name,
-        "severity": finding.severity.name.lower(),
-        "meaning": KINDS[finding.name].meaning,
-        "count": finding.count,
-        "places_left_out": finding.count - len(finding.places),
-        "places": [place._asdict() for place in finding.places],
-    }
-
-
 def classes_json(contents: Contents) -> list[dict[str, Any]]:
-    """Boxes, crowds and images of every class, in the order of the categories."""
+    """Return boxes, crowds and images of every class, in the order of the categories."""
     entries, counts = contents.entries, contents.classes
     return [
         {
@@ -195,3 +291,85 @@ def classes_json(contents: Contents) -> list[dict[str, Any]]:
         }
         for row in range(len(entries.category_ids))
     ]
+
+
+CATEGORY_FINDINGS = ("category_id_duplicate", "categories_do_not_fit", "categories_differ")
+
+
+def obstacle(checked: CheckedSplit) -> str | None:
+    """Return why no clean index of a split can be made; None if one can."""
+    contents = checked.contents
+    if contents is None:
+        return f"{checked.name}: the annotations cannot be read"
+    if contents.entries.unreadable_categories or any(
+        checked.findings.count(name) for name in CATEGORY_FINDINGS
+    ):
+        return (
+            f"{checked.name}: mistakes in categories cannot be left out: boxes would get other "
+            "classes; mend them first"
+        )
+    if not clean_images(contents.entries, contents.good).any():
+        return f"{checked.name}: no image would remain"
+    return None
+
+
+def advise(
+    checked: Sequence[CheckedSplit],
+    clean_folder: Path | None,
+    command_with_config: Callable[..., str],
+    console: Console,
+) -> None:
+    """Write the clean indexes where they are wanted, and print what to do next."""
+    obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
+    if clean_folder is not None and obstacles:
+        say(console, f"no clean index was written: {obstacles[0]}", wrap=True)
+    elif clean_folder is not None:
+        fields = write_clean(clean_folder, checked, console)
+        say_next(console, "next:", command_with_config("train.py", *fields))
+    elif not any(split.findings.stopping() for split in checked):
+        say_next(console, "next:", command_with_config("train.py"))
+    elif obstacles:
+        reason = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
+        say(console, reason, wrap=True)
+    else:
+        command = command_with_config("-m data verify", "--write-clean", "clean")
+        say_next(console, "next: mend it, or make an index without it to train on:", command)
+
+
+def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console) -> list[str]:
+    """Write the clean indexes, print what remains, and return the fields that train on them.
+
+    Raises:
+        InputError: An index cannot be written.
+    """
+    fields = []
+    say(console, "written, without what is bad:")
+    for split in checked:
+        assert split.contents is not None
+        entries, path = split.contents.entries, index_folder(folder, split.name)
+        annotations = clean_annotations(entries, split.contents.good)
+        made_from = f"{split.split.annotations.resolve()}, cleaned"
+        try:
+            write_index(path, annotations, made_from=made_from)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+        images = len(entries.image_ids) + entries.unreadable_images
+        boxes = len(entries.boxes) + entries.unreadable_boxes
+        say(
+            console,
+            f"  {path}: {len(annotations):,} of {images:,} images and "
+            f"{len(annotations.boxes):,} of {boxes:,} boxes remain",
+        )
+        fields += [
+            f"data.{split.name}_annotations={path}",
+            f"data.{split.name}_images={split.split.images}",
+        ]
+    if not all(split.checked_all_images for split in checked):
+        say(console, "images were not all checked: bad ones may still be in it", wrap=True)
+    return fields
+
+
+def say_next(console: Console, why: str, command: str) -> None:
+    """Print a command to type, on a line of its own."""
+    say(console, why)
+    say(console, f"  {command}")

@@ -377,7 +377,7 @@ def open_as_rank(
 ) -> None:
     """What each process does."""
     from data.index import find_or_make_index
-    from data.sampler import training_keys  # loads torch, of which opening must not be the price
+    from data.loader import training_keys  # loads torch, of which opening must not be the price
 
     together.wait()
     before = private_mb()

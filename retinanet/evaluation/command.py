@@ -7,12 +7,11 @@ from pathlib import Path
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, require_free_outputs, write_whole
-from data.annotations import ClassMap
+from data.annotations import ClassMap, find_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
 from data.index import open_annotations
 from data.loader import evaluation_loader
-from data.sources import find_split
 from retinanet.config_file import config_from_tree
 from retinanet.config_types import MetricLibrary
 from retinanet.engine.engines import torch_forward

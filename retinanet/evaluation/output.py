@@ -23,9 +23,8 @@ from torchvision.utils import draw_bounding_boxes
 from common.charts import BLUE, as_png, new_figure
 from common.errors import printable
 from common.files import as_csv, write_parts, write_whole
-from data.annotations import Annotations
+from data.annotations import Annotations, image_path
 from data.decoding import decode_image
-from data.sources import image_path
 from retinanet.evaluation.detections import ImageDetections, SplitDetections, found_boxes
 from retinanet.evaluation.metric import CLASS_METRICS, COLOURS, CURVES, Evaluation
 

@@ -25,13 +25,12 @@ import torch
 
 from common.errors import InputError
 from common.locks import has_locks, is_locked
-from data.annotations import Annotations, ClassMap
+from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey, class_map_of
 from data.decoding import resolve_decoder
 from data.index import current_index, index_homes, index_of_folder, stamp_of
-from data.sampler import steps_per_epoch
-from data.sources import SPLITS, Split, SplitName
+from data.loader import steps_per_epoch
 from data.synthetic import KINDS
 from retinanet.config import Config, DataConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import configured_split

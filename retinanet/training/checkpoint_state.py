@@ -11,8 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
 from common.files import open_regular
-from data.annotations import ClassMap
-from data.sources import shown
+from data.annotations import ClassMap, shown
 
 FORMAT = 2
 """Raised when a reader of an older format could go wrong."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_whole
 from data.annotations import UNNAMED, ClassMap
-from data.coco_json import JsonTable, category_columns, check_unique
+from data.coco_json import require_unique, strict_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
@@ -251,8 +251,8 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
     entries = content.get("categories") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")
-    columns = category_columns(JsonTable(file, "categories", entries))
-    check_unique(columns["id"], path=file, name="categories")
+    columns = strict_columns(file, "categories", entries)
+    require_unique(columns["id"], path=file, name="categories")
     return columns["id"], tuple(columns["name"])
 
 

@@ -17,8 +17,7 @@ from common.errors import InputError
 from common.locks import one_process_at_a_time
 from data.dataset import DetectionData, open_data
 from data.decoding import describe_decoder, resolve_decoder
-from data.loader import evaluation_loader, training_loader
-from data.sampler import EvaluationBatches, TrainingBatches
+from data.loader import EvaluationBatches, TrainingBatches, evaluation_loader, training_loader
 from data.synthetic import make_scenes
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, DataConfig, ScenesConfig

@@ -11,8 +11,7 @@ from common.errors import InputError
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import REPLACEMENTS_TRIED, DetectionDataset, SampleKey
-from data.loader import evaluation_loader, training_loader
-from data.sampler import TrainingBatches
+from data.loader import TrainingBatches, evaluation_loader, training_loader
 from tests.data.coco_files import write_json
 
 NUM_IMAGES = 12

@@ -177,6 +177,7 @@ DELETE = object()
             "annotations[1].bbox: expected [x, y",
         ),
         (("annotations", 1, "bbox"), [1, 2, 10**400, 4], "annotations[1].bbox: expected [x, y"),
+        (("annotations", 1, "bbox"), [1, 2, 2e9, 4], "annotations[1].bbox: expected [x, y, width"),
         (("annotations", 1, "bbox"), [1, 2, 3, -4], "annotations[1].bbox: expected [x, y, width"),
         (("annotations", 1, "area"), "9", 'annotations[1].area: expected a number ≥ 0, found "9"'),
         (("annotations", 1, "area"), -1, "annotations[1].area: expected a number ≥ 0, found -1"),

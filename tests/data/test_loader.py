@@ -17,8 +17,7 @@ from common.errors import InputError
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey
-from data.loader import evaluation_loader, training_loader
-from data.sampler import TrainingBatches
+from data.loader import TrainingBatches, evaluation_loader, training_loader
 
 NUM_IMAGES = 10
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
+from data.annotations import Split
 from data.dataset import DetectionData, open_data
-from data.sources import Split
 
 CATEGORIES = [{"id": 7, "name": "seven"}, {"id": 2, "name": "two"}]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from data.dataset import SampleKey
-from data.sampler import EvaluationBatches, TrainingBatches, training_keys
+from data.loader import EvaluationBatches, TrainingBatches, training_keys
 
 
 def indices(batches: list[list[SampleKey]]) -> list[int]:

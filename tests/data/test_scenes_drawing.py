@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from data.annotations import find_split
 from data.coco_json import read_annotations
-from data.sources import find_split
 from data.synthetic import (
     KINDS,
     LARGEST_OVERLAP,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from data.sources import Split, SplitName, find_split
+from data.annotations import Split, SplitName, find_split
 
 
 def make_openimages(root: Path) -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from data.split import stratified_rows
+from data.convert import stratified_rows
 
 
 def photos(*, images: int, classes: int, seed: int) -> list[frozenset[int]]:

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torchvision.ops import FrozenBatchNorm2d, sigmoid_focal_loss
 
+from data.annotations import find_split
 from data.dataset import Batch, DetectionData, DetectionDataset, SampleKey, collate, open_data
-from data.sampler import training_keys
-from data.sources import find_split
+from data.loader import training_keys
 from data.synthetic import make_scenes
 from data.transforms import normalize
 from profiling.bench.recipes.parts import make_logits

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.download.fetching import check_class_descriptions, check_image, csv_with, zip_with
+from data.download.datasets import check_class_descriptions, csv_with, zip_with
 from data.download.http import AttemptError
+from data.download.images import check_image
 from tests.data.download.datasets import jpeg
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)

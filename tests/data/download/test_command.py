@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
+from data.annotations import SplitName, find_split
 from data.coco_json import read_annotations
 from data.download.command import add_download, run
 from data.download.images import one_download
-from data.sources import SplitName, find_split
 from tests.data.download.datasets import coco, openimages, tree
 from tests.data.download.server import IMAGE_FAULTS, Server, serving
 

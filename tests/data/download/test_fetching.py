@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 import requests
 
-from data.download.fetching import Check, RetryPolicy, check_image, fetch
 from data.download.http import (
     AttemptError,
+    Check,
     Connection,
     FetchError,
+    HttpOptions,
     MissingFileError,
     Part,
     StoppedError,
+    fetch,
 )
+from data.download.images import check_image
 from tests.data.download.datasets import jpeg
 from tests.data.download.server import FILE_FAULTS, IMAGE_FAULTS, Server, serving
 
@@ -43,7 +46,8 @@ def server(http: Server) -> Server:
 @pytest.fixture
 def connection() -> Iterator[Connection]:
     with requests.Session() as session:
-        yield Connection(session, 0.6, threading.Event())
+        options = HttpOptions(timeout=0.6, attempts=4, first_pause=0.001)
+        yield Connection(session, options, threading.Event())
 
 
 def is_long(path: Path) -> None:
@@ -68,8 +72,7 @@ def get(
         path,
         check=check,
         limit=limit,
-        connection=connection,
-        patience=RetryPolicy(attempts=attempts, first_pause=0.001),
+        connection=connection._replace(options=connection.options._replace(attempts=attempts)),
         resume=resume,
         retried=lambda reason, pause: pauses.append(pause) if pauses is not None else None,
     )
@@ -222,9 +225,9 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
 
 
 def test_pauses_double_up_to_half_a_minute() -> None:
-    patience = RetryPolicy(attempts=20, first_pause=0.5)
+    options = HttpOptions(attempts=20, first_pause=0.5)
     for failures, longest in ((1, 0.5), (2, 1.0), (3, 2.0), (6, 16.0), (7, 30.0), (20, 30.0)):
-        assert longest / 2 <= patience.pause(failures) <= longest
+        assert longest / 2 <= options.pause(failures) <= longest
 
 
 def test_a_pause_ends_when_the_command_does(
@@ -285,7 +288,6 @@ def test_reasons_of_a_server_are_one_short_printable_line(
             check=check_image,
             limit=1_000_000,
             connection=connection,
-            patience=RetryPolicy(attempts=4, first_pause=0.001),
             retried=lambda reason, pause: reasons.append(reason),
         )
     assert len(reasons) == 3

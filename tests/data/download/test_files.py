@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import data.download.http
-from data.download.fetching import RetryPolicy, zip_with
-from data.download.http import Rate
-from data.download.images import HttpOptions, fetch_file
+import data.download.images
+from data.download.datasets import zip_with
+from data.download.http import HttpOptions
+from data.download.images import Rate, fetch_file
 from tests.data.download.server import Server, serving
 
-MANNERS = HttpOptions(timeout=0.6, patience=RetryPolicy(attempts=3, first_pause=0.001))
+OPTIONS = HttpOptions(timeout=0.6, attempts=3, first_pause=0.001)
 
 
 def archive() -> bytes:
@@ -38,7 +38,7 @@ def get(server: Server, path: Path, console: Console) -> None:
         path,
         check=check,
         limit=10_000_000,
-        manners=MANNERS,
+        options=OPTIONS,
         console=console,
     )
 
@@ -74,7 +74,7 @@ def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(data.download.http, "time", clock)
+    monkeypatch.setattr(data.download.images, "time", clock)
     rate = Rate()
     assert rate.note(50_000_000) == "0.0 MB/s"  # what was there before is not counted
     clock.now += 2

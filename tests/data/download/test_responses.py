@@ -5,13 +5,13 @@ import pytest
 import requests
 
 from common.errors import InputError
-from data.download import fetching
-from data.download.fetching import check_reachable
+from data.download import http
 from data.download.http import (
     LONGEST_WAIT,
     AttemptError,
     FetchError,
     body_start,
+    check_reachable,
     check_status,
     content_range,
     file_length,
@@ -88,7 +88,7 @@ def test_a_version_is_a_strong_tag_or_else_a_date() -> None:
 
 
 def test_a_server_that_is_not_there_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(http, "PAUSES", (0.0, 0.0, 0.0))
     with serving({}) as server:
         check_reachable(f"{server.url}/none", timeout=1)
         assert server.heads == 1

@@ -94,7 +94,7 @@ import os, sys, time
 from pathlib import Path
 import numpy as np
 from rich.console import Console
-from data.openimages import image_files
+from data.openimages import export
 
 def wait(path):
     if path.name == "0000000000000000.jpg":
@@ -103,9 +103,9 @@ def wait(path):
         time.sleep(60)
     return 1, 1
 
-image_files._size_of = wait
-image_files.FILES_AT_ONCE = 1
-image_files.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quiet=True))
+export._size_of = wait
+export.FILES_AT_ONCE = 1
+export.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quiet=True))
 """
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 from ruamel.yaml import YAML
 
+from data.annotations import Split
 from data.dataset import SampleKey, open_data
-from data.sources import Split
 from retinanet.verify_command import run
 
 WIDTH, HEIGHT, IMAGES = 64, 48, 6

@@ -11,7 +11,7 @@ import pytest
 from common.errors import InputError
 from data.coco_json import read_annotations
 from data.index import write_index
-from data.verify import checks
+from data.verify import annotations
 from data.verify.findings import KINDS
 from tests.data.verify.small_set import (
     IMAGES,
@@ -100,6 +100,7 @@ STOPPING = [
     ("box_not_finite", put("annotations", 1, "bbox", [1, NAN, 3, 4]), "annotations[1].bbox"),
     ("box_not_finite", put("annotations", 1, "bbox", [1, 2, INFINITE, 4]), "annotations[1].bbox"),
     ("box_not_finite", put("annotations", 1, "bbox", [1, 2, 10**400, 4]), "annotations[1].bbox"),
+    ("box_not_finite", put("annotations", 1, "bbox", [1, 2, 2e9, 4]), "annotations[1].bbox"),
     ("box_negative_side", put("annotations", 1, "bbox", [9, 9, -3, 4]), "annotations[1].bbox"),
     ("area_invalid", put("annotations", 1, "area", "9"), "annotations[1].area"),
     ("area_invalid", put("annotations", 1, "area", -1), "annotations[1].area"),
@@ -300,7 +301,7 @@ def test_mistakes_far_apart_in_a_long_list_are_found_at_their_places(tmp_path: P
 
 
 def test_boxes_are_checked_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "BOXES_AT_ONCE", 5)
+    monkeypatch.setattr(annotations, "BOXES_AT_ONCE", 5)
     content = small_content()
     for place in (1, 7, 11):
         content["annotations"][place]["bbox"] = [1, 2, 0, 4]
@@ -310,7 +311,6 @@ def test_boxes_are_checked_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_first_place_is_the_first_in_the_file(tmp_path: Path) -> None:
-    """Boxes without an id are read apart from the others of a part."""
     content = small_content()
     del content["annotations"][3]["id"]
     for place in (3, 7):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.errors import InputError
-from data.verify.split_check import rows_to_check
+from data.verify.splits import rows_to_check
 from tests.data.verify.small_set import (
     counts,
     small_content,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from common.errors import InputError
+from data.annotations import Split
 from data.coco_json import read_annotations
 from data.index import open_index
-from data.sources import Split
 from tests.data.verify.small_set import (
     IMAGES,
     Content,

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
+from data.annotations import Split
 from data.dataset import SampleKey, open_data
-from data.decoding import installed_decoders
-from data.sources import Split, is_resized_copy
+from data.decoding import installed_decoders, is_resized_copy
 from data.verify.findings import KINDS
 from retinanet.training.data import BadImages
 from tests.data.verify.small_set import (

@@ -13,7 +13,7 @@ import pytest
 
 from common.cli import run_command
 from data.coco_json import read_annotations
-from data.sampler import training_keys
+from data.loader import training_keys
 from profiling.onednn_log.log import read_logs
 from tests.profiling.capture.small_runs import (
     events_of,

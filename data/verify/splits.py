@@ -1,0 +1,357 @@
+"""Check splits of a data set: their annotations, every image file, and files that nothing names.
+
+Images are decoded as training does it, by one process for each core. What a file's fault means to
+a run depends on the run: whether it reads the image, and whether it replaces unreadable ones.
+"""
+
+import os
+import posixpath
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+
+from common.console import progress, progress_in_bytes
+from common.errors import InputError
+from common.processes import process_pool, results_of, usable_cores
+from data.annotations import SPLITS, Split, SplitName, leaves_folder
+from data.decoding import QUARTER_TURNS, SUFFIXES, decode_image, fits_both_ways, is_resized_copy
+from data.index import find_or_make_index
+from data.verify.annotations import (
+    ClassCounts,
+    Entries,
+    Good,
+    check_boxes,
+    check_categories_agree,
+    check_categories_fit,
+    check_ids,
+    check_image_entries,
+    count_classes,
+    entries_of_index,
+    read_entries,
+)
+from data.verify.findings import KINDS, Findings, Place, Severity
+
+
+@dataclass(frozen=True)
+class TrainingRules:
+    """What a training run accepts and does with images."""
+
+    decoder: str
+    """As `resolve_decoder` gives it"""
+    image_size: int
+    """Side of the square that images are resized to [pixels]"""
+    class_indices: str
+    """`contiguous` or `category_id`, see `data.dataset.class_map_of`"""
+    num_classes: int | None
+    """Outputs of the model; None for as many as the categories need"""
+    skip_images_without_boxes: bool
+    """Whether training leaves out images without a box of a single object"""
+    bad_image_limit: int | None
+    """How many unreadable images are replaced; None: the first one stops training"""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What could be read of a split, and counted."""
+
+    entries: Entries
+    good: Good
+    classes: ClassCounts
+    is_read: NDArray[np.bool_]
+    """[I] whether the run reads the image"""
+
+
+class FileFault(NamedTuple):
+    """A fault of an image file."""
+
+    row: int
+    """Which of the I images"""
+    kind: str
+    found: str
+
+
+@dataclass
+class CheckedSplit:
+    """A split and its findings."""
+
+    name: SplitName
+    split: Split
+    findings: Findings
+    contents: Contents | None
+    """None where the annotations cannot be read"""
+    file_faults: list[FileFault] = field(default_factory=list)
+    images_checked: int = 0
+    seconds_of_images: float = 0.0
+    seconds_of_annotations: float = 0.0
+
+    @property
+    def checked_all_images(self) -> bool:
+        """Whether every image was decoded."""
+        contents = self.contents
+        return contents is None or self.images_checked == len(contents.entries.image_ids)
+
+
+def check_splits(
+    splits: Mapping[SplitName, Split],
+    rules: TrainingRules,
+    *,
+    images: bool,
+    sample: int | None,
+    console: Console,
+) -> list[CheckedSplit]:
+    """Check annotations first, which takes less time, then images.
+
+    Args:
+        splits: Where the splits lie, the training split first.
+        rules: What training accepts.
+        images: Whether images are decoded.
+        sample: Decode only this many images of each split; None for all.
+        console: Where progress is shown.
+    """
+    checked = [
+        check_annotations(name, split, rules, console=console) for name, split in splits.items()
+    ]
+    contents = [split.contents for split in checked if split.contents is not None]
+    whole = not any(part.entries.unreadable_categories for part in contents)
+    if whole and len(contents) == len(SPLITS):
+        check_categories_agree(contents[0].entries, contents[1].entries, checked[1].findings)
+    if images:
+        for split in checked:
+            check_images(split, decoder=rules.decoder, sample=sample, console=console)
+        add_image_findings(checked, rules)
+        # One split's files may lie in the other's folder.
+        if sample is None and len(checked) == len(SPLITS):
+            find_unused_files(checked)
+    return checked
+
+
+def check_annotations(
+    name: SplitName, split: Split, rules: TrainingRules, *, console: Console
+) -> CheckedSplit:
+    """Check a split's annotations; no image is looked at."""
+    began = time.monotonic()
+    findings = Findings()
+    entries = open_entries(split.annotations, findings, console=console)
+    checked = CheckedSplit(name, split, findings, None)
+    if entries is not None:
+        good = Good.everything(entries)
+        check_ids(entries, findings, good)
+        check_boxes(entries, findings, good, image_size=rules.image_size)
+        check_categories_fit(
+            entries,
+            findings,
+            class_indices=rules.class_indices,
+            num_classes=rules.num_classes,
+        )
+        skips = name == "train" and rules.skip_images_without_boxes
+        is_read = check_image_entries(entries, findings, skip_images_without_boxes=skips)
+        checked.contents = Contents(entries, good, count_classes(entries, findings), is_read)
+    checked.seconds_of_annotations = time.monotonic() - began
+    return checked
+
+
+def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries | None:
+    """Return the columns of a JSON file, as far as it can be read, or of an index."""
+    if not path.is_dir():
+        size = path.stat().st_size
+        with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
+            return read_entries(path, findings, advance=lambda done: advance(done, ""))
+    try:
+        entries = entries_of_index(find_or_make_index(path).annotations)
+    except InputError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        findings.add("annotations_unreadable", Place(path.name, reason))
+        return None
+    if not len(entries.image_ids):
+        findings.add("no_images", Place("images", "[]"))
+        return None
+    return entries
+
+
+IMAGES_AT_ONCE = 8
+"""A process gets so many at a time: a tenth of a second's work."""
+TASKS_PER_PROCESS = 4
+"""Handed out at a time: enough that none runs dry, few enough to end soon after Ctrl-C."""
+
+
+def check_images(
+    checked: CheckedSplit, *, decoder: str, sample: int | None, console: Console
+) -> None:
+    """Decode a split's images, or `sample` of them, and note the faults of their files."""
+    if checked.contents is None:
+        return
+    entries = checked.contents.entries
+    rows = rows_to_check(len(entries.image_ids), sample)
+    processes = processes_for(len(rows))
+    work = partial(check_files, checked.split.images, decoder)
+    done, began = 0, time.monotonic()
+    # The processes are copies of this one: they are started before the progress bar's thread.
+    with (
+        process_pool(processes) as pool,
+        progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
+    ):
+        tasks = image_tasks(entries, rows)
+        for count, faults in results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
+            checked.file_faults += faults
+            done += count
+            rate = done / max(1e-9, time.monotonic() - began)
+            advance(done, f"{rate:.0f} images/s")
+    checked.file_faults.sort()
+    checked.images_checked = len(rows)
+    checked.seconds_of_images = time.monotonic() - began
+
+
+def rows_to_check(images: int, sample: int | None) -> NDArray[np.int64]:
+    """Return all images, or as many as wanted: always the same ones, from all over the list."""
+    if sample is None or sample >= images:
+        return np.arange(images)
+    return np.sort(np.random.default_rng(0).choice(images, size=sample, replace=False))
+
+
+def processes_for(images: int) -> int:
+    """Return one process for each core, unless there are too few images."""
+    return max(1, min(usable_cores(), -(-images // IMAGES_AT_ONCE)))
+
+
+Task = list[tuple[int, str, tuple[int, int]]]
+"""Images for one process to decode: row, file name, and annotated (height, width) in pixels."""
+
+
+def image_tasks(entries: Entries, rows: NDArray[np.int64]) -> Iterator[Task]:
+    """Yield the images in portions."""
+    for start in range(0, len(rows), IMAGES_AT_ONCE):
+        part = rows[start : start + IMAGES_AT_ONCE].tolist()
+        sizes = [(int(entries.heights[row]), int(entries.widths[row])) for row in part]
+        yield [(row, entries.file_names[row], size) for row, size in zip(part, sizes, strict=True)]
+
+
+def check_files(folder: Path, decoder: str, task: Task) -> tuple[int, list[FileFault]]:
+    """Return how many images there were, and the faults of their files."""
+    faults = []
+    for row, name, size in task:
+        if leaves_folder(name):
+            continue  # a finding by itself; the file there does not matter
+        fault = fault_of_file(folder / name, decoder=decoder, annotated=size)
+        if fault is not None:
+            faults.append(FileFault(row, *fault))
+    return len(task), faults
+
+
+def fault_of_file(
+    path: Path, *, decoder: str, annotated: tuple[int, int]
+) -> tuple[str, str] | None:
+    """Return the kind of finding that an image file is, and its text; None for a good one."""
+    doubts: list[str] = []
+    orientations: list[tuple[int, bool]] = []
+    try:
+        pixels = decode_image(
+            path,
+            decoder=decoder,
+            annotated_size=annotated,
+            note_doubt=doubts.append,
+            note_orientation=lambda *noted: orientations.append(noted),
+        )
+    except InputError as error:
+        return kind_of_failure(error), str(error).removeprefix(f"{path}: ")
+    height, width = pixels.shape[:2]
+    sizes = f"{width}×{height}, annotated {annotated[1]}×{annotated[0]}"
+    if not is_resized_copy((height, width), annotated):
+        return "image_other_shape", sizes
+    if doubts:
+        return "image_doubtful", doubts[0]
+    for orientation, is_turned in orientations:
+        text = f"{sizes}, EXIF orientation {orientation}"
+        if is_turned:
+            return "image_turned", text
+        if orientation not in QUARTER_TURNS or fits_both_ways((height, width), annotated):
+            return "image_orientation_unclear", text
+    return None if (height, width) == annotated else ("image_resized", sizes)
+
+
+def kind_of_failure(error: InputError) -> str:
+    """Return the kind of finding that an image is which `decode_image` refused."""
+    match error.__cause__:
+        case FileNotFoundError():
+            return "image_missing"
+        case Image.UnidentifiedImageError():
+            return "image_other_format"
+        case Image.DecompressionBombError():
+            return "image_too_large"
+        case _:
+            return "image_damaged"
+
+
+def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) -> None:
+    """Add the faults of the splits' image files to their findings, and clear bad images' `good`.
+
+    Where a run replaces bad images they stop nothing, unless there are too many.
+    """
+    readable = [(split, split.contents) for split in checked if split.contents is not None]
+    are_replaced = can_be_replaced(readable, rules.bad_image_limit)
+    for split, contents in readable:
+        for fault in split.file_faults:
+            severity = KINDS[fault.kind].severity
+            if severity is Severity.STOPS:
+                contents.good.images[fault.row] = False
+                # Opening a split asks for the first image's file, whether or not it is read later.
+                is_first = fault.row == 0 and fault.kind == "image_missing"
+                is_wanted = contents.is_read[fault.row] or (
+                    is_first and rules.bad_image_limit is None
+                )
+                if are_replaced or not is_wanted:
+                    severity = Severity.MENDED
+            place = contents.entries.image_place(fault.row, "", fault.found)
+            split.findings.add(fault.kind, place, severity=severity)
+
+
+def can_be_replaced(splits: Sequence[tuple[CheckedSplit, Contents]], limit: int | None) -> bool:
+    """Return whether bad images are within the limit, and some others remain to train on."""
+    if limit is None:
+        return False
+    total = 0
+    for split, contents in splits:
+        bad = sum(
+            bool(contents.is_read[fault.row])
+            for fault in split.file_faults
+            if KINDS[fault.kind].severity is Severity.STOPS
+        )
+        if split.name == "train" and bad >= contents.is_read.sum():
+            return False
+        total += bad
+    return total <= limit
+
+
+def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
+    """Find files without annotations, in every folder whose splits' annotations can be read.
+
+    Files of a folder that both splits share are findings of the first split.
+    """
+    sharing: dict[Path, list[CheckedSplit]] = {}
+    for split in checked:
+        sharing.setdefault(split.split.images.resolve(), []).append(split)
+    for folder, sharers in sharing.items():
+        contents = [split.contents for split in sharers if split.contents is not None]
+        if len(contents) == len(sharers):
+            names = chain.from_iterable(part.entries.file_names for part in contents)
+            add_unused_files(folder, names, sharers[0].findings)
+
+
+def add_unused_files(folder: Path, named: Iterable[str], findings: Findings) -> None:
+    """Find files with an image's suffix, in a folder and those below, that are not `named`."""
+    known = {posixpath.normpath(name) for name in named}
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        below = os.path.relpath(parent, folder)
+        for name in sorted(files):
+            file = name if below == "." else f"{below}/{name}"
+            if name.lower().endswith(SUFFIXES) and file not in known:
+                findings.add("file_unused", Place(file, "not in images"))
