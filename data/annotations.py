@@ -141,10 +141,6 @@ class ClassMap:
             )
         return labels
 
-    def category_id_of(self, label: int) -> int:
-        """Return the JSON's category id of one label."""
-        return self.category_ids[label]
-
     def category_ids_of(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the JSON's category ids [N] of labels [N]."""
         return np.array(self.category_ids, dtype=np.int64)[labels]

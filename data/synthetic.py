@@ -197,36 +197,22 @@ def make_scenes(
     shutil.rmtree(partial, ignore_errors=True)
     done = 0
     for split, count in (("train", train), ("validation", validation)):
-        done = write_split(
-            partial / split, split, seed=seed, count=count, done=done, advance=advance
+        folder = partial / split
+        (folder / "data").mkdir(parents=True)
+        (folder / "labels").mkdir()
+        write_scenes(
+            folder / "data",
+            folder / "labels" / "openimages-mlperf.json",
+            name=split,
+            seed=seed,
+            count=count,
+            advance=lambda drawn, note, before=done: advance(before + drawn, note),
         )
+        done += count
     (partial / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
     shutil.rmtree(root, ignore_errors=True)
     partial.rename(root)
     return True
-
-
-def write_split(
-    folder: Path,
-    split: str,
-    *,
-    seed: int,
-    count: int,
-    done: int,
-    advance: Callable[[int, str], None],
-) -> int:
-    """Write `data/*.jpg` and `labels/openimages-mlperf.json`; return how many are done in all."""
-    (folder / "data").mkdir(parents=True)
-    (folder / "labels").mkdir()
-    write_scenes(
-        folder / "data",
-        folder / "labels" / "openimages-mlperf.json",
-        name=split,
-        seed=seed,
-        count=count,
-        advance=lambda drawn, note: advance(done + drawn, note),
-    )
-    return done + count
 
 
 def write_scenes(

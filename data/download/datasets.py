@@ -12,7 +12,7 @@ import shutil
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -65,14 +65,24 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
         console=console,
     )
     splits = [_annotate(archive, tree, request, console) for tree in trees]
-    present = [tidy(images.folder) for images in splits]
-    to_come = sum(len(set(i.names) - there) for i, there in zip(splits, present, strict=True))
-    check_space(request.out, images=to_come, bytes_each=COCO_BYTES_PER_IMAGE, console=console)
     failed: dict[str, str] = {}
-    for images, there in zip(splits, present, strict=True):
-        missing = fetch_images(images, present=there, options=request.options, console=console)
+    for images, missing in _fetch_splits(splits, COCO_BYTES_PER_IMAGE, request, console):
         failed |= {f"{images.folder.name}/{name}": reason for name, reason in missing.items()}
     return failed
+
+
+def _fetch_splits(
+    splits: Sequence[Images], bytes_each: int, request: Request, console: Console
+) -> Iterator[tuple[Images, dict[str, str]]]:
+    """Fetch the images of each split; yield them with those that could not be had."""
+    present = [tidy(images.folder) for images in splits]
+    to_come = sum(len(set(i.names) - there) for i, there in zip(splits, present, strict=True))
+    check_space(request.out, images=to_come, bytes_each=bytes_each, console=console)
+    for images, there in zip(splits, present, strict=True):
+        yield (
+            images,
+            fetch_images(images, present=there, options=request.options, console=console),
+        )
 
 
 def _annotate(archive: Path, tree: Split, request: Request, console: Console) -> Images:
@@ -274,15 +284,10 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
     """
     fetch_tables(request, console)
     class_list = resolve_classes(request.classes, table(request.out, CLASS_DESCRIPTIONS))
-    splits = {split: _choose(split, class_list, request, console) for split in request.splits}
-    present = {split: tidy(images.folder) for split, images in splits.items()}
-    to_come = sum(len(set(splits[split].names) - present[split]) for split in splits)
-    check_space(request.out, images=to_come, bytes_each=OPENIMAGES_BYTES_PER_IMAGE, console=console)
+    splits = [_choose(split, class_list, request, console) for split in request.splits]
     failed: dict[str, str] = {}
-    for split, images in splits.items():
-        missing = fetch_images(
-            images, present=present[split], options=request.options, console=console
-        )
+    fetched = _fetch_splits(splits, OPENIMAGES_BYTES_PER_IMAGE, request, console)
+    for split, (images, missing) in zip(request.splits, fetched, strict=True):
         failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
         if len(missing) < len(images.names):
             _write_json(split, images.folder, request, console)

@@ -199,7 +199,7 @@ class ListColumns:
         columns = checked_columns(self.name, entries, faults.append)
         rows = np.arange(len(entries), dtype=np.int32)
         if faults:
-            for fault in sorted(faults, key=lambda fault: fault.row):
+            for fault in sorted(faults, key=lambda fault: (fault.row, fault.field != "id")):
                 place = f"{self.name}[{self.length + fault.row}]"
                 field = f".{fault.field}" if fault.field else ""
                 findings.add(fault.kind, Place(place + field, fault.found))
