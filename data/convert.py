@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError, printable
 from common.files import read_bytes, require_free_outputs, write_whole
@@ -54,11 +55,7 @@ promises too much: a random split does not see to that.
 
 def add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `convert`."""
-    parser = commands.add_parser(
-        "convert",
-        description=CONVERT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "convert", about=CONVERT)
     parser.set_defaults(run=run_convert)
     parser.add_argument(
         "source",
@@ -237,11 +234,7 @@ def describe(
 
 def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `split`."""
-    parser = commands.add_parser(
-        "split",
-        description=SPLIT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "split", about=SPLIT)
     parser.set_defaults(run=run_split)
     parser.add_argument("annotations", type=Path, metavar="JSON", help="in COCO's format")
     parser.add_argument(

@@ -18,18 +18,14 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from common.cli import positive
+from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import InputError
 
 
 def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `scenes`."""
-    parser = commands.add_parser(
-        "scenes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "scenes", about=__doc__ or "")
     parser.set_defaults(run=run)
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder to make; not there yet"

@@ -22,7 +22,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.cli import add_json_option, add_overrides, installed, positive
+from common.cli import add_command, add_json_option, add_overrides, installed, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from data.annotations import SPLITS, SplitName
@@ -35,11 +35,7 @@ from retinanet.config_file import configured_split, load_config
 
 def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `verify`."""
-    parser = commands.add_parser(
-        "verify",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "verify", about=__doc__ or "")
     parser.set_defaults(run=run)
     parser.add_argument(
         "--config",

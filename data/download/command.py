@@ -31,7 +31,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from common.cli import installed, positive
+from common.cli import add_command, installed, positive
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
 from data.annotations import SplitName
@@ -129,11 +129,7 @@ def this_command() -> str:
 
 def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `download`."""
-    parser = commands.add_parser(
-        "download",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "download", about=__doc__ or "")
     parser.set_defaults(run=run)
     parser.add_argument("dataset", choices=["coco", "openimages"], help="which data set")
     parser.add_argument(
