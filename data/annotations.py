@@ -131,8 +131,8 @@ class ClassMap:
         """Return labels [N] of category ids [N]. Raises InputError for an id that has no label."""
         known = np.array(self.category_ids, dtype=np.int64)
         order = np.argsort(known)
-        found = np.searchsorted(known[order], category_ids)
-        labels = order[np.minimum(found, len(known) - 1)]
+        places = np.searchsorted(known[order], category_ids)
+        labels = order[np.minimum(places, len(known) - 1)]
         unknown = np.flatnonzero(known[labels] != category_ids)
         if len(unknown):
             raise InputError(
@@ -363,17 +363,17 @@ def find_split(
     if root is not None and not root.is_dir() and (annotations is None or images is None):
         raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
     tree = _detect(root, split, need_json=annotations is None, need_images=images is None)
-    found = Split(annotations or tree.annotations, images or tree.images)
-    if not found.annotations.exists():
+    result = Split(annotations or tree.annotations, images or tree.images)
+    if not result.annotations.exists():
         raise InputError(
-            f"data.{split}_annotations: {found.annotations} does not exist; expected a file in "
+            f"data.{split}_annotations: {result.annotations} does not exist; expected a file in "
             "COCO's JSON format, or an index"
         )
-    if not found.images.is_dir():
+    if not result.images.is_dir():
         raise InputError(
-            f"data.{split}_images: {found.images} does not exist; expected a folder of images"
+            f"data.{split}_images: {result.images} does not exist; expected a folder of images"
         )
-    return found
+    return result
 
 
 def _detect(root: Path | None, split: SplitName, *, need_json: bool, need_images: bool) -> Split:

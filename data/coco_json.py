@@ -501,11 +501,11 @@ class Window:
 
     def take(self, wanted: str) -> str:
         """The next character, which must be one of `wanted`."""
-        found = self.peek()
-        if not found or found not in wanted:
+        character = self.peek()
+        if not character or character not in wanted:
             self.fail(self.position, "expected " + " or ".join(wanted))
         self.position += 1
-        return found
+        return character
 
     def value(self) -> Any:
         """The next value of any kind."""

@@ -172,11 +172,11 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
     """
     began = time.monotonic()
     if out is None:
-        found = find_or_make_index(path, console=console)
-        if found.folder is None:
+        index = find_or_make_index(path, console=console)
+        if index.folder is None:
             raise InputError(f"{path.parent}: cannot be written; name a folder with --out")
-        how = f"made in {clock(time.monotonic() - began)}" if found.was_made else "up to date"
-        describe(found.annotations, path, found.folder, how=how, console=console)
+        how = f"made in {clock(time.monotonic() - began)}" if index.was_made else "up to date"
+        describe(index.annotations, path, index.folder, how=how, console=console)
         return 0
     if out.exists() and not (overwrite and is_index(out)):
         advice = "add --overwrite, or name another" if is_index(out) else "name another folder"
@@ -365,9 +365,9 @@ def split_content(content: Content, *, validation: float, seed: int) -> dict[Spl
 
 def only_images(content: Content, ids: Iterable[int]) -> Content:
     """The same without the images that are not named, and their boxes."""
-    kept = set(ids)
-    images = [image for image in content["images"] if image["id"] in kept]
-    boxes = [box for box in content["annotations"] if box["image_id"] in kept]
+    chosen = set(ids)
+    images = [image for image in content["images"] if image["id"] in chosen]
+    boxes = [box for box in content["annotations"] if box["image_id"] in chosen]
     return content | {"images": images, "annotations": boxes}
 
 
@@ -381,7 +381,9 @@ def classes_of_images(content: Content) -> Mapping[int, frozenset[int]]:
 
 def images_of_classes(content: Content) -> dict[str, int]:
     """How many images show each class, in the order of the categories."""
-    counts = Counter(one for ids in classes_of_images(content).values() for one in ids)
+    counts = Counter(
+        category_id for ids in classes_of_images(content).values() for category_id in ids
+    )
     return {category["name"]: counts[category["id"]] for category in content["categories"]}
 
 
@@ -404,27 +406,34 @@ def stratified_rows(classes: Sequence[frozenset[int]], *, count: int, seed: int)
     rows = random.sample(range(len(classes)), len(classes))
     rows_of: dict[int, list[int]] = {}
     for row in rows:
-        for one in sorted(classes[row]):
-            rows_of.setdefault(one, []).append(row)
+        for category in sorted(classes[row]):
+            rows_of.setdefault(category, []).append(row)
     wanted = {
-        one: _wanted(len(of_class), count / len(classes)) for one, of_class in rows_of.items()
+        category: _wanted(len(of_class), count / len(classes))
+        for category, of_class in rows_of.items()
     }
-    left = {one: len(rows_of[one]) for one in random.sample(sorted(rows_of), len(rows_of))}
+    remaining = {
+        category: len(rows_of[category])
+        for category in random.sample(sorted(rows_of), len(rows_of))
+    }
     room = [len(classes) - count, count]
     side_of: dict[int, int] = {}
-    while left:
-        rarest = min(left, key=left.__getitem__)  # of equally rare ones the first, at random
+    while remaining:
+        # Of equally rare classes the first one, which is at random.
+        rarest = min(remaining, key=remaining.__getitem__)
         # Training usually gets the first: those that show most of what validation lacks come last.
         of_class = [row for row in rows_of[rarest] if row not in side_of]
-        lacking = [sum(wanted[one][VALIDATION] > 0 for one in classes[row]) for row in of_class]
+        lacking = [
+            sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in of_class
+        ]
         for _, row in sorted(zip(lacking, of_class, strict=True), key=itemgetter(0)):
             side = _side(wanted[rarest], room, random)
             side_of[row] = side
             room[side] -= 1
-            for one in classes[row]:
-                wanted[one][side] -= 1
-                left[one] -= 1
-        left = {one: images for one, images in left.items() if images}
+            for category in classes[row]:
+                wanted[category][side] -= 1
+                remaining[category] -= 1
+        remaining = {category: images for category, images in remaining.items() if images}
     without_classes = [row for row in rows if row not in side_of]
     held_out = {row for row, side in side_of.items() if side == VALIDATION}
     return held_out | set(without_classes[: room[VALIDATION]])

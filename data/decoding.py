@@ -124,11 +124,13 @@ def _decode(
 ) -> NDArray[np.uint8]:
     # Opening reads format, mode and size from the header (0.03 ms), whoever then decodes.
     with Image.open(file, formats=FORMATS) as image:
-        size, found = image.width * image.height, f"{image.width}×{image.height} pixels"
+        size, size_text = image.width * image.height, f"{image.width}×{image.height} pixels"
         if size > MAX_PIXELS:  # Pillow has its own limit, which one may lift
-            raise Image.DecompressionBombError(f"{found} exceed the limit of {MAX_PIXELS} pixels")
+            raise Image.DecompressionBombError(
+                f"{size_text} exceed the limit of {MAX_PIXELS} pixels"
+            )
         if max(image.size) > MAX_SIDE:
-            raise Image.DecompressionBombError(f"{found}; a side of {MAX_SIDE} is the limit")
+            raise Image.DecompressionBombError(f"{size_text}; a side of {MAX_SIDE} is the limit")
         if apply_exif_orientation:
             return to_rgb(ImageOps.exif_transpose(image))
         pixels = _stored_pixels(image, file, decoder=decoder, note_doubt=note_doubt)
@@ -187,7 +189,7 @@ def resolve_decoder(name: str) -> str:
         InputError: It is not known, not installed, or does not work.
     """
     if name == "auto":
-        return next(one for one in DECODERS if fault_of(one) is None)
+        return next(decoder for decoder in DECODERS if fault_of(decoder) is None)
     if name not in DECODERS:
         raise InputError(
             f"data.decoder: {name} is not known; take auto, {', '.join(DECODERS[:-1])} "

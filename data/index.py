@@ -186,10 +186,10 @@ def read_texts(folder: Path, name: str) -> TextColumn:
 def check_lengths(annotations: Annotations, description: dict[str, Any]) -> None:
     """Refuse columns that do not belong together."""
     for field in fields(Annotations):
-        wanted = rows_of(field.name, description)
-        found = len(getattr(annotations, field.name))
-        if found != wanted:
-            raise ValueError(f"{field.name} has {found} rows in place of {wanted}")
+        expected = rows_of(field.name, description)
+        rows = len(getattr(annotations, field.name))
+        if rows != expected:
+            raise ValueError(f"{field.name} has {rows} rows in place of {expected}")
 
 
 def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
@@ -249,9 +249,9 @@ def find_or_make_index(path: Path, *, console: Console | None = None) -> FoundIn
     stamp = stamp_of(path)
     homes = index_homes(path)
     for home in homes:
-        found = current_index(home, stamp)
-        if found:
-            return found
+        index = current_index(home, stamp)
+        if index:
+            return index
     console = console or make_console()
     try:
         return make_for_all(path, stamp, first_writable(homes), console=console)
@@ -313,14 +313,14 @@ def read_current(home: Path) -> dict[str, Any] | None:
     """Return the note on a file's current index: `index`, `size`, `modified_ns`."""
     try:
         current = json.loads(read_bytes(home / CURRENT))
-        found = {name: current[name] for name in ("index", "size", "modified_ns")}
+        note = {name: current[name] for name in ("index", "size", "modified_ns")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    name = found["index"]
+    name = note["index"]
     # A name of a folder in this one, and no way to another.
     if not isinstance(name, str) or Path(name).name != name or name == ".." or "\0" in name:
         return None
-    return found
+    return note
 
 
 def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
@@ -343,19 +343,19 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
     with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
         content = digest(path, advance=lambda done: advance(done, "identifying it"))
         folder = home / f"{content[:16]}-format{FORMAT}"
-        found = usable_index(folder)
-        if found is None:
+        index = usable_index(folder)
+        if index is None:
             annotations = read_annotations(
                 path, advance=lambda done: advance(stamp.size + done, "reading it")
             )
-            found = keep_index(folder, annotations, made_from=path)
+            index = keep_index(folder, annotations, made_from=path)
             del annotations
         advance(2 * stamp.size, "")
     if stamp_of(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
     write_current(home, folder=folder, stamp=stamp)
     remove_others(home, keep=folder.name)
-    return found
+    return index
 
 
 def keep_index(folder: Path, annotations: Annotations, *, made_from: Path) -> FoundIndex:
@@ -369,10 +369,10 @@ def keep_index(folder: Path, annotations: Annotations, *, made_from: Path) -> Fo
         write_index(folder, annotations, made_from=str(made_from.resolve()))
     except OSError:
         # Where the file system has no locks another process may have been faster.
-        found = usable_index(folder)
-        if found is None:
+        index = usable_index(folder)
+        if index is None:
             raise
-        return found
+        return index
     return FoundIndex(open_index(folder), folder, was_made=True)
 
 

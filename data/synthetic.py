@@ -131,7 +131,7 @@ def overlap_share(box: Box, other: Box) -> float:
     shared_height = min(box[3], other[3]) - max(box[1], other[1])
     if shared_width <= 0 or shared_height <= 0:
         return 0.0
-    areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
+    areas = [(edges[2] - edges[0]) * (edges[3] - edges[1]) for edges in (box, other)]
     return shared_width * shared_height / min(areas)
 
 

@@ -309,10 +309,10 @@ def seconds_to_wait(response: requests.Response) -> float:
     if text.isascii() and text.isdigit():
         return min(float(text), LONGEST_WAIT)
     try:
-        left = parsedate_to_datetime(text).timestamp() - time.time()
+        remaining = parsedate_to_datetime(text).timestamp() - time.time()
     except (TypeError, ValueError, OverflowError):
         return 0.0
-    return min(max(left, 0.0), LONGEST_WAIT)
+    return min(max(remaining, 0.0), LONGEST_WAIT)
 
 
 def drop_redirection_body(response: requests.Response, **options: object) -> None:
@@ -357,18 +357,18 @@ def file_length(response: requests.Response) -> int | None:
 def content_range(response: requests.Response) -> tuple[int, int]:
     """Return first byte and whole length, from `Content-Range: bytes 5-9/10`."""
     text = response.headers.get("Content-Range", "")
-    found = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
-    if found is None or int(found[3]) - 1 != int(found[2]):
+    match = re.fullmatch(rf"bytes ({LENGTH})-({LENGTH})/({LENGTH})", text.strip(), re.ASCII)
+    if match is None or int(match[3]) - 1 != int(match[2]):
         shown = text[:SHOWN_OF_A_HEADER]
         raise AttemptError(f"the server sent a part of the file as {shown!r}")
-    return int(found[1]), int(found[3])
+    return int(match[1]), int(match[3])
 
 
 def complete_length(response: requests.Response) -> int | None:
     """Return the whole length from a 416's `Content-Range: bytes */10`, if it says so."""
     text = response.headers.get("Content-Range", "")
-    found = re.fullmatch(rf"bytes \*/({LENGTH})", text, re.ASCII)
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf"bytes \*/({LENGTH})", text, re.ASCII)
+    return int(match[1]) if match else None
 
 
 def version_of(response: requests.Response) -> str:

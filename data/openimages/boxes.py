@@ -92,11 +92,11 @@ def image_ids_with_boxes(
 
     Arguments and errors as in `read_boxes`; only the columns ImageID and LabelName are read.
     """
-    found = [np.empty(0, dtype=np.uint64)]
+    parts = [np.empty(0, dtype=np.uint64)]
     for lines in read_lines(path, columns=["ImageID", "LabelName"], advance=advance):
         image_ids, class_indices = parse_names(lines, class_list.index_of_label)
-        found.append(np.unique(image_ids[class_indices != NOT_CHOSEN]))
-    return np.unique(np.concatenate(found))
+        parts.append(np.unique(image_ids[class_indices != NOT_CHOSEN]))
+    return np.unique(np.concatenate(parts))
 
 
 def _joined(parts: list[NDArray[Number]]) -> NDArray[Number]:
@@ -393,8 +393,8 @@ def _check_names(
 
 def _nearest(name: str, known: list[str]) -> str:
     by_lower_case = {other.lower(): other for other in known}
-    found = get_close_matches(name.lower(), by_lower_case, n=1)
-    return f"; did you mean {by_lower_case[found[0]]!r}?" if found else ""
+    nearest = get_close_matches(name.lower(), by_lower_case, n=1)
+    return f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else ""
 
 
 @contextmanager

@@ -312,14 +312,14 @@ def box_kinds(entries: Entries, start: int, stop: int, *, image_size: int) -> di
             "box_vanishes": vanishes,
             "box_partly_outside": beyond.any(axis=1),
         }
-        found = {
+        kinds = {
             "box_not_finite": ~np.isfinite(boxes).all(axis=1),
             "box_negative_side": (upper < lower).any(axis=1),
             "box_zero_size": (upper == lower).any(axis=1),
             # Without a known image there is nothing to be outside of.
             **{kind: flags & (images >= 0) for kind, flags in of_image.items()},
         }
-    return first_of_each_row(found)
+    return first_of_each_row(kinds)
 
 
 def first_of_each_row(found: dict[str, Flags]) -> dict[str, Flags]:
@@ -531,10 +531,10 @@ def clean_images(entries: Entries, good: Good) -> NDArray[np.bool_]:
 def clean_annotations(entries: Entries, good: Good) -> Annotations:
     """The good entries, boxes in the order of their images."""
     images = clean_images(entries, good)
-    kept = np.flatnonzero(good.boxes & images[entries.image_of_box])
+    rows_kept = np.flatnonzero(good.boxes & images[entries.image_of_box])
     rows = np.cumsum(images) - 1
-    image_of_box = rows[entries.image_of_box[kept]]
-    order = kept[np.argsort(image_of_box, kind="stable")]
+    image_of_box = rows[entries.image_of_box[rows_kept]]
+    order = rows_kept[np.argsort(image_of_box, kind="stable")]
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))
     names = (entries.file_names[row] for row in np.flatnonzero(images).tolist())
     return Annotations(

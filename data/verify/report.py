@@ -75,7 +75,7 @@ def require_writable(path: Path) -> None:
     Raises:
         InputError: Names the folder that is in the way.
     """
-    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise InputError(f"{existing}: is no folder that can be written to; name another")
 
@@ -143,20 +143,20 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     table = Table(Column("finding", no_wrap=True), Column("count", justify="right", no_wrap=True))
     table.add_column("severity", max_width=14)
     table.add_column("first example", overflow="fold")
-    for one in findings:
-        severity = Text(one.severity, style=STYLES[one.severity])
-        table.add_row(one.name, f"{one.count:,}", severity, Text(example(one)))
+    for finding in findings:
+        severity = Text(finding.severity, style=STYLES[finding.severity])
+        table.add_row(finding.name, f"{finding.count:,}", severity, Text(example(finding)))
     console.print(table)
 
 
 def print_plain_findings(console: Console, findings: Sequence[Finding]) -> None:
     """Print a line for each finding, however long."""
-    names = max(len(one.name) for one in findings)
-    counts = max(len(f"{one.count:,}") for one in findings)
-    severities = max(len(one.severity) for one in findings)
-    for one in findings:
-        columns = f"{one.name:<{names}}  {one.count:>{counts},}  {one.severity:<{severities}}"
-        say(console, f"{columns}  {example(one)}")
+    names = max(len(finding.name) for finding in findings)
+    counts = max(len(f"{finding.count:,}") for finding in findings)
+    severities = max(len(finding.severity) for finding in findings)
+    for finding in findings:
+        columns = f"{finding.name:<{names}}  {finding.count:>{counts},}"
+        say(console, f"{columns}  {finding.severity:<{severities}}  {example(finding)}")
 
 
 def example(finding: Finding) -> str:
@@ -221,14 +221,14 @@ def print_classes(console: Console, contents: Contents) -> None:
 def conclusion(checked: Sequence[CheckedSplit]) -> str:
     """Return in one line whether training would start and go on."""
     stopping = [
-        f"{one.count:,} {one.name} ({split.name})"
+        f"{finding.count:,} {finding.name} ({split.name})"
         for split in checked
-        for one in split.findings.stopping()
+        for finding in split.findings.stopping()
     ]
     if stopping:
         more = len(stopping) - KINDS_SHOWN
-        rest = f" and {more} more kinds" if more > 0 else ""
-        return f"training would stop: {', '.join(stopping[:KINDS_SHOWN])}{rest}"
+        others = f" and {more} more kinds" if more > 0 else ""
+        return f"training would stop: {', '.join(stopping[:KINDS_SHOWN])}{others}"
     if all(split.checked_all_images for split in checked):
         return "nothing stops training"
     return "nothing was found that stops training, but not all images were checked"
