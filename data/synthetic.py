@@ -193,6 +193,10 @@ def make_scenes(
     shutil.rmtree(partial, ignore_errors=True)
     done = 0
     for split, count in (("train", train), ("validation", validation)):
+
+        def advance_all(drawn: int, note: str, before: int = done) -> None:
+            advance(before + drawn, note)
+
         folder = partial / split
         (folder / "data").mkdir(parents=True)
         (folder / "labels").mkdir()
@@ -202,7 +206,7 @@ def make_scenes(
             name=split,
             seed=seed,
             count=count,
-            advance=lambda drawn, note, before=done: advance(before + drawn, note),
+            advance=advance_all,
         )
         done += count
     (partial / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
