@@ -53,7 +53,7 @@ class PrintableOnly(RenderHook):
     """Wraps whatever is printed, tables included."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """The same, with what is not printed replaced."""
+        """Return the same, with what is not printable replaced."""
         return [PrintableSegments(one) for one in renderables]
 
 
@@ -69,7 +69,7 @@ class PrintableSegments:
 
 
 def printable_segment(segment: Segment) -> Segment:
-    """A piece of text without control characters, but for the ends of lines."""
+    """Return a piece of text without control characters, but for the ends of lines."""
     if segment.control or segment.text.isprintable():
         return segment
     return Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
@@ -106,7 +106,7 @@ def progress(console: Console, title: str, *, total: int, start: int = 0) -> Ite
 
 @contextmanager
 def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[Advance]:
-    """`progress` of reading or writing, told in bytes and shown in megabytes.
+    """Show progress of reading or writing, counted in bytes and shown in megabytes.
 
     Less than a second's worth of it is not shown.
     """
@@ -118,7 +118,7 @@ def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[A
 
 
 def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
-    """The bar with its columns: amount, time left, note."""
+    """Return the bar with its columns: amount, time left, note."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
@@ -132,7 +132,7 @@ def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
 
 
 def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
-    """A line at the first call, at the last, and every `SECONDS_BETWEEN_LINES` between."""
+    """Return a function that prints a line at the first call, at the last, and now and then."""
     began = time.monotonic()
     last_shown = -SECONDS_BETWEEN_LINES
     is_over = False
@@ -154,14 +154,14 @@ def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Return seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def say(console: Console, text: str) -> None:
-    """A line as it is, however long."""
+    """Print a line as it is, however long."""
     console.print(text, markup=False, soft_wrap=True)
 
 

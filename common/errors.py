@@ -58,7 +58,7 @@ def is_refused_name(error: BaseException) -> bool:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """With which a command ends that such an error has reached."""
+    """Return the exit code of a command that such an error ends."""
     if isinstance(error, InputError) or is_refused_name(error):
         return BAD_INPUT
     if isinstance(error, NonFiniteLossError):
@@ -69,7 +69,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str | None:
-    """What to say of it in one line on stderr; None where only its traceback will do."""
+    """Return the line for stderr; None where only the traceback will do."""
     if isinstance(error, InputError | NonFiniteLossError):
         return f"error: {error}"
     if is_refused_name(error):
@@ -90,7 +90,7 @@ BREAKS = re.compile(r"\s*[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
 def printable(text: str) -> str:
-    """The text, with a � for each character that is not printed: control characters, escape
+    """Return the text, with a � for each character that is not printed: control characters, escape
     sequences, marks that turn the direction of writing, halves of surrogate pairs.
     """
     if text.isprintable():
@@ -99,7 +99,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line of at most `LONGEST` characters; its middle is left out."""
+    """Return one printable line of at most `LONGEST` characters; its middle is left out."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - KEPT_OF_THE_END - 3]} … {text[-KEPT_OF_THE_END:]}"
     return printable(BREAKS.sub(" ", text.strip()).replace("\t", " "))

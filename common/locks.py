@@ -244,7 +244,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def user_cache() -> Path | None:
-    """`${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu`; None for a user without a home."""
+    """Return `${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu`; None for a user without a home."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
@@ -253,7 +253,7 @@ def user_cache() -> Path | None:
 
 
 def private_cache_folders() -> list[Path]:
-    """The user's cache, and after it a folder of the user's own among the temporary files."""
+    """Return the user's cache, then a folder of the user's own among the temporary files."""
     temporary = Path(tempfile.gettempdir()) / f"retinanet-cpu-{os.getuid()}"
     folders = [temporary] if is_our_own(temporary) or not temporary.exists() else []
     cache = user_cache()
@@ -261,7 +261,7 @@ def private_cache_folders() -> list[Path]:
 
 
 def is_our_own(folder: Path) -> bool:
-    """Whether nobody else can have put something there."""
+    """Return whether nobody else can have put something there."""
     if not folder.is_dir() or folder.is_symlink():
         return False
     status = folder.stat()
@@ -269,7 +269,7 @@ def is_our_own(folder: Path) -> bool:
 
 
 def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
-    """The first folder that takes a file; it is made, with `mode`, if it is not there.
+    """Return the first folder that takes a file; it is made, with `mode`, if it is missing.
 
     Raises:
         OSError: There is none; the message has each one's reason.

@@ -33,13 +33,13 @@ def cpu_flags() -> set[str]:
 
 
 def processor_name() -> str:
-    """The processor's name as Linux gives it, else as Python does."""
+    """Return the processor's name as Linux gives it, else as Python does."""
     return cpu_field(("model name",)) or platform.processor()
 
 
 @cache
 def cpu_field(names: tuple[str, ...]) -> str:
-    """Of /proc/cpuinfo the first line with one of the names; empty where there is none."""
+    """Return the first line of /proc/cpuinfo with one of the names; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -49,12 +49,12 @@ def cpu_field(names: tuple[str, ...]) -> str:
 
 
 def bf16_flag(flags: Collection[str]) -> str | None:
-    """The processor's instructions for BF16; None where it has none."""
+    """Return the processor's instructions for BF16; None where it has none."""
     return next((flag for flag in BF16_FLAGS if flag in flags), None)
 
 
 def fastest_precision(flags: Collection[str] | None = None) -> str:
-    """`bf16` where the processor has instructions for it; without, a step takes many times as long.
+    """Return `bf16` where the processor has instructions for it, without which it is slow.
 
     `flags`: the processor's; None: this one's.
     """
@@ -62,7 +62,7 @@ def fastest_precision(flags: Collection[str] | None = None) -> str:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions by name; packages that are not installed are left out."""
+    """Return versions by name; packages that are not installed are left out."""
     found = {}
     for package in packages:
         try:
@@ -76,7 +76,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """`repository`, `commit`, and whether files differ from it; None where git does not say.
+    """Return `repository`, `commit`, and whether files differ; None where git does not say.
 
     An image is no clone: its file COMMIT says from which one it was made.
     """
@@ -90,13 +90,13 @@ def code_version() -> dict[str, str | bool | None]:
 
 
 def commit_of_image(file: Path = HERE / "COMMIT") -> str | None:
-    """What the Dockerfile was told; None elsewhere, and where it was told nothing."""
+    """Return the commit that the Dockerfile was given; None elsewhere, and where none was."""
     commit = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return commit if re.fullmatch("[0-9a-f]{7,64}", commit) else None
 
 
 def git(*arguments: str) -> str | None:
-    """What git says of this folder; None where it is no clone, or git is not installed."""
+    """Return git's answer about this folder; None where it is no clone, or there is no git."""
     command = ["git", "-C", str(HERE), *arguments]
     try:
         done = subprocess.run(
@@ -108,7 +108,7 @@ def git(*arguments: str) -> str | None:
 
 
 def without_password(address: str | None) -> str | None:
-    """A repository's address without who may read it, for whoever reads a run's files."""
+    """Return a repository's address without user and password."""
     return None if address is None else re.sub(r"//[^/@]*@", "//", address)
 
 
@@ -116,7 +116,7 @@ KIB = 1024
 
 
 def page_faults() -> int:
-    """Minor page faults of this process so far, its threads included and its children not.
+    """Return the minor page faults of this process so far, with its threads, without children.
 
     Each is a page that the kernel had to give first: after warm-up a step should need next to none.
     """
@@ -124,12 +124,12 @@ def page_faults() -> int:
 
 
 def resident_mb() -> float:
-    """Memory that this process has in RAM now. [10⁶ bytes]"""
+    """Return memory that this process has in RAM now. [10⁶ bytes]"""
     return memory_status("VmRSS")
 
 
 def peak_resident_mb() -> float:
-    """The most that this process has ever had in RAM. [10⁶ bytes]
+    """Return the most memory that this process has ever had in RAM. [10⁶ bytes]
 
     Not `ru_maxrss`: that one also counts what the process was before its `exec`, such as a large
     parent that started it.
@@ -138,7 +138,7 @@ def peak_resident_mb() -> float:
 
 
 def private_mb() -> float:
-    """Memory in RAM that this process shares with no other now. [10⁶ bytes]
+    """Return memory in RAM that this process shares with no other now. [10⁶ bytes]
 
     Pages of a mapped file count as long as nobody else has them mapped.
     """
@@ -148,12 +148,12 @@ def private_mb() -> float:
 
 
 def anonymous_bytes() -> int:
-    """Memory in RAM that is no file's, which another process like this one would take too."""
+    """Return the memory in RAM that is no file's, which another such process would take too."""
     return round(memory_status("RssAnon") * 1e6)
 
 
 def memory_status(name: str) -> float:
-    """A size from Linux's `/proc/self/status`. [10⁶ bytes]"""
+    """Return a size from Linux's `/proc/self/status`. [10⁶ bytes]"""
     for line in (
         Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     ):
@@ -163,7 +163,7 @@ def memory_status(name: str) -> float:
 
 
 def available_mb() -> float:
-    """What Linux can still give to processes without swapping. [10⁶ bytes]"""
+    """Return what Linux can still give to processes without swapping. [10⁶ bytes]"""
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -174,7 +174,7 @@ PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
 
 
 def environment() -> dict[str, str | int]:
-    """Processor, cores this process may use, kernel, Python and the packages that compute."""
+    """Return processor, usable cores, kernel, Python and the packages that compute."""
     found: dict[str, str | int] = {
         "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -203,7 +203,7 @@ def require_packages(*names: str, purpose: str) -> None:
 
 
 def read_proc_text(file: Path) -> str:
-    """The file's text; empty where it cannot be read."""
+    """Return the file's text; empty where it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -211,7 +211,7 @@ def read_proc_text(file: Path) -> str:
 
 
 def read_status(file: Path) -> dict[str, str]:
-    """The fields of a process's or a thread's status; none where it cannot be read."""
+    """Return the fields of a process's or a thread's status; none where it cannot be read."""
     pairs = (line.partition(":") for line in read_proc_text(file).splitlines())
     return {name: value.strip() for name, _, value in pairs}
 

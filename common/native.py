@@ -88,7 +88,7 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
 
 
 def source_text(source: Path) -> str:
-    """A source file's text, with that of the headers of its folder that it includes."""
+    """Return a source file's text, with that of the headers of its folder that it includes."""
     text = source.read_text(encoding="utf-8")
     headers = re.findall(r'^#include "(.+)"', text, re.MULTILINE)
     return "\0".join([text, *(source_text(source.parent / name) for name in headers)])
@@ -129,7 +129,7 @@ def known_instruction_sets() -> list[str]:
 
 
 def usable_instruction_sets() -> list[str]:
-    """What this processor can run, best first; tests compare them with each other."""
+    """Return what this processor can run, best first; tests compare them with each other."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ["generic"]
     usable = ["x86-64"]
@@ -141,7 +141,7 @@ def usable_instruction_sets() -> list[str]:
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler's command: the environment's `CXX`, else `g++`, else `c++`.
+    """Return the C++ compiler's command: the environment's `CXX`, else `g++`, else `c++`.
 
     Raises:
         NoCompilerError: There is none.
@@ -159,7 +159,7 @@ def find_compiler() -> list[str]:
 
 
 def describe_compiler(compiler: list[str]) -> str:
-    """Which compiler it is, for the cache's key."""
+    """Return which compiler it is, for the cache's key."""
     return run_tool([*compiler, "--version"]) + run_tool([*compiler, "-dumpmachine"])
 
 
@@ -177,7 +177,7 @@ def link_with_loaded_openmp() -> list[str]:
 
 
 def mapped_files(*prefixes: str) -> set[Path]:
-    """Files that are mapped into this process and whose name starts so; Linux only."""
+    """Return files that are mapped into this process and whose name starts so; Linux only."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -187,7 +187,7 @@ def mapped_files(*prefixes: str) -> set[Path]:
 
 
 def library_folder() -> Path:
-    """The first of the cache's folders that takes a file.
+    """Return the first of the cache's folders that takes a file.
 
     Raises:
         NativeLibraryError: There is none.

@@ -77,7 +77,7 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
 
 
 def shared_evenly(hosts: tuple[str, ...], ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """As many ranks on each host."""
+    """Return the hosts with as many ranks on each."""
     count = len(hosts)
     if ranks is None:
         raise InputError(f"--hosts: how many ranks? add --np N, or counts such as {hosts[0]}:4")
@@ -92,7 +92,7 @@ def shared_evenly(hosts: tuple[str, ...], ranks: int | None) -> tuple[tuple[str,
 
 
 def split_list(text: str) -> list[str]:
-    """The words between commas that are not within brackets."""
+    """Return the words between commas that are not within brackets."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -107,7 +107,7 @@ def split_list(text: str) -> list[str]:
 
 
 def expand_word(word: str, text: str) -> list[str]:
-    """The names of one word: every choice of each bracket."""
+    """Return the names of one word: every choice of each bracket."""
     pieces = PIECE.findall(word)
     if "".join(pieces) != word or any(letter.isspace() for letter in word):
         raise wrong_list(text)
@@ -120,7 +120,7 @@ def expand_word(word: str, text: str) -> list[str]:
 
 
 def expand_bracket(content: str, text: str) -> list[str]:
-    """`01-03,07` as its numbers."""
+    """Return `01-03,07` as its numbers."""
     numbers: list[str] = []
     for part in content.split(","):
         numbers += expand_numbers(part, text)
@@ -130,7 +130,7 @@ def expand_bracket(content: str, text: str) -> list[str]:
 
 
 def expand_numbers(part: str, text: str) -> list[str]:
-    """`07`, or `01-03` with both ends and as many digits."""
+    """Return `07`, or `01-03` with both ends and as many digits."""
     first, dash, last = part.strip().partition("-")
     last = last if dash else first
     if not (is_number(first) and is_number(last) and 0 <= int(last) - int(first) < MOST_HOSTS):
@@ -139,7 +139,7 @@ def expand_numbers(part: str, text: str) -> list[str]:
 
 
 def wrong_list(text: str) -> InputError:
-    """What a list of hosts looks like."""
+    """Return the error of a list of hosts that is none, with an example."""
     return InputError(f"hosts {text!r}: expected a list such as a,b or node[01-04,07]")
 
 
@@ -163,7 +163,7 @@ class Host:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a file in its order, each once.
+    """Return the hosts of a file in its order, each once.
 
     Raises:
         InputError: The file cannot be read, holds no host, or a line is none.
@@ -184,7 +184,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def read_line(line: str, *, place: str) -> Host:
-    """A line without its comment."""
+    """Return the host of a line without its comment."""
     match = LINE.fullmatch(line)
     slots = (match[2] or match[3]) if match else None
     if match is None or (slots and int(slots) == 0):
@@ -195,7 +195,7 @@ def read_line(line: str, *, place: str) -> Host:
 
 
 def each_once(lines: list[Host], path: Path) -> tuple[Host, ...]:
-    """Hosts of several lines have the sum of their places, a line without a number being one."""
+    """Return each host once: several lines add up, a line without a number being one place."""
     times = Counter(host.name for host in lines)
     if max(times.values()) > 1:
         slots: Counter[str] = Counter()
@@ -212,7 +212,7 @@ def each_once(lines: list[Host], path: Path) -> tuple[Host, ...]:
 
 
 def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, int], ...]:
-    """How many of `ranks` each host runs: all its slots, or as many as every other.
+    """Return how many of `ranks` each host runs: all its slots, or as many as every other.
 
     Raises:
         InputError: Neither fits; the message names numbers that do.
@@ -232,7 +232,7 @@ def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, i
 
 
 def choices(slots: list[int], ranks: int) -> str:
-    """The numbers of ranks that fit, at most the three next to what was asked for."""
+    """Return the numbers of ranks that fit, at most the three nearest to the given one."""
     even = {len(slots) * share for share in range(1, min(slots) + 1)}
     nearest = sorted(even | {sum(slots)}, key=lambda fitting: abs(fitting - ranks))[:3]
     *others, last = sorted(nearest)
@@ -278,7 +278,7 @@ def require_known_hosts(
 
 
 def is_known(host: str) -> bool:
-    """Whether the name has an address, or nobody can say."""
+    """Return whether the name has an address, or nobody can say."""
     try:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:
@@ -289,7 +289,7 @@ def is_known(host: str) -> bool:
 
 
 def is_known_to_ssh(host: str) -> bool:
-    """Whether ssh's configuration has another name for it, or a way there."""
+    """Return whether ssh's configuration has another name for it, or a way there."""
     try:
         done = subprocess.run(
             ["ssh", "-G", host],

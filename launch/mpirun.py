@@ -41,7 +41,7 @@ class Mpirun:
 
 
 def choose_mpirun(given: Path | None) -> Mpirun:
-    """The one given; else the cluster's own, on PATH; else the one of this environment.
+    """Return the given mpirun; else the cluster's own, on PATH; else that of this environment.
 
     A cluster's own knows its network and its batch system.
 
@@ -75,12 +75,12 @@ def search_path(mpirun: Path, environment: Mapping[str, str]) -> str:
 
 
 def is_program(path: Path) -> bool:
-    """Whether it is a file that may be executed."""
+    """Return whether it is a file that may be executed."""
     return path.is_file() and os.access(path, os.X_OK)
 
 
 def identify(path: Path) -> Mpirun:
-    """Ask an mpirun what it is."""
+    """Return an mpirun with its family, which its version names."""
     try:
         done = subprocess.run(
             [path, "--version"],
@@ -140,7 +140,7 @@ def mpirun_command(
     is_root: bool,
     is_terminal: bool,
 ) -> list[str]:
-    """The words that start `ranks` times `command`.
+    """Return the words that start `ranks` times `command`.
 
     Args:
         mpirun: What starts them.
@@ -167,7 +167,7 @@ def mpirun_command(
 def open_mpi_flags(
     hosts: Hosts, environment: Mapping[str, str], *, is_root: bool, is_terminal: bool
 ) -> list[str]:
-    """What Open MPI has to be told, and the others do of themselves."""
+    """Return the options that Open MPI needs and the others do not."""
     flags = ["--allow-run-as-root"] if is_root else []
     flags += ["--bind-to", "none", "--map-by", "slot"]
     flags += ["--host", with_counts(hosts)] if hosts else []
@@ -180,12 +180,12 @@ def open_mpi_flags(
 
 
 def with_counts(hosts: Hosts) -> str:
-    """`a:4,b:4`."""
+    """Return `a:4,b:4`."""
     return ",".join(f"{name}:{count}" for name, count in hosts)
 
 
 def intel_words_of_each_host(hosts: Hosts, command: Sequence[str]) -> list[str]:
-    """Intel MPI takes different counts only as one command for each host, or from a file."""
+    """Return a command for each host: Intel MPI takes different counts only so, or from a file."""
     words: list[str] = []
     for name, count in hosts:
         words += [":"] if words else []
@@ -194,7 +194,7 @@ def intel_words_of_each_host(hosts: Hosts, command: Sequence[str]) -> list[str]:
 
 
 def by_this_python(command: Sequence[str]) -> list[str]:
-    """Scripts and `python …` as this interpreter runs them, in this environment."""
+    """Return a command with scripts and `python …` run by this interpreter."""
     first, *rest = command
     if Path(first).suffix == ".py":
         return [sys.executable, *command]
@@ -208,7 +208,7 @@ ANY_RANKS_OPTION = "mpirun -np, or --np"
 
 
 def launcher_command(ranks: Ranks) -> list[str]:
-    """What comes before `python`: such as `mpirun -np 8`; nothing for one process."""
+    """Return what comes before `python`: such as `mpirun -np 8`; nothing for one process."""
     if ranks.launcher == "none":
         return []
     if ranks.launcher == "slurm":

@@ -192,7 +192,7 @@ def pin_within(
 
 
 def quota_of(part: Part, ranks: Ranks, allowance: Allowance) -> float | None:
-    """What the ranks that share some CPUs have of the quota of all ranks of this host."""
+    """Return what ranks that share some CPUs have of the quota of all ranks of this host."""
     if allowance.quota is None:
         return None
     return allowance.quota * part.ranks / ranks.local_size
@@ -225,14 +225,14 @@ def check_pinning(pinned: Pinned) -> list[str]:
 def unbound_share(
     topology: Topology, *, ranks: int, request: CoreRequest, quota: float | None
 ) -> Share:
-    """A rank's share where nothing is bound: threads, on any of the CPUs."""
+    """Return a share that is bound to nothing: threads, on any of the CPUs."""
     cores = count_cores(sockets_of(topology))
     usable = cores if quota is None else min(cores, cores_of_quota(quota))
     return anywhere(topology, threads=request.threads or max(1, usable // ranks))
 
 
 def anywhere(topology: Topology, *, threads: int) -> Share:
-    """Threads that move among all these CPUs."""
+    """Return a share whose threads move among all these CPUs."""
     return Share(
         socket=topology.cpus[0].socket,
         nodes=tuple(sorted({cpu.node for cpu in topology.cpus})),
@@ -245,7 +245,7 @@ def anywhere(topology: Topology, *, threads: int) -> Share:
 
 
 def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
-    """The cores for so many compute threads, of any socket.
+    """Return cores for so many compute threads, of any socket.
 
     Args:
         threads: How many; None: one for each core.
@@ -355,7 +355,7 @@ def enter_rank_context(
     pinned: bool,
     timeout_s: float,
 ) -> RankContext:
-    """Settle all that must be settled before torch is loaded. Call it first of all.
+    """Set up all that must be set up before torch is loaded. Call it first of all.
 
     It may start this process's command again, once, with libraries preloaded.
 
@@ -384,7 +384,7 @@ def enter_rank_context(
 
 
 def chosen_backend(name: str) -> str:
-    """torch's backend for what `distributed.backend` says: `gloo` or `ccl`.
+    """Return torch's backend for `distributed.backend`: `gloo` or `ccl`.
 
     Raises:
         InputError: oneCCL is asked for and not installed.

@@ -67,7 +67,7 @@ class Misfit:
 
 
 def advice(misfit: Misfit, numbers: Sequence[int], *, ranks: int, option: str) -> str:
-    """Numbers of ranks that fit, the nearest to what was asked for, and other ways out."""
+    """Return numbers of ranks that fit, the nearest to what was asked for, and other ways out."""
     nearest = sorted(sorted(numbers, key=lambda number: abs(number - ranks))[:CHOICES_SHOWN])
     ways = [*misfit.advice]
     if nearest:
@@ -77,7 +77,7 @@ def advice(misfit: Misfit, numbers: Sequence[int], *, ranks: int, option: str) -
 
 
 def enumerated(numbers: Sequence[int]) -> str:
-    """Such as `1, 2 or 4`."""
+    """Return such as `1, 2 or 4`."""
     words = [str(number) for number in numbers]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -175,7 +175,7 @@ def fitting_shapes(
 
 
 def cores_of_quota(quota: float) -> int:
-    """Whole cores that a CPU quota keeps busy, at least one."""
+    """Return whole cores that a CPU quota keeps busy, at least one."""
     return max(1, math.floor(quota))
 
 
@@ -252,7 +252,7 @@ def floating_shares(group: NodeGroup, *, threads: int, request: CoreRequest) -> 
 
 
 def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
-    """More cores are asked for than the smallest part has."""
+    """Return the misfit of ranks that ask for more cores than the smallest part has."""
     asked = {
         "launch.threads": request.threads,
         "launch.comm_cores": request.comm_cores,
@@ -276,7 +276,7 @@ def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
 
 
 def uneven(ranks: int, *, cores: str, threads: int) -> Misfit:
-    """More cores would stay idle than a user would expect."""
+    """Return the misfit of ranks that would leave more cores idle than a user would expect."""
     return Misfit(
         why=f"{count_ranks(ranks)} do not share {cores} evenly",
         advice=(f"launch.threads={threads}, which leaves the rest idle",),
@@ -284,14 +284,14 @@ def uneven(ranks: int, *, cores: str, threads: int) -> Misfit:
 
 
 def count_ranks(ranks: int) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Return `1 rank`, `2 ranks`."""
     return f"{ranks} rank{'s' if ranks > 1 else ''}"
 
 
 def placement_notes(
     topology: Topology, shares: Sequence[Share], *, request: CoreRequest, quota: float | None
 ) -> list[str]:
-    """Idle sockets and cores, ranks over several memory nodes, a quota that makes ranks float.
+    """Return notes on idle sockets and cores, on ranks over several nodes, on ranks that float.
 
     The arguments are those of `place_ranks`, and what it returned.
     """
@@ -323,7 +323,7 @@ def placement_notes(
 
 
 def count_idle(used: Sequence[Socket], shares: Sequence[Share]) -> int:
-    """Cores that no rank has, of the sockets that have ranks."""
+    """Return cores that no rank has, of the sockets that have ranks."""
     busy = {cpu for one in shares for cpu in (*one.cpus, *one.comm_cpus, *one.loader_cpus)}
     return sum(busy.isdisjoint(core) for socket in used for core in socket.cores)
 
@@ -345,7 +345,7 @@ def better_choice(numbers: Sequence[int], *, ranks: int) -> str:
 
 
 def idle_sockets(sockets: Sequence[Socket], used: Sequence[Socket], *, advised: bool) -> list[str]:
-    """Sockets without a rank; `advised`: a rank for each would use them."""
+    """Return sockets without a rank; `advised`: a rank for each would use them."""
     idle = [socket.number for socket in sockets if socket not in used]
     if not idle:
         return []
@@ -372,7 +372,7 @@ def spanning(shares: Sequence[Share], *, advised: int | None) -> list[str]:
 def floating(
     used: Sequence[Socket], shares: Sequence[Share], *, request: CoreRequest, quota: float
 ) -> list[str]:
-    """Why threads are not bound to cores of their own, and what was asked for in vain."""
+    """Return why threads are not bound to cores of their own, and which requests have no effect."""
     usable = cores_of_quota(quota)
     found = [
         f"the CPU quota of {quota:g} keeps {usable} of {count_cores(used)} cores busy: threads "
@@ -392,7 +392,7 @@ def floating(
 
 
 def named(kind: str, numbers: Iterable[int]) -> str:
-    """Such as `socket 1`, `nodes 0 and 1`."""
+    """Return such as `socket 1`, `nodes 0 and 1`."""
     words = [str(number) for number in numbers]
     if len(words) == 1:
         return f"{kind} {words[0]}"

@@ -162,7 +162,7 @@ class Cell:
 
 
 def used_cells(host: HostPlan) -> dict[int, Cell]:
-    """The cell of each CPU that a rank of the host has."""
+    """Return the cell of each CPU that a rank of the host has."""
     cells = {}
     for place, one in enumerate(host.ranks):
         colour = COLOURS[place % len(COLOURS)]
@@ -178,7 +178,7 @@ def used_cells(host: HostPlan) -> dict[int, Cell]:
 
 
 def cell_of(core: Core, used: Mapping[int, Cell], allowed: frozenset[int]) -> Cell:
-    """The cell of a core, of whichever of its CPUs a rank has."""
+    """Return the cell of a core, of whichever of its CPUs a rank has."""
     for cpu in core:
         if cpu in used:
             return used[cpu]
@@ -186,7 +186,7 @@ def cell_of(core: Core, used: Mapping[int, Cell], allowed: frozenset[int]) -> Ce
 
 
 def cell_text(cell: Cell, *, digits: int, marked: bool) -> str:
-    """All of one width: a number, and where any is marked a column for the mark."""
+    """Return a text of fixed width: a number, and where any is marked a column for the mark."""
     mark = MARKS[cell.use]
     if cell.rank is None:
         return mark.rjust(digits) + " " * marked
@@ -198,7 +198,7 @@ FRAME = 4
 
 
 def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width: int) -> Group:
-    """The sockets of a host with what each core does, and a legend of the signs in it.
+    """Return the sockets of a host with what each core does, and a legend of the signs.
 
     Args:
         topology: All CPUs of the host.
@@ -215,7 +215,7 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
 
 
 def drawn_cells(cells: Mapping[Core, Cell]) -> dict[Core, Text]:
-    """Each core's text, all of one width."""
+    """Return each core's text, all of one width."""
     numbered = [cell for cell in cells.values() if cell.rank is not None]
     digits = max((len(str(cell.rank)) for cell in numbered), default=1)
     marked = any(MARKS[cell.use] for cell in numbered)
@@ -226,7 +226,7 @@ def drawn_cells(cells: Mapping[Core, Cell]) -> dict[Core, Text]:
 
 
 def socket_box(socket: Socket, texts: Mapping[Core, Text], *, width: int) -> Panel:
-    """A socket with the rows of its nodes."""
+    """Return a socket with the rows of its nodes."""
     label = max(len(f"node {node.number}  ") for node in socket.nodes)
     rows = [
         row
@@ -238,7 +238,7 @@ def socket_box(socket: Socket, texts: Mapping[Core, Text], *, width: int) -> Pan
 
 
 def node_rows(node: Node, texts: Mapping[Core, Text], *, label: int, width: int) -> Iterator[Text]:
-    """The cells of a node's cores, below each other where one row has no room for them."""
+    """Return the cells of a node's cores, below each other where one row has no room for them."""
     cells = [texts[core] for core in node.cores]
     length = row_length(len(cells), most=max(1, (width - label) // (len(cells[0]) + 1)))
     for first in range(0, len(cells), length):
@@ -247,7 +247,7 @@ def node_rows(node: Node, texts: Mapping[Core, Text], *, label: int, width: int)
 
 
 def row_length(cells: int, *, most: int) -> int:
-    """The longest row of at most `most` that leaves no shorter last one, if half as long at least.
+    """Return the longest row of at most `most` that leaves no shorter last one, if long enough.
 
     Otherwise the rows are as long as can be.
     """
@@ -256,7 +256,7 @@ def row_length(cells: int, *, most: int) -> int:
 
 
 def legend(cells: Mapping[Core, Cell]) -> Text:
-    """The signs that occur, each as it is drawn first."""
+    """Return the signs that occur, each as it is drawn first."""
     first: dict[str, Cell] = {}
     for cell in cells.values():
         first.setdefault(cell.use, cell)
@@ -269,7 +269,7 @@ def legend(cells: Mapping[Core, Cell]) -> Text:
 
 
 def sign(cell: Cell) -> str:
-    """A cell without the blanks that fill it up."""
+    """Return a cell without the blanks that fill it up."""
     return cell_text(cell, digits=0, marked=True).strip()
 
 
@@ -293,7 +293,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def hosts_alike(hosts: Sequence[HostPlan]) -> list[list[HostPlan]]:
-    """Hosts with as many ranks together: their ranks have the same places."""
+    """Return groups of hosts with as many ranks, whose ranks have the same places."""
     alike: dict[int, list[HostPlan]] = {}
     for host in hosts:
         alike.setdefault(len(host.ranks), []).append(host)
@@ -301,7 +301,7 @@ def hosts_alike(hosts: Sequence[HostPlan]) -> list[list[HostPlan]]:
 
 
 def heading(hosts: Sequence[HostPlan]) -> str:
-    """Such as `hosts a and b, the same (ranks 0-3 and 4-7; drawn is a)`."""
+    """Return such as `hosts a and b, the same (ranks 0-3 and 4-7; drawn is a)`."""
     if len(hosts) == 1:
         return f"host {hosts[0].name}, {rank_numbers(hosts[0])}"
     if len(hosts) <= HOSTS_NAMED:
@@ -313,13 +313,13 @@ def heading(hosts: Sequence[HostPlan]) -> str:
 
 
 def rank_numbers(host: HostPlan) -> str:
-    """`rank 3`, or `ranks 0-3`."""
+    """Return `rank 3`, or `ranks 0-3`."""
     numbers = [one.rank for one in host.ranks]
     return f"rank{'s' if numbers[1:] else ''} {format_cpu_list(numbers)}"
 
 
 def described_host(plan: Plan) -> str:
-    """Sockets, cores, hyperthreads, and what of them may not be used."""
+    """Return sockets, cores, hyperthreads, and what of them may not be used."""
     sockets = sockets_of(plan.topology)
     threads = max(len(core) for socket in sockets for core in socket.cores)
     parts = [describe_sockets(sockets), *([f"{threads} CPUs a core"] if threads > 1 else [])]
@@ -332,7 +332,7 @@ def described_host(plan: Plan) -> str:
 
 
 def ranks_table(ranks: Sequence[RankPlan]) -> Table:
-    """A row for each rank; columns that nobody fills are left out."""
+    """Return a row for each rank; columns that nobody fills are left out."""
     table = Table(show_edge=False, pad_edge=False)
     headings = ("rank", "socket", "nodes", "threads", "compute on CPUs", "communicate", "load")
     rows = [
@@ -356,7 +356,7 @@ def ranks_table(ranks: Sequence[RankPlan]) -> Table:
 
 
 def environment_table(ranks: Sequence[RankPlan]) -> Table:
-    """Variables that all ranks share, then those that differ, as rank 0 has them."""
+    """Return variables that all ranks share, then those that differ, as rank 0 has them."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("rank", no_wrap=True)
     table.add_column("environment", overflow="fold")
@@ -373,7 +373,7 @@ def environment_table(ranks: Sequence[RankPlan]) -> Table:
 
 
 def short_list(numbers: Iterable[int]) -> str:
-    """As the kernel writes it, or as taskset takes every second, third, … CPU: `0-54:2`."""
+    """Return as the kernel writes it, or as taskset takes every second, third, … CPU: `0-54:2`."""
     ordered = sorted(numbers)
     steps = {after - before for before, after in pairwise(ordered)}
     if len(ordered) > 2 and len(steps) == 1 and steps != {1}:
@@ -402,7 +402,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
 
 
 def rank_as_json(one: RankPlan, host: HostPlan) -> dict[str, Any]:
-    """A rank's place and environment."""
+    """Return a rank's place and environment."""
     return {
         "rank": one.rank,
         "host": host.name,

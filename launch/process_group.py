@@ -75,7 +75,7 @@ class ProcessGroup:
     """Of each rank, its number in the job, where these are not all of the job's ranks."""
 
     def in_job(self, rank: int) -> int:
-        """What torch calls a rank of this group: its number among all ranks of the job."""
+        """Return the rank of a member in torch's group of all ranks of the job."""
         return self.job_ranks[rank] if self.job_ranks else rank
 
     @property
@@ -92,7 +92,7 @@ class ProcessGroup:
         return values
 
     def gather(self, value: Value) -> list[Value] | None:
-        """Everybody's value on rank 0, None on others; all ranks call it, and it is pickled."""
+        """Return all values on rank 0, None on others; all ranks call it, and they are pickled."""
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_first else None
@@ -100,7 +100,7 @@ class ProcessGroup:
         return values
 
     def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
-        """The rows of all ranks' columns on rank 0, in order of rank; on others columns without.
+        """Return the rows of all ranks' columns on rank 0, in order of rank; none on others.
 
         All ranks call it with as many columns of the same types and shapes but for the rows, which
         travel as they lie in memory.
@@ -124,7 +124,7 @@ class ProcessGroup:
         return found
 
     def from_first(self, make: Callable[[], Value]) -> Value:
-        """What rank 0 makes, on all ranks; all call it, only rank 0 makes it, and it is pickled."""
+        """Return on all ranks what rank 0 makes; all call it, and the value is pickled."""
         if self.size == 1:
             return make()
         values: list[Any] = [make() if self.is_first else None]
@@ -185,7 +185,7 @@ class ProcessGroup:
 
 @contextmanager
 def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
-    """The group of the ranks, while the context lasts; an error in one of them ends all.
+    """Connect the ranks while the context lasts; an error in one of them ends all.
 
     Args:
         place: Which of them this process is, where they meet, and who exchanges gradients where.
@@ -232,7 +232,7 @@ def join(
     notes: tuple[str, ...],
     wait: Wait,
 ) -> ProcessGroup:
-    """Meet the others, and make torch's groups.
+    """Connect to the other ranks, and make torch's groups.
 
     Raises:
         InputError: Rank 0 cannot be reached.
@@ -276,7 +276,7 @@ def join(
 def tell_each_other(
     store: dist.Store, ranks: Ranks, own: tuple[str, str, dict[str, Any] | None], *, wait: Wait
 ) -> list[list[Any]]:
-    """Everybody's host, network and process, in order of rank.
+    """Exchange host, network and process of all ranks; returned in order of rank.
 
     Raises:
         InputError: Rank 0 has ended meanwhile.
@@ -353,7 +353,7 @@ FIREWALL = "that no firewall blocks TCP ports between the hosts"
 def connect(
     ranks: Ranks, meeting: Rendezvous, *, timeout: timedelta, wait: Wait
 ) -> tuple[dist.Store, str]:
-    """The store that the ranks share, and rank 0's address as this rank reaches it.
+    """Return the store that the ranks share, and rank 0's address as this rank reaches it.
 
     Args:
         ranks: Which rank this is.
@@ -389,7 +389,7 @@ def connect(
 
 
 def reach_listener(ranks: Ranks, meeting: Rendezvous) -> str:
-    """The address of rank 0 that answers; it listens already.
+    """Return the address of rank 0 that answers; it listens already.
 
     Raises:
         InputError: None does.
@@ -434,7 +434,7 @@ def wait_for_answer(ranks: Ranks, address: str, *, port: int, wait: Wait) -> Non
 
 
 def speaks(ranks: Ranks) -> bool:
-    """Whether this rank prints notes for its host; on rank 0's host the second one does."""
+    """Return whether this rank prints notes for its host; on rank 0's host the second one does."""
     return ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
 
 
@@ -463,7 +463,7 @@ def wait_for_all(store: dist.Store, ranks: Ranks, *, wait: Wait) -> None:
 
 
 def broken(ranks: Ranks, where: str) -> InputError:
-    """The connection to rank 0 has ended before all ranks had met."""
+    """Return the error of a connection to rank 0 that ended before all ranks were connected."""
     return InputError(
         f"rank {ranks.rank} on {socket.gethostname()}: the connection to rank 0 at {where} broke "
         "before all ranks had met; rank 0's own output says why"

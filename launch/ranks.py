@@ -69,7 +69,7 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
 
 
 def torchrun_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Without the local variables, as some clusters' jobs come, a host has one rank."""
+    """Return torchrun's rank; without its local variables, a host has one rank."""
     return checked(
         environment,
         launcher="torchrun",
@@ -86,7 +86,7 @@ def open_mpi_ranks(environment: Mapping[str, str]) -> Ranks:
 
 
 def hydra_ranks(environment: Mapping[str, str]) -> Ranks:
-    """MPICH and Intel MPI, whose launchers are of one family."""
+    """Return the rank of MPICH or Intel MPI, whose launchers are of one family."""
     own = ("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO")  # I_MPI_ROOT: only installed
     alone = number(environment, "PMI_SIZE", default=1) == 1
     return checked(
@@ -98,7 +98,7 @@ def hydra_ranks(environment: Mapping[str, str]) -> Ranks:
 
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Whether `srun` started this process.
+    """Return whether `srun` started this process.
 
     A batch script has `SLURM_PROCID=0` and `SLURM_NTASKS` of the whole job too, but no step, or one
     of Slurm's own numbers.
@@ -110,7 +110,7 @@ def in_slurm_step(environment: Mapping[str, str]) -> bool:
 
 
 def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
-    """A task of `srun`; `SLURM_TASKS_PER_NODE` is for each host, such as `2(x3),1`."""
+    """Return the rank of a task of `srun`; counts of each host are written as `2(x3),1`."""
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     steps = "SLURM_STEP_TASKS_PER_NODE"
     per_node = steps if steps in environment else "SLURM_TASKS_PER_NODE"
@@ -131,7 +131,7 @@ def slurm_ranks(environment: Mapping[str, str]) -> Ranks:
 
 
 def tasks_per_node(environment: Mapping[str, str], name: str) -> list[int]:
-    """Counts of each host in order, of a variable such as `2(x3),1`."""
+    """Return counts of each host in order, of a variable such as `2(x3),1`."""
     tasks: list[int] = []
     for part in environment.get(name, "").split(","):
         match = re.fullmatch(r"(\d{1,9})(?:\(x([1-9]\d{0,6})\))?", part, re.ASCII)
@@ -151,7 +151,7 @@ def checked(
     names: tuple[str, str, str, str],
     local_defaults: tuple[int, int] | None = None,
 ) -> Ranks:
-    """Ranks from four variables: rank, size, and both on this host.
+    """Return the rank that four variables say: rank, size, and both on this host.
 
     Raises:
         InputError: One is missing or no number, or they contradict each other.
@@ -185,7 +185,7 @@ def number(
     default: int | None = None,
     most_digits: int = LONGEST_COUNT,
 ) -> int:
-    """A count from the environment.
+    """Return a count from the environment.
 
     Raises:
         InputError: It is no number, or missing without a default.

@@ -90,7 +90,7 @@ def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
 
 
 def told_meeting(environment: Mapping[str, str]) -> Rendezvous:
-    """Where `MASTER_ADDR` and `MASTER_PORT` say.
+    """Return the rendezvous that `MASTER_ADDR` and `MASTER_PORT` name.
 
     Raises:
         InputError: The one is no address or host that is known here, or the other no port.
@@ -107,7 +107,7 @@ def told_meeting(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def master_port(environment: Mapping[str, str]) -> int:
-    """`MASTER_PORT` as a number."""
+    """Return `MASTER_PORT` as a number."""
     text = environment.get("MASTER_PORT", "")
     if not is_number(text) or not 0 < int(text) <= LAST_PORT:
         raise InputError(f"MASTER_PORT: {text!r} is no port, beside MASTER_ADDR; give one")
@@ -115,7 +115,7 @@ def master_port(environment: Mapping[str, str]) -> int:
 
 
 def meet_in_slurm(environment: Mapping[str, str]) -> Rendezvous:
-    """The first host of the step, at a port that follows from the job's and the step's number."""
+    """Return the step's first host, with a port made of the job's and the step's number."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     job = environment.get("SLURM_JOB_ID", "")
     if not nodes or not JOB_NUMBER.fullmatch(job):
@@ -129,7 +129,7 @@ def meet_in_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
-    """Rank 0 opens a port; everybody learns its addresses, and the CPUs of its neighbours.
+    """Open a port on rank 0; all ranks learn its addresses, and the CPUs of their neighbours.
 
     Raises:
         InputError: The library that mpi4py finds is not the launcher's.
@@ -155,7 +155,7 @@ def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous
 
 
 def listen() -> socket.socket:
-    """A port of all addresses that nobody can take before torch does."""
+    """Return a port of all addresses that nobody can take before torch does."""
     listener = socket.create_server(("", 0), backlog=1024)
     listener.set_inheritable(False)
     return listener
@@ -218,7 +218,7 @@ def exchange(value: Any, *, failure: tuple[int, str] | None = None) -> list[Any]
 
 
 def is_running(ranks: Ranks) -> bool:
-    """Whether MPI is initialized, with the launcher's ranks, and not finalized."""
+    """Return whether MPI is initialized, with the launcher's ranks, and not finalized."""
     mpi = sys.modules.get(MODULE)
     return mpi is not None and not mpi.Is_finalized() and mpi.COMM_WORLD.size == ranks.size
 
@@ -251,7 +251,7 @@ SECONDS_TO_CONNECT = 3.0
 
 
 def interface_addresses() -> dict[str, str]:
-    """The IPv4 address of each interface that has one, such as {"lo": "127.0.0.1"}."""
+    """Return the IPv4 address of each interface that has one, such as {"lo": "127.0.0.1"}."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -265,7 +265,7 @@ def interface_addresses() -> dict[str, str]:
 
 
 def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Where other hosts may reach this one.
+    """Return the addresses at which other hosts may reach this one.
 
     `GLOO_SOCKET_IFNAME`, if it is set, names the interface for other hosts.
 
@@ -285,7 +285,7 @@ def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def reachable(addresses: tuple[str, ...], port: int) -> str:
-    """The first address at which something listens.
+    """Return the first address at which something listens.
 
     Raises:
         ConnectionError: There is none; names all.
@@ -302,7 +302,7 @@ def reachable(addresses: tuple[str, ...], port: int) -> str:
 
 
 def interface_towards(address: str, port: int) -> str | None:
-    """The interface over which this host reaches an address; None if it cannot be told."""
+    """Return the interface over which this host reaches an address; None if it cannot be told."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))  # sends nothing: asks the routing table
@@ -313,13 +313,13 @@ def interface_towards(address: str, port: int) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has the address."""
+    """Return the interface that has the address."""
     names = [name for name, own in interface_addresses().items() if own == address]
     return names[0] if names else None
 
 
 def network_of_this_process() -> str:
-    """Equal for processes that share all interfaces: the same host and network namespace."""
+    """Return a text that is equal for processes of one host and network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {Path('/proc/self/ns/net').readlink()}"
 
@@ -367,7 +367,7 @@ def silenced(errors: io.StringIO) -> Iterator[None]:
 
 
 def ended_well(error: BaseException) -> bool:
-    """Whether it is the end of `--help`."""
+    """Return whether it is the end of `--help`."""
     return isinstance(error, SystemExit) and not error.code
 
 
@@ -424,7 +424,7 @@ def hard_limit(seconds: float, code: int, text: str) -> Iterator[None]:
 
 
 def code_of(error: BaseException) -> int:
-    """The exit status with which a command ends that such an error has reached."""
+    """Return the exit status with which a command ends that such an error has reached."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     return error.code if isinstance(error, StartFailedError) else exit_code_of(error)

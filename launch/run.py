@@ -123,14 +123,14 @@ def run_ranks(
 def chosen_hosts(
     hosts: str | None, hostfile: Path | None, *, ranks: int
 ) -> tuple[tuple[str, int], ...]:
-    """Hosts with their numbers of ranks; none if the command line names none."""
+    """Return hosts with their numbers of ranks; none if the command line names none."""
     if hostfile is not None:
         return ranks_of_hosts(read_hostfile(hostfile), ranks=ranks)
     return hosts_with_ranks(hosts, ranks=ranks) if hosts is not None else ()
 
 
 def require_program(command: list[str]) -> None:
-    """Tell here, once, what every rank would tell otherwise.
+    """Report once what every rank would report otherwise.
 
     Raises:
         InputError: There is no command, or its script does not exist.
@@ -207,7 +207,7 @@ def run_with_gentle_stop(
 
 
 def wait_for(process: subprocess.Popen[bytes], *, patience_s: float, hosts: Sequence[str]) -> int:
-    """The launcher's exit status; it is killed if it waits for hosts that are cut off."""
+    """Return the launcher's exit status; kill it if it waits for hosts that are cut off."""
     helper = LocalHelper(process.pid)
     started = StartedHosts(process.pid, hosts)
     while True:
@@ -233,7 +233,7 @@ GENTLE = "RETINANET_LAUNCH_RUN"
 
 
 def gentle_stop(family: Family) -> signal.Signals:
-    """The signal that an mpirun passes on to its ranks, and kills none of them for.
+    """Return the signal that an mpirun passes on to its ranks without killing any of them.
 
     Open MPI's kills them half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
     """
@@ -241,7 +241,7 @@ def gentle_stop(family: Family) -> signal.Signals:
 
 
 def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What to say where this rank's launcher leaves too little time for a checkpoint."""
+    """Return what to say where this rank's launcher leaves too little time for a checkpoint."""
     if ranks.launcher != "open-mpi" or GENTLE in environment:
         return ()
     return (
@@ -278,7 +278,7 @@ class LocalHelper:
 
 
 def helpers_below(process: int, *, depth: int) -> list[int]:
-    """Process numbers among the children, and theirs."""
+    """Return process numbers among the children, and theirs."""
     children = children_of(process)
     found = [child for child in children if is_helper(child)]
     if found or depth == 1:
@@ -287,7 +287,7 @@ def helpers_below(process: int, *, depth: int) -> list[int]:
 
 
 def is_helper(process: int) -> bool:
-    """Whether it is one and has not ended."""
+    """Return whether a process is a helper that has not ended."""
     status = read_status(Path(f"/proc/{process}/status"))
     return status.get("Name") == NAME and status["State"][0] not in "ZX"
 
@@ -296,13 +296,13 @@ SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
 def children_of(process: int) -> list[int]:
-    """The processes that it has started and that have not ended; none where Linux hides them."""
+    """Return the running processes that a process has started; none where Linux hides them."""
     text = read_proc_text(Path(f"/proc/{process}/task/{process}/children"))
     return [int(word) for word in text.split()]
 
 
 def below_scripts(process: int, number: int) -> int:
-    """The process, or what it has started if it is a shell that signal `number` would end.
+    """Return the process, or what it has started if it is a shell that the signal would end.
 
     Such as Intel MPI's mpirun: a script, whose ranks would go on.
     """
@@ -312,7 +312,7 @@ def below_scripts(process: int, number: int) -> int:
 
 
 def would_end_shell(process: int, number: int) -> bool:
-    """Whether it is a shell that has no trap for the signal."""
+    """Return whether it is a shell that has no trap for the signal."""
     folder = Path(f"/proc/{process}")
     caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
     try:

@@ -36,12 +36,12 @@ class Topology:
     cpus: tuple[Cpu, ...]
 
     def restricted(self, allowed: Collection[int]) -> "Topology":
-        """The same host with the allowed CPUs only; cores keep their numbers."""
+        """Return the same host with the allowed CPUs only; cores keep their numbers."""
         return Topology(tuple(cpu for cpu in self.cpus if cpu.cpu in allowed))
 
 
 def read_topology(path: Path | None = None) -> Topology:
-    """The topology of this machine, or of one that a file or folder describes.
+    """Return the topology of this machine, or of one that a file or folder describes.
 
     Args:
         path: None for this machine; a file with the output of `lscpu -p=CPU,CORE,SOCKET,NODE`; or
@@ -59,7 +59,7 @@ def read_topology(path: Path | None = None) -> Topology:
 
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
-    """From sysfs; where a sandbox hides it, every CPU counts as a core of one socket."""
+    """Read sysfs; where a sandbox hides it, every CPU counts as a core of one socket."""
     if has_topology(sysfs / "cpu"):
         return topology_of(read_sysfs(sysfs / "cpu"))
     return Topology(
@@ -80,7 +80,7 @@ class CpuFacts:
 
 
 def topology_of(facts: Iterable[CpuFacts]) -> Topology:
-    """Number the cores: their own ids may repeat from socket to socket."""
+    """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
     cores: dict[tuple[int, ...], int] = {}
     cpus = []
     for one in sorted(facts):
@@ -116,7 +116,7 @@ class Socket:
 
 
 def sockets_of(topology: Topology) -> tuple[Socket, ...]:
-    """The sockets that have CPUs, in order of number.
+    """Return the sockets that have CPUs, in order of number.
 
     A node whose CPUs lie on two sockets is a node of each.
     """
@@ -137,12 +137,12 @@ def sockets_of(topology: Topology) -> tuple[Socket, ...]:
 
 
 def count_cores(sockets: Sequence[Socket]) -> int:
-    """Physical cores of them all."""
+    """Return physical cores of them all."""
     return sum(len(socket.cores) for socket in sockets)
 
 
 def describe_sockets(sockets: Sequence[Socket]) -> str:
-    """Such as `2 sockets of 28 cores`, or `2 sockets of 28 cores and 4 NUMA nodes`."""
+    """Return such as `2 sockets of 28 cores`, or `2 sockets of 28 cores and 4 NUMA nodes`."""
     name = "1 socket" if len(sockets) == 1 else f"{len(sockets)} sockets"
     sizes = [len(socket.cores) for socket in sockets]
     nodes = [len(socket.nodes) for socket in sockets]
@@ -152,7 +152,7 @@ def describe_sockets(sockets: Sequence[Socket]) -> str:
 
 
 def span(counts: Sequence[int]) -> str:
-    """One number where all are equal, else the least and the greatest."""
+    """Return one number where all are equal, else the least and the greatest."""
     least, greatest = min(counts), max(counts)
     return f"{least}" if least == greatest else f"{least} to {greatest}"
 
@@ -162,7 +162,7 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 
 
 def find_cpu_folder(copy: Path) -> Path:
-    """The folder of CPUs in a copy of sysfs; that of memory nodes lies beside it.
+    """Return the folder of CPUs in a copy of sysfs; that of memory nodes lies beside it.
 
     Raises:
         InputError: The copy has none.
@@ -174,12 +174,12 @@ def find_cpu_folder(copy: Path) -> Path:
 
 
 def has_topology(cpu_folder: Path) -> bool:
-    """Whether the kernel tells of cores here; a sandbox may hide them."""
+    """Return whether the kernel tells of cores here; a sandbox may hide them."""
     return any(cpu_folder.glob("cpu[0-9]*/topology/core_id"))
 
 
 def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
-    """The online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it.
+    """Return the online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it.
 
     Raises:
         InputError: A file is missing or holds something else; names it.
@@ -206,7 +206,7 @@ def online(cpu_folder: Path) -> frozenset[int]:
 
 
 def read_core_id(topology: Path, cpu: int) -> tuple[int, int]:
-    """The core within its socket: core ids may repeat from die to die.
+    """Return the core within its socket: core ids may repeat from die to die.
 
     Where the kernel does not know the core, the CPU counts as one.
     """
@@ -216,14 +216,14 @@ def read_core_id(topology: Path, cpu: int) -> tuple[int, int]:
 
 
 def read_nodes(node_folder: Path) -> dict[int, int]:
-    """The memory node of each CPU; nothing where the kernel knows no nodes."""
+    """Return the memory node of each CPU; nothing where the kernel knows no nodes."""
     files = sorted(node_folder.glob("node[0-9]*/cpulist"))
     names = ((file, file.parent.name.removeprefix("node")) for file in files)
     return {cpu: int(name) for file, name in names if is_number(name) for cpu in read_list(file)}
 
 
 def read_list(file: Path) -> frozenset[int]:
-    """The CPUs that a file of the kernel lists."""
+    """Return the CPUs that a file of the kernel lists."""
     try:
         return parse_cpu_list(read_sysfs_text(file))
     except ValueError as error:
@@ -231,7 +231,7 @@ def read_list(file: Path) -> frozenset[int]:
 
 
 def read_id(file: Path) -> int:
-    """A number; -1 where the kernel does not know."""
+    """Return a number; -1 where the kernel does not know."""
     text = read_sysfs_text(file).strip()
     try:
         return int(text)
@@ -240,7 +240,7 @@ def read_id(file: Path) -> int:
 
 
 def read_sysfs_text(file: Path) -> str:
-    """The file's text."""
+    """Return the file's text."""
     try:
         return read_text(file, errors="replace")
     except OSError as error:
@@ -286,7 +286,7 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of the file."""
+    """Return the lines of the file."""
     try:
         return read_text(file, most_bytes=MOST_BYTES).splitlines()
     except OSError as error:
@@ -297,12 +297,12 @@ def read_lines(file: Path) -> list[str]:
 
 
 def not_lscpu(place: str) -> InputError:
-    """What to give instead."""
+    """Return the error of a file that is not the output of lscpu."""
     return InputError(f"{place}: expected the output of: {COMMAND}")
 
 
 def columns_of(comment: str) -> Mapping[str, int] | None:
-    """Where the columns are, if this comment is the one that names them."""
+    """Return where the columns are, if this comment is the one that names them."""
     names = [name.strip().lower() for name in comment.lstrip("#").split(",")]
     if "cpu" not in names or not set(COLUMNS) <= set(names):
         return None
@@ -310,7 +310,7 @@ def columns_of(comment: str) -> Mapping[str, int] | None:
 
 
 def facts_of(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
-    """One CPU's line; None for a CPU that is offline."""
+    """Return one CPU's line; None for a CPU that is offline."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) <= max(columns.values()):
         raise InputError(
@@ -336,7 +336,7 @@ MOST_NUMBERS = 65_536
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """The numbers of a list such as `0-3,8`; an empty text is an empty set.
+    """Return the numbers of a list such as `0-3,8`; an empty text is an empty set.
 
     Raises:
         ValueError: The text is not such a list.
@@ -356,7 +356,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def numbers_of(part: str) -> range:
-    """`8`, or `0-3` with both ends."""
+    """Return `8`, or `0-3` with both ends."""
     first, dash, last = part.partition("-")
     if not (is_number(first) and (is_number(last) if dash else True)):
         raise ValueError(f"expected a list such as 0-3,8, found {part!r}")
@@ -366,12 +366,12 @@ def numbers_of(part: str) -> range:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is plain digits, and few enough for a CPU's number."""
+    """Return whether it is plain digits, and few enough for a CPU's number."""
     return text.isascii() and text.isdigit() and len(text) <= 6
 
 
 def format_cpu_list(numbers: Iterable[int]) -> str:
-    """Numbers in the kernel's way, ascending, runs as `0-3`; nothing is an empty text."""
+    """Return numbers in the kernel's way, ascending, runs as `0-3`; nothing is an empty text."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][-1] == number - 1:

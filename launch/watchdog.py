@@ -130,7 +130,7 @@ class Watch:
         end_process(failure, prints=True)
 
     def close(self) -> None:
-        """Part from the others in peace; every rank calls it once all have done their work."""
+        """Disconnect in order; every rank calls it once all have done their work."""
         self._is_over = True
         for rank in self._connections:
             self._send(rank, BYE)
@@ -242,7 +242,7 @@ class Watch:
             kill_if_local(self._processes[failure.rank])
 
     def _wait_for_ends(self, failure: Failure) -> None:
-        """Until the others have ended: launchers kill what is left once one rank has."""
+        """Wait until the others have ended: launchers kill the remaining ranks once one has."""
         others = self._connections.items()
         left = {one for rank, one in others if rank != failure.rank or failure.code != DIED}
         end = time.monotonic() + PATIENCE
@@ -257,7 +257,7 @@ class Watch:
 
 
 def given_up(failure: Failure, *, group: int, ranks: Sequence[int]) -> str:
-    """What to say where a failure is the end of a compute group alone."""
+    """Return the message of a failure that ends a compute group alone."""
     its = f"its group {group}, rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
     what = f"{its}, is given up, and the others go on"
     if "\n" in failure.text:  # a traceback
@@ -266,7 +266,7 @@ def given_up(failure: Failure, *, group: int, ranks: Sequence[int]) -> str:
 
 
 def print_failure(failure: Failure) -> None:
-    """To stderr, whole; nowhere if its reader is gone."""
+    """Print to stderr, whole; nowhere if its reader is gone."""
     with suppress(OSError):
         sys.stdout.flush()
         print(failure.text, file=sys.stderr, flush=True)
@@ -288,7 +288,7 @@ def watch_as_first(
     publish: Callable[[int], None],
     processes: Sequence[ProcessIdentity | None] = (),
 ) -> Watch:
-    """Rank 0's watch, once all others have come.
+    """Return rank 0's watch, once all others are connected.
 
     Args:
         hosts: Of all ranks, for messages.
@@ -314,7 +314,7 @@ def watch_as_other(
     address: tuple[str, int],
     processes: Sequence[ProcessIdentity | None] = (),
 ) -> Watch:
-    """Another rank's watch, connected to rank 0's at (host, port)."""
+    """Return another rank's watch, connected to rank 0's at (host, port)."""
     connection = Client(address, authkey=key)
     connection.send_bytes(str(rank).encode())
     return Watch(rank, {0: connection}, hosts=hosts, processes=processes)
@@ -333,7 +333,7 @@ class RankSupervisor:
     pipe: int
 
     def beat(self) -> None:
-        """Say that this rank lives, and from the first time on, that the other ranks watch it too.
+        """Send a sign of life; from the first one on, the other ranks watch this rank too.
 
         They then notice its end, and decide what it means to them.
         """
@@ -342,7 +342,7 @@ class RankSupervisor:
 
 
 def keep_this_rank(*, launcher: int | None, silence_s: float) -> RankSupervisor:
-    """Go on in a child of this process, which stays behind, small, until that has ended.
+    """Continue in a child of this process, which stays behind, small, until that has ended.
 
     Args:
         launcher: The process that has started this rank; where it ends the keeper does.
@@ -369,7 +369,7 @@ def ended(
     launcher: int | None,
     silence_s: float,
 ) -> tuple[int, bool]:
-    """Hand on signals until a rank has ended.
+    """Forward signals until a rank has ended.
 
     Returns:
         Its exit code, as shells count, and whether it had begun to beat.
@@ -392,7 +392,7 @@ def ended(
 
 
 def beaten(beats: int) -> bool:
-    """Whether the rank has, since the last look."""
+    """Return whether the rank has sent a beat since the last look."""
     try:
         return bool(os.read(beats, MOST_BEATS))
     except BlockingIOError:
@@ -409,7 +409,7 @@ def end_keeper(code: int, *, watched: bool) -> NoReturn:
 
 
 def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None:
-    """The process number of the launcher's part on this host; None where it may end before us.
+    """Return the launcher's process on this host; None where it may end before the ranks.
 
     mpirun, srun and torchrun stay until their ranks have ended. A script that starts ranks with
     `RANK` and `WORLD_SIZE` need not.
@@ -419,7 +419,7 @@ def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None
 
 
 def is_gone(launcher: int | None) -> bool:
-    """Whether it has ended: its children have got another parent."""
+    """Return whether the launcher has ended: its children have got another parent."""
     return launcher is not None and os.getppid() != launcher
 
 
