@@ -29,7 +29,7 @@ from common.charts import (
     shortened,
     write_in_place_of_chart,
 )
-from common.cli import add_output_options, positive
+from common.cli import add_command, add_output_options, positive
 from common.console import make_console, say, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, require_free_json, require_free_outputs, write_whole
@@ -62,12 +62,7 @@ examples:
 
 def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `compare` to the commands of a command line."""
-    parser = commands.add_parser(
-        "compare",
-        description=ABOUT,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "compare", about=ABOUT, examples=EPILOG)
     parser.add_argument("first", type=Path, metavar="LOG", help="a log, or a folder of logs")
     parser.add_argument("second", type=Path, metavar="REFERENCE", help="what it is held against")
     parser.add_argument("--names", metavar="A,B", help="what to call them (default: their files)")

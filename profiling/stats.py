@@ -28,7 +28,7 @@ from common.charts import (
     save_chart,
     write_in_place_of_chart,
 )
-from common.cli import add_output_options, positive
+from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, say, significant
 from common.errors import FINISHED, printable
 from common.files import csv_parts, require_free_json, require_free_outputs, write_parts
@@ -74,11 +74,11 @@ FILES = """\
 
 def add_stats(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `stats` to the commands of a command line."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "stats",
-        description="Sum up oneDNN's logs: where the time goes, by kind and by problem.",
-        epilog=f"{FILES}\n\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        about="Sum up oneDNN's logs: where the time goes, by kind and by problem.",
+        examples=f"{FILES}\n\n{EXAMPLES}",
     )
     add_logs(parser)
     add_peaks_option(parser)

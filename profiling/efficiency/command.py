@@ -22,7 +22,7 @@ from common.charts import (
     save_chart,
     write_in_place_of_chart,
 )
-from common.cli import add_output_options, positive
+from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, progress, say, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
@@ -93,12 +93,7 @@ REPEATS = 20
 
 def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `efficiency` to the commands of a command line."""
-    parser = commands.add_parser(
-        "efficiency",
-        description=ABOUT,
-        epilog=f"{FILES}\n\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "efficiency", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
     add_logs(parser)
     add_replay_options(parser)
     add_peaks_option(parser)

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.cli import add_json_option, positive
+from common.cli import add_command, add_json_option, positive
 from common.console import Advance, make_console, print_cautions, progress, say
 from common.errors import FINISHED, InputError
 from common.files import read_json_object, require_free_json, write_whole
@@ -51,12 +51,7 @@ examples:
 
 def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `peaks` to the commands of a command line."""
-    parser = commands.add_parser(
-        "peaks",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "peaks", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
         "--threads",
         type=positive,

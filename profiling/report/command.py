@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from common.cli import add_command
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
@@ -67,12 +68,7 @@ examples:
 
 def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `report` to the commands of a command line."""
-    parser = commands.add_parser(
-        "report",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "report", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
         "logs", nargs="+", type=Path, metavar="LOG", help="a log, a folder of logs, or runs/NAME"
     )
