@@ -28,7 +28,7 @@ FLAGS = ("flags", "Features")
 
 
 def cpu_flags() -> set[str]:
-    """What the processor can do, in /proc/cpuinfo's names, such as `avx512_bf16`; Linux only."""
+    """Return the processor's features as /proc/cpuinfo names them, such as `avx512_bf16`."""
     return set(cpu_field(FLAGS).split())
 
 

@@ -27,7 +27,7 @@ PIECE = re.compile(r"[^\[\]]+|\[[^\[\]]*\]")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The names of a list such as `node[01-03,07],login1` or `rack[1-2]n[1-2]`, in its order.
+    """Return the names of a list such as `node[01-03,07],login1` or `rack[1-2]n[1-2]`, in order.
 
     Numbers keep their leading zeros; several brackets vary the last one first.
 
@@ -46,7 +46,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """Hosts with the number of ranks on each: `a:4,b:4`, or `a,b`, which share `ranks` evenly.
+    """Return hosts with their numbers of ranks: `a:4,b:4`, or `a,b`, which share `ranks` evenly.
 
     Args:
         text: The list; names as `expand_hosts` takes them.

@@ -356,7 +356,7 @@ def idle_sockets(sockets: Sequence[Socket], used: Sequence[Socket], *, advised: 
 
 
 def spanning(shares: Sequence[Share], *, advised: int | None) -> list[str]:
-    """Ranks whose memory comes from several nodes; `advised`: ranks that would have one each."""
+    """Return a note on ranks that span several nodes; `advised`: ranks that would have one each."""
     spans = [(rank, share) for rank, share in enumerate(shares) if len(share.nodes) > 1]
     if not spans:
         return []

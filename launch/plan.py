@@ -382,7 +382,7 @@ def short_list(numbers: Iterable[int]) -> str:
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """`hosts`, `topology` (of each), `notes`, and `ranks` in order, with their environment."""
+    """Return `hosts`, `topology` (of each), `notes`, and `ranks` in order with their variables."""
     sockets = sockets_of(plan.topology)
     return {
         "hosts": [

@@ -84,7 +84,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def all_gather(self, value: Value) -> list[Value]:
-        """Everybody's value, in order of rank; all ranks call it, and it is pickled."""
+        """Return all ranks' values, in order of rank; all ranks call it, and they are pickled."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size

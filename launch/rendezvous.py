@@ -431,7 +431,7 @@ def code_of(error: BaseException) -> int:
 
 
 def text_of(error: BaseException, *, printed: str, ranks: Ranks) -> str:
-    """What rank 0 prints of an error of this rank; `printed`: what the rank has held back."""
+    """Return what rank 0 prints of this rank's error; `printed`: what the rank has held back."""
     text = printed.strip() if isinstance(error, SystemExit) else described(error)
     if text is None:
         text = "".join(traceback.format_exception(error)).strip()

@@ -45,6 +45,7 @@ from types import FrameType
 from common.cli import number_of_ranks
 from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
 from common.machine import read_proc_text, read_status
+from common.processes import PR_SET_PDEATHSIG
 from launch.hosts import (
     add_where,
     hosts_with_ranks,
@@ -147,8 +148,6 @@ def require_program(command: list[str]) -> None:
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS_BETWEEN_LOOKS = 2.0
-PR_SET_PDEATHSIG = 1
-"""From Linux's prctl.h."""
 
 
 def run_with_gentle_stop(
@@ -268,7 +267,7 @@ class LocalHelper:
         self._gone_since: float | None = None
 
     def seconds_gone(self) -> float:
-        """For how long there has been none on this host after there was one; 0 until then."""
+        """Return for how long this host's helper has been gone; 0 before. [seconds]"""
         if not self._helpers:
             self._helpers = helpers_below(self._launcher, depth=DEPTH)
         if not self._helpers or any(map(is_helper, self._helpers)):

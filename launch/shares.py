@@ -48,8 +48,9 @@ class Share:
 
 
 def spare_cpus(share: Share, topology: Topology) -> tuple[int, ...]:
-    """Those that load images; without them, the other hyperthreads of the cores that compute. None
-    where there are none, or where threads float.
+    """Return CPUs that load images; without such, the other hyperthreads of computing cores.
+
+    There are none where threads float.
 
     Args:
         share: The rank's.

@@ -197,7 +197,7 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
 
 
 def online(cpu_folder: Path) -> frozenset[int]:
-    """CPUs that are switched on; a copy without that list counts those that have a topology."""
+    """Return CPUs that are online; in a copy without that list, those that have a topology."""
     if (cpu_folder / "online").is_file():
         return read_list(cpu_folder / "online")
     found = cpu_folder.glob("cpu[0-9]*/topology/core_id")
@@ -256,7 +256,7 @@ MOST_BYTES = 10_000_000
 
 
 def read_lscpu(file: Path) -> list[CpuFacts]:
-    """The online CPUs of an output of `lscpu -p` that has the columns CPU, Core, Socket and Node.
+    """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node.
 
     `lscpu --all` also lists CPUs that are offline, without core and socket: they are left out. The
     node is empty for all CPUs of a host without NUMA; it is 0 then.
