@@ -88,8 +88,8 @@ class BackgroundEvaluation:
         self._process: BaseProcess | None = None
         self._answers: Connection | None = None
 
-    def start(self, *, cpus: Sequence[int], are_spare: bool) -> None:
-        """Start the process on rank 0, on CPUs that training leaves free or has to share."""
+    def start(self, *, spare_cpus: Sequence[int], training_cpus: Sequence[int]) -> None:
+        """Start the process on rank 0: on spare CPUs, else with low priority on the training's."""
         if self._work is None:
             return
         context = multiprocessing.get_context("spawn")  # a fork would hold all memory of training
@@ -97,7 +97,11 @@ class BackgroundEvaluation:
         self._process = context.Process(
             target=compute_metric,
             args=(self._work, end),
-            kwargs={"cpus": cpus, "nice": 0 if are_spare else NICE, "parent": os.getpid()},
+            kwargs={
+                "cpus": spare_cpus or training_cpus,
+                "nice": 0 if spare_cpus else NICE,
+                "parent": os.getpid(),
+            },
             daemon=True,
         )
         with signals_blocked():

@@ -159,12 +159,10 @@ def notes_on_differences(
     ]
 
 
-def format_finished(step: int, *, best_map: float | None, target_is_reached: bool) -> str:
+def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> str:
     """Return that there is nothing to do in a resumed run, and what would make something to do."""
     best = "" if best_map is None else f"best mAP {best_map:.3f}; "
-    raised = (
-        "training.target_map" if target_is_reached else ("training.epochs or training.max_steps")
-    )
+    raised = "training.target_map" if is_reached else "training.epochs or training.max_steps"
     return (
         f"finished after step {step}; {best}raise {raised} to train on, or give --overwrite to "
         "begin anew"

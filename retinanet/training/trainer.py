@@ -34,7 +34,7 @@ from retinanet.training.data import Loading
 from retinanet.training.distributed import agree_on_weights, average_norms
 from retinanet.training.epoch import EpochStep
 from retinanet.training.evaluation import BackgroundEvaluation, Evaluator
-from retinanet.training.loop import NO_PROFILER, StepProfiler
+from retinanet.training.loop import StepProfiler
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
 from retinanet.training.parallel import ParallelModel, averaging_ranks
 from retinanet.training.recorder import (
@@ -78,7 +78,7 @@ class Trainer:
         place: RankContext,
         console: Console,
         log: MlperfLog,
-        profiler: StepProfiler = NO_PROFILER,
+        profiler: StepProfiler,
     ) -> None:
         training = config.training
         self.config, self.folder, self.data = config, folder, data
@@ -158,8 +158,8 @@ class Trainer:
         """
         self.load_checkpoint(checkpoint)
         if self.is_done():
-            best_map, reached = self.state.best_map, self.target_is_reached()
-            text = format_finished(self.state.step, best_map=best_map, target_is_reached=reached)
+            is_reached = self.target_is_reached()
+            text = format_finished(self.state.step, self.state.best_map, is_reached=is_reached)
             self.print_plainly(f"{self.folder.path}: {text}")
             return FINISHED
         self.prepare(checkpoint)
@@ -320,7 +320,8 @@ class Trainer:
             NonFiniteLossError: The run cannot continue after the step.
         """
         if step.group is not None:
-            self.continue_with(step.group)
+            self.group = self.checkpointer.group = step.group
+            self.loading.share_evaluation(rank=step.group.rank, ranks=step.group.size)
         if step.nonfinite is not None:
             self.report_nonfinite(step.nonfinite)
         result, before = step.result, self.state.step
@@ -371,11 +372,6 @@ class Trainer:
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
             self.recorder.bad_image(problem, step=self.state.step)
 
-    def continue_with(self, group: ProcessGroup) -> None:
-        """Continue with the ranks that are left; these call it."""
-        self.group = self.checkpointer.group = group
-        self.loading.share_evaluation(rank=group.rank, ranks=group.size)
-
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate the weights as they are, unless `stop` comes true before all is detected.
 
@@ -405,8 +401,7 @@ class Trainer:
         overlaps = self.config.evaluation.overlap and self.state.step < self.plan.total_steps
         if overlaps and self.checkpointer.is_there(self.state.step):
             pinned = self.place.pinned
-            cpus, are_spare = pinned.spare_cpus or pinned.share.cpus, bool(pinned.spare_cpus)
-            evaluation.start(cpus=cpus, are_spare=are_spare)
+            evaluation.start(spare_cpus=pinned.spare_cpus, training_cpus=pinned.share.cpus)
             self.evaluator.running = evaluation
         else:
             self.apply_evaluation(evaluation)
