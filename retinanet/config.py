@@ -29,6 +29,7 @@ from retinanet.config_types import (
     MOST_IMAGES,
     MOST_STEPS,
     BatchSplit,
+    LogitCopies,
     MetricLibrary,
     Resume,
     is_interval,
@@ -282,7 +283,10 @@ class EngineConfig:
     """Of the model's arithmetic: bf16, float32, or auto: bf16 if the processor has it. [name]"""
     convolutions: Literal["auto", "onednn", "winograd"] = "auto"
     """In BF16; auto: own tiles on AMX, Winograd's on AVX-512 BF16, else oneDNN's. [name]"""
-    focal_loss: Literal["auto", "kernel", "paper", "paper_implicit", "reference"] = "auto"
+    focal_loss: Annotated[
+        Literal["auto", "kernel", "paper", "paper_implicit", "reference"],
+        LogitCopies({"auto": 1, "kernel": 1, "paper": 11, "paper_implicit": 11, "reference": 40}),
+    ] = "auto"
     """Form of the classification loss; auto: kernel, or paper where nothing compiles C++. [name]"""
     allocator: Annotated[Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE] = "tuned"
     """malloc: the C library's, told to keep memory or as it is, or a preloaded one. [name]"""

@@ -20,7 +20,7 @@ TODO-DOC Which ranks are one compute group (`distributed.groups`).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -46,6 +46,13 @@ class Resume(Enum):
     """No step's weights depend on it, or what it comes to is recorded as the run's set-up."""
     LENGTH = "length"
     """Steps depend on it only where the learning rate falls until the run's end."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogitCopies:
+    """How many tensors of the logits' size a step has at once, by the field's value (measured)."""
+
+    by_value: Mapping[str, int]
 
 
 def marks_of(section: type, kind: type[Mark]) -> dict[str, Mark]:
@@ -176,6 +183,14 @@ def split_by_speed(
         if split[rank] < limits[rank]:
             heappush(next_done, ((split[rank] + 1) / speeds[rank], rank))
     return tuple(split)
+
+
+def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
+    """Return how many processes load images of a split, given `data.workers`.
+
+    `auto` means one for each core that is reserved for loading, or one that may be needed.
+    """
+    return max(1, reserved_cores) if workers == "auto" else workers
 
 
 def largest_batch(split: BatchSplit, *, batch_size: int) -> int:

@@ -10,8 +10,7 @@ from statistics import median
 import pytest
 
 from retinanet.config_file import load_config
-from retinanet.preflight.check import need_of_rank, sizes_of_model
-from retinanet.preflight.memory import LOADED
+from retinanet.memory import LOADED, memory_need, model_bytes
 from retinanet.preflight.run import known_data
 from tests.fast_precision import FAST_PRECISION
 
@@ -25,8 +24,9 @@ def check_estimates(words: list[str], peak_resident_mb: float, checkpoint: Path)
     """Hold what is foretold before a run (`train.py --check`) against what this one took."""
     config = load_config("demo.yaml", words)
     known = known_data(config)
-    sizes = sizes_of_model(config, known)
-    need = need_of_rank(config, sizes, known, planned=1, engine="torch")
+    classes, images = known.classes, known.validation_images
+    sizes = model_bytes(config.model, config.training, num_classes=classes)
+    need = memory_need(config, sizes, num_classes=classes, engine="torch", validation_images=images)
     foretold = LOADED + need.all - need.loading + sizes.checkpoint
     assert peak_resident_mb == pytest.approx(foretold / 1e6, rel=0.25)
     written = sum(file.stat().st_size for file in checkpoint.iterdir())

@@ -1,9 +1,4 @@
-"""What a check has found.
-
-TODO-DOC Amounts of bytes for a person.
-
-TODO-DOC Findings for a person: a table, told once for hosts that are alike.
-"""
+"""What a check found, and how findings are printed: a table, then whether the run can work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,18 +11,25 @@ from rich.text import Text
 from common.console import make_console
 
 Level = Literal["ok", "warning", "failure"]
+HostFindings = tuple[str, list["Finding"]]
+"""A host's name, and what was found there."""
+
+STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+PIPED_WIDTH = 160
+"""A log has room for it, and few cells need a second line. [characters]"""
+UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
-    """What it was, in a word or two, such as `disk space`."""
+    """What was checked, in a word or two, such as `disk space`."""
     level: Level
     """`failure`: the run cannot work. `warning`: it may not, or not as well as it could."""
     found: str
-    """How it stands, with numbers."""
+    """The state, with numbers."""
     fix: str = ""
     """What the user can do; empty where nothing needs to be done."""
 
@@ -38,61 +40,50 @@ class Finding:
 
 
 def ok(subject: str, found: str) -> Finding:
-    """Nothing is wrong there."""
+    """Return a finding of which nothing is wrong."""
     return Finding(subject=subject, level="ok", found=found)
 
 
 def warning(subject: str, found: str, *, fix: str) -> Finding:
-    """The run may go on, and this may end or slow it."""
+    """Return a finding with which the run may go on, and which may end or slow it."""
     return Finding(subject=subject, level="warning", found=found, fix=fix)
 
 
-def failure(subject: str, found: str, *, fix: str) -> Finding:
-    """The run cannot work like this."""
+def failure(subject: str, found: str, *, fix: str = "") -> Finding:
+    """Return a finding with which the run cannot work."""
     return Finding(subject=subject, level="failure", found=found, fix=fix)
 
 
-UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-
-
 def amount(size: float) -> str:
-    """Such as `1.2 GB`, `413 MB`, `64 kB`. [bytes]"""
+    """Return bytes with a unit, such as `1.2 GB`, `413 MB`, `64 kB`."""
     for unit, name in UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}" if size < 10 * unit else f"{size / unit:.0f} {name}"
     return f"{size:.0f} bytes"
 
 
-HostFindings = tuple[str, list[Finding]]
-"""A host's name, and what was found there."""
-
-STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
-PIPED_WIDTH = 160
-"""A log has room for it, and few cells need a second line."""
-
-
 def merged(hosts: Sequence[HostFindings]) -> list[Finding]:
-    """Findings of all hosts, by subject in the order of the first host's.
+    """Return the findings of all hosts, by subject in the order of the first host's.
 
-    What is well everywhere is told by the first host. Else each host that has something to say is
-    named, those that say the same together.
+    What is well everywhere is the first host's finding. Else each host with something else is
+    named, those with the same finding together.
     """
     several = len(hosts) > 1
-    subjects = dict.fromkeys(one.subject for _, findings in hosts for one in findings)
+    subjects = dict.fromkeys(finding.subject for _, findings in hosts for finding in findings)
     rows: list[Finding] = []
     for subject in subjects:
-        told = [(name, one) for name, found in hosts for one in found if one.subject == subject]
-        if all(one.level == "ok" for _, one in told):
-            first = told[0][0]
-            rows += [one for name, one in told if name == first]
+        same = [(name, one) for name, found in hosts for one in found if one.subject == subject]
+        if all(finding.level == "ok" for _, finding in same):
+            first = same[0][0]
+            rows += [finding for name, finding in same if name == first]
             continue
-        by_finding: dict[Finding, list[str]] = {}
-        for name, one in told:
-            if one.level != "ok" or not several:
-                by_finding.setdefault(one, []).append(name)
+        names_of: dict[Finding, list[str]] = {}
+        for name, finding in same:
+            if finding.level != "ok" or not several:
+                names_of.setdefault(finding, []).append(name)
         rows += [
             replace(one, found=f"{', '.join(names)}: {one.found}" if several else one.found)
-            for one, names in by_finding.items()
+            for one, names in names_of.items()
         ]
     return rows
 
@@ -106,27 +97,28 @@ def print_findings(
     table.add_column("looked at", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("found", overflow="fold")
-    for one in findings:
-        found = Text(one.found)
-        if one.fix:
-            found.append(f"\n→ {one.fix}", style="bold")
-        table.add_row(Text(one.subject), Text(one.level, style=STYLES[one.level]), found)
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.fix:
+            text.append(f"\n→ {finding.fix}", style="bold")
+        level = Text(finding.level, style=STYLES[finding.level])
+        table.add_row(Text(finding.subject), level, text)
     console.print(table)
     console.print(verdict(findings, seconds=seconds))
 
 
 def verdict(findings: Sequence[Finding], *, seconds: float) -> str:
-    """Such as `the run can work, with 1 warning (checked in 1.3 s)`."""
-    failures = sum(one.level == "failure" for one in findings)
-    warnings = sum(one.level == "warning" for one in findings)
-    words = f"the run cannot work: {counted(failures, 'failure')}"
-    if not failures:
-        words = "the run can work"
+    """Return a line such as `the run can work, with 1 warning (checked in 1.3 s)`."""
+    levels = [finding.level for finding in findings]
+    failures, warnings = levels.count("failure"), levels.count("warning")
+    result = "the run can work"
+    if failures:
+        result = f"the run cannot work: {counted(failures, 'failure')}"
     if warnings:
-        words += f"{' and' if failures else ', with'} {counted(warnings, 'warning')}"
-    return f"{words} (checked in {seconds:.1f} s)"
+        result += f"{' and' if failures else ', with'} {counted(warnings, 'warning')}"
+    return f"{result} (checked in {seconds:.1f} s)"
 
 
-def counted(number: int, what: str) -> str:
-    """`1 failure`, `2 failures`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    """Return such as `1 failure`, `2 failures`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

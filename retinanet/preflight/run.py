@@ -1,23 +1,15 @@
-"""What a run's folder holds, and what the command would do with it.
+"""Whether a run can work as a whole: its folder, the disk, weights, ranks and data.
 
-TODO-DOC Whether a run's folder can be written.
-
-TODO-DOC Whether a run's checkpoints and results find room on the disk.
-
-TODO-DOC Whether the weights that a run starts from are there.
-
-TODO-DOC Whether batches can be split among the ranks, and ranks into groups, as they are told to be.
-
-TODO-DOC Whether a run's data can be read: annotations, classes, and a sample of images of each split.
-
-TODO-DOC What can be told of a run's data at once: how many images and classes there are.
+Nothing is changed: no index is made, no weights are downloaded, and files written to try a folder
+are gone afterwards.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +27,7 @@ from data.synthetic import KINDS
 from retinanet.config import Config, DataConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import configured_split
 from retinanet.config_types import planned_groups, planned_split
+from retinanet.memory import ModelBytes
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.training.build import FROM_TORCHVISION, build_model, dropped_parts, starting_weights
 from retinanet.training.checkpoint import newest_whole
@@ -42,6 +35,46 @@ from retinanet.training.checkpoint_state import TrainingPosition
 from retinanet.training.data import require_no_files
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, refusal_of_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownData:
+    """Sizes of a run's data; None where only the run itself finds out."""
+
+    num_classes: int | None
+    train_images: int | None
+    validation_images: int | None
+
+    @property
+    def classes(self) -> int:
+        """Those of the model, or the least that there may be."""
+        return self.num_classes or 1
+
+
+def known_data(config: Config) -> KnownData:
+    """Return what the configuration and indexes that are there say; annotations are not read."""
+    scenes, wanted = config.data.scenes, config.model.num_classes
+    if scenes is not None:
+        classes = len(KINDS) if wanted is None else wanted
+        return KnownData(
+            num_classes=classes, train_images=scenes.train, validation_images=scenes.validation
+        )
+    try:
+        train = indexed(configured_split(config.data, "train", root=config.data.root).annotations)
+        split = configured_split(config.data, "validation", root=config.data.root)
+        validation = indexed(split.annotations)
+        if wanted is None and train is not None:
+            wanted = class_map_of(
+                train, source="", class_indices=config.data.class_indices, num_classes=None
+            ).num_classes
+    except InputError:  # reported where the data are opened
+        train = validation = None
+    return KnownData(
+        num_classes=wanted,
+        train_images=None if train is None else len(train),
+        validation_images=None if validation is None else len(validation),
+    )
+
 
 RUN_FOLDER = "run folder"
 
@@ -69,7 +102,7 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
 
 
 def work_there(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
-    """What becomes of an earlier run's work."""
+    """Return what becomes of an earlier run's work."""
     if overwrite:
         fix = "leave --overwrite out to keep it, with --resume or run.name=NEW"
         return warning(RUN_FOLDER, f"{path}: the run that is there will be removed", fix=fix)
@@ -80,12 +113,12 @@ def work_there(path: Path, config: Config, *, resume: bool, overwrite: bool) -> 
 
 
 def resumes(path: Path, *, resume: bool, auto_resume: bool) -> bool:
-    """Whether the command goes on with what is there."""
+    """Return whether the command goes on with what is there."""
     return resume or (auto_resume and holds_work(path))
 
 
 def newest_checkpoint(folder: Path, config: Config) -> Finding:
-    """The one that --resume goes on from, after looking at every byte of it."""
+    """Check the one that --resume goes on from, every byte of it."""
     checkpoint, problems = newest_whole(folder)
     fix = "give --overwrite to begin anew, or another run.name"
     if checkpoint is None:
@@ -97,7 +130,7 @@ def newest_checkpoint(folder: Path, config: Config) -> Finding:
     try:
         require_same_settings(checkpoint, config)
     except InputError as error:
-        return failure(RUN_FOLDER, str(error), fix="")
+        return failure(RUN_FOLDER, str(error))
     found = f"goes on from {checkpoint.folder}, which is whole"
     if is_finished(checkpoint.position, config.training):
         raised = "raise training.epochs or training.max_steps to train on"
@@ -108,13 +141,13 @@ def newest_checkpoint(folder: Path, config: Config) -> Finding:
 
 
 def is_finished(position: TrainingPosition, training: TrainingConfig) -> bool:
-    """Whether no step is left; a target that was reached is not looked at."""
+    """Return whether no step is left; a target that was reached is not looked at."""
     limit = training.max_steps
     return position.epoch >= training.epochs or (limit is not None and position.step >= limit)
 
 
 WRITING = "writing"
-FIX = "set run.root to a folder that can be written"
+ANOTHER_ROOT = "set run.root to a folder that can be written"
 WRITTEN_TO = ("checkpoints", "eval", "pictures", "tensorboard")
 """Folders of a run that may be there already, and another user's."""
 
@@ -122,7 +155,7 @@ WRITTEN_TO = ("checkpoints", "eval", "pictures", "tensorboard")
 def check_writing(folder: Path) -> Finding:
     """Write a file there, or in the nearest folder above it that exists; nothing is left.
 
-    Modes alone do not tell: root may write where they forbid it, and nobody may on a file system
+    Modes alone do not show it: root may write where they forbid it, and nobody may on a file system
     that is mounted read-only.
 
     Args:
@@ -134,13 +167,16 @@ def check_writing(folder: Path) -> Finding:
         if place == folder.absolute():
             places += [place / name for name in WRITTEN_TO if (place / name).is_dir()]
     except OSError as error:
-        return failure(WRITING, f"{folder}: cannot be looked into: {error.strerror}", fix=FIX)
+        return failure(
+            WRITING, f"{folder}: cannot be looked into: {error.strerror}", fix=ANOTHER_ROOT
+        )
     if not place.is_dir():
         return failure(WRITING, f"{place}: is a file", fix="set run.name or run.root")
-    for one in places:
-        problem = trial_write(one)
+    for written_to in places:
+        problem = trial_write(written_to)
         if problem:
-            return failure(WRITING, f"{one}: cannot be written: {problem}", fix=FIX)
+            found = f"{written_to}: cannot be written: {problem}"
+            return failure(WRITING, found, fix=ANOTHER_ROOT)
     made = "" if place == folder.absolute() else f", where {folder} will be made"
     written = f"a file was written in {place}{made}, and removed"
     if not has_locks(place):
@@ -149,13 +185,13 @@ def check_writing(folder: Path) -> Finding:
 
 
 def existing(path: Path) -> Path:
-    """The path itself, or the nearest above it that exists; absolute.
+    """Return the path itself, or the nearest above it that exists; absolute.
 
     Raises:
-        OSError: It cannot be told, since a folder on the way may not be entered.
+        OSError: A folder on the way may not be entered.
     """
     whole = path.absolute()
-    return next(one for one in (whole, *whole.parents) if one.exists())
+    return next(folder for folder in (whole, *whole.parents) if folder.exists())
 
 
 def trial_write(folder: Path) -> str | None:
@@ -174,6 +210,18 @@ def trial_write(folder: Path) -> str | None:
 
 
 DISK = "disk space"
+HEADERS = 1_000_000
+"""Of a checkpoint beside its tensors, at the most: names, JSON, random states. [bytes]"""
+RANDOM_STATES = 10_000
+"""Of a rank. [bytes]"""
+BYTES_A_SCENE = 24_000
+BYTES_A_DETECTION = 110
+DETECTIONS = 300
+"""Of an image, at the most."""
+BYTES_A_STEP = 600
+"""Of metrics and TensorBoard's events."""
+BYTES_AN_EVALUATION = 2_000_000
+"""Of pictures and curves."""
 FILES_OF_A_CHECKPOINT = 5
 """Its folder included."""
 
@@ -191,8 +239,25 @@ class DiskNeed:
 
     @property
     def all(self) -> int:
-        """[bytes]"""
+        """The sum. [bytes]"""
         return self.checkpoint * self.checkpoints + self.rest
+
+
+def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int) -> DiskNeed:
+    """Estimate what a run of so many ranks writes, results at the most."""
+    training, scenes = config.training, config.data.scenes
+    batch = training.batch_size * training.gradient_accumulation
+    steps = training.epochs * max(1, (known.train_images or 0) // batch)
+    if training.max_steps is not None:
+        steps = min(steps, training.max_steps)
+    evaluations = -(-training.epochs // config.evaluation.every) + 1
+    detections = DETECTIONS * BYTES_A_DETECTION * (known.validation_images or 0)
+    drawn = (scenes.train + scenes.validation) * BYTES_A_SCENE if scenes else 0
+    return DiskNeed(
+        checkpoint=sizes.checkpoint + ranks * (sizes.statistics + RANDOM_STATES) + HEADERS,
+        checkpoints=config.checkpoint.keep + 2,  # the best, and one being written
+        rest=drawn + steps * BYTES_A_STEP + evaluations * (detections + BYTES_AN_EVALUATION),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +271,10 @@ class FreeSpace:
 
 
 def free_space(folder: Path) -> FreeSpace:
-    """Of the file system that a folder is on. A quota that it does not report is not seen.
+    """Return what is free on a folder's file system. A quota that it does not report is not seen.
 
     Raises:
-        OSError: It cannot be asked.
+        OSError: The file system does not answer.
     """
     status = os.statvfs(folder)
     is_root = os.geteuid() == 0
@@ -219,7 +284,7 @@ def free_space(folder: Path) -> FreeSpace:
 
 
 def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed: int) -> Finding:
-    """Hold what a run will write against the space that there is.
+    """Compare what a run will write with the space that there is.
 
     Args:
         place: Where it writes; for the message.
@@ -251,15 +316,15 @@ def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed
 
 
 def size_of(folder: Path) -> int:
-    """What all files below a folder take on the disk, each once. [bytes]"""
-    found = 0
+    """Return what all files below a folder take on the disk, each once. [bytes]"""
+    size = 0
     for root, _, files in os.walk(folder):
         for name in files:
             try:
-                found += Path(root, name).lstat().st_blocks * 512
+                size += Path(root, name).lstat().st_blocks * 512
             except OSError:  # a live run removes and renames meanwhile
                 continue
-    return found
+    return size
 
 
 WEIGHTS = "weights"
@@ -274,47 +339,45 @@ def check_weights(settings: ModelConfig) -> Finding:
         return warning(WEIGHTS, found, fix=fix)
     try:
         weights = starting_weights(settings)
-        if weights is not None:
-            with torch.device("cpu"):
-                build_model(settings, num_classes=1, weights=weights)
+        if weights is None:
+            return ok(WEIGHTS, "random ones")
+        with torch.device("cpu"):
+            build_model(settings, num_classes=1, weights=weights)
     except InputError as error:
-        return failure(WEIGHTS, str(error), fix="")
-    if weights is None:
-        return ok(WEIGHTS, "random ones")
+        return failure(WEIGHTS, str(error))
     dropped = dropped_parts(weights)
-    rest = f"; a whole detector, of which these are dropped: {dropped}" if dropped else ""
-    return ok(WEIGHTS, f"{source}: read, and they fit{rest}")
+    more = f"; a whole detector, of which these are dropped: {dropped}" if dropped else ""
+    return ok(WEIGHTS, f"{source}: read, and they fit{more}")
 
 
 def is_downloaded() -> bool:
-    """Whether torchvision's weights are in torch's cache."""
+    """Return whether torchvision's weights are in torch's cache."""
     from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
 
     name = Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name
     return Path(torch.hub.get_dir(), "checkpoints", name).is_file()
 
 
-BATCHES = "batches"
-GROUPS = "compute groups"
-
-
 def check_batch_split(config: Config, *, ranks: int) -> list[Finding]:
-    """Hold `distributed.batch_split` against so many ranks; nothing where it is even."""
+    """Check whether batches can be split among so many ranks; nothing where they are even."""
     split, batch_size = config.distributed.batch_split, config.training.batch_size
-    try:
-        planned = planned_split(split, batch_size=batch_size, ranks=ranks)
-    except InputError as error:
-        return [failure(BATCHES, str(error), fix="")]
-    return [ok(BATCHES, planned)] if planned else []
+    return planned("batches", partial(planned_split, split, batch_size=batch_size, ranks=ranks))
 
 
 def check_groups(config: Config, *, ranks: int) -> list[Finding]:
-    """Hold `distributed.groups` against so many ranks; nothing where there is one."""
+    """Check whether so many ranks can be grouped; nothing where there is one group."""
+    return planned(
+        "compute groups", partial(planned_groups, config.distributed.groups, ranks=ranks)
+    )
+
+
+def planned(subject: str, plan: Callable[[], str]) -> list[Finding]:
+    """Return what a plan says, if anything, or why there is none."""
     try:
-        planned = planned_groups(config.distributed.groups, ranks=ranks)
+        text = plan()
     except InputError as error:
-        return [failure(GROUPS, str(error), fix="")]
-    return [ok(GROUPS, planned)] if planned else []
+        return [failure(subject, str(error))]
+    return [ok(subject, text)] if text else []
 
 
 SUBJECT = "data"
@@ -353,7 +416,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
             categories = validation.category_ids, validation.category_names
             classes.check_categories(*categories, file=splits["validation"].annotations)
     except InputError as error:
-        return [failed(error)]
+        return [failure(SUBJECT, str(error))]
     for name in SPLITS:
         annotations = opened[name]
         if annotations is not None:
@@ -364,7 +427,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
 
 
 def classes_of(config: Config, train: Annotations, source: Path) -> ClassMap:
-    """The model's classes. Raises InputError where the categories do not fit."""
+    """Return the model's classes. Raises InputError where the categories do not fit."""
     return class_map_of(
         train,
         source=str(source),
@@ -374,7 +437,7 @@ def classes_of(config: Config, train: Annotations, source: Path) -> ClassMap:
 
 
 def not_indexed(split: Split) -> Finding:
-    """Annotations that are too large to be read now."""
+    """Return the finding on annotations that are too large to be read now."""
     megabytes = split.annotations.stat().st_size // 10**6
     found = f"{split.annotations} ({megabytes} MB) has no index yet; its images were not looked at"
     return warning(SUBJECT, found, fix="the run makes it first, or `python -m data convert`")
@@ -389,7 +452,7 @@ def check_split(
     *,
     decoder: str,
 ) -> list[Finding]:
-    """Decode a sample of a split's images, as the run will."""
+    """Decode a sample of a split's images as the run will."""
     try:
         dataset = DetectionDataset(
             annotations,
@@ -419,14 +482,14 @@ def check_split(
 
 
 def sampled(count: int) -> Sequence[int]:
-    """The first, the last, and others at random, each once."""
+    """Return places of the first, the last, and others at random, each once."""
     random = np.random.default_rng(0)
     others = random.choice(count, size=min(count, SAMPLED), replace=False).tolist()
     return list(dict.fromkeys((0, count - 1, *others)))[:SAMPLED]
 
 
 def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
-    """Images that cannot be read: what ends a run, or what others stand in for."""
+    """Return the finding on images that cannot be read: they end a run, or others stand in."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     found = f"{problems[0]}{more}"
     if settings.on_bad_image == "skip":
@@ -442,7 +505,7 @@ def trained_images(config: Config, train: Annotations) -> int:
 
 
 def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
-    """Whether an epoch of so many images has a step."""
+    """Check whether an epoch of so many images has a step."""
     training = config.training
     batches = steps_per_epoch(images, batch_size=training.batch_size, ranks=ranks)
     batch = f"{ranks} ranks × {training.batch_size}" if ranks > 1 else f"{training.batch_size}"
@@ -455,51 +518,12 @@ def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
     return ok("steps", f"{steps} an epoch, of {batch} × {accumulated} images")
 
 
-def failed(error: InputError) -> Finding:
-    """What the run would say, and end."""
-    return failure(SUBJECT, str(error), fix="")
-
-
 READ_UP_TO = 30_000_000
 """A JSON file of so many bytes is read in a second. Above that it waits for its index."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownData:
-    """Sizes; None where only the run itself will tell."""
-
-    num_classes: int | None
-    train_images: int | None
-    validation_images: int | None
-
-
-def known_data(config: Config) -> KnownData:
-    """From the configuration and from indexes that are there; nothing is made, nothing is read."""
-    scenes, wanted = config.data.scenes, config.model.num_classes
-    if scenes is not None:
-        classes = len(KINDS) if wanted is None else wanted
-        return KnownData(
-            num_classes=classes, train_images=scenes.train, validation_images=scenes.validation
-        )
-    try:
-        train = indexed(configured_split(config.data, "train", root=config.data.root).annotations)
-        split = configured_split(config.data, "validation", root=config.data.root)
-        validation = indexed(split.annotations)
-        if wanted is None and train is not None:
-            wanted = class_map_of(
-                train, source="", class_indices=config.data.class_indices, num_classes=None
-            ).num_classes
-    except InputError:  # whoever opens the data says it
-        train = validation = None
-    return KnownData(
-        num_classes=wanted,
-        train_images=None if train is None else len(train),
-        validation_images=None if validation is None else len(validation),
-    )
-
-
 def indexed(path: Path) -> Annotations | None:
-    """Annotations whose index is there.
+    """Return annotations whose index is there.
 
     Raises:
         InputError: They cannot be read, or a folder is no index.
@@ -507,12 +531,12 @@ def indexed(path: Path) -> Annotations | None:
     if path.is_dir():
         return index_of_folder(path).annotations
     stamp = stamp_of(path)
-    found = (current_index(home, stamp) for home in index_homes(path))
-    return next((one.annotations for one in found if one), None)
+    indexes = (current_index(home, stamp) for home in index_homes(path))
+    return next((index.annotations for index in indexes if index), None)
 
 
 def indexed_or_small(path: Path) -> Annotations | None:
-    """`indexed`, or read from the file where that takes a second; no index is made.
+    """Return `indexed`, or read the file where that takes a second; no index is made.
 
     Raises:
         InputError: They cannot be read, or are not COCO's.

@@ -22,6 +22,7 @@ from data.synthetic import make_scenes
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, DataConfig, ScenesConfig
 from retinanet.config_file import configured_split
+from retinanet.config_types import loading_processes
 from retinanet.training.distributed import in_turn
 from retinanet.training.loop import StepResult
 
@@ -175,11 +176,6 @@ class Loading:
         if reason:
             self.train.in_this_process = self.validation.in_this_process = False
         return reason
-
-
-def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
-    """Return how many to start: as configured, or one for each reserved core, at least one."""
-    return max(1, reserved_cores) if workers == "auto" else workers
 
 
 @dataclass

@@ -21,7 +21,7 @@ from retinanet.config import Config
 from retinanet.config_types import split_at_start, split_by_speed
 from retinanet.engine.engines import PreparedTraining, chosen_engine
 from retinanet.engine.folded_forward import RunningStatistics
-from retinanet.preflight.check import images_that_fit
+from retinanet.memory import images_that_fit
 from retinanet.training.distributed import dummy_batch
 from retinanet.training.loop import StepResult, accumulate_gradients
 

@@ -10,7 +10,7 @@ from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
 from retinanet.mlperf.log import MlperfLog
-from retinanet.preflight.check import checked
+from retinanet.preflight.check import check_start
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -53,7 +53,7 @@ def train(
         NonFiniteLossError: See `fit`.
     """
     engine = chosen_engine(config.engine.name)
-    group = checked(config, arguments, group=group, place=place, engine=engine)
+    group = check_start(config, arguments, group=group, place=place, engine=engine)
     console = make_console(quiet=not group.is_first)
     path = config.run.root / config.run.name
     resume, auto_resume, overwrite = arguments.resume, arguments.auto_resume, arguments.overwrite

@@ -247,19 +247,18 @@ def memory_check(config: Config, *, classes: int) -> Callable[[Shape], bool]:
         classes: Of the model.
     """
     from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
-    from retinanet.preflight.check import need_of_rank  # noqa: PLC0415
-    from retinanet.preflight.memory import model_bytes  # noqa: PLC0415
-    from retinanet.preflight.run import KnownData  # noqa: PLC0415
+    from retinanet.memory import memory_need, model_bytes  # noqa: PLC0415
 
     free = memory_left()
     sizes = model_bytes(config.model, config.training, num_classes=classes)
-    known = KnownData(num_classes=classes, train_images=None, validation_images=None)
     engine = chosen_engine(config.engine.name)
 
     def fits(shape: Shape) -> bool:
         training = replace(config.training, batch_size=shape.batch_size)
         of_shape = replace(config, training=training)
-        need = need_of_rank(of_shape, sizes, known, planned=shape.ranks, engine=engine)
+        need = memory_need(
+            of_shape, sizes, num_classes=classes, engine=engine, ranks_on_host=shape.ranks
+        )
         wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
         return free is None or wanted <= MEMORY_SHARE * free.size
 
@@ -512,7 +511,7 @@ def median_seconds(variant: Variant, plan: MeasurementPlan, *, images: int) -> f
 
 def gradient_bytes(plan: MeasurementPlan) -> int:
     """Return the gradients of one rank, as they are sent. [bytes]"""
-    from retinanet.preflight.memory import model_bytes  # noqa: PLC0415
+    from retinanet.memory import model_bytes  # noqa: PLC0415
 
     config = plan.config
     trained = model_bytes(config.model, config.training, num_classes=plan.data.classes).trained

@@ -1,14 +1,10 @@
-from dataclasses import replace
-
 from launch.limits import MemoryLeft
+from retinanet.config import Config
+from retinanet.config_file import load_config
+from retinanet.memory import MemoryNeed, training_bytes
 from retinanet.preflight.findings import Finding
-from retinanet.preflight.memory import (
-    MemoryNeed,
-    StepShape,
-    check_counts,
-    check_memory,
-    training_bytes,
-)
+from retinanet.preflight.host import check_counts, check_memory
+from retinanet.preflight.run import KnownData
 
 GB = 10**9
 NEED = MemoryNeed(model=GB, activations=2 * GB, other=GB, loading=0)
@@ -40,42 +36,38 @@ def test_where_nobody_says_what_is_free_the_estimate_is_told() -> None:
     assert found.level == "ok" and "4.0 GB" in found.found
 
 
-SHAPE = StepShape(
-    image_size=128,
-    batch_size=8,
-    evaluation_batch_size=8,
-    num_classes=5,
-    trainable_layers=5,
-    norm="batch",
-    precision="float32",
-    engine="torch",
-    focal_loss="kernel",
-)
+KNOWN = KnownData(num_classes=5, train_images=None, validation_images=None)
 
 
-def refused(shape: StepShape, *, workers: int = 0, ranks: int = 1, swap: int = 0) -> list[str]:
+def refused(*words: str, ranks: int = 1, swap: int = 0) -> list[str]:
     left = MemoryLeft(size=16 * GB, of="this host", swap=swap * GB)
-    found = check_counts(shape, workers=workers, ranks=ranks, left=left)
+    found = check_counts(config(*words), KNOWN, engine="torch", ranks=ranks, left=left)
     assert all(one.level == "failure" for one in found)
     return [one.line for one in found]
 
 
+def config(*words: str) -> Config:
+    settings = ("data.image_size=128", "model.norm=batch", "model.trainable_layers=5")
+    return load_config("demo.yaml", [*settings, "engine.precision=float32", *words])
+
+
 def test_a_batch_that_memory_cannot_hold_is_refused_with_one_that_it_holds() -> None:
-    [line] = refused(replace(SHAPE, batch_size=10**6))
+    [line] = refused(batch := "training.batch_size=1000000")
     assert line.startswith("memory: training.batch_size: 1,000,000 images ")
     fitting = int(line.rpartition("lower it to ")[2].split()[0].replace(",", ""))
-    assert training_bytes(replace(SHAPE, batch_size=fitting)) <= 16 * GB
-    assert refused(replace(SHAPE, batch_size=fitting)) == []
-    assert refused(replace(SHAPE, batch_size=fitting), ranks=4) != []
-    assert refused(replace(SHAPE, batch_size=3 * fitting)) != []
-    assert refused(replace(SHAPE, batch_size=3 * fitting), swap=64) == []
+    image = training_bytes(config(batch), num_classes=5, engine="torch")
+    assert fitting * image <= 16 * GB < (fitting + 1) * image
+    assert refused(f"training.batch_size={fitting}") == []
+    assert refused(f"training.batch_size={fitting}", ranks=4) != []
+    assert refused(f"training.batch_size={3 * fitting}") != []
+    assert refused(f"training.batch_size={3 * fitting}", swap=64) == []
 
 
 def test_other_counts_that_memory_cannot_hold_are_refused() -> None:
-    [line] = refused(replace(SHAPE, evaluation_batch_size=10**6))
+    [line] = refused("evaluation.batch_size=1000000")
     assert line.startswith("memory: evaluation.batch_size: 1,000,000 images ")
-    [line] = refused(SHAPE, workers=4096)
+    [line] = refused("data.workers=4096")
     assert line.startswith("memory: data.workers: 4,096 ")
-    lines = refused(replace(SHAPE, image_size=16384))
+    lines = refused("data.image_size=16384", "training.batch_size=8")
     assert len(lines) == 2 and all(line.endswith("; lower data.image_size") for line in lines)
-    assert refused(SHAPE, workers=16) == []
+    assert refused("data.workers=16") == []

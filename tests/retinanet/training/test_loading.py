@@ -1,12 +1,12 @@
 import pytest
 
 from common.errors import InputError
+from retinanet.config_types import loading_processes
 from retinanet.training.data import (
     FIRST_STEPS,
     STEPS_MEASURED,
     BadImages,
     LoadingWatch,
-    loading_processes,
 )
 from retinanet.training.loop import StepResult
 

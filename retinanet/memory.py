@@ -1,0 +1,321 @@
+"""How much memory a rank takes at its peak, estimated from the configuration.
+
+Counted on a model that has shapes and no memory (torch's meta device, some 100 ms): the weights,
+their gradients, the optimizer's averages, copies of weights in the precision of the arithmetic, and
+what the forward pass keeps for the backward pass, which agrees with autograd's own account of a
+real pass to 1 %. The rest is measured: what libraries take once they compute, and what a backward
+pass has in flight. docs/surviving.md compares the estimate with real runs.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from launch.limits import MemoryLeft
+from retinanet.config import Config, EngineConfig, ModelConfig, TrainingConfig
+from retinanet.config_types import LogitCopies, largest_batch, loading_processes, marks_of
+from retinanet.engine.folded_forward import FoldedForward
+from retinanet.model.retinanet import RetinaNet
+
+LOADED = 700_000_000
+"""A process that has loaded torch and what a run needs; half of it are pages of files, which the
+ranks of a host share. [bytes]"""
+LIBRARIES = 140_000_000
+"""Compiled kernels, pages of libraries that are used, what building the model leaves. [bytes]"""
+LOADING_PROCESS = 50_000_000
+"""Of its own, beside pages shared with the rank, which has one for each split. [bytes]"""
+IN_FLIGHT = {"frozen": 0.25, "batch": 0.5}
+"""Gradients of maps during the backward pass, by norm: a share of the maps that were kept."""
+EVALUATED_VALUES = 60
+"""For each pixel of an image that is evaluated, at the largest moment, in the first stage."""
+IPEX_MAPS = 2
+"""Maps that the engine `ipex` keeps for each map of the engine `torch`: norms are operators of
+their own there, which keep their inputs."""
+BYTES = {"bf16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBytes:
+    """Sizes of a model's parts. [bytes]"""
+
+    state: int
+    """All tensors of its `state_dict`: parameters, and the statistics of norms."""
+    trained: int
+    """The parameters that train; their gradients are as large."""
+    backbone: int
+    """The backbone's parameters."""
+    trained_backbone: int
+    """The backbone's parameters that train."""
+    statistics: int
+    """Running statistics of the norms that train, which every rank has for itself."""
+    optimizer: int
+    """What the optimizer keeps for the parameters that train."""
+
+    @property
+    def checkpoint(self) -> int:
+        """The tensors of a checkpoint."""
+        return self.state + self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """What a rank takes beyond a process that has loaded the libraries. [bytes]"""
+
+    model: int
+    """Weights, gradients and optimizer, which no step can do without."""
+    activations: int
+    """What is kept for the backward pass, or an evaluation's maps if they are more."""
+    other: int
+    """Copies of weights, libraries, exchange."""
+    loading: int
+    """The processes that load images."""
+
+    @property
+    def all(self) -> int:
+        """The sum. [bytes]"""
+        return self.model + self.activations + self.other + self.loading
+
+
+def memory_need(
+    config: Config,
+    model: ModelBytes,
+    *,
+    num_classes: int,
+    engine: str,
+    ranks_on_host: int = 1,
+    validation_images: int | None = None,
+) -> MemoryNeed:
+    """Estimate a rank's peak: that of the rank which has most images.
+
+    Args:
+        config: The run's.
+        model: Sizes of the model's parts, see `model_bytes`.
+        num_classes: Of the model.
+        engine: `torch` or `ipex`.
+        ranks_on_host: Several exchange their gradients through memory that they share.
+        validation_images: That there are to evaluate; None: not known.
+    """
+    other = LIBRARIES + casted_weights(config, model)
+    if ranks_on_host > 1:
+        # Two halves of the shared memory take turns.
+        other += 2 * model.trained // (2 if config.distributed.compress == "bf16" else 1)
+    training = training_images(config) * training_bytes(
+        config, num_classes=num_classes, engine=engine
+    )
+    evaluation = evaluation_images(config, validation_images) * evaluation_bytes(
+        config, num_classes=num_classes
+    )
+    return MemoryNeed(
+        model=model.state + model.trained + model.optimizer,
+        activations=max(training, evaluation - model.trained),
+        other=other,
+        loading=2 * loading_processes_of(config) * LOADING_PROCESS,
+    )
+
+
+def images_that_fit(
+    config: Config, *, num_classes: int, engine: str, local_ranks: int, left: MemoryLeft | None
+) -> int | None:
+    """Return the largest batch of a rank: the even one, just taken, and what else fits.
+
+    All that the estimate counts beside a batch is set aside, though part of it is taken already.
+
+    Args:
+        config: The run's.
+        num_classes: Of the model.
+        engine: `torch` or `ipex`.
+        local_ranks: Of this host; each may have as much of what is left.
+        left: What its processes may still take.
+
+    Returns:
+        None where the system does not report what is left.
+    """
+    if left is None:
+        return None
+    sizes = model_bytes(config.model, config.training, num_classes=num_classes)
+    need = memory_need(
+        config, sizes, num_classes=num_classes, engine=engine, ranks_on_host=local_ranks
+    )
+    aside = need.all - need.activations
+    free = (left.size - sizes.checkpoint) // local_ranks - aside
+    image = training_bytes(config, num_classes=num_classes, engine=engine)
+    return config.training.batch_size + max(0, free // image)
+
+
+def training_images(config: Config) -> int:
+    """Return the images that a rank takes through the model at once, of the rank that has most."""
+    return largest_batch(config.distributed.batch_split, batch_size=config.training.batch_size)
+
+
+def evaluation_images(config: Config, validation_images: int | None) -> int:
+    """Return the images that are evaluated at once; there may be fewer than a batch."""
+    batch_size = config.evaluation.batch_size
+    return min(batch_size, validation_images or batch_size)
+
+
+def loading_processes_of(config: Config) -> int:
+    """Return the loading processes of a rank for each split."""
+    return loading_processes(config.data.workers, reserved_cores=config.data.reserve_cores)
+
+
+def casted_weights(config: Config, model: ModelBytes) -> int:
+    """Return the bytes of weights' copies: all in BF16, or those that a constant norm scales."""
+    if config.engine.precision == "bf16":
+        return model.state // 2
+    if config.model.norm == "frozen":
+        return model.backbone
+    return model.backbone - model.trained_backbone
+
+
+def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
+    """Return what an image takes in a step: maps that are kept, and gradients in flight. [bytes]"""
+    kept = values_of_image(config, num_classes=num_classes)
+    value = BYTES[config.engine.precision]
+    maps = kept.bytes(value) * (IPEX_MAPS if engine == "ipex" else 1)
+    copies = marks_of(EngineConfig, LogitCopies)["focal_loss"]
+    in_flight = round(IN_FLIGHT[config.model.norm] * maps)
+    in_flight += copies.by_value[config.engine.focal_loss] * kept.logits * value
+    return maps + in_flight + image_bytes(config)
+
+
+def evaluation_bytes(config: Config, *, num_classes: int) -> int:
+    """Return what one image takes in an evaluation's forward pass, which keeps nothing. [bytes]"""
+    logits = values_of_image(config, num_classes=num_classes).logits
+    values = EVALUATED_VALUES * config.data.image_size**2 + logits
+    return BYTES[config.engine.precision] * values + image_bytes(config)
+
+
+def image_bytes(config: Config) -> int:
+    """Return the size of an image as it was loaded, uint8, and normalized, float32. [bytes]"""
+    return (1 + 4) * 3 * config.data.image_size**2
+
+
+@dataclass(frozen=True)
+class ForwardValues:
+    """What a forward pass of one image leaves for the backward pass."""
+
+    maps: int
+    """Values of maps, each with the bytes of the precision, the outputs' gradients included."""
+    indices: int
+    """Values of int64: where the stem's pooling found each maximum, if the stem trains."""
+    logits: int
+    """Values of the logits alone."""
+
+    def bytes(self, value: int) -> int:
+        """Return the size of maps and indices where a value of a map has so many bytes."""
+        return value * self.maps + 8 * self.indices
+
+
+def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
+    """Count what a forward pass of the configured model keeps of one image."""
+    return forward_values(
+        config.data.image_size,
+        num_classes=num_classes,
+        norm=config.model.norm,
+        trainable_layers=config.model.trainable_layers,
+    )
+
+
+@functools.cache
+def forward_values(
+    image_size: int, *, num_classes: int, norm: str, trainable_layers: int
+) -> ForwardValues:
+    """Count what the engine `torch` keeps: its forward pass of one image on the meta device.
+
+    The pass runs in float32 with oneDNN's convolutions, since kernels of our own read memory, which
+    meta tensors do not have. They keep as many values of maps: AMX's and Winograd's convolutions
+    their inputs (Winograd's also what its ReLU returned, which is the next input), the BF16 batch
+    norm its input. What they keep of weights differs, see `casted_weights`. The focal loss needs
+    targets and is not run: its kernel keeps the logits' gradient.
+    """
+    network = network_without_memory(
+        num_classes=num_classes, norm=norm, trainable_layers=trainable_layers
+    )
+    forward = FoldedForward(network, precision="float32", convolutions="onednn")
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        # A map of the one image; weights have more outputs than one.
+        if tensor.dim() == 4 and len(tensor) == 1:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = forward(torch.empty(1, 3, image_size, image_size, device="meta"))
+    values = [
+        (one.is_floating_point(), one.untyped_storage().nbytes() // one.itemsize)
+        for one in kept.values()
+    ]
+    logits = sum(level.numel() for level in outputs.cls_logits)
+    return ForwardValues(
+        maps=sum(count for is_map, count in values if is_map)
+        + logits
+        + sum(level.numel() for level in outputs.bbox_regression),
+        indices=sum(count for is_map, count in values if not is_map),
+        logits=logits,
+    )
+
+
+def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: int) -> ModelBytes:
+    """Count the parameters, buffers and optimizer state of the model that a configuration means."""
+    network = network_without_memory(
+        num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
+    )
+    trained = [one for one in network.parameters() if one.requires_grad]
+    body = list(network.backbone.body.parameters())
+    norms = (one for one in network.modules() if isinstance(one, nn.BatchNorm2d) and one.training)
+    statistics = (one for norm in norms for one in (norm.running_mean, norm.running_var))
+    return ModelBytes(
+        state=total(network.state_dict().values()),
+        trained=total(trained),
+        backbone=total(body),
+        trained_backbone=total(one for one in body if one.requires_grad),
+        statistics=total(one for one in statistics if one is not None),
+        optimizer=optimizer_bytes(training, trained),
+    )
+
+
+def optimizer_bytes(training: TrainingConfig, trained: Sequence[Tensor]) -> int:
+    """Count two averages and a counter of steps for adam and lamb, a momentum for sgd."""
+    if training.optimizer == "sgd":
+        return total(trained) if training.momentum else 0
+    counter = torch.zeros((), device="meta").nbytes
+    return 2 * total(trained) + counter * len(trained)
+
+
+def total(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+@functools.cache
+def network_without_memory(*, num_classes: int, norm: str, trainable_layers: int) -> RetinaNet:
+    """Build a model in training mode whose tensors have shapes and no memory."""
+    with torch.device("meta"), _NoInitialization():
+        network = RetinaNet(num_classes=num_classes, norm=norm, trainable_layers=trainable_layers)
+    return network.train()
+
+
+INITIALIZERS = (Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_)
+
+
+class _NoInitialization(TorchFunctionMode):
+    """Skip the initialization of new tensors, which takes half of the time without memory too."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        of_init = getattr(function, "__module__", "") == "torch.nn.init"
+        if args and (of_init or function in INITIALIZERS):
+            return args[0]
+        return function(*args, **(kwargs or {}))
