@@ -39,7 +39,7 @@ def run(config: Config, arguments: argparse.Namespace, place: RankContext) -> in
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.process_group import joined
     from profiling.capture.hooks import capturing
-    from retinanet.mlperf.training_log import running_log
+    from retinanet.mlperf.log import running_log
     from retinanet.preflight.check import check
     from retinanet.training.start import train
 

@@ -34,14 +34,21 @@ def call_with_torch(target: str, **options: Any) -> int:
 
 
 def add_command(
-    commands: Commands, name: str, *, description: str, run: Callable[..., int], **texts: str
+    commands: Commands,
+    name: str,
+    *,
+    description: str,
+    run: Callable[..., int],
+    summary: str | None = None,
+    epilog: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add a command whose description and examples keep their lines."""
     parser = commands.add_parser(
         name,
+        help=summary,
         description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        **texts,
     )
     parser.set_defaults(run=run)
     return parser
@@ -402,7 +409,7 @@ def add_mlperf(commands: Commands) -> None:
     points = add_command(
         kinds,
         "points",
-        help="epochs and settings by global batch size",
+        summary="epochs and settings by global batch size",
         description=POINTS_DESCRIPTION,
         epilog=POINTS_EXAMPLES,
         run=partial(call, "retinanet.mlperf.rules:points"),
@@ -425,7 +432,7 @@ def add_mlperf(commands: Commands) -> None:
     check = add_command(
         kinds,
         "check",
-        help="the official compliance checker on a run",
+        summary="the official compliance checker on a run",
         description=CHECK_DESCRIPTION,
         run=partial(call, "retinanet.mlperf.official:check"),
     )
@@ -433,7 +440,7 @@ def add_mlperf(commands: Commands) -> None:
     rcp = add_command(
         kinds,
         "rcp",
-        help="the official RCP checker on a set of runs",
+        summary="the official RCP checker on a set of runs",
         description=RCP_DESCRIPTION,
         run=partial(call, "retinanet.mlperf.official:rcp"),
     )
@@ -441,7 +448,7 @@ def add_mlperf(commands: Commands) -> None:
     submission = add_command(
         kinds,
         "submission",
-        help="the folder of a submission",
+        summary="the folder of a submission",
         description=SUBMISSION_DESCRIPTION,
         run=partial(call, "retinanet.mlperf.submission:submission"),
     )

@@ -10,8 +10,8 @@ from torch.optim import Adam
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import load_config
+from retinanet.mlperf.log import begin_log, running_log
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
-from retinanet.mlperf.training_log import begin_log, running_log
 from retinanet.training.run_folder import environment_of
 
 CLOSED = (

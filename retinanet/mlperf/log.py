@@ -1,41 +1,48 @@
-"""A run's `mlperf.log`: what happened when, in the words that MLCommons' checkers read.
+"""A run's `mlperf.log`: its events, how a run writes them, and how they are read again.
 
 Events and their order are those of MLPerf Training's logging rules, for `retinanet` under rules 5.x
-and `ssd` under 2.0 to 4.1; each line is written by MLCommons' own `mllog`.
-
-TODO-DOC Lines of a `mlperf.log`, and what a run that goes on keeps of them.
-
-TODO-DOC A finished run's `mlperf.log`: where it is, and what it says.
+and `ssd` under 2.0 to 4.1; each line is written by MLCommons' own `mllog`. The log begins before
+any data are touched. A run that goes on keeps of its earlier lines what still holds.
 """
 
 import json
 import logging
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import InputError
 from common.files import LineFile, read_text, write_whole
+from common.machine import processor_name
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
+
+if TYPE_CHECKING:  # the official checkers read logs without torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from launch.process_group import ProcessGroup
+    from retinanet.config import Config
 
 HERE = Path(__file__).resolve().parents[2]
 
 
 class MlperfLog:
-    """Events of one run. They wait in memory until the run has a folder; ranks other than 0 have
-    none, so that theirs wait for ever.
+    """The events of one run.
+
+    They wait in memory until the run has a folder. Ranks other than 0 have none, and write nothing.
     """
 
     def __init__(self) -> None:
-        logger = logging.Logger("mlperf.log")  # known to nobody else
+        logger = logging.Logger("mlperf.log")  # not registered: no handler of another
         self._events: SimpleQueue[logging.LogRecord] = SimpleQueue()
         logger.addHandler(QueueHandler(self._events))
         self._mllog = MLLogger(logger, root_dir=re.escape(str(HERE)), default_stack_offset=2)
@@ -44,28 +51,28 @@ class MlperfLog:
         self._images, self._seconds = 0, 0.0
 
     def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Something that is so, or happens at a point in time."""
+        """Log a fact, or something that happens at a point in time."""
         self._mllog.event(key, value, metadata=metadata)
         self._write()
 
     def start(self, key: str, **metadata: Any) -> None:
-        """The beginning of an interval."""
+        """Log the beginning of an interval."""
         self._mllog.start(key, metadata=metadata)
         self._write()
 
     def stop(self, key: str, **metadata: Any) -> None:
-        """Its end."""
+        """Log the end of an interval."""
         self._mllog.end(key, metadata=metadata)
         self._write()
 
     def events(self, values: Mapping[str, Any]) -> None:
-        """Several things that are so."""
+        """Log several facts."""
         for key, value in values.items():
             self._mllog.event(key, value)
         self._write()
 
     def write_to(self, file: Path, *, step: int, is_evaluated: bool) -> None:
-        """Write what has been said and all that will be.
+        """Write what has been logged and all that will be.
 
         A file that is there is an earlier part of the run, which goes on after `step`: its clock
         runs on, and what comes again is taken out of it.
@@ -85,20 +92,20 @@ class MlperfLog:
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error.strerror}") from error
         with suppress(OSError):
-            for line in not_yet_said(waiting, before=before):
+            for line in new_lines(waiting, before=before):
                 self._file.write(line)
 
     def epoch_started(self, epoch: int, *, step: int) -> None:
-        """The first step of an epoch, counted from 1, is next."""
+        """Log that the first step of an epoch, counted from 1, is next."""
         self.start(constants.EPOCH_START, epoch_num=epoch, step_num=step)
 
     def stepped(self, *, images: int, seconds: float) -> None:
-        """An optimizer step was taken."""
+        """Count an optimizer step for the epoch's throughput."""
         self._images += images
         self._seconds += seconds
 
     def epoch_stopped(self, epoch: int, *, step: int) -> None:
-        """The last step of an epoch was taken."""
+        """Log that the last step of an epoch was taken."""
         if self._seconds:
             throughput = {"throughput": self._images / self._seconds}
             self.event("tracked_stats", throughput, epoch_num=epoch, step_num=step)
@@ -106,37 +113,150 @@ class MlperfLog:
         self.stop(constants.EPOCH_STOP, epoch_num=epoch, step_num=step)
 
     def evaluation_started(self, *, epoch: float, step: int) -> None:
-        """The weights as they are will be evaluated."""
+        """Log that the weights as they are will be evaluated."""
         self.start(constants.EVAL_START, epoch_num=whole(epoch), step_num=step)
 
     def evaluated(self, accuracy: float, *, epoch: float, step: int) -> None:
-        """They have mAP `accuracy`."""
+        """Log the weights' mAP."""
         place = {"epoch_num": whole(epoch), "step_num": step}
         self.event(constants.EVAL_ACCURACY, accuracy, **place)
         self.stop(constants.EVAL_STOP, **place)
 
     def reached_target(self) -> None:
-        """The run has converged: its clock stops here, whatever is left to write and to draw."""
+        """Log convergence: the run's clock stops here, whatever is left to write and to draw."""
         self.stop(constants.RUN_STOP, status=constants.SUCCESS)
         self._has_stopped = True
 
     def close(self) -> None:
-        """The run ends here; if it has not converged it may go on some time later."""
+        """Log the run's end; if it has not converged it may go on some time later."""
         if not self._has_stopped:
             self.stop(constants.RUN_STOP, status=constants.ABORTED)
         if self._file:
             self._file.close()
 
     def _write(self) -> None:
-        """What a full disk does not take waits for the next: it must not end a training."""
+        """Write waiting events; what a full disk does not take must not end a training."""
         while self._file and not self._events.empty():
             with suppress(OSError):
                 self._file.write(self._events.get().getMessage())
 
 
 def whole(epoch: float) -> float:
-    """Epochs as MLPerf counts them, such as 3, or 0.125 where a run ends within one."""
+    """Return epochs as MLPerf counts them, such as 3, or 0.125 where a run ends within one."""
     return int(epoch) if epoch == int(epoch) else round(epoch, 3)
+
+
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+@contextmanager
+def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> Iterator[MlperfLog]:
+    """Open the log of a run whose clock begins here; all ranks enter together.
+
+    No data have been read yet, and model and optimizer are still to be made: what may come before
+    the clock comes within it.
+    """
+    log = MlperfLog()
+    mlperf = config.mlperf
+    log.events(
+        {
+            constants.SUBMISSION_BENCHMARK: benchmark_name(mlperf.rules),
+            constants.SUBMISSION_DIVISION: mlperf.division,
+            constants.SUBMISSION_ORG: mlperf.organization,
+            constants.SUBMISSION_PLATFORM: mlperf.platform or platform_of(group),
+            constants.SUBMISSION_STATUS: mlperf.status,
+        }
+    )
+    log.start(constants.INIT_START)
+    cleared = mlperf.clear_caches and (local_rank != 0 or clear_caches())
+    log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared)))
+    log.events(settings_of(config, ranks=group.size))
+    log.stop(constants.INIT_STOP)
+    log.start(constants.RUN_START)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def clear_caches() -> bool:
+    """Drop the kernel's cache of files; return True.
+
+    Raises:
+        InputError: Only root may.
+    """
+    os.sync()  # only what is on the disk can be forgotten
+    try:
+        DROP_CACHES.write_text("3\n", encoding="ascii")
+    except OSError as error:
+        raise InputError(
+            f"mlperf.clear_caches: {DROP_CACHES}: cannot be written: {error.strerror}; start as "
+            "root, or leave it false and clear them before: sysctl vm.drop_caches=3"
+        ) from error
+    return True
+
+
+def platform_of(group: "ProcessGroup") -> str:
+    """Describe a run's hosts; all are taken for this one's kind."""
+    count = len(set(group.hosts))
+    return f"{count} {'host' if count == 1 else 'hosts'} of {processor_name()}"
+
+
+def settings_of(config: "Config", *, ranks: int) -> dict[str, Any]:
+    """Return the settings under MLPerf's names; optimizers' own numbers come in `begin_log`."""
+    training, ranks_of_step = config.training, ranks // config.distributed.groups
+    settings = {
+        constants.SEED: config.run.seed,
+        constants.GLOBAL_BATCH_SIZE: (
+            ranks_of_step * training.batch_size * training.gradient_accumulation
+        ),
+        constants.GRADIENT_ACCUMULATION_STEPS: training.gradient_accumulation,
+        constants.MAX_IMAGE_SIZE: config.data.image_size,
+        constants.OPT_NAME: training.optimizer,
+        constants.OPT_BASE_LR: training.learning_rate,
+        constants.OPT_WEIGHT_DECAY: training.weight_decay,
+        constants.OPT_LR_WARMUP_EPOCHS: training.warmup_epochs,
+        constants.OPT_LR_WARMUP_FACTOR: training.warmup_factor,
+        constants.OPT_LR_DECAY_SCHEDULE: training.schedule,
+    }
+    if training.clip_gradient_norm is not None:
+        settings[constants.OPT_GRADIENT_CLIP_NORM] = training.clip_gradient_norm
+    return settings
+
+
+def begin_log(
+    log: MlperfLog,
+    *,
+    model: "nn.Module",
+    optimizer: "Optimizer",
+    name: str,
+    training_images: int,
+    validation_images: int,
+) -> None:
+    """Log what is known of a run once it is built.
+
+    Args:
+        log: The run's.
+        model: Its parameters' names are torchvision's.
+        optimizer: Its own numbers, such as Adam's betas.
+        name: The optimizer's, such as `adam`.
+        training_images: That are trained on in an epoch.
+        validation_images: That are evaluated.
+    """
+    from retinanet.model.retinanet import mlperf_key  # noqa: PLC0415
+
+    numbers = optimizer.param_groups[0]
+    if "betas" in numbers:
+        first, second = numbers["betas"]
+        log.event(f"opt_{name}_beta_1", first)
+        log.event(f"opt_{name}_beta_2", second)
+        log.event(f"opt_{name}_epsilon", numbers["eps"])
+    if "momentum" in numbers:
+        log.event(f"opt_{name}_momentum", numbers["momentum"])
+    for key, _ in model.named_parameters():
+        log.event(constants.WEIGHTS_INITIALIZATION, tensor=mlperf_key(key))
+    log.event(constants.TRAIN_SAMPLES, training_images)
+    log.event(constants.EVAL_SAMPLES, validation_images)
 
 
 BEGIN = ":::MLLOG "
@@ -162,18 +282,18 @@ class LogLine:
     metadata: dict[str, Any]
 
     @property
-    def said(self) -> str:
-        """Key and value, which tell whether two lines say the same."""
+    def content(self) -> str:
+        """Key and value, equal in two lines that log the same."""
         return json.dumps([self.key, self.value])
 
 
 def log_lines(texts: Iterable[str]) -> list[LogLine]:
-    """The events among lines of text; what is none, such as a line cut short, is left out."""
+    """Return the events among lines of text; what is none, such as a cut line, is left out."""
     return [line for text in texts if (line := event_of(text)) is not None]
 
 
 def event_of(text: str) -> LogLine | None:
-    """What a line says; None where it is no event.
+    """Parse a line; None where it is no event.
 
     Launchers put a rank before each line (`0: :::MLLOG …`), which is left out.
     """
@@ -200,7 +320,7 @@ def damaged_lines(texts: Iterable[str]) -> list[int]:
 
 
 def number_of(value: object) -> float | None:
-    """A number that is finite; None for anything else."""
+    """Return a number that is finite; None for anything else."""
     if type(value) not in (int, float):
         return None
     return value if abs(value) <= LARGEST else None  # type: ignore[arg-type,return-value]
@@ -225,9 +345,9 @@ def texts_of(file: Path) -> list[str]:
 
 
 def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
-    """Take out of a file what a run that goes on after `step` says once more; give what is left.
+    """Remove from a file what a run that goes on after `step` logs again; return the other lines.
 
-    That is its end, all that came after `step`, the epoch that begins there, and an evaluation that
+    Removed are its end, all that came after `step`, the epoch that begins there, and an evaluation that
     has to be repeated.
 
     Raises:
@@ -248,12 +368,10 @@ def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
     return kept
 
 
-def not_yet_said(texts: Sequence[str], *, before: Sequence[LogLine]) -> list[str]:
-    """Of lines at a run's start those that say something new: after an earlier start, nothing but
-    settings that are no longer what they were.
-    """
-    said = {line.said for line in before}
-    return [line.text for line in log_lines(texts) if line.said not in said]
+def new_lines(texts: Sequence[str], *, before: Sequence[LogLine]) -> list[str]:
+    """Return those of a start's lines that differ from an earlier start's: changed settings."""
+    known = {line.content for line in before}
+    return [line.text for line in log_lines(texts) if line.content not in known]
 
 
 NAME = "mlperf.log"
@@ -271,42 +389,42 @@ class RunLog:
     """Numbers of lines that were left out, such as one cut short."""
 
     def value(self, key: str) -> Any:
-        """The first value of a key; None where it was never said."""
+        """Return the first value of a key; None where there is none."""
         return next((line.value for line in self.lines if line.key == key), None)
 
     def last(self, key: str) -> LogLine | None:
-        """The last line of a key."""
+        """Return the last line of a key; None where there is none."""
         return next((line for line in reversed(self.lines) if line.key == key), None)
 
     @property
     def status(self) -> str:
-        """`success`, `aborted`, or `running` of a run that has not said its end."""
+        """`success`, `aborted`, or `running` of a run whose end is not logged."""
         stop = self.last(constants.RUN_STOP)
         return "running" if stop is None else str(stop.metadata.get(constants.STATUS))
 
     @property
     def epochs(self) -> float | None:
-        """Until the last evaluation."""
+        """Epochs until the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
         return None if evaluation is None else number_of(evaluation.metadata.get("epoch_num"))
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last evaluation: mAP."""
+        """The mAP of the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
         return None if evaluation is None else number_of(evaluation.value)
 
     @property
     def minutes(self) -> float | None:
-        """By which MLPerf scores: from `run_start` to `run_stop`."""
+        """The time by which MLPerf scores: from `run_start` to `run_stop`."""
         start, stop = self.last(constants.RUN_START), self.last(constants.RUN_STOP)
         return None if start is None or stop is None else (stop.time_ms - start.time_ms) / 60_000
 
     def rules(self, given: Rules | None) -> Rules:
-        """Those asked for, or the newest under which the benchmark has the name in the log.
+        """Return the given rules, or the newest under which the benchmark has the log's name.
 
         Raises:
-            InputError: The benchmark has another name under the rules that were asked for.
+            InputError: The benchmark has another name under the given rules.
         """
         name = self.value(constants.SUBMISSION_BENCHMARK)
         fitting = [rules for rules in RULES if benchmark_name(rules) == name]
@@ -321,7 +439,7 @@ class RunLog:
 
 
 def read_run_log(path: Path) -> RunLog:
-    """The log of a run's folder, or a log.
+    """Read the log of a run's folder, or a log.
 
     Raises:
         InputError: There is none, or it holds no line of MLPerf's.

@@ -1,6 +1,7 @@
-"""MLCommons' own checkers, called as its command lines call them, and what they say.
+"""MLCommons' own checkers, called as its command lines call them, and what they find.
 
-TODO-DOC `python -m retinanet mlperf check`: the official compliance checker on a run's log.
+`check` runs the compliance checker on a run's log; `rcp` compares a set of runs with the reference
+convergence points: do they converge as the reference implementation does?
 """
 
 import json
@@ -15,16 +16,26 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.mllog import constants
+from rich.table import Table
 
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import require_free_json, write_whole
 from retinanet.mlperf.log import BEGIN, RunLog, damaged_lines, log_lines, read_run_logs, texts_of
-from retinanet.mlperf.rules import TARGET_MAP, TRAINING_IMAGES, VALIDATION_IMAGES, Rules
+from retinanet.mlperf.rules import (
+    RUNS_OF_SUBMISSION,
+    TARGET_MAP,
+    TRAINING_IMAGES,
+    VALIDATION_IMAGES,
+    Rules,
+    expectation,
+    reference_points,
+)
 
 USAGE = "training"
 LINES_SHOWN = 5
@@ -41,7 +52,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """`passed`, of which warnings take something back, or the number of faults."""
+        """`passed`, or with warnings `accepted`, or the number of faults."""
         if not self.passed:
             return plural(len(self.faults), "fault")
         if self.warnings:
@@ -55,12 +66,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def official_version() -> str:
-    """Of the package that the checkers come in."""
+    """Return the name and version of the package that the checkers come in."""
     return f"mlperf-logging {version('mlperf-logging')}"
 
 
 def check_compliance(log: Path, *, rules: Rules) -> Verdict:
-    """Whether a log follows MLPerf's logging rules, for the division and benchmark that it names.
+    """Check whether a log follows MLPerf's logging rules, for its own division and benchmark.
 
     Raises:
         InputError: The checker breaks off, which it does where values are of another type.
@@ -100,8 +111,10 @@ def shown_lines(numbers: Sequence[int]) -> str:
 
 
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
-    """Whether runs converge no faster than the reference implementation: the checker's verdict, its
-    words, and the factor by which a submission's time would be multiplied.
+    """Check whether runs converge no faster than the reference implementation.
+
+    Returns:
+        The checker's verdict, its words, and the factor on a submission's time.
 
     Raises:
         InputError: The checker breaks off.
@@ -128,7 +141,7 @@ def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool,
 
 
 def check_package(folder: Path, *, rules: Rules) -> Verdict:
-    """Whether a submission's folder is complete; its runs are checked one by one."""
+    """Check whether a submission's folder is complete; its runs are checked one by one."""
     with tempfile.TemporaryDirectory() as elsewhere:  # it leaves a log where it runs
         command = [sys.executable, "-m", "mlperf_logging.package_checker"]
         done = subprocess.run(
@@ -139,23 +152,22 @@ def check_package(folder: Path, *, rules: Rules) -> Verdict:
             errors="replace",
             check=False,
         )
-    words = done.stderr.splitlines()
+    lines = done.stderr.splitlines()
     return Verdict(
-        passed=any("PACKAGE CHECKER FOUND NO ERRORS" in line for line in words),
-        faults=said(words, "ERROR") or tuple(words[-1:] if done.returncode else ()),
-        warnings=said(words, "WARNING"),
+        passed=any("PACKAGE CHECKER FOUND NO ERRORS" in line for line in lines),
+        faults=messages(lines, "ERROR") or tuple(lines[-1:] if done.returncode else ()),
+        warnings=messages(lines, "WARNING"),
     )
 
 
-def said(lines: Sequence[str], level: str) -> tuple[str, ...]:
-    """What was logged at a level, each thing once."""
-    found = (line.partition(" - ") for line in lines)
-    told = [words.strip() for name, _, words in found if name == level]
-    return tuple(dict.fromkeys(told))
+def messages(lines: Sequence[str], level: str) -> tuple[str, ...]:
+    """Return what was logged at a level, each message once."""
+    parts = (line.partition(" - ") for line in lines)
+    return tuple(dict.fromkeys(text.strip() for name, _, text in parts if name == level))
 
 
 def in_one_line(message: str) -> str:
-    """The gist of a fault, which comes with the whole line and the state of the check."""
+    """Return the gist of a fault, which comes with the whole line and the state of the check."""
     test = re.search(r"^failed test: (.*)$", message, re.MULTILINE)
     first = " ".join(message.splitlines()[0].split())
     return f"{first.rstrip(':')}: {test[1].strip()}" if test and test[0] != first else first
@@ -163,7 +175,7 @@ def in_one_line(message: str) -> str:
 
 @contextmanager
 def without_official_logging() -> Iterator[None]:
-    """The checkers log all that they return to the root logger, which would print it."""
+    """Silence the root logger, to which the checkers log all that they return."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -171,11 +183,11 @@ def without_official_logging() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def check(*, run: Path, rules: Rules | None, json_file: Path | None) -> int:
-    """Say what falls short of MLPerf's rules in a run's log.
+def check(*, path: Path, rules: Rules | None, json_file: Path | None) -> int:
+    """Print what falls short of MLPerf's rules in a run's log.
 
     Args:
-        run: Its folder, or its log, or a folder of `result_N.txt`, which are checked each.
+        path: Its folder, or its log, or a folder of `result_N.txt`, which are checked each.
         rules: Rule set; None: the newest that has a benchmark of the log's name.
         json_file: Where the findings go too.
 
@@ -186,8 +198,8 @@ def check(*, run: Path, rules: Rules | None, json_file: Path | None) -> int:
         InputError: There is no log, or the output exists.
     """
     require_free_json(json_file)
-    logs = [(log, log.rules(rules)) for log in read_run_logs([run])]
-    results = [check_log(log, rules=own_rules) for log, own_rules in logs]
+    logs = [(log, log.rules(rules)) for log in read_run_logs([path])]
+    results = [check_log(log, rules=rules_of_log) for log, rules_of_log in logs]
     passed = all(result["passed"] for result in results)
     if json_file is not None:
         single = len(results) == 1
@@ -202,7 +214,6 @@ def check_log(log: RunLog, *, rules: Rules) -> dict[str, Any]:
     remarks = remarks_on(log)
     batches = counted_in_batches(log)
     say = partial(make_console().print, soft_wrap=True)
-
     say(headline(log, rules=rules))
     say(f"official compliance checker ({official_version()}): {verdict.summary}")
     for fault in verdict.faults:
@@ -219,7 +230,7 @@ def check_log(log: RunLog, *, rules: Rules) -> dict[str, Any]:
 
 
 def headline(log: RunLog, *, rules: Rules) -> str:
-    """What the log is of."""
+    """Return what the log is of: benchmark, division, batch size, end, mAP and time."""
     facts = [
         f"{log.file}: {log.value(constants.SUBMISSION_BENCHMARK)}, rules {rules}",
         f"{log.value(constants.SUBMISSION_DIVISION)} division",
@@ -252,7 +263,7 @@ def counted_in_batches(log: RunLog) -> str:
 
 
 def remarks_on(log: RunLog) -> list[str]:
-    """What stands between a run and a submission beside the checker's faults."""
+    """Return what stands between a run and a submission beside the checker's faults."""
     remarks = []
     batches = counted_in_batches(log)
     for key, wanted, what in (
@@ -270,3 +281,107 @@ def remarks_on(log: RunLog) -> list[str]:
     if log.value(constants.SUBMISSION_ORG) == "unnamed":
         remarks.append("submission_org: unnamed; train with mlperf.organization=NAME")
     return remarks
+
+
+FEWEST = 3
+"""Of which one is left when the fastest and the slowest are dropped."""
+
+
+def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) -> int:
+    """Compare a set of runs with MLPerf's reference convergence points.
+
+    Args:
+        runs: Their folders, or logs, or folders of `result_N.txt`.
+        rules: Rule set; None: the newest that has a benchmark of the logs' name.
+        json_file: Where the verdict goes too.
+
+    Returns:
+        0 where the official checker passes, 4 where it does not.
+
+    Raises:
+        InputError: A log is missing, they do not belong together, or they are too few.
+    """
+    require_free_json(json_file)
+    logs = read_run_logs(runs)
+    rules, batch_size = require_one_kind(logs, rules)
+    passed, words, factor = check_reference_points([log.file for log in logs], rules=rules)
+    console = make_console()
+    console.print(runs_table(logs, title=f"runs at global batch size {batch_size}, rules {rules}"))
+    say = partial(console.print, soft_wrap=True)
+    expected = expectation(reference_points(rules), batch_size)
+    for log in logs:
+        if log.damaged:
+            say(f"{log.file}: left out, cut short or no events: {shown_lines(log.damaged)}")
+    say(f"the reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}")
+    mean = mean_epochs(logs)
+    if mean is not None:
+        say(f"these runs: {mean:.2f} epochs, without the fastest and the slowest")
+    verdict = "passed" if passed else "failed"
+    say(f"official RCP checker ({official_version()}): {verdict}: {words.strip()}")
+    if passed and factor != 1:
+        say(f"faster than the reference: times would be multiplied by {factor:.4f}")
+    if len(logs) != RUNS_OF_SUBMISSION:
+        say(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
+    if json_file is not None:
+        content = {
+            "rules": rules,
+            "batch_size": batch_size,
+            "passed": passed,
+            "words": words.strip(),
+            "normalization": factor,
+            "mean_epochs": mean,
+            "reference_epochs": expected.mean_epochs,
+            "runs": [
+                {"log": str(log.file), "status": log.status, "epochs": log.epochs} for log in logs
+            ],
+        }
+        write_whole(json_file, json.dumps(content, indent=1) + "\n")
+    return FINISHED if passed else CONDITION_MET
+
+
+def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:
+    """Return the rules and the global batch size of runs that can be compared.
+
+    Raises:
+        InputError: They are too few, one is given twice, or they differ.
+    """
+    if len(logs) < FEWEST:
+        raise InputError(
+            f"found {len(logs)} of at least {FEWEST} runs: the fastest and the slowest do not "
+            f"count; a submission has {RUNS_OF_SUBMISSION}"
+        )
+    first = logs[0]
+    chosen = first.rules(rules)
+    size = first.value(constants.GLOBAL_BATCH_SIZE)
+    for place, log in enumerate(logs):
+        log.rules(chosen)
+        if log.file.resolve() in [other.file.resolve() for other in logs[:place]]:
+            raise InputError(f"{log.file}: given twice")
+        if log.value(constants.GLOBAL_BATCH_SIZE) != size:
+            raise InputError(
+                f"{log.file}: global batch size {log.value(constants.GLOBAL_BATCH_SIZE)}, but "
+                f"{first.file} has {size}; compare runs of one size"
+            )
+    if not isinstance(size, int):
+        raise InputError(f"{first.file}: says no global_batch_size; expected a run's whole log")
+    return chosen, size
+
+
+def mean_epochs(logs: Sequence[RunLog]) -> float | None:
+    """Return the mean of converged runs but the fastest and the slowest; None: too few converged."""
+    epochs = sorted(
+        log.epochs for log in logs if log.status == constants.SUCCESS and log.epochs is not None
+    )
+    return fmean(epochs[1:-1]) if len(epochs) >= FEWEST else None
+
+
+def runs_table(logs: Sequence[RunLog], *, title: str) -> Table:
+    """Return a table with a row for each run."""
+    table = Table("run", title=title, title_justify="left")
+    for heading in ("status", "epochs", "mAP", "minutes", "seed"):
+        table.add_column(heading, justify="right")
+    for log in logs:
+        numbers = ((log.epochs, "g"), (log.accuracy, ".3f"), (log.minutes, ".1f"))
+        shown = ["–" if number is None else format(number, form) for number, form in numbers]
+        table.add_row(str(log.file), log.status, *shown, str(log.value(constants.SEED)))
+    return table

@@ -6,14 +6,26 @@ them. Fu et al. (2023) draw them in Figure 7: larger batches take more epochs, w
 must make up for.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
 
+from common.charts import BLUE, RED, new_figure, save_chart
+from common.console import make_console
+from common.errors import FINISHED
+from common.files import require_free, write_whole
 from retinanet.config_types import marks_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Rules = Literal["5.1.0", "5.0.0", "4.1.0", "2.1.0"]
 """Rule sets of MLCommons' checkers in which RetinaNet on OpenImages is a benchmark."""
@@ -28,7 +40,7 @@ RUNS_OF_SUBMISSION = 5
 
 
 def benchmark_name(rules: Rules) -> str:
-    """`retinanet`; before rules 5.0 `ssd`, the name of the model that it replaced in rules 2.0."""
+    """Return `retinanet`; before rules 5.0 `ssd`, the model that it replaced in rules 2.0."""
     return "retinanet" if rules.startswith("5.") else "ssd"
 
 
@@ -110,7 +122,7 @@ class Expectation:
 
 
 def reference_points(rules: Rules) -> list[ReferencePoint]:
-    """The points of a rule set, in order of batch size, with the official checker's statistics."""
+    """Return a rule set's points in order of batch size, with the official checker's statistics."""
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker  # noqa: PLC0415
 
     checker = RCP_Checker("training", rules, benchmark_name(rules), verbose=False)
@@ -131,7 +143,7 @@ def reference_points(rules: Rules) -> list[ReferencePoint]:
 
 
 def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectation:
-    """Epochs, learning rate and warm-up for any global batch size.
+    """Return epochs, learning rate and warm-up for any global batch size.
 
     Between two points all are interpolated linearly, epochs as the official checker does. Outside
     the nearest point's are given.
@@ -153,7 +165,7 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
 
 
 def basis_of(sizes: Sequence[int], batch_size: int) -> str:
-    """Where a batch size lies among those of the points, which ascend."""
+    """Describe where a batch size lies among those of the points, which ascend."""
     if batch_size in sizes:
         return "measured"
     if batch_size < sizes[0]:
@@ -162,3 +174,118 @@ def basis_of(sizes: Sequence[int], batch_size: int) -> str:
         return f"nobody measured more than {sizes[-1]}: its numbers, expect worse"
     above = next(place for place, size in enumerate(sizes) if size > batch_size)
     return f"between {sizes[above - 1]} and {sizes[above]}"
+
+
+def points(
+    *, rules: Rules, batch_sizes: Sequence[int], chart: Path | None, json_file: Path | None
+) -> int:
+    """Print the reference points of a rule set, and what they say of other batch sizes.
+
+    Args:
+        rules: The rule set.
+        batch_sizes: Global ones to look up.
+        chart: Where a PNG goes.
+        json_file: Where the numbers go too.
+
+    Raises:
+        InputError: An output exists.
+    """
+    outputs = [file for file in (chart, json_file) if file is not None]
+    require_free(outputs, overwrite=False, advice="give another name")
+    known = reference_points(rules)
+    expected = [expectation(known, size) for size in batch_sizes]
+    console = make_console(pipe_width=100)
+    console.print(points_table(known, rules=rules))
+    say = partial(console.print, soft_wrap=True, markup=False)
+    for point in expected:
+        say(
+            f"batch size {point.batch_size} ({point.basis}): {point.mean_epochs:.2f} epochs, "
+            f"{point.steps:,} steps\n  training.learning_rate={point.learning_rate:.3g} "
+            f"training.warmup_epochs={point.warmup_epochs:g} training.warmup_factor="
+            f"{point.warmup_factor:g}"
+        )
+    if chart is not None:
+        save_chart(points_figure(known, expected, rules=rules), chart)
+        say(f"chart: {chart}")
+    if json_file is not None:
+        content = {
+            "rules": rules,
+            "benchmark": benchmark_name(rules),
+            "points": [{**asdict(one), "mean_epochs": one.mean_epochs} for one in known],
+            "asked": [{**asdict(one), "steps": one.steps} for one in expected],
+        }
+        write_whole(json_file, json.dumps(content, indent=1))
+    return FINISHED
+
+
+def points_table(points: Sequence[ReferencePoint], *, rules: Rules) -> Table:
+    """Return a table with a row for each batch size."""
+    title = f"epochs to mAP {TARGET_MAP} of the reference implementation, rules {rules}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("batch size", "epochs", "normalized", "accepted from", "learning rate"):
+        table.add_column(heading, justify="right")
+    table.add_column("warm-up", justify="right")
+    table.add_column("runs", justify="right")
+    for point in points:
+        table.add_row(
+            str(point.batch_size),
+            f"{point.mean_epochs:.2f}",
+            f"{point.mean_epochs / points[0].mean_epochs:.2f}",
+            f"{point.least_epochs:.2f}",
+            f"{point.learning_rate:g}",
+            f"{point.warmup_epochs:g} epoch{'' if point.warmup_epochs == 1 else 's'}",
+            str(len(point.epochs)),
+        )
+    return table
+
+
+def points_figure(
+    points: Sequence[ReferencePoint], expected: Sequence[Expectation], *, rules: Rules
+) -> "Figure":
+    """Draw the points, the range of their runs, and the batch sizes that were looked up."""
+    smallest = points[0]
+    figure = new_figure(width=9, height=5)
+    axes = figure.subplots()
+    sizes = [point.batch_size for point in points]
+    unit = smallest.mean_epochs
+    between = np.geomspace(sizes[0], sizes[-1], 400)  # a straight line is bent on this axis
+
+    def interpolated(epochs: Sequence[float]) -> NDArray[np.float64]:
+        return np.interp(between, sizes, epochs) / unit
+
+    lowest, highest = ([point.epochs[place] for point in points] for place in (0, -1))
+    means = [point.mean_epochs for point in points]
+    axes.fill_between(
+        between,
+        interpolated(lowest),
+        interpolated(highest),
+        color=BLUE,
+        alpha=0.2,
+        label="best to worst run",
+    )
+    axes.plot(between, interpolated(means), color=BLUE)
+    normalized = [mean / unit for mean in means]
+    axes.plot(sizes, normalized, "o", color=BLUE, label="reference runs, mean")
+    for place, point in enumerate(expected):
+        height = point.mean_epochs / unit
+        label = None if place else "asked for"
+        axes.plot(point.batch_size, height, "D", color=RED, fillstyle="none", label=label)
+        axes.annotate(
+            f"{point.batch_size}: {point.mean_epochs:.2f} epochs",
+            (point.batch_size, height),
+            xytext=(8, -12),
+            textcoords="offset points",
+            fontsize=9,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="global batch size, images", ylim=(0, None))
+    axes.set_ylabel(f"epochs to mAP {TARGET_MAP}, batch {smallest.batch_size} is 1")
+    in_epochs = axes.twinx()
+    in_epochs.set_ylim(0, axes.get_ylim()[1] * unit)
+    in_epochs.set_ylabel("epochs")
+    axes.set_title(f"MLPerf's reference convergence points, rules {rules}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")
+    return figure

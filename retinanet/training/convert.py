@@ -69,7 +69,13 @@ NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
 
 
 def convert_detector(
-    *, detector: Path, classes: Path, out: Path, image_size: int, trust: bool, overwrite: bool
+    *,
+    detector: Path,
+    classes: Path,
+    out: Path,
+    image_size: int = IMAGE_SIZE,
+    trust: bool,
+    overwrite: bool,
 ) -> int:
     """Write a checkpoint without an optimizer's state, for `evaluate`, `predict` and `export`.
 

@@ -22,9 +22,8 @@ from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from launch.run import stopping_notes
 from retinanet.config import Config, config_to_tree
-from retinanet.mlperf.log import MlperfLog
+from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
-from retinanet.mlperf.training_log import begin_log
 from retinanet.model.retinanet import RetinaNet
 from retinanet.model_card import leave_card
 from retinanet.training.checkpoint import Checkpoint

@@ -27,9 +27,8 @@ from profiling.onednn_log.log import read_logs
 from profiling.stats import rows_of
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
-from retinanet.mlperf.convergence import FEWEST, rcp
 from retinanet.mlperf.log import continued
-from retinanet.mlperf.official import check
+from retinanet.mlperf.official import FEWEST, check, rcp
 from tests.fuzz.refusals import value_or_refusal
 from tests.fuzz.seeds import index_files
 from tests.fuzz.written import written
@@ -117,7 +116,7 @@ def check_log(data: bytes, folder: Path) -> None:
 def check_mlperf_log(data: bytes, folder: Path) -> None:
     """A run's `mlperf.log`, by the official checkers, and as what a resumed run goes on with."""
     file = written(folder / "mlperf.log", data)
-    value_or_refusal(lambda: check(run=file, rules=None, json_file=None), str(file))
+    value_or_refusal(lambda: check(path=file, rules=None, json_file=None), str(file))
     others = [written(folder / f"{number}.log", data) for number in range(FEWEST)]
     value_or_refusal(lambda: rcp(runs=others, rules=None, json_file=None), str(folder))
     kept = continued(file, step=3, is_evaluated=False)

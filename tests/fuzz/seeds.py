@@ -12,7 +12,7 @@ from data.coco_json import read_annotations
 from data.index import write_index
 from launch.process_group import ProcessGroup
 from retinanet.config_file import load_config
-from retinanet.mlperf.training_log import running_log
+from retinanet.mlperf.log import running_log
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CUT = b"\x00\x00"

@@ -8,8 +8,7 @@ import pytest
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_file import load_config
-from retinanet.mlperf.log import LogLine, MlperfLog, lines_of
-from retinanet.mlperf.training_log import running_log
+from retinanet.mlperf.log import LogLine, MlperfLog, lines_of, running_log
 from retinanet.model.retinanet import RetinaNet, current_key, mlperf_key
 from tests.mlperf_runs import closed_config, write_run
 
@@ -171,7 +170,7 @@ def test_caches_are_cleared_only_when_asked_for(
 ) -> None:
     switch = tmp_path / "drop_caches"
     switch.write_text("0\n")
-    monkeypatch.setattr("retinanet.mlperf.training_log.DROP_CACHES", switch)
+    monkeypatch.setattr("retinanet.mlperf.log.DROP_CACHES", switch)
     found = []
     for number, words in enumerate(([], ["mlperf.clear_caches=true"])):
         file = tmp_path / f"{number}.log"
