@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from common.cli import add_json_option, positive, probability, whole_number
 from common.errors import InputError
@@ -17,7 +17,7 @@ from launch.environment import set_allocator
 from retinanet.config_types import DEFAULT_LIBRARY, METRIC_LIBRARIES
 from retinanet.mlperf.rules import NEWEST, RULES
 
-Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def call(target: str, **options: Any) -> int:

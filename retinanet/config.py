@@ -1,9 +1,12 @@
-"""What a run is told: typed sections with one line and a unit for each field.
+"""The configuration of a run: typed sections with one line and a unit for each field.
 
 A configuration is a YAML file, then `section.field=value` pairs from the command line on top of it.
 Unknown names and wrong types are errors that name the place and the nearest valid name. Importing
 this module loads no torch, because ranks are pinned after the configuration is known and
 before torch is loaded.
+
+What a field means elsewhere is marked in its annotation: `Resume` (a run that is resumed), `closed`
+(MLPerf's closed division), `LogitCopies` (the memory estimate).
 """
 
 import dataclasses
@@ -48,7 +51,7 @@ MOST_CORES = 10**5
 
 
 def require_steps(value: object) -> object:
-    """Refuse what is no window of steps; one step may be given as a number."""
+    """Refuse what is no window of steps; a single step may be given as a number."""
     steps = str(value) if type(value) is int else value
     if steps is None or (isinstance(steps, str) and is_window(steps)):
         return steps
@@ -77,14 +80,14 @@ def require_interval(value: object) -> object:
 
 
 def resolved_precision(value: str) -> str:
-    """`bf16` or `float32`: what `auto` means on this processor."""
+    """Return `bf16` or `float32`: what `auto` means on this processor."""
     return fastest_precision() if value == "auto" else value
 
 
 def number_or_auto(*, least: int, most: int) -> BeforeValidator:
     """Refuse what is neither a number from `least` to `most`, nor `auto`.
 
-    It says both at once: of two kinds, pydantic's own words name one.
+    The message names both: pydantic's own, of a union, names one.
     """
 
     def require(value: object) -> object:
@@ -478,7 +481,7 @@ SECTIONS = {
 
 
 def field_names() -> list[str]:
-    """Every valid dotted name, such as `training.batch_size`."""
+    """Return every valid dotted name, such as `training.batch_size`."""
     return [
         f"{section}.{field.name}"
         for section, kind in SECTIONS.items()
@@ -498,12 +501,12 @@ def resume_marks() -> dict[str, Resume]:
 
 
 def config_to_tree(config: Config) -> dict[str, Any]:
-    """Plain values for YAML and JSON; `config_from_tree` gives the same configuration back."""
+    """Return plain values for YAML and JSON; `config_from_tree` gives the configuration back."""
     return SCHEMA.dump_python(config, mode="json")
 
 
 def field_help() -> str:
-    """All fields with their meaning and default, for `--help`."""
+    """Return all fields with their meaning and default, for `--help`."""
     lines = []
     for section, kind in SECTIONS.items():
         lines.append(f"{section}: {(kind.__doc__ or '').strip()}")

@@ -1,7 +1,4 @@
-"""From a YAML file and `section.field=value` pairs to a checked configuration.
-
-TODO-DOC Where the splits lie that a configuration names.
-"""
+"""Configurations from a YAML file and `section.field=value` pairs; the command line of train.py."""
 
 import argparse
 import difflib
@@ -50,7 +47,7 @@ SHORTHANDS = {"engine": "name"}
 
 
 def find_config(name: str) -> Path:
-    """The file that `--config NAME` means: a path, or a name in `configs/` with or without `.yaml`.
+    """Find the file of `--config NAME`: a path, or a name in `configs/` with or without `.yaml`.
 
     Raises:
         InputError: There is no such file; names the nearest shipped one.
@@ -59,7 +56,7 @@ def find_config(name: str) -> Path:
         if candidate.exists() and not candidate.is_dir():
             return candidate
     shipped = sorted(path.name for path in SHIPPED.glob("*.yaml"))
-    by_stem = {Path(one).stem: one for one in shipped}
+    by_stem = {Path(name).stem: name for name in shipped}
     nearest = difflib.get_close_matches(Path(name).stem, by_stem, n=1)
     known = f"shipped are {', '.join(shipped)}"
     advice = f"did you mean {by_stem[nearest[0]]}?" if nearest else known
@@ -113,16 +110,16 @@ def require_few_values(root: Node, source: str) -> None:
         InputError: There are more than `MOST_VALUES`, or more than `LONGEST_TEXT` characters in
             them, each counted as often as it is named; or they lie deeper than `MOST_DEPTH`.
     """
-    left, count, characters = [(root, 0)], 0, 0
-    while left:
-        node, depth = left.pop()
+    waiting, count, characters = [(root, 0)], 0, 0
+    while waiting:
+        node, depth = waiting.pop()
         count += 1
         if isinstance(node, MappingNode):
             require_plain_keys(node, source)
-            left += [(value, depth + 1) for _, value in node.value]
+            waiting += [(value, depth + 1) for _, value in node.value]
             characters += sum(len(key.value) for key, _ in node.value)
         elif isinstance(node, SequenceNode):
-            left += [(value, depth + 1) for value in node.value]
+            waiting += [(value, depth + 1) for value in node.value]
         else:
             characters += len(node.value)
         if count > MOST_VALUES or characters > LONGEST_TEXT or depth > MOST_DEPTH:
@@ -175,7 +172,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def config_from_tree(tree: Mapping[str, Any], source: str) -> Config:
-    """A configuration from plain values, such as those kept in a checkpoint."""
+    """Return a configuration from plain values, such as those of a checkpoint."""
     return validated(tree, source=source, origins={})
 
 
@@ -222,7 +219,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     name = ".".join(str(part) for part in first["loc"] if str(part) in valid_parts(tree))
     place = next((origins[key] for key in origins if is_within(key, name)), source)
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        # A misspelt section is told with the field that was meant in it.
+        # A misspelt section is named with the field that was meant in it.
         name = next((key for key in origins if key.startswith(f"{name}.")), name)
         raise InputError(f"{place}: {name}: no such field; {suggestion(name)}")
     if first["type"] in ("missing", "missing_argument"):
@@ -235,7 +232,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
 
 
 def valid_parts(tree: Mapping[str, Any]) -> set[str]:
-    """The keys in a tree, at all depths.
+    """Return the keys in a tree, at all depths, and the parts of valid names.
 
     pydantic puts the kinds of a union into a location; only what the user wrote should be shown.
     """
@@ -243,22 +240,22 @@ def valid_parts(tree: Mapping[str, Any]) -> set[str]:
 
 
 def keys_within(tree: Mapping[str, Any]) -> Iterator[str]:
-    """All keys of nested mappings, as text."""
-    left = [tree]
-    while left:
-        for key, value in left.pop().items():
+    """Yield all keys of nested mappings, as text."""
+    waiting = [tree]
+    while waiting:
+        for key, value in waiting.pop().items():
             yield str(key)
             if isinstance(value, Mapping):
-                left.append(value)
+                waiting.append(value)
 
 
 def is_within(key: str, name: str) -> bool:
-    """Whether one dotted name is the other, or holds it."""
+    """Return whether one dotted name is the other, or holds it."""
     return key == name or name.startswith(f"{key}.") or key.startswith(f"{name}.")
 
 
 def suggestion(name: str) -> str:
-    """Advice with the nearest valid name: by its last part first, since sections are forgotten."""
+    """Return advice with the nearest valid name, by its last part first: sections are forgotten."""
     names = field_names()
     leaf = name.rpartition(".")[2]
     same_leaf = [known for known in names if known.rpartition(".")[2] == leaf]
@@ -276,13 +273,13 @@ def suggestion(name: str) -> str:
 
 
 def described(value: object) -> str:
-    """A value as an error message shows it: short, on one line."""
+    """Return a value as an error message shows it: short, on one line."""
     shown = re.sub(r"\s+", " ", repr(value))
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def configured_split(settings: DataConfig, split: SplitName, *, root: Path | None) -> Split:
-    """A split's annotations and images, by `root` where `settings` gives no paths of its own.
+    """Return a split's annotations and images, by `root` where `settings` gives no paths.
 
     `root` is `settings.root`, or the folder of drawn scenes. Raises InputError as `find_split`.
     """
@@ -295,9 +292,10 @@ def configured_split(settings: DataConfig, split: SplitName, *, root: Path | Non
 
 
 def parse_run_arguments(description: str) -> argparse.Namespace:
-    """`train.py`'s command line: `dry_run`, `check`, and what an earlier run means.
+    """Parse `train.py`'s command line.
 
-    That is `resume`, `auto_resume` or `overwrite`.
+    Its options are `config`, `overrides`, `dry_run`, `check`, `check_ranks`, and for a run that
+    exists `resume`, `auto_resume` or `overwrite`.
     """
     parser = argparse.ArgumentParser(
         description=description,
@@ -353,5 +351,5 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
 
 
 def print_config(config: Config) -> None:
-    """The whole configuration as YAML, defaults included."""
+    """Print the whole configuration as YAML, defaults included."""
     YAML().dump(config_to_tree(config), sys.stdout)

@@ -1,22 +1,8 @@
-"""How often a run writes a checkpoint: `30min`, `500 steps`, `epoch`.
+"""Values of configuration fields, and what they come to on a number of ranks.
 
-TODO-DOC A window of a run's steps, as a configuration gives it: `20-22`, or `20`.
-
-TODO-DOC The libraries that can compute COCO's metric; the numbers are the same.
-
-TODO-DOC How many images each rank takes of a batch: all as many, as told, or in proportion to speed.
-
-`training.batch_size` is their mean, however they are split: the images of a step, the learning rate
-and the steps of an epoch are the same.
-
-TODO-DOC How much momentum an optimizer has of its own where compute groups add some by themselves.
-
-Gradients that are applied late pull on in the direction of earlier steps, which is what momentum
-does. With g groups of one speed this implicit momentum is 1 − 1/g (Mitliagkas et al. 2016,
-"Asynchrony begets Momentum, with an Application to Deep Learning", arXiv 1605.09774, theorem 3).
-Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4) lowers the explicit one accordingly.
-
-TODO-DOC Which ranks are one compute group (`distributed.groups`).
+Marks at fields (what a changed field means elsewhere); intervals between checkpoints (`30min`,
+`500 steps`, `epoch`) and windows of steps (`20-22`); how a batch is split among ranks; compute
+groups, and the momentum that an optimizer has of its own beside theirs.
 """
 
 import re
@@ -75,20 +61,20 @@ SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Interval:
-    """So many of a unit."""
+    """A number of seconds, steps or epochs."""
 
     count: int
     unit: Literal["seconds", "steps", "epochs"]
 
 
 def is_interval(text: str) -> bool:
-    """Whether `interval_of` reads it."""
+    """Return whether `interval_of` reads a text."""
     match = INTERVAL.fullmatch(text)
     return match is not None and (match[1] is not None or match[2] == "epoch")
 
 
 def interval_of(text: str) -> Interval:
-    """The interval that a text means of which `is_interval` is true."""
+    """Parse an interval; `is_interval` must be true of the text."""
     match = INTERVAL.fullmatch(text)
     assert match is not None
     count, unit = int(match[1] or 1), match[2]
@@ -99,16 +85,16 @@ def interval_of(text: str) -> Interval:
 
 STEP_WINDOW = re.compile(r"([1-9][0-9]{0,11})(?:-([1-9][0-9]{0,11}))?")
 MOST_STEPS = 10_000
-"""Of a window: a step's records take about a megabyte."""
+"""Steps of a window: the records of one take about a megabyte."""
 
 
 def is_window(text: str) -> bool:
-    """Whether it is 1 to `MOST_STEPS` steps, counted from 1, and the last not before the first."""
+    """Return whether a text is a window of 1 to `MOST_STEPS` steps, counted from 1."""
     return bool(STEP_WINDOW.fullmatch(text)) and 0 < len(window_of(text)) <= MOST_STEPS
 
 
 def window_of(text: str | None) -> range:
-    """The steps of a window that `is_window`; none at all for None."""
+    """Return the steps of a window, of which `is_window` must be true; none for None."""
     if text is None:
         return range(0)
     first, _, last = text.partition("-")
@@ -122,22 +108,25 @@ DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
 BatchSplit = Literal["even", "speed"] | tuple[int, ...]
 """What `distributed.batch_split` may be."""
 MOST_IMAGES = 10**6
-"""Of a rank in a batch. What fits a host's memory is checked before a run."""
+"""Images of a rank in a batch. What fits a host's memory is checked before a run."""
 
 
 def require_split(value: object) -> object:
-    """Refuse what is neither a word for a split nor the images of each rank."""
+    """Refuse what is neither the name of a split nor the images of each rank."""
     if isinstance(value, str) and value in ("even", "speed"):
         return value
     counts = tuple(value) if isinstance(value, list | tuple) else ()
-    if counts and all(type(one) is int and 1 <= one <= MOST_IMAGES for one in counts):
+    if counts and all(type(count) is int and 1 <= count <= MOST_IMAGES for count in counts):
         return counts
     advice = "input should be even, speed, or the images of each rank, such as [3, 1]"
     raise PydanticCustomError("batch_split", advice)
 
 
 def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[int, ...]:
-    """Images of each rank in a batch; even where `speed` is still to be measured.
+    """Return the images of each rank in a batch; even where `speed` is still to be measured.
+
+    `training.batch_size` is their mean, however they are split: the images of a step, the learning
+    rate and the steps of an epoch are the same.
 
     Args:
         split: As in the configuration.
@@ -162,7 +151,7 @@ def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[i
 def split_by_speed(
     speeds: Sequence[float], *, images: int, most: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """The images of each rank with which the slowest rank is done soonest.
+    """Return the images of each rank with which the slowest rank is done soonest.
 
     A rank's time is taken to be proportional to its images. Each has one; every further image goes
     where it would be done first, so that no other split ends earlier.
@@ -194,18 +183,20 @@ def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) ->
 
 
 def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
-    """Images of the rank that has most, as far as a configuration says."""
+    """Return the images of the rank that has most, as far as a configuration says."""
     return batch_size if isinstance(split, str) else max(split)
 
 
 def described_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
-    """Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
+    """Describe a split.
+
+    Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
 
     Args:
         images: Of each rank in a batch.
         speeds: Of each rank, where they were measured. [images/s]
     """
-    ranks_of = {count: [r for r, one in enumerate(images) if one == count] for count in images}
+    ranks_of = {count: [r for r, n in enumerate(images) if n == count] for count in images}
     parts = [
         f"{count} on rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
         for count, ranks in ranks_of.items()
@@ -219,7 +210,7 @@ def described_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
 
 
 def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
-    """What a configuration says of so many ranks, in words; empty where all have as many.
+    """Describe the split of a configuration on so many ranks; empty where all have as many.
 
     Raises:
         InputError: A list is not of these ranks, or not of this batch.
@@ -231,7 +222,7 @@ def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
 
 
 def range_of(speeds: Sequence[float]) -> str:
-    """`2.10`, or `0.68–0.71`."""
+    """Return the range of speeds, such as `2.10` or `0.68–0.71`."""
     lowest, highest = f"{min(speeds):.2f}", f"{max(speeds):.2f}"
     return lowest if lowest == highest else f"{lowest}–{highest}"
 
@@ -241,28 +232,36 @@ DEFAULT_BETA1 = 0.9
 
 
 def implicit_momentum(groups: int) -> float:
-    """What so many groups add by not waiting for one another."""
+    """Return the momentum that compute groups add by not waiting for one another.
+
+    Gradients that are applied late pull on in the direction of earlier steps. With g groups of one
+    speed this implicit momentum is 1 − 1/g (Mitliagkas et al. 2016, "Asynchrony begets Momentum,
+    with an Application to Deep Learning", arXiv 1605.09774, theorem 3).
+    """
     return 1 - 1 / groups
 
 
 def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
-    """What is left for the optimizer's own; 0 where the groups bring more than `total`."""
+    """Return the optimizer's own part of a total momentum, 0 where the groups bring more.
+
+    Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4) lowers it accordingly.
+    """
     return max(0.0, round(total - implicit_momentum(groups), 6))
 
 
-def beta1_of(told: float | Literal["auto"], *, groups: int) -> float:
-    """What `training.beta1` comes to with so many groups."""
-    return explicit_momentum(groups) if told == "auto" else told
+def beta1_of(setting: float | Literal["auto"], *, groups: int) -> float:
+    """Return what `training.beta1` comes to with so many groups."""
+    return explicit_momentum(groups) if setting == "auto" else setting
 
 
 def ranks_of_groups(ranks: int, groups: int) -> list[tuple[int, ...]]:
-    """Neighbours make a group: of 8 ranks, 0-3 and 4-7. `groups` divides `ranks`."""
+    """Return the ranks of each group, neighbours: of 8, 0-3 and 4-7. `groups` divides `ranks`."""
     size = ranks // groups
     return [tuple(range(first, first + size)) for first in range(0, ranks, size)]
 
 
 def group_of_rank(rank: int, *, ranks: int, groups: int) -> int:
-    """The number of a rank's compute group."""
+    """Return the number of a rank's compute group."""
     return rank // (ranks // groups)
 
 
@@ -274,7 +273,7 @@ def require_groups(groups: int, *, ranks: int) -> None:
     """
     if ranks % groups == 0:
         return
-    fitting = [str(one) for one in range(1, ranks + 1) if ranks % one == 0]
+    fitting = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
     words = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
     there = "there is 1 rank" if ranks == 1 else f"there are {ranks} ranks"
     raise InputError(
@@ -283,7 +282,7 @@ def require_groups(groups: int, *, ranks: int) -> None:
 
 
 def planned_groups(groups: int, *, ranks: int) -> str:
-    """What a configuration says of so many ranks, in words; empty where there is one group.
+    """Describe the compute groups of so many ranks; empty where there is one group.
 
     Raises:
         InputError: `groups` does not divide the ranks.

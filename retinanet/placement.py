@@ -1,9 +1,4 @@
-"""The place on its host that a configuration asks for.
-
-TODO-DOC `python -m launch plan`: which cores, memory and environment each rank would get.
-
-TODO-DOC The command line of `python -m launch plan`.
-"""
+"""Where a configuration puts its ranks on a host, and `python -m launch plan`, which shows it."""
 
 import argparse
 import io
@@ -42,15 +37,17 @@ from retinanet.config_types import (
 
 
 def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> RankContext:
-    """Take it, before torch is loaded; see `take_place`.
+    """Give this rank its cores, memory and rendezvous, before torch is loaded.
 
-    A oneDNN log that will be written has a time in every line: oneDNN looks for that only once.
-    Without `binding` the ranks only meet, to look at their hosts: no cores, no libraries.
+    Args:
+        config: The run's.
+        ranks: Which of the job's this is.
+        binding: False: the ranks are only connected, for `--check`: no cores, no libraries.
 
     Raises:
-        InputError: Something asked for is not installed, or does not fit this host or its ranks.
+        InputError: Something configured is not installed, or does not fit this host or its ranks.
     """
-    if config.profile.onednn_steps:
+    if config.profile.onednn_steps:  # a time in every line of the log; oneDNN reads it only once
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     if not binding:
         return enter_rank_context(
@@ -76,7 +73,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     groups = config.distributed.groups
     if groups == 1 or group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
-    # Its end may be that of its group alone, if the launcher does not hear of it.
+    # Its end may be that of its group alone, if the launcher does not notice it.
     keeper = keep_this_rank(
         launcher=launcher_process(ranks, os.environ), silence_s=config.distributed.timeout_s
     )
@@ -84,7 +81,7 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
 
 
 def core_request(config: Config) -> CoreRequest:
-    """The cores that each rank asks for."""
+    """Return the cores that each rank requests."""
     threads = config.launch.threads
     return CoreRequest(
         threads=None if threads == "auto" else threads,
@@ -134,9 +131,9 @@ def plan_command(
 
 
 def print_plan_here(settings: Config, ranks: Ranks) -> None:
-    """The plan of a run that has been started: of the ranks on this host, where nothing binds them.
+    """Print the plan of a run that has been started, of the ranks on this host without binding.
 
-    How batches are split comes first, unless evenly, and how ranks make groups. Its lines are
+    How batches are split comes first, unless evenly, and how ranks make groups. The lines are
     YAML's comments, since they follow a configuration.
 
     Raises:
@@ -178,7 +175,7 @@ def configured_plan(
     backend: str | None = None,
     option: str = ANY_RANKS_OPTION,
 ) -> Plan:
-    """`make_plan` with a configuration's wishes; None: what is installed here.
+    """Make the plan of a configuration; `openmp` or `backend` None: what is installed here.
 
     Raises:
         InputError: The ranks do not fit.
@@ -199,7 +196,7 @@ def configured_plan(
 def planned_hosts(
     hosts: str | None, *, ranks: int | None, topology: Path | None
 ) -> tuple[tuple[str, int], ...]:
-    """Those of `--hosts`, or one: this machine, or the one that a file describes."""
+    """Return those of `--hosts`, or one: this machine, or the one that a file describes."""
     if hosts is not None:
         return hosts_with_ranks(hosts, ranks=ranks)
     name = socket.gethostname() if topology is None else topology.stem
@@ -207,7 +204,7 @@ def planned_hosts(
 
 
 def allowance_for(host: Topology, *, described: bool) -> Allowance:
-    """What this process may use of this machine, or all of one that is described."""
+    """Return what this process may use of this machine, or all of one that is described."""
     if not described:
         return read_allowance()
     return Allowance(
@@ -218,7 +215,7 @@ def allowance_for(host: Topology, *, described: bool) -> Allowance:
 
 
 def chosen_cpus(usable: Topology, cpus: frozenset[int] | None) -> Topology:
-    """Those of `--cpus`, if it was given.
+    """Restrict the usable CPUs to those of `--cpus`, if it was given.
 
     Raises:
         InputError: Some may not be used, or are not there; names those that may.
@@ -299,7 +296,7 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """What each host is, and what of it may be used."""
+    """Add the options that describe the hosts, and what of them may be used."""
     parser.add_argument(
         "--topology",
         type=Path,
@@ -315,7 +312,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """CPUs as the kernel lists them."""
+    """Parse CPUs as the kernel lists them, such as 0-3,8."""
     try:
         return parse_cpu_list(text)
     except ValueError as error:
@@ -323,7 +320,7 @@ def cpu_list(text: str) -> frozenset[int]:
 
 
 def cpus_of_time(text: str) -> float:
-    """A positive number of CPUs, which need not be whole."""
+    """Parse a positive number of CPUs, which need not be whole."""
     try:
         cpus = float(text)
     except ValueError:

@@ -347,8 +347,8 @@ def texts_of(file: Path) -> list[str]:
 def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
     """Remove from a file what a run that goes on after `step` logs again; return the other lines.
 
-    Removed are its end, all that came after `step`, the epoch that begins there, and an evaluation that
-    has to be repeated.
+    Removed are its end, all that came after `step`, the epoch that begins there, and an evaluation
+    that has to be repeated.
 
     Raises:
         InputError: It cannot be written.

@@ -368,7 +368,7 @@ def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules
 
 
 def mean_epochs(logs: Sequence[RunLog]) -> float | None:
-    """Return the mean of converged runs but the fastest and the slowest; None: too few converged."""
+    """Return the mean of converged runs but the fastest and the slowest; None: too few."""
     epochs = sorted(
         log.epochs for log in logs if log.status == constants.SUCCESS and log.epochs is not None
     )

@@ -5,9 +5,8 @@ results/SYSTEM/retinanet/result_0.txt …                  their logs
 benchmarks/retinanet/implementations/SYSTEM/README.md    how to run the code again
 benchmarks/retinanet/implementations/SYSTEM/result_0/    configuration and environment of each
 
-TODO-DOC `python -m retinanet mlperf submission`: runs as a submission, checked by MLCommons' own.
-
-TODO-DOC A submission's description of the system, filled from this machine as far as it tells.
+`submission` and `submit` add runs and have the folder checked. The description of the system is
+filled from this machine as far as it reports itself; the other fields are left to fill in by hand.
 """
 
 import json
@@ -41,7 +40,7 @@ SAME = (
     constants.SUBMISSION_BENCHMARK,
     constants.GLOBAL_BATCH_SIZE,
 )
-"""What all runs of a result must have said alike."""
+"""What is equal in the logs of all runs of a result."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,11 @@ class Submission:
         return self.folder / "benchmarks" / self.benchmark / "implementations" / self.system
 
     def logs(self) -> list[Path]:
-        """Those of the runs that are there, in their order."""
+        """Return the logs of the runs that are there, in their order."""
         return [file for file in map(self.result, range(RUNS_OF_SUBMISSION)) if file.exists()]
 
     def result(self, number: int) -> Path:
-        """The log of a run."""
+        """Return the path of a run's log."""
         return self.results / f"result_{number}.txt"
 
 
@@ -102,7 +101,9 @@ def add_run(folder: Path, run: Path) -> Submission:
     if len(logs) == RUNS_OF_SUBMISSION:
         raise InputError(f"{submission.results}: has its {len(logs)} runs; give another folder")
     if not submission.description.exists():
-        described = described_system(submission, log, environment=environment, run=run)
+        described = system_description(
+            submission, log, topology=read_topology(), environment=environment, storage=run
+        )
         write_whole(submission.description, json.dumps(described, indent=1) + "\n")
     readme = submission.code / "README.md"
     if not readme.exists():
@@ -115,15 +116,16 @@ def add_run(folder: Path, run: Path) -> Submission:
 
 
 def submission_of(folder: Path, log: RunLog) -> Submission:
-    """Where a log belongs in a submission's folder."""
+    """Return where a log belongs in a submission's folder."""
     platform = str(log.value(constants.SUBMISSION_PLATFORM))
     system = re.sub(r"[^A-Za-z0-9.@-]+", "_", platform).strip("_")
     return Submission(folder, system, str(log.value(constants.SUBMISSION_BENCHMARK)))
 
 
 def require_convergence(logs: Sequence[RunLog]) -> None:
-    """Refuse more than one run that has not reached its target (MLPerf Training Rules, Benchmark
-    Results: one may be dropped as the slowest).
+    """Refuse more than one run that has not reached its target.
+
+    One may be dropped as the slowest (MLPerf Training Rules, Benchmark Results).
 
     Raises:
         InputError: There are two.
@@ -150,22 +152,8 @@ def require_same(log: RunLog, other: RunLog) -> None:
             )
 
 
-def described_system(
-    submission: Submission, log: RunLog, *, environment: dict[str, Any], run: Path
-) -> dict[str, str]:
-    """The description of the system that a run ran on."""
-    return system_description(
-        submitter=str(log.value(constants.SUBMISSION_ORG)),
-        system_name=submission.system,
-        division=str(log.value(constants.SUBMISSION_DIVISION)),
-        status=str(log.value(constants.SUBMISSION_STATUS)),
-        environment=environment,
-        storage=run,
-    )
-
-
 def empty_fields(submission: Submission) -> list[str]:
-    """Of the system's description, those that somebody has to fill in.
+    """Return the fields of the system's description that somebody has to fill in.
 
     Raises:
         InputError: The description is no JSON.
@@ -175,7 +163,7 @@ def empty_fields(submission: Submission) -> list[str]:
 
 
 def how_to_run(environment: dict[str, Any]) -> str:
-    """Instructions for whoever reproduces the runs."""
+    """Return instructions for whoever reproduces the runs."""
     code = environment.get("code", {})
     commit = code.get("commit") or "unknown"
     changes = ", with changes that are not in it" if code.get("is_modified") else ""
@@ -210,14 +198,15 @@ def submission(*, runs: Sequence[Path], out: Path, rules: Rules | None) -> int:
     for run in runs:
         added = add_run(out, run)
     assert rules is not None, "there is at least one run"
-    return FINISHED if tell(added, rules=rules, console=make_console()) else CONDITION_MET
+    passed = print_submission(added, rules=rules, console=make_console())
+    return FINISHED if passed else CONDITION_MET
 
 
 def submit(run: Path, out: Path, *, console: Console) -> None:
-    """Add a run that has just finished to its submission; where it has not converged, say so.
+    """Add a run that has just finished to its submission; print why not if it has not converged.
 
     Raises:
-        InputError: It cannot be added; says how to add it later.
+        InputError: It cannot be added; the message has the command that adds it later.
     """
     log = read_run_log(run)
     again = [installed("python"), "-m", "retinanet", "mlperf", "submission", str(run)]
@@ -233,22 +222,21 @@ def submit(run: Path, out: Path, *, console: Console) -> None:
     except InputError as error:
         command = shlex.join([*again, "--out", "DIR"])
         raise InputError(f"{error}; the run itself is whole; add it by {command}") from error
-    tell(added, rules=log.rules(None), console=console)
+    print_submission(added, rules=log.rules(None), console=console)
 
 
-def tell(submission: Submission, *, rules: Rules, console: Console) -> bool:
-    """Say what is in a submission's folder and what the official checker says of it; whether it
+def print_submission(submission: Submission, *, rules: Rules, console: Console) -> bool:
+    """Print what is in a submission's folder and the official checker's verdict; return whether it
     passes.
     """
     say = partial(console.print, soft_wrap=True)
-
     say(f"{submission.results}: {len(submission.logs())} of {RUNS_OF_SUBMISSION} runs")
     empty = empty_fields(submission)
     if empty:
         say(f"{submission.description}: fill in {', '.join(empty)}")
     verdict = check_package(submission.folder, rules=rules)
-    words = verdict.summary if verdict.passed else "not passed"
-    say(f"official package checker ({official_version()}): {words}")
+    result = verdict.summary if verdict.passed else "not passed"
+    say(f"official package checker ({official_version()}): {result}")
     for fault in verdict.faults:
         say(f"  ✗ {fault}")
     for warning in verdict.warnings:
@@ -267,7 +255,7 @@ AVAILABILITY = {
 }
 """`mlperf.status` in the words of the description."""
 
-TOLD_BY_NOBODY = (
+NOT_KNOWN = (
     "host_processor_interconnect",
     "host_storage_type",
     "host_networking",
@@ -292,33 +280,38 @@ OF_ACCELERATORS = (
 
 
 def system_description(
+    submission: Submission,
+    log: RunLog,
     *,
-    submitter: str,
-    system_name: str,
-    division: str,
-    status: str,
+    topology: Topology,
     environment: Mapping[str, Any],
     storage: Path,
 ) -> dict[str, str]:
-    """All fields that MLCommons' system description checker asks for; what is not known is empty.
+    """Return all fields that MLCommons' checker of system descriptions wants; unknown ones empty.
 
     Args:
-        submitter: Who submits.
-        system_name: What the system is called.
-        division: `open` or `closed`.
-        status: See `AVAILABILITY`.
-        environment: A run's `environment.json`.
+        submission: Names the system.
+        log: A run's, with submitter, division and status.
+        topology: This host's.
+        environment: The run's `environment.json`.
         storage: A folder on the disk that it used.
     """
+    sockets = sockets_of(topology)
     hosts = environment.get("ranks", {}).get("hosts", [])
     packages = environment.get("packages", {})
     return {
-        "submitter": submitter,
-        "division": division,
-        "status": AVAILABILITY[status],
-        "system_name": system_name,
+        "submitter": str(log.value(constants.SUBMISSION_ORG)),
+        "division": str(log.value(constants.SUBMISSION_DIVISION)),
+        "status": AVAILABILITY[str(log.value(constants.SUBMISSION_STATUS))],
+        "system_name": submission.system,
         "number_of_nodes": str(max(1, len(set(hosts)))),
-        **host_facts(read_topology()),
+        "host_processors_per_node": str(len(sockets)),
+        "host_processor_model_name": processor_name(),
+        "host_processor_core_count": str(count_cores(sockets) // len(sockets)),
+        "host_processor_vcpu_count": str(len(topology.cpus) // len(sockets)),
+        "host_processor_frequency": frequency(),
+        "host_processor_caches": caches(),
+        "host_memory_capacity": memory(),
         "host_storage_capacity": f"{shutil.disk_usage(storage).total / 1e9:.0f} GB",
         "accelerators_per_node": "0",
         **dict.fromkeys(OF_ACCELERATORS, "none"),
@@ -328,27 +321,12 @@ def system_description(
             + [f"{name} {version}" for name, version in packages.items() if name != "torch"]
         ),
         "operating_system": operating_system(),
-        **dict.fromkeys(TOLD_BY_NOBODY, ""),
-    }
-
-
-def host_facts(topology: Topology) -> dict[str, str]:
-    """Processors and memory of a host."""
-    sockets = sockets_of(topology)
-    threads = len(topology.cpus) // len(sockets)
-    return {
-        "host_processors_per_node": str(len(sockets)),
-        "host_processor_model_name": processor_name(),
-        "host_processor_core_count": str(count_cores(sockets) // len(sockets)),
-        "host_processor_vcpu_count": str(threads),
-        "host_processor_frequency": frequency(),
-        "host_processor_caches": caches(),
-        "host_memory_capacity": memory(),
+        **dict.fromkeys(NOT_KNOWN, ""),
     }
 
 
 def frequency() -> str:
-    """The highest, or where a virtual machine hides it, the one that Linux measured."""
+    """Return the highest, or where a virtual machine hides it, the one that Linux measured."""
     highest = read_proc_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
     if highest:
         return f"{int(highest) / 1e6:.2f} GHz"
@@ -357,24 +335,24 @@ def frequency() -> str:
 
 
 def caches() -> str:
-    """Of one core, as sysfs has them: `L1 Data 32K, L1 Instruction 32K, L2 Unified 1024K`."""
-    found = []
+    """Return those of one core: `L1 Data 32K, L1 Instruction 32K, L2 Unified 1024K`."""
+    texts = []
     for folder in sorted((CPU_0 / "cache").glob("index*")):
         level, kind, size = (
             read_proc_text(folder / name).strip() for name in ("level", "type", "size")
         )
-        found.append(f"L{level} {kind} {size}")
-    return ", ".join(found)
+        texts.append(f"L{level} {kind} {size}")
+    return ", ".join(texts)
 
 
 def memory() -> str:
-    """All of the host's."""
+    """Return the host's memory in GB."""
     kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
     return f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else ""
 
 
 def operating_system() -> str:
-    """Distribution and kernel."""
+    """Return the distribution and the kernel."""
     try:
         name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
