@@ -1,13 +1,16 @@
 """The memory estimate, against torch's own account of a real model and a real forward pass."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 import torch
 from torch import Tensor
 
 from data.dataset import Batch
 from launch.limits import MemoryLeft
-from retinanet.config import ModelConfig, TrainingConfig
+from retinanet.config import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import load_config
+from retinanet.config_types import LogitCopies, marks_of
 from retinanet.engine.engines import prepare_training
 from retinanet.memory import (
     BYTES,
@@ -66,6 +69,11 @@ def test_twice_the_side_takes_four_times_the_memory_and_classes_take_some() -> N
     assert large == pytest.approx(4 * small, rel=0.01)
     assert image("data.image_size=256", classes=264) > small
     assert image("data.image_size=256", "engine.focal_loss=reference") > 1.5 * small
+
+
+def test_the_copies_of_the_logits_are_known_for_every_form_of_the_focal_loss() -> None:
+    forms = get_args(get_type_hints(EngineConfig)["focal_loss"])
+    assert set(marks_of(EngineConfig, LogitCopies)["focal_loss"].by_value) == set(forms)
 
 
 OPTIMIZERS = (
