@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from common.native import usable_instruction_sets
 from retinanet.engine.norm_relu import BATCH_NORM, batch_norm
+from tests.retinanet.engine.kernels import BF16_ROUNDING
 
-BF16_ROUNDING = 2.0**-8
 SHAPES = [(2, 64, 9, 7), (1, 5, 3, 1), (8, 33, 16, 16), (2, 1, 1, 1)]
 
 

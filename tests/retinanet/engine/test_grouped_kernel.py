@@ -18,8 +18,7 @@ from retinanet.engine.grouped_convolution import (
     is_grouped,
 )
 from retinanet.engine.tile_convolution import Tiles
-
-BF16_ROUNDING = 2.0**-8
+from tests.retinanet.engine.kernels import BF16_ROUNDING, nan_in_new_memory
 
 
 class Case(NamedTuple):
@@ -127,18 +126,12 @@ def test_weight_gradients_count_where_the_gate_is_positive(
 
 
 def test_what_lies_in_scratch_memory_does_not_reach_gradients(
-    weight_gradient: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+    weight_gradient: Callable[..., tuple[Tensor, Tensor]],
 ) -> None:
     case = CASES["groups of 8, stride 2"]
     features, gradient, _ = maps_of(case)
-    empty = torch.empty
-
-    def full_of_nan(*arguments: Any, **options: Any) -> Tensor:
-        memory = empty(*arguments, **options)
-        return memory.fill_(255) if memory.dtype == torch.uint8 else memory.fill_(torch.nan)
-
-    monkeypatch.setattr(torch, "empty", full_of_nan)
-    of_weight, of_bias = weight_gradient(features, gradient, group_width=8, stride=2)
+    with nan_in_new_memory():
+        of_weight, of_bias = weight_gradient(features, gradient, group_width=8, stride=2)
     weight_wanted, bias_wanted = expected(case, features, gradient)
     assert_close(of_weight, weight_wanted)
     assert_close(of_bias, bias_wanted)

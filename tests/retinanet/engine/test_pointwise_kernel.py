@@ -1,7 +1,7 @@
 """AMX's kernel for 1×1 convolutions, against torch's in float64."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,8 +17,7 @@ from retinanet.engine.tile_convolution import (
     pointwise_output,
     strided_input_gradient,
 )
-
-BF16_ROUNDING = 2.0**-8
+from tests.retinanet.engine.kernels import BF16_ROUNDING, nan_in_new_memory
 
 
 class Case(NamedTuple):
@@ -114,28 +113,19 @@ def test_input_gradient_of_stride_2_is_the_convolutions(
     assert_close(strided_input_gradient(gradient, packed(weight), size, tiles=tiles), wanted)
 
 
-def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(
-    tiles: Tiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(tiles: Tiles) -> None:
     case = CASES["one column"]
     weight, bias = weight_and_bias(case)
     features, added = (map_of(case, channels, seed=0) for channels in (case.inputs, case.outputs))
     plain = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
-    empty = torch.empty
-
-    def all_ones(*arguments: Any, **options: Any) -> Tensor:
-        made = empty(*arguments, **options)
-        made.as_strided((made.numel(),), (1,)).view(torch.uint8).fill_(0xFF)  # NaN in BF16
-        return made
 
     def amid_nan(level: Tensor) -> Tensor:
         memory = torch.full((level.numel() + 4096,), torch.nan, dtype=torch.bfloat16)
         return memory[2048:].as_strided(level.shape, level.stride(), 2048).copy_(level)
 
     features, added = amid_nan(features), amid_nan(added)
-    monkeypatch.setattr(torch, "empty", all_ones)
-    found = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
-    monkeypatch.undo()
+    with nan_in_new_memory():
+        found = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
     assert torch.equal(found, plain)
 
 

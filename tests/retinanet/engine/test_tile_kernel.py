@@ -1,6 +1,6 @@
 """AMX's kernel for 3×3 convolutions, against torch's in float64."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,8 +16,7 @@ from retinanet.engine.tile_convolution import (
     tile_input_gradients,
     tile_outputs,
 )
-
-BF16_ROUNDING = 2.0**-8
+from tests.retinanet.engine.kernels import BF16_ROUNDING, nan_in_new_memory
 
 
 class Case(NamedTuple):
@@ -103,22 +102,12 @@ def test_input_gradients_are_the_convolutions(tiles: Tiles, name: str, gated: bo
     assert_close(found, wanted)
 
 
-def test_what_lies_in_scratch_memory_does_not_reach_results(
-    tiles: Tiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_in_scratch_memory_does_not_reach_results(tiles: Tiles) -> None:
     case = CASES["odd channels"]
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
-    empty = torch.empty
-
-    def all_ones(*arguments: Any, **options: Any) -> Tensor:
-        made = empty(*arguments, **options)
-        made.as_strided((made.numel(),), (1,)).view(torch.uint8).fill_(0xFF)  # NaN in BF16
-        return made
-
-    monkeypatch.setattr(torch, "empty", all_ones)
-    found = tile_outputs(inputs, packed(weight), bias, relu=False, tiles=tiles)
-    monkeypatch.undo()
+    with nan_in_new_memory():
+        found = tile_outputs(inputs, packed(weight), bias, relu=False, tiles=tiles)
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, wanted)
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from retinanet.engine.convolution import POINTWISE, SAME_3X3, ConvParams, convolve
 from retinanet.engine.tile_convolution import Tiles, weight_gradient
-
-BF16_ROUNDING = 2.0**-8
+from tests.retinanet.engine.kernels import BF16_ROUNDING, nan_in_new_memory
 
 
 class Case(NamedTuple):
@@ -116,20 +115,12 @@ def test_gradients_count_where_the_gate_is_positive(
 
 
 def test_what_lies_in_scratch_memory_does_not_reach_gradients(
-    kernel: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+    kernel: Callable[..., tuple[Tensor, Tensor]],
 ) -> None:
     case = CASES["odd channels"]
     inputs, gradients, _ = maps_of(case)
-    empty = torch.empty
-
-    def all_ones(*arguments: Any, **options: Any) -> Tensor:
-        made = empty(*arguments, **options)
-        made.view(-1).view(torch.uint8).fill_(0xFF)  # NaN in BF16 and in float32
-        return made
-
-    monkeypatch.setattr(torch, "empty", all_ones)
-    of_weight, _ = kernel(inputs, gradients, kernel=3)
-    monkeypatch.undo()
+    with nan_in_new_memory():
+        of_weight, _ = kernel(inputs, gradients, kernel=3)
     assert_close(of_weight, expected(case, inputs, gradients)[0])
 
 
