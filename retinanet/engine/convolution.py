@@ -283,41 +283,23 @@ def convolution_gradients(
 
     `added` is summed with that of the features. `gated`: the features are what a ReLU returned, and
     the gradient of its input takes the place of theirs.
-
-    The weight gradient of a 1×1 convolution is one matrix product over the pixels: oneDNN is
-    faster at that than at the convolution.
     """
     wants_features, wants_weight, wants_bias = wants
     of_features = of_weight = of_bias = None
     dtype, gate = features.dtype, features
-    if wants_features and len(weight) % 2 == 1:
-        even_gradient, even_weight = padded_to_even(gradient, dim=1), padded_to_even(weight, dim=0)
-        of_features = _onednn_gradients(
-            even_gradient, features, even_weight, params, wants=(True, False, False)
-        )[0]
-        wants_features = False
-    if wants_weight and weight.shape[2:] == (1, 1) and params == POINTWISE:
-        product = _by_pixel(gradient).t() @ _by_pixel(features)
-        of_weight = product.as_strided(weight.shape, weight.stride())  # as DDP expects gradients
-        wants_weight = False
-    if wants_features and own and suits_pointwise(features, weight, params, stride=2):
-        packed = pack_weight(weight, for_gradients=True)
-        of_features = strided_input_gradient(
-            gradient, packed, (features.shape[2], features.shape[3])
-        )
-        wants_features = False
-    own_weight = own and suits_grouped_weight_gradient(features, weight, params)
-    own = own and suits_grouped_tiles(features, weight, params)
-    if wants_features and own and added is None and beats_onednn(weight, params.stride):
-        of_features = grouped_input_gradient(
-            gradient, weight, features.shape, gate if gated else None, stride=params.stride[0]
-        )
-        wants_features = gated = False
-    if wants_weight and own_weight:
-        of_weight, of_bias = grouped_weight_gradient(
-            features, gradient, group_width=weight.shape[1], stride=params.stride[0]
-        )
-        wants_weight = wants_bias = False
+    if wants_features:
+        tiles = own and added is None and suits_grouped_tiles(features, weight, params)
+        if tiles and beats_onednn(weight, params.stride):
+            of_features = grouped_input_gradient(
+                gradient, weight, features.shape, gate if gated else None, stride=params.stride[0]
+            )
+            gated = False
+        else:
+            of_features = _special_features_gradient(gradient, features, weight, params, own=own)
+        wants_features = of_features is None
+    if wants_weight:
+        of_weight, of_bias = _special_weight_gradient(gradient, features, weight, params, own=own)
+        wants_weight, wants_bias = of_weight is None, wants_bias and of_bias is None
     if wants_weight and features.shape[3] == 1 and params.stride != (1, 1):
         # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves places of the gradient unwritten.
         wide = torch.promote_types(dtype, torch.float32)
@@ -335,6 +317,38 @@ def convolution_gradients(
     elif of_features is not None and added is not None:
         of_features = of_features.add_(added)
     return of_features, of_weight, of_bias
+
+
+def _special_features_gradient(
+    gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, own: bool
+) -> Tensor | None:
+    """Return the features' gradient where oneDNN's is wrong or slow, else None."""
+    if len(weight) % 2 == 1:
+        gradient, weight = padded_to_even(gradient, dim=1), padded_to_even(weight, dim=0)
+        wants = (True, False, False)
+        return _onednn_gradients(gradient, features, weight, params, wants=wants)[0]
+    if own and suits_pointwise(features, weight, params, stride=2):
+        packed = pack_weight(weight, for_gradients=True)
+        return strided_input_gradient(gradient, packed, (features.shape[2], features.shape[3]))
+    return None
+
+
+def _special_weight_gradient(
+    gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, own: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the weight's gradient, perhaps with the bias's, where oneDNN's is slow, else None.
+
+    That of a 1×1 convolution is one matrix product over the pixels: oneDNN is faster at that than
+    at the convolution.
+    """
+    if weight.shape[2:] == (1, 1) and params == POINTWISE:
+        product = _by_pixel(gradient).t() @ _by_pixel(features)
+        return product.as_strided(weight.shape, weight.stride()), None  # as DDP expects gradients
+    if own and suits_grouped_weight_gradient(features, weight, params):
+        return grouped_weight_gradient(
+            features, gradient, group_width=weight.shape[1], stride=params.stride[0]
+        )
+    return None, None
 
 
 def _onednn_gradients(

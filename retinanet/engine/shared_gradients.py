@@ -12,9 +12,9 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,8 +45,7 @@ Gather = Callable[[Any], list[Any]]
 """Returns every rank's value, in order of rank."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Pending:
+class _Pending(NamedTuple):
     """A part of the gradients that this rank has written, and others may not have."""
 
     gradients: Tensor
@@ -55,9 +54,8 @@ class _Pending:
     future: "Future[Tensor]"
 
 
-@dataclass(frozen=True, eq=False)
-class MappedMemory:
-    """Some process's memory as this process sees it."""
+class MappedMemory(NamedTuple):
+    """The memory of a process as this process sees it."""
 
     address: int
     mapped: mmap.mmap
@@ -172,12 +170,14 @@ def share_gradients(
     room = values + LINE * LARGEST_BUCKETS
     size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
     shared = None
-    try:
+    with suppress(NativeLibraryError, OSError):
         SHARED.library()
         shared = SharedMemory(HEADER + size)
-    except (NativeLibraryError, OSError):
-        pass
-    memory = map_all(all_gather(shared.place if shared else None), HEADER + size)
+    places = all_gather(shared.place if shared else None)
+    memory = None
+    if None not in places:
+        with suppress(OSError):  # it cannot be seen from here
+            memory = [map_memory(place, HEADER + size) for place in places]
     all_mapped = all(all_gather(memory is not None))
     if shared is not None:
         shared.close()
@@ -188,16 +188,6 @@ def share_gradients(
 
 MemoryPlace = tuple[str, bytes]
 """The path at which processes of the same user can open it while it is open, and its name."""
-
-
-def map_all(places: Sequence[MemoryPlace | None], size: int) -> list[MappedMemory] | None:
-    """Map every rank's memory; None where a rank has none, or it cannot be seen from here."""
-    if None in places:
-        return None
-    try:
-        return [map_memory(place, size) for place in places if place is not None]
-    except OSError:
-        return None
 
 
 NAME_BYTES = 16
