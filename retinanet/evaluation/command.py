@@ -58,8 +58,7 @@ def evaluate(
         InputError: A file is missing or not what it should be, or an output exists.
     """
     require_free_json(json_file, overwrite=overwrite)
-    refuse_what_is_no_checkpoint(checkpoint)
-    trained = read_checkpoint(checkpoint)
+    trained = read_trained(checkpoint)
     name = evaluation_name(trained.position.step)
     if out is not None:
         files = [*evaluation_files(out, name=name), sheet_file(out, name=name)]
@@ -89,6 +88,17 @@ def evaluate(
     if json_file is not None:
         write_whole(json_file, json.dumps(as_json(result.evaluation), indent=1))
     return FINISHED
+
+
+def read_trained(path: Path) -> Checkpoint:
+    """Read a run's checkpoint, without its tensors.
+
+    Raises:
+        InputError: It is a pickle, an exported model or nothing of ours; the message says what to
+            give.
+    """
+    refuse_what_is_no_checkpoint(path)
+    return read_checkpoint(path)
 
 
 def validation_split(

@@ -22,7 +22,7 @@ from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import resize_image
 from retinanet.engine.engines import torch_forward
-from retinanet.evaluation.command import validation_split
+from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.output import spread_images
 from retinanet.export.program import (
@@ -33,8 +33,7 @@ from retinanet.export.program import (
 )
 from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training.build import refuse_what_is_no_checkpoint
-from retinanet.training.checkpoint import Checkpoint, read_checkpoint
+from retinanet.training.checkpoint import Checkpoint
 
 BOX_TOLERANCE = 0.05
 """[pixels of the network's input]"""
@@ -63,8 +62,7 @@ def export(
     chosen = format_of(out)
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
-    refuse_what_is_no_checkpoint(checkpoint)
-    trained = read_checkpoint(checkpoint)
+    trained = read_trained(checkpoint)
     images, what = check_images(trained, image)
     model = trained.build_model().eval()
     description = description_of(trained, score_threshold=score_threshold)

@@ -14,6 +14,7 @@ from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printabl
 from common.files import require_free
 from common.machine import require_packages
 from data.decoding import decode_image
+from retinanet.evaluation.command import read_trained
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.search import (
     DetectionCounter,
@@ -26,8 +27,6 @@ from retinanet.predict.search import (
     numbered,
 )
 from retinanet.predict.video import detect_in_video
-from retinanet.training.build import refuse_what_is_no_checkpoint
-from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.signals import StopRequest
 
 DEFAULT_OUT = Path("predictions")
@@ -82,8 +81,7 @@ def predict(
     outputs = [source.drawn for source in sources.all if draws]
     outputs += [json_file] if json_file else []
     require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
-    refuse_what_is_no_checkpoint(checkpoint)
-    detector = PictureDetector(read_checkpoint(checkpoint), least_score=least_score, only=only)
+    detector = PictureDetector(read_trained(checkpoint), least_score=least_score, only=only)
     console = make_console()
     counter = DetectionCounter(make_console(stderr=True))
     with StopRequest() as stop, box_file(json_file) as add_boxes:
