@@ -21,6 +21,7 @@ from retinanet.predict.search import (
     PictureDetector,
     Search,
     Source,
+    Sources,
     box_file,
     counted,
     find_sources,
@@ -99,16 +100,21 @@ def predict(
             if not stop.received:
                 detect_in_video(video, search, every=every)
     written = [*([folder] if draws else []), *([json_file] if json_file else [])]
+    console.print(describe_outcome(sources, counter, written), soft_wrap=True)
+    if stop.received:
+        console.print(f"{stop.received}: ended before all was looked at; what is written is whole")
+        return INTERRUPTED
+    return BAD_INPUT if counter.problems else FINISHED
+
+
+def describe_outcome(sources: Sources, counter: DetectionCounter, written: Sequence[Path]) -> str:
+    """Return in a line what was found, where it went, and what was not looked at."""
     line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
     if sources.passed_over:
         line += f"; {counted(sources.passed_over, 'other file')} passed over"
     if counter.problems:
         line += f"; {counter.problems} could not be read, see above"
-    console.print(line, soft_wrap=True)
-    if stop.received:
-        console.print(f"{stop.received}: ended before all was looked at; what is written is whole")
-        return INTERRUPTED
-    return BAD_INPUT if counter.problems else FINISHED
+    return line
 
 
 def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
