@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ Gather = Callable[[Any], list[Any]]
 """Returns every rank's value, in order of rank."""
 
 
-class _Pending(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Pending:
     """A part of the gradients that this rank has written, and others may not have."""
 
     gradients: Tensor
