@@ -27,6 +27,10 @@ class NonFiniteLossError(ArithmeticError):
     """A loss or a gradient was infinite or NaN; the weights are those of the step before."""
 
 
+class WorkerDiedError(RuntimeError):
+    """A worker's process ended before it answered; the message says why in one line."""
+
+
 class StoppedBeforeStart(BaseException):
     """A signal asked a run to end before its first step; the message is the signal's name.
 
@@ -70,7 +74,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def described(error: BaseException) -> str | None:
     """Return the line for stderr; None where only the traceback will do."""
-    if isinstance(error, InputError | NonFiniteLossError):
+    if isinstance(error, InputError | NonFiniteLossError | WorkerDiedError):
         return f"error: {error}"
     if is_refused_name(error):
         assert isinstance(error, OSError)

@@ -30,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from common.errors import InputError
+from common.errors import InputError, WorkerDiedError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 10.0
@@ -144,10 +144,6 @@ def exit_reason(status: int, errors: str) -> str:
 def last_stderr_line(errors: str) -> str:
     """Return the last line of what a process wrote to stderr."""
     return (errors.strip().splitlines() or ["it said nothing"])[-1]
-
-
-class WorkerDiedError(RuntimeError):
-    """A worker ended before it answered; the message says why in one line."""
 
 
 class JsonWorker:

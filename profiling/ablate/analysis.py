@@ -1,8 +1,7 @@
-"""What a measurement says of a comparison, beside what the paper says.
+"""What measurements say of comparisons, beside what the paper says.
 
-TODO-DOC Ratios of paired runs, and how sure one may be of them.
-
-TODO-DOC All that a report is made of: the ablations, their results, what these say.
+From the bottom up: ratios of paired runs and how sure they are, the outcome of a comparison, the
+numbers of a variant, and the study: all ablations with their results, of which reports are made.
 """
 
 import re
@@ -70,7 +69,7 @@ class Outcome:
 
     @property
     def what(self) -> str:
-        """Such as `frozen against all-layers` or `frozen against all-layers, forward`."""
+        """Return such as `frozen against all-layers` or `frozen against all-layers, forward`."""
         one = self.comparison
         if one.change == one.baseline:
             between = "in" if one.ratio == "share" else "over"
@@ -88,7 +87,7 @@ class Outcome:
 
     @property
     def beside_paper(self) -> str:
-        """`more`, `alike`, `less` or `unsure`; empty where there is nothing to hold it against.
+        """Return `more`, `alike`, `less` or `unsure`; empty where there is nothing to compare.
 
         Unsure is what scatters so much that it could be the paper's figure as well as none at all.
         """
@@ -104,7 +103,7 @@ class Outcome:
 
     @property
     def why(self) -> str:
-        """The sentences of the ablation's file that fit what was measured."""
+        """Return the sentences of the ablation's file that fit what was measured."""
         one = self.comparison
         sentences = {"more": one.more, "alike": one.alike, "less": one.less, "unsure": UNSURE}
         of_paper = sentences.get(self.beside_paper)
@@ -112,7 +111,7 @@ class Outcome:
 
 
 def outcomes_of(ablation: Ablation, result: Result, again: Result | None = None) -> list[Outcome]:
-    """Every comparison of an ablation; `again`: a second measurement of it."""
+    """Return every comparison of an ablation; `again`: a second measurement of it."""
     return [
         Outcome(
             comparison=one,
@@ -125,7 +124,7 @@ def outcomes_of(ablation: Ablation, result: Result, again: Result | None = None)
 
 
 def measured(one: Comparison, result: Result) -> Ratio | None:
-    """The comparison's ratio; None where a side of it was not measured."""
+    """Return the comparison's ratio; None where a side of it was not measured."""
     change = result.values(one.change, one.of)
     baseline = result.values(one.baseline, one.baseline_of or one.of)
     if not change or not baseline or not all((*change, *baseline)):
@@ -136,27 +135,27 @@ def measured(one: Comparison, result: Result) -> Ratio | None:
 
 
 def missing(one: Comparison, result: Result) -> str:
-    """Why a side could not run here."""
+    """Return why a side could not run here."""
     found = (result.left_out.get(name) for name in (one.change, one.baseline))
     return next(filter(None, found), "not measured yet; give --overwrite")
 
 
 def shown(value: float, ratio: str) -> str:
-    """A figure in the comparison's terms: `1.30×` or `33 %`."""
+    """Return a figure in the comparison's terms: `1.30×` or `33 %`."""
     if ratio == "share":
         return f"{value:.0%}" if value >= 0.1 else f"{value:.2%}"
     return f"{value:.2f}×" if value < 100 else f"{value:,.0f}×"
 
 
 def shown_interval(ratio: Ratio, kind: str) -> str:
-    """`1.28×–1.33×`; empty for one round."""
+    """Return `1.28×–1.33×`; empty for one round."""
     if ratio.rounds < 2:
         return ""
     return f"{shown(ratio.interval.low, kind)}–{shown(ratio.interval.high, kind)}"
 
 
 def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
-    """Variants that could not run, by why."""
+    """Return variants that could not run, by reason."""
     found: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         found.setdefault(reason, []).append(name)
@@ -164,12 +163,12 @@ def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, lowest, highest."""
+    """Return median, lowest, highest."""
     return median(values), min(values), max(values)
 
 
 class VariantNumbers(NamedTuple):
-    """A line of a table of variants."""
+    """What a table of variants has of one."""
 
     allocator: str
     values: list[float]
@@ -181,7 +180,7 @@ class VariantNumbers(NamedTuple):
 
 
 def numbers_of(result: Result, name: str, *, quantity: str) -> VariantNumbers:
-    """What a variant has shown."""
+    """Return what was measured of a variant."""
     variant = result.definition["variants"][name]
     peak = max(result.values(name, "peak_rss_mb")) or None
     return VariantNumbers(
@@ -193,7 +192,7 @@ def numbers_of(result: Result, name: str, *, quantity: str) -> VariantNumbers:
 
 
 def drawn_quantity(result: Result, choice: ChartChoice) -> tuple[str, str]:
-    """What a table of variants shows, and its unit: what the chart draws, if that is one number."""
+    """Return what a table of variants shows, and its unit: what the chart draws, if one number."""
     first = next(iter(result.definition["variants"]))
     if choice.of != "seconds" and result.values(first, choice.of):
         return choice.of, choice.of
@@ -210,13 +209,13 @@ WANTED_CONFIDENCE = 0.9
 
 
 def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Round by round, so that a disturbance of the machine meets both sides."""
+    """Compare round by round, so that a disturbance of the machine affects both sides."""
     ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
     return Ratio(median(ratios), interval_of_median(ratios), len(ratios))
 
 
 def interval_of_median(values: Sequence[float]) -> Interval:
-    """The narrowest range between two of the values that holds the median with 90 % confidence.
+    """Return the narrowest range between two values that holds the median with 90 % confidence.
 
     From the sign test, which assumes nothing of how values scatter: among n values the median lies
     between the k-th smallest and the k-th largest unless k - 1 or fewer lie on one side of it. With
@@ -233,7 +232,7 @@ def interval_of_median(values: Sequence[float]) -> Interval:
 
 
 def confidence(count: int, place: int) -> float:
-    """That the median lies between the place-th smallest and the place-th largest of so many."""
+    """Return the confidence of the range from the place-th smallest to the place-th largest."""
     outside = sum(comb(count, below) for below in range(place))
     return max(0.0, 1 - 2 * outside / 2**count)
 
@@ -255,7 +254,7 @@ def still_holds(first: Ratio, second: Ratio) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One ablation."""
+    """One ablation of a study."""
 
     name: str
     ablation: Ablation
@@ -273,7 +272,7 @@ class Row:
         return self.result is not None and bool(self.result.rounds)
 
     def allocators_of(self, one: Outcome) -> str:
-        """The memory policies of a comparison's sides: one where both have the same."""
+        """Return the memory policies of a comparison's sides: one where both have the same."""
         variants = self.result.definition["variants"] if self.result else {}
         sides = (one.comparison.change, one.comparison.baseline)
         found = [memory_policy(variants[name]) for name in sides if name in variants]
@@ -281,7 +280,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Why there is no number, or that some are missing; empty where all is well."""
+        """Return why numbers are missing; empty where none are."""
         if self.result is None:
             return "not measured yet"
         if not self.result.is_complete:
@@ -291,23 +290,23 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """All of them, in order."""
+    """All ablations, in order."""
 
     rows: Sequence[Row]
 
     @property
     def results(self) -> list[Result]:
-        """Those that there are."""
+        """Return the results that there are."""
         return [row.result for row in self.rows if row.result is not None]
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of all rows."""
+        """Return the outcomes of all rows."""
         return [outcome for row in self.rows for outcome in row.outcomes]
 
     @property
     def left_out(self) -> dict[str, list[str]]:
-        """What could not run, as `ablation: variant`, by why."""
+        """Return what could not run, as `ablation: variant`, by reason."""
         return by_reason(
             {
                 f"{row.name}: {variant}": reason
@@ -347,7 +346,7 @@ def row_of(
     *,
     command: str,
 ) -> Row:
-    """An ablation with what was measured of it; a second run counts only if it is of the same."""
+    """Return an ablation with its measurements; a second run counts only if it is of the same."""
     result, again = of_variants(result, ablation), of_variants(again, ablation)
     is_other = again is not None and result is not None and again.definition != result.definition
     again = None if is_other else again
@@ -370,7 +369,7 @@ def row_of(
 
 
 def of_variants(result: Result | None, ablation: Ablation) -> Result | None:
-    """The part of a result that an ablation's own variants have."""
+    """Return the part of a result that is of an ablation's own variants."""
     if result is None:
         return None
     own = ablation.variants
@@ -387,13 +386,13 @@ def of_variants(result: Result | None, ablation: Ablation) -> Result | None:
 
 
 def result_if_there(folder: Path, name: str) -> Result | None:
-    """An ablation's result, if it was measured."""
+    """Read an ablation's result, if it was measured."""
     file = result_file(folder, name)
     return read_result(file) if file.exists() else None
 
 
 def machine_of(results: Sequence[Result]) -> Mapping[str, str]:
-    """What the results were measured on and with; where they differ, all of it."""
+    """Return what the results were measured on and with; where they differ, all of it."""
     found: dict[str, list[str]] = {}
     for result in results:
         for name, value in result.environment.items():

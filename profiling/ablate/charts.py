@@ -1,101 +1,85 @@
-"""An ablation's picture from its result.
+"""An ablation's picture from its result: on the left what was measured, on the right the ratios.
 
-TODO-DOC Medians as bars, with a dot for every round.
-
-TODO-DOC Losses by step, a line for each training.
-
-TODO-DOC Throughput by ranks, a line for each number of threads.
-
-TODO-DOC Epochs by global batch size, with the range of the runs.
-
-TODO-DOC Ratios with their intervals, and the paper's beside them.
-
-TODO-DOC Parts of a whole: which primitives a step consists of.
-
-TODO-DOC Colours: the same for the same thing in every picture.
+The left half has one of five kinds: medians as bars, parts of a whole, losses by step, throughput
+by ranks, epochs by global batch size. The right half has each ratio with its interval, and the
+paper's figure. The same thing has the same colour in every picture.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from statistics import median
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-from common.charts import new_figure
+from common.charts import PALETTE, Bar, Piece, colour_legend, horizontal_bars, new_figure
 from profiling.ablate.analysis import Outcome, Ratio, shown
 from profiling.ablate.definition import Ablation
 from profiling.ablate.result import Result
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def draw_bars(axes: Axes, ablation: Ablation, result: Result) -> None:
-    """A bar for each variant, the first on top; of parts where the result has them."""
+
+def draw_bars(axes: "Axes", ablation: Ablation, result: Result) -> None:
+    """Draw a bar for each variant, of parts where it has them, and a dot for every round."""
     choice = ablation.chart
     names = [name for name in result.definition["variants"] if result.values(name, choice.of)]
     parts = [part for part in choice.parts if any(result.values(name, part) for name in names)]
+    bars = []
+    for name in names:
+        of_parts = [(part, result.values(name, part)) for part in parts]
+        pieces = [Piece(median(values), PHASES[part]) for part, values in of_parts if values]
+        whole = [Piece(median(result.values(name, choice.of)), PLAIN)]
+        bars.append(Bar(label_of(result, name), pieces or whole))
+    horizontal_bars(axes, bars, thickness=0.62, name_size=9)
     for place, name in enumerate(names):
-        start = 0.0
-        for part in parts:
-            values = result.values(name, part)
-            if values:
-                axes.barh(place, median(values), left=start, color=PHASES[part], height=0.62)
-                start += median(values)
-        whole = result.values(name, choice.of)
-        if not start:
-            axes.barh(place, median(whole), color=PLAIN, height=0.62)
-        axes.plot(whole, [place] * len(whole), ".", color=DOTS, markersize=4, alpha=0.7)
+        values = result.values(name, choice.of)
+        axes.plot(values, [place] * len(values), ".", color=DOTS, markersize=4, alpha=0.7)
         # At the edge, as beside the farthest dot it would be taken for that one's.
         edge = axes.get_yaxis_transform()
-        axes.text(1.01, place, f"{median(whole):.3g}", transform=edge, va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), [label_of(result, name) for name in names], fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.04)
-    axes.set_xlim(0, None)
+        axes.text(1.01, place, f"{median(values):.3g}", transform=edge, va="center", fontsize=8)
+    axes.set_xlim(0, 1.04 * max(max(result.values(name, choice.of)) for name in names))
     axes.set_xlabel(f"{choice.unit}, {choice.per}" if choice.per else choice.unit)
-    axes.spines[["top", "right"]].set_visible(False)
     if parts:
-        handles = [axes.barh(0, 0, color=PHASES[part], label=part) for part in parts]
-        axes.figure.legend(
-            handles=handles, loc="outside upper left", ncols=len(parts), fontsize=8, frameon=False
-        )
+        legend_of(axes, {part: PHASES[part] for part in parts}, "upper left", columns=len(parts))
 
 
-def draw_shares(axes: Axes, ablation: Ablation, result: Result) -> None:
-    """A bar of 100 % for each variant, the first on top."""
+def draw_shares(axes: "Axes", ablation: Ablation, result: Result) -> None:
+    """Draw a bar of 100 % for each variant, the first on top."""
     names = list(result.definition["variants"])
     shares = {name: shares_of(result, name, ablation.chart.of) for name in names}
     kinds = sorted(
-        {kind for found in shares.values() for kind in found},
-        key=lambda kind: (order(kind), -max(found.get(kind, 0) for found in shares.values())),
+        {kind for by_kind in shares.values() for kind in by_kind},
+        key=lambda kind: (order(kind), -max(one.get(kind, 0) for one in shares.values())),
     )
     colours = colours_of(kinds)
-    for place, name in enumerate(names):
-        start = 0.0
+    bars = []
+    for name, by_kind in shares.items():
+        pieces = []
         for kind in kinds:
-            share = shares[name].get(kind, 0.0)
-            axes.barh(place, share, left=start, color=colours[kind], height=0.66)
-            if share >= LABELLED:
-                axes.text(
-                    start + share / 2, place, f"{share:.0%}", ha="center", va="center", fontsize=8
-                )
-            start += share
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+            share = by_kind.get(kind, 0.0)
+            label = f"{share:.0%}" if share >= LABELLED else ""
+            pieces.append(Piece(share, colours[kind], label))
+        bars.append(Bar(name, pieces))
+    horizontal_bars(axes, bars, room=1.0, thickness=0.66, fontsize=8)
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.set_xlabel("share of forward and backward pass")
-    handles = [axes.barh(0, 0, color=colours[kind], label=kind) for kind in kinds]
-    axes.figure.legend(
-        handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False
-    )
-    axes.spines[["top", "right"]].set_visible(False)
+    legend_of(axes, colours, "lower center", columns=4)
 
 
-def draw_curves(axes: Axes, ablation: Ablation, result: Result) -> None:
-    """Thin: each round; thick: their median."""
+def legend_of(axes: "Axes", colours: Mapping[str, str], place: str, *, columns: int) -> None:
+    """Add a legend outside the axes of a figure."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    loc = f"outside {place}"
+    colour_legend(figure, colours, columns=columns, loc=loc, fontsize=8, frameon=False)
+
+
+def draw_curves(axes: "Axes", ablation: Ablation, result: Result) -> None:
+    """Draw a training's losses: thin for each round, thick for their median."""
     prefix = ablation.chart.of
-    for name, colour in zip(result.definition["variants"], LINES, strict=False):
+    for name, colour in zip(result.definition["variants"], PALETTE, strict=False):
         first = result.rounds[0][name].details
         keys = sorted(key for key in first if key.startswith(prefix))
         steps = [int(key.removeprefix(prefix)) for key in keys]
@@ -110,8 +94,8 @@ def draw_curves(axes: Axes, ablation: Ablation, result: Result) -> None:
     axes.legend(frameon=False)
 
 
-def draw_grid(axes: Axes, ablation: Ablation, result: Result) -> None:
-    """Normalized to the smallest combination, as the paper's Table 3 is."""
+def draw_grid(axes: "Axes", ablation: Ablation, result: Result) -> None:
+    """Draw throughput by ranks, over that of the smallest combination, as the paper's Table 3."""
     variants = result.definition["variants"]
     places = {
         name: (int(one["options"]["threads"]), int(one["options"]["ranks"]))
@@ -123,7 +107,7 @@ def draw_grid(axes: Axes, ablation: Ablation, result: Result) -> None:
     for name, (threads, ranks) in places.items():
         value = median(result.values(name, ablation.chart.of)) / unit
         by_threads.setdefault(threads, []).append((ranks, value))
-    for colour, (threads, points) in zip(LINES, sorted(by_threads.items()), strict=False):
+    for colour, (threads, points) in zip(PALETTE, sorted(by_threads.items()), strict=False):
         points.sort()
         label = f"{threads} thread{'s' if threads > 1 else ''} of each rank"
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=label)
@@ -144,8 +128,8 @@ def draw_grid(axes: Axes, ablation: Ablation, result: Result) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def draw_points(axes: Axes, ablation: Ablation, result: Result) -> None:
-    """Normalized to the smallest batch, as the paper's Figure 7 is."""
+def draw_points(axes: "Axes", ablation: Ablation, result: Result) -> None:
+    """Draw epochs by batch size, over those of the smallest, as the paper's Figure 7."""
     prefix = ablation.chart.of
     [name] = result.definition["variants"]
     keys = sorted(key for key in result.rounds[0][name].details if key.startswith(prefix))
@@ -167,7 +151,7 @@ def draw_points(axes: Axes, ablation: Ablation, result: Result) -> None:
     axes.legend(frameon=False, loc="upper left")
 
 
-KINDS: Mapping[str, Callable[[Axes, Ablation, Result], None]] = {
+KINDS: Mapping[str, Callable[["Axes", Ablation, Result], None]] = {
     "bars": draw_bars,
     "shares": draw_shares,
     "curves": draw_curves,
@@ -178,9 +162,9 @@ ROW = 0.42
 """Height of a bar. [inches]"""
 
 
-def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> Figure:
-    """The figure; there is at least one round."""
-    ratios = shown_outcomes(outcomes)
+def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> "Figure":
+    """Return the figure of a result that has at least one round."""
+    ratios = [outcome for outcome in outcomes if outcome.ratio is not None]
     bars = len(result.definition["variants"])
     rows = max(len(ratios), bars if ablation.chart.kind in ("bars", "shares") else 0)
     figure = new_figure(width=12.5, height=max(3.2, 1.7 + ROW * rows))
@@ -191,7 +175,7 @@ def picture(ablation: Ablation, result: Result, outcomes: Sequence[Outcome]) -> 
 
 
 def label_of(result: Result, name: str) -> str:
-    """The variant, and its allocator where that is not the usual one."""
+    """Return the variant, and its allocator where that is not the usual one."""
     variant = result.definition["variants"][name]
     extra = "" if variant["allocator"] == "tuned" else variant["allocator"]
     if variant["huge_pages"]:
@@ -205,13 +189,10 @@ WIDEST_DOUBLING = 200.0
 """Where they span more, the axis has a line for every factor of 10, else of 2."""
 
 
-def shown_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those that were measured."""
-    return [one for one in outcomes if one.ratio is not None]
+def draw_ratios(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
+    """Draw a line for each outcome, the first on top."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
-
-def draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """A line for each outcome, the first on top."""
     values = [value for one in outcomes for value in values_of(one)]
     is_wide = bool(values) and max(values) > WIDEST_LINEAR
     if is_wide:
@@ -249,16 +230,16 @@ def draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_ratio(axes: Axes, place: float, ratio: Ratio, *, colour: str) -> None:
-    """A median on its interval."""
+def draw_ratio(axes: "Axes", place: float, ratio: Ratio, *, colour: str) -> None:
+    """Draw a median on its interval."""
     axes.plot(
         [ratio.interval.low, ratio.interval.high], [place] * 2, color=colour, linewidth=3, alpha=0.5
     )
     axes.plot(ratio.median, place, "o", color=colour, markersize=6)
 
 
-def legend(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """What the marks are, above the axes."""
+def legend(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
+    """Add the meaning of the marks, above the axes."""
     words = [("o", PLAIN, "here, with its interval")]
     if any(one.again for one in outcomes):
         words.append(("o", "#adb5bd", "a second run"))
@@ -272,7 +253,7 @@ def legend(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 
 def values_of(one: Outcome) -> list[float]:
-    """Everything that is drawn of an outcome."""
+    """Return all values that are drawn of an outcome."""
     assert one.ratio is not None
     ratios = [one.ratio, *([one.again] if one.again else [])]
     paper = [one.comparison.paper] if one.comparison.paper else []
@@ -280,7 +261,7 @@ def values_of(one: Outcome) -> list[float]:
 
 
 def labelled(one: Outcome) -> str:
-    """What is compared, and in which terms, on two lines."""
+    """Return what is compared, and in which terms, on two lines."""
     terms = "share of it" if one.comparison.ratio == "share" else one.comparison.ratio
     return f"{one.what}\n{terms}"
 
@@ -291,7 +272,7 @@ LABELLED = 0.06
 
 
 def shares_of(result: Result, name: str, prefix: str) -> dict[str, float]:
-    """Medians of a variant's parts, over their sum; small ones together."""
+    """Return medians of a variant's parts, over their sum; small ones together."""
     keys = {key for of_round in result.rounds for key in of_round[name].details}
     parts = {
         key.removeprefix(prefix): median(result.values(name, key))
@@ -307,7 +288,7 @@ def shares_of(result: Result, name: str, prefix: str) -> dict[str, float]:
 
 
 def order(kind: str) -> int:
-    """Convolutions, products, the rest, and last what happens elsewhere."""
+    """Return a place: convolutions, products, the rest, and last what happens elsewhere."""
     known = list(PRIMITIVES)
     if kind == "elsewhere":
         return len(known) + 1
@@ -315,9 +296,9 @@ def order(kind: str) -> int:
 
 
 def colours_of(kinds: list[str]) -> dict[str, str]:
-    """A colour for each kind."""
-    left = cycle(colour for colour in reversed(LINES) if colour not in PRIMITIVES.values())
-    return {kind: PRIMITIVES.get(kind) or next(left) for kind in kinds}
+    """Return a colour for each kind."""
+    others = cycle(colour for colour in reversed(PALETTE) if colour not in PRIMITIVES.values())
+    return {kind: PRIMITIVES.get(kind) or next(others) for kind in kinds}
 
 
 PHASES = {
@@ -331,7 +312,6 @@ PHASES = {
 PLAIN = "#3c8ddc"
 PAPER = "#e6194b"
 DOTS = "#343a40"
-LINES = ("#3c8ddc", "#f08c00", "#2f9e44", "#e6194b", "#9c36b5", "#0c8599", "#5c940d", "#868e96")
 PRIMITIVES = {
     "convolution forward": "#1c7ed6",
     "convolution backward data": "#f08c00",
@@ -344,4 +324,4 @@ PRIMITIVES = {
     "reorder": "#fcc419",
     "elsewhere": "#adb5bd",
 }
-"""Others take what is left of `LINES`."""
+"""Others take what is left of `PALETTE`."""

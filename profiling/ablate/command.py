@@ -1,11 +1,4 @@
-"""`python -m profiling ablate`: its command line.
-
-TODO-DOC `python -m profiling ablate list`.
-
-TODO-DOC `python -m profiling ablate run`.
-
-TODO-DOC An ablation's numbers as tables on a terminal.
-"""
+"""`python -m profiling ablate list | run | report`: the command line, and tables on a terminal."""
 
 import argparse
 import shlex
@@ -15,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from common.cli import positive
 from common.console import make_console, significant
-from common.errors import FINISHED
-from common.processes import WorkerDiedError
+from common.errors import FINISHED, OUR_BUG, WorkerDiedError
+from common.tables import Column, Table, text_column
 from profiling.ablate.analysis import (
     NAMED,
     Outcome,
@@ -46,13 +38,14 @@ from profiling.ablate.measure import (
     begun_result,
     measure,
     measured_on,
-    with_photos_told,
+    with_photos_described,
 )
-from profiling.ablate.plan import Plan, plan_of
 from profiling.ablate.result import (
+    Plan,
     Result,
     command_of,
     default_folder,
+    plan_of,
     read_result,
     result_file,
     where,
@@ -92,7 +85,7 @@ def add_ablate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def add_list(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """`list`."""
+    """Add `list`."""
     about = "which there are, what the paper says, what is measured"
     parser = add_parser(kinds, "list", about, f"List the ablations: {about}.")
     add_place(parser)
@@ -100,7 +93,7 @@ def add_list(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def add_run(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """`run`."""
+    """Add `run`."""
     parser = add_parser(kinds, "run", "measure them, or go on measuring", ABOUT)
     parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
     add_place(parser)
@@ -124,7 +117,7 @@ def add_run(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
 
 
 def add_report(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """`report`."""
+    """Add `report`."""
     parser = add_parser(
         kinds,
         "report",
@@ -158,7 +151,7 @@ def report(
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """`--quick` and `--out`."""
+    """Add `--quick` and `--out`."""
     parser.add_argument("--quick", action="store_true", help=QUICK)
     parser.add_argument(
         "--out",
@@ -174,7 +167,7 @@ def add_parser(
     about: str,
     description: str,
 ) -> argparse.ArgumentParser:
-    """A command with the examples of all."""
+    """Add a command with the examples of all."""
     return commands.add_parser(
         name,
         help=about,
@@ -193,17 +186,16 @@ def list_ablations(*, quick: bool, out: Path | None) -> int:
     size: SizeName = "quick" if quick else "full"
     folder = out or default_folder(size)
     console = make_console(pipe_width=140)
-    table = Table(show_lines=True)
-    for heading in ("ablation", "question", "the paper"):
-        table.add_column(heading, overflow="fold")
-    table.add_column(f"measured ({size})", no_wrap=True)
+    headings = map(text_column, ("ablation", "question", "the paper"))
+    columns = (*headings, text_column(f"measured ({size})", no_wrap=True))
+    rows = []
     lacking: dict[str, str] = {}
     for name, ablation in read_all().items():
         plan = plan_of(name, ablation, size=size)
         lacking |= {f"{name}: {variant}": reason for variant, reason in plan.left_out.items()}
         done = progress_of(result_file(folder, ablation.runs_of or name))
-        table.add_row(name, ablation.question, figures_of(ablation), done)
-    console.print(table)
+        rows.append((name, ablation.question, figures_of(ablation), done))
+    console.print(Table("", columns, rows).for_console(show_lines=True))
     for reason, left_out in by_reason(lacking).items():
         names = listed(left_out, NAMED)
         console.print(f"cannot be measured here: {names}: {reason}", soft_wrap=True)
@@ -211,22 +203,19 @@ def list_ablations(*, quick: bool, out: Path | None) -> int:
 
 
 def figures_of(ablation: Ablation) -> str:
-    """The paper's numbers, else what it says."""
+    """Return the paper's numbers, else what it says."""
     figures = [shown(one.paper, one.ratio) for one in ablation.comparisons if one.paper]
     return ", ".join(dict.fromkeys(figures)) or ablation.says
 
 
 def progress_of(file: Path) -> str:
-    """How much of a result is there."""
+    """Return how much of a result there is."""
     if not file.exists():
         return "no"
     result = read_result(file)
     if result.is_complete:
         return "yes" if result.rounds else "nothing can be"
     return f"{len(result.rounds)} of {result.rounds_wanted} rounds"
-
-
-WORKER_DIED = 1
 
 
 def run(
@@ -255,7 +244,7 @@ def run(
         read = Photos(photos, Path(scratch), console)
         if photos is not None:
             read.listed()
-        plans = [with_photos_told(plan, read) for plan in plans]
+        plans = [with_photos_described(plan, read) for plan in plans]
         # Before minutes of work: that all of it can go on where it stopped.
         on = measured_on()
         begun = [
@@ -289,21 +278,21 @@ def measure_all(
         file = result_file(folder, plan.name)
         try:
             done = measure(plan, result, file, photos=photos, console=console)
-            say_result(plan, done, console=console)
+            print_result(plan, done, console=console)
         except (WorkerDiedError, JobFailedError) as error:
             print(f"error: {plan.name}: {error}", file=sys.stderr)
-            code = WORKER_DIED
+            code = OUR_BUG
         except KeyboardInterrupt:
-            say_kept(file, console=console)
+            print_kept(file, console=console)
             raise
     return code
 
 
-def say_result(plan: Plan, result: Result, *, console: Console) -> None:
+def print_result(plan: Plan, result: Result, *, console: Console) -> None:
     """Print what was measured, and what could not be."""
     if result.rounds:
-        console.print(variants_table(result, plan.ablation.chart))
-        console.print(outcomes_table(outcomes_of(plan.ablation, result)))
+        console.print(variants_table(result, plan.ablation.chart).for_console())
+        console.print(outcomes_table(outcomes_of(plan.ablation, result)).for_console())
     for reason, left_out in by_reason(result.left_out).items():
         console.print(f"not measured: {listed(left_out, NAMED)}: {reason}", soft_wrap=True)
     disturbed = disturbance(max(result.busy_cores, default=0.0))
@@ -311,7 +300,7 @@ def say_result(plan: Plan, result: Result, *, console: Console) -> None:
         console.print(disturbed, soft_wrap=True)
 
 
-def say_kept(file: Path, *, console: Console) -> None:
+def print_kept(file: Path, *, console: Console) -> None:
     """Print how far an interrupted measurement had come."""
     count = len(read_result(file).rounds) if file.exists() else 0
     console.print(
@@ -320,42 +309,44 @@ def say_kept(file: Path, *, console: Console) -> None:
 
 
 def variants_table(result: Result, choice: ChartChoice) -> Table:
-    """A row for each variant that ran: what the chart draws, its spread, memory."""
+    """Return a row for each variant that ran: what the chart draws, its spread, memory."""
     quantity, unit = drawn_quantity(result, choice)
-    table = Table()
-    table.add_column("variant")
-    table.add_column("allocator")
-    for heading in (f"median {unit}", "lowest–highest", "page faults", "peak MB"):
-        table.add_column(heading, justify="right")
+    columns = (
+        text_column("variant"),
+        text_column("allocator"),
+        Column(f"median {unit}", significant),
+        Column("lowest–highest"),
+        Column("page faults", ",.0f"),
+        Column("peak MB", ",.0f"),
+    )
+    rows = []
     for name in result.definition["variants"]:
         numbers = numbers_of(result, name, quantity=quantity)
         middle, lowest, highest = spread(numbers.values)
-        table.add_row(
-            name,
-            numbers.allocator,
-            significant(middle),
-            f"{significant(lowest)}–{significant(highest)}",
-            "" if numbers.page_faults is None else f"{numbers.page_faults:,.0f}",
-            "" if numbers.peak_mb is None else f"{numbers.peak_mb:,.0f}",
-        )
-    return table
+        range_ = f"{significant(lowest)}–{significant(highest)}"
+        rows.append((name, numbers.allocator, middle, range_, numbers.page_faults, numbers.peak_mb))
+    return Table("", columns, rows)
+
+
+OUTCOME_COLUMNS = (
+    text_column("what"),
+    *map(Column, ("ours", "interval", "paper")),
+    text_column("is", no_wrap=True),
+)
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
-    """A row for each comparison: ours with its interval, the paper's, what to say of it."""
-    table = Table()
-    table.add_column("what", ratio=3)
-    for heading in ("ours", "interval", "paper"):
-        table.add_column(heading, justify="right")
-    table.add_column("is", no_wrap=True)
-    for one in outcomes:
-        kind = one.comparison.ratio
-        paper = one.comparison.paper
-        table.add_row(
-            one.what,
-            shown(one.ratio.median, kind) if one.ratio else "–",
-            shown_interval(one.ratio, kind) if one.ratio else "",
-            shown(paper, kind) if paper else "",
-            kind if one.ratio else "not measured",
+    """Return a row for each comparison: ours with its interval, the paper's, in which terms."""
+    rows = []
+    for outcome in outcomes:
+        kind, paper, ratio = outcome.comparison.ratio, outcome.comparison.paper, outcome.ratio
+        rows.append(
+            (
+                outcome.what,
+                shown(ratio.median, kind) if ratio else "–",
+                shown_interval(ratio, kind) if ratio else "",
+                shown(paper, kind) if paper else "",
+                kind if ratio else "not measured",
+            )
         )
-    return table
+    return Table("", OUTCOME_COLUMNS, rows)

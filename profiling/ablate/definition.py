@@ -1,6 +1,6 @@
-"""An ablation as its file states it: one question, who takes part, what is held against what.
+"""An ablation as its file in configs/ablations states it.
 
-TODO-DOC The files of configs/ablations.
+One question, the variants that run, what is compared with what, and what the paper says.
 """
 
 import difflib
@@ -25,7 +25,7 @@ RATIOS = ("times as fast", "times as much", "share")
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class AblationVariant:
-    """One of those that run in turn."""
+    """One of the variants that run in turn."""
 
     about: str
     """What it is, in a few words."""
@@ -47,7 +47,7 @@ class AblationVariant:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Comparison:
-    """A change against its baseline."""
+    """A change that is compared with its baseline."""
 
     change: str
     """Name of a variant."""
@@ -138,7 +138,7 @@ class Ablation:
     full: Size = Size()
 
     def size(self, name: str) -> Size:
-        """`quick` or `full`."""
+        """Return the size `quick` or `full`."""
         return self.quick if name == "quick" else self.full
 
 
@@ -152,7 +152,7 @@ SCHEMA = TypeAdapter(Ablation)
 
 
 def read_all(folder: Path = FOLDER) -> Ablations:
-    """All ablations by name, in order.
+    """Read all ablations by name, in order.
 
     Raises:
         InputError: A file is not what it should be.
@@ -162,10 +162,10 @@ def read_all(folder: Path = FOLDER) -> Ablations:
 
 
 def chosen(names: Sequence[str], known: Ablations) -> Ablations:
-    """The named ones, in order; all where none is named.
+    """Return the named ones, in order; all where none is named.
 
     Raises:
-        InputError: A name is not known; says the nearest.
+        InputError: A name is not known; the message has the nearest.
     """
     for name in names:
         if name not in known:
@@ -176,13 +176,13 @@ def chosen(names: Sequence[str], known: Ablations) -> Ablations:
 
 
 def measured_by(ablations: Ablations, known: Ablations) -> Ablations:
-    """Those that have to be measured for these: some are answered by the runs of another."""
+    """Return those to be measured for these: some use the runs of another."""
     names = {one.runs_of or name for name, one in ablations.items()}
     return {name: one for name, one in known.items() if name in names}
 
 
 def read_ablation(file: Path) -> Ablation:
-    """One file.
+    """Read one file.
 
     Raises:
         InputError: It cannot be read, or a field is not what it should be; names file and field.
@@ -209,7 +209,7 @@ def read_ablation(file: Path) -> Ablation:
 
 
 def names_in(ablation: Ablation) -> Iterator[tuple[str, str]]:
-    """Where a variant is named, and how."""
+    """Yield the fields that name a variant, and the names."""
     for place, one in enumerate(ablation.comparisons):
         yield f"comparisons.{place}.change", one.change
         yield f"comparisons.{place}.baseline", one.baseline

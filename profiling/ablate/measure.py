@@ -1,12 +1,9 @@
-"""From a plan to its result: variants in turn, written down after every round.
+"""Measure a plan: variants in turn, with the result written after every round.
 
-TODO-DOC Variants that are whole jobs: ranks started by mpirun, pinned as train.py pins them.
-
-TODO-DOC Two variants' calls of oneDNN, held against each other as `profiling compare` does.
-
-TODO-DOC The photos that decoders read.
-
-TODO-DOC One measurement on a machine at a time: two would each be wrong.
+Variants are workers' processes, or whole jobs: ranks started by mpirun, pinned as train.py pins
+them (`JobRunner`). Some ablations also hold two variants' calls of oneDNN against each other, as
+`profiling compare` does, and some read photos. Only one measurement runs on a machine at a time:
+two would disturb each other.
 """
 
 import fcntl
@@ -29,8 +26,16 @@ from common.errors import InputError
 from common.files import write_whole
 from common.machine import code_version, environment, installed_versions, page_faults
 from launch.mpirun import choose_mpirun
-from profiling.ablate.plan import JOBS, READS_PHOTOS, Plan
-from profiling.ablate.result import ComparedCalls, Result, read_result, with_round, write_result
+from profiling.ablate.result import (
+    JOBS,
+    READS_PHOTOS,
+    ComparedCalls,
+    Plan,
+    Result,
+    read_result,
+    with_round,
+    write_result,
+)
 from profiling.bench.data_bench import draw, photos_in, read_list, write_list
 from profiling.bench.job import (
     MeasuredJob,
@@ -42,7 +47,7 @@ from profiling.bench.job import (
 )
 from profiling.bench.results import background_load
 from profiling.bench.variant import Run, Variant, Workload
-from profiling.bench.worker_pool import WorkerPool, rounds_of, variant_worker
+from profiling.bench.worker_pool import Runner, WorkerPool, run_interleaved, variant_worker
 from profiling.compare import compare, kinds_of, side_of
 from profiling.onednn_log.log import read_logs
 
@@ -52,12 +57,12 @@ MAY_DIFFER = ("code", "kernel")
 
 
 def measured_on() -> dict[str, str | int]:
-    """Machine, packages and code; asks git, so once for all results of a command."""
-    return {**environment(), **installed_versions(OTHER_PACKAGES), "code": code_words()}
+    """Return machine, packages and code; runs git, so call it once for all results of a command."""
+    return {**environment(), **installed_versions(OTHER_PACKAGES), "code": describe_code()}
 
 
 def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Result:
-    """A result without rounds; `on`: see `measured_on`."""
+    """Return a result without rounds; `on`: see `measured_on`."""
     return Result(
         ablation=plan.name,
         size=plan.size,
@@ -71,8 +76,8 @@ def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Re
     )
 
 
-def code_words() -> str:
-    """The commit that runs."""
+def describe_code() -> str:
+    """Return the commit that runs."""
     code = code_version()
     return f"{code['commit'] or 'unknown'}{' and changes' if code['is_modified'] else ''}"
 
@@ -80,7 +85,7 @@ def code_words() -> str:
 def begun_result(
     plan: Plan, file: Path, *, command: str, on: Mapping[str, str | int], overwrite: bool
 ) -> Result:
-    """What is there of a plan's result already, else one without rounds; `on`: `measured_on`.
+    """Return what there is of a plan's result, else one without rounds; `on`: `measured_on`.
 
     Raises:
         InputError: The file is of another machine, other packages or another definition.
@@ -105,7 +110,7 @@ def begun_result(
 
 @dataclass
 class Photos:
-    """Found, or drawn, when the first decoder asks for them."""
+    """The photos that decoders read: found, or drawn as scenes, when first needed."""
 
     folder: Path | None
     """Of a user's photos; None: drawn scenes."""
@@ -114,7 +119,7 @@ class Photos:
     console: Console
 
     def listed(self) -> Path:
-        """The file that lists them.
+        """Return the file that lists them.
 
         Raises:
             InputError: The folder holds no image.
@@ -127,8 +132,8 @@ class Photos:
             write_list(photos_in(folder, limit=COUNT, option="--photos"), file)
         return file
 
-    def words(self) -> str:
-        """How many they are, their size and a digest, which tells them from others anywhere.
+    def describe(self) -> str:
+        """Return their number, size and a digest, by which they differ from others.
 
         Raises:
             InputError: The folder holds no image.
@@ -141,7 +146,7 @@ class Photos:
 
 
 def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: Console) -> Result:
-    """Measure the rounds that are missing; each is in the file as soon as it is there.
+    """Measure the rounds that are missing; each is written to the file when it is complete.
 
     Args:
         plan: What to measure.
@@ -160,36 +165,37 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
         write_result(file, result)
         return result
     missing = result.rounds_wanted - len(result.rounds)
-    contestants = list(plan.contestants.values())
-    total = len(contestants) * (plan.warm_up + missing)
-    start = variant_worker
+    variants = list(plan.variants.values())
+    total = len(variants) * (plan.warm_up + missing)
+    start: Callable[[Variant, Workload], Runner] = variant_worker
     if plan.ablation.recipe == JOBS:
-        start = job_starter(photos.scratch / "scenes", partial(console.print, soft_wrap=True))  # type: ignore[assignment]
+        say = partial(console.print, soft_wrap=True)
+        start = partial(JobRunner, scenes=photos.scratch / "scenes", say=say)
     with ExitStack() as stack:
         others = stack.enter_context(background_load())
-        crew = stack.enter_context(
+        pool = stack.enter_context(
             WorkerPool(
                 # Where a run draws random numbers, each round has its own, resumed or not.
                 replace(plan.workload, seed=len(result.rounds)),
                 warm_up=plan.warm_up,
                 say=console.print,
-                start=lambda one, workload: start(with_photos(one, photos), workload),
+                start=lambda variant, workload: start(with_photos(variant, photos), workload),
             )
         )
         advance = stack.enter_context(progress(console, f"{plan.name}, runs", total=total))
-        rounds = rounds_of(
-            crew,
-            contestants,
+        rounds = run_interleaved(
+            pool,
+            variants,
             rounds=missing,
             advance=advance,
             settling=plan.ablation.settling,
         )
-        for of_round in rounds:
+        for runs in rounds:
             if plan.ablation.calls is not None and result.calls is None:
                 # With the first round, so that no result is complete without them.
-                calls = calls_of(plan.ablation.calls, crew, plan.contestants, folder=file.parent)
+                calls = calls_of(plan.ablation.calls, pool, plan.variants, folder=file.parent)
                 result = replace(result, calls=calls)
-            result = with_round(replace(result, facts=crew.facts), of_round, ended=now())
+            result = with_round(replace(result, facts=pool.facts), runs, ended=now())
             write_result(file, result)
     result = replace(result, busy_cores=(*result.busy_cores, round(others.cores, 3)))
     write_result(file, result)
@@ -197,7 +203,7 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
 
 
 def now() -> str:
-    """The time of day in UTC."""
+    """Return the time of day in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -206,13 +212,13 @@ WARM_UP = 2
 
 
 class JobRunner:
-    """Runs a job anew each time; between two runs there is nothing."""
+    """A variant that is a job, started anew for each run."""
 
     rss_mb = 0.0
 
     def __init__(
         self,
-        contestant: Variant,
+        variant: Variant,
         workload: Workload,
         *,
         scenes: Path,
@@ -221,15 +227,15 @@ class JobRunner:
         """Options: `ranks`, `threads`, `images` of each rank in a step, `workers` that load.
 
         Args:
-            contestant: Its options are the job's.
+            variant: Its options are the job's.
             workload: The size of images; `images` where the options do not say.
             scenes: Folder for drawn scenes.
-            say: Is told what the ranks print.
+            say: Called with what the ranks print.
 
         Raises:
             InputError: There is no mpirun.
         """
-        options = contestant.options
+        options = variant.options
         self.images = int(options.get("images", workload.images))
         self.facts: dict[str, Any] = {}
         self._say = say
@@ -242,7 +248,7 @@ class JobRunner:
                 f"training.batch_size={self.images}",
                 f"data.image_size={workload.image_size}",
                 f"data.workers={options.get('workers', 0)}",
-                f"engine.allocator={contestant.allocator}",
+                f"engine.allocator={variant.allocator}",
                 f"engine.precision={options['precision']}",
                 f"model.num_classes={workload.classes}",
                 "data.scenes={train: 96, validation: 1}",
@@ -255,10 +261,10 @@ class JobRunner:
         )
 
     def run(self) -> Run:
-        """A job from start to end.
+        """Run a job from start to end.
 
         Raises:
-            JobFailedError: It did not end well; its ranks have said why.
+            JobFailedError: It did not end well; its ranks have printed why.
         """
         faults = page_faults()
         ranks = measure_ranks(
@@ -267,15 +273,15 @@ class JobRunner:
         return run_of(ranks, images=self.images, faults=page_faults() - faults)
 
     def ask(self, question: str) -> dict[str, Any]:
-        """A job answers nothing else."""
+        """Raise an error: a job answers no questions."""
         raise NotImplementedError(question)
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """Do nothing: no process is left after a run."""
 
 
 def run_of(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
-    """A job's median step, and what part of it was waiting."""
+    """Return a job's median step, and what part of it was waiting."""
     steps = slowest(ranks)
     seconds = median(steps)
     return Run(
@@ -291,26 +297,19 @@ def run_of(ranks: list[RankSteps], *, images: int, faults: int) -> Run:
     )
 
 
-def job_starter(
-    scenes: Path, say: Callable[[str], None]
-) -> Callable[[Variant, Workload], JobRunner]:
-    """What makes runners for `Crew`."""
-    return partial(JobRunner, scenes=scenes, say=say)
-
-
 def calls_of(
-    names: tuple[str, str], crew: WorkerPool, contestants: Mapping[str, Variant], *, folder: Path
+    names: tuple[str, str], pool: WorkerPool, variants: Mapping[str, Variant], *, folder: Path
 ) -> ComparedCalls | None:
-    """Record a step of each, and what `compare` finds in the two logs, which stay in the folder.
+    """Log a step of each of two variants to the folder; return what `compare` finds in the logs.
 
     None where one of the two cannot run here.
     """
-    if not all(name in contestants for name in names):
+    if not all(name in variants for name in names):
         return None
     sides = []
     for name in names:
         log = folder / f"{name}.log"
-        write_whole(log, crew.worker(contestants[name]).ask("log")["log"])
+        write_whole(log, pool.worker(variants[name]).ask("log")["log"])
         sides.append(side_of(name, read_logs([log]), by_step=False))
     found = compare(*sides, with_types=True, is_by_step=False)
     return {
@@ -343,18 +342,18 @@ def calls_of(
 COUNT = 128
 
 
-def with_photos_told(plan: Plan, photos: Photos) -> Plan:
-    """A plan that says what its decoders read; one without decoders as it is."""
-    if not any(one.recipe.startswith(READS_PHOTOS) for one in plan.contestants.values()):
+def with_photos_described(plan: Plan, photos: Photos) -> Plan:
+    """Return a plan with the description of the photos, if its variants decode any."""
+    if not any(one.recipe.startswith(READS_PHOTOS) for one in plan.variants.values()):
         return plan
-    return replace(plan, photos=photos.words())
+    return replace(plan, photos=photos.describe())
 
 
-def with_photos(contestant: Variant, photos: Photos) -> Variant:
-    """A contestant that reads photos, told where they are listed; others as they are."""
-    if not contestant.recipe.startswith(READS_PHOTOS):
-        return contestant
-    return replace(contestant, options={**contestant.options, "photos": str(photos.listed())})
+def with_photos(variant: Variant, photos: Photos) -> Variant:
+    """Return a variant with the list of photos in its options, if it reads any."""
+    if not variant.recipe.startswith(READS_PHOTOS):
+        return variant
+    return replace(variant, options={**variant.options, "photos": str(photos.listed())})
 
 
 @contextmanager

@@ -1,11 +1,4 @@
-"""`python -m profiling ablate report`.
-
-TODO-DOC The report's chapters, for a browser and for Markdown alike.
-
-TODO-DOC Sentences of the report.
-
-TODO-DOC Chapters of a report as Markdown, with pictures beside it.
-"""
+"""`python -m profiling ablate report`: the report's chapters, as HTML and as Markdown."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,7 +82,7 @@ def make_report(
 
 
 def pages_of(study: Study) -> tuple[str, str]:
-    """As HTML and as Markdown, in the order of `FILES`."""
+    """Return the report as HTML and as Markdown, in the order of `FILES`."""
     title = f"The paper's ablations, measured here ({size_words(study)})"
     sections, words = sections_of(study), summary(study)
     return (
@@ -99,7 +92,7 @@ def pages_of(study: Study) -> tuple[str, str]:
 
 
 def size_words(study: Study) -> str:
-    """Such as `320×320, 2 cores`."""
+    """Return such as `320×320, 2 cores`."""
     sizes = {result.definition["workload"]["image_size"] for result in study.results}
     usual = max(sizes, key=lambda size: sum(
         result.definition["workload"]["image_size"] == size for result in study.results
@@ -119,7 +112,7 @@ LEFT = {
 
 
 def sections_of(study: Study) -> list[Section]:
-    """All comparisons, a chapter for each ablation, the method, the machine."""
+    """Return all comparisons, a chapter for each ablation, the method, the machine."""
     return [
         Section("all", "All comparisons", all_blocks(study)),
         *(row_section(row) for row in study.rows),
@@ -129,7 +122,7 @@ def sections_of(study: Study) -> list[Section]:
 
 
 def all_blocks(study: Study) -> list[Block]:
-    """A row for every comparison, and what could not be measured."""
+    """Return a row for every comparison, and what could not be measured."""
     columns = [
         Column("ablation", is_number=False),
         Column("what", is_number=False),
@@ -152,7 +145,7 @@ def all_blocks(study: Study) -> list[Block]:
 
 
 def comparison_cells(row: Row, one: Outcome) -> list[Cell]:
-    """A comparison's line."""
+    """Return a comparison's row."""
     kind, paper = one.comparison.ratio, one.comparison.paper
     return [
         Cell(row.name),
@@ -168,12 +161,12 @@ def comparison_cells(row: Row, one: Outcome) -> list[Cell]:
 
 
 def ratio_cell(ratio: Ratio | None, kind: str, *, otherwise: str = "") -> Cell:
-    """A median in its terms."""
+    """Return a median in its terms."""
     return Cell(shown(ratio.median, kind), ratio.median) if ratio else Cell(otherwise)
 
 
 def row_section(row: Row) -> Section:
-    """A chapter: the question, the picture, the sentences, the variants, the command."""
+    """Return a chapter: the question, picture, sentences, variants and command."""
     ablation = row.ablation
     blocks: list[Block] = [
         Text([f"{ablation.question} {ablation.source}: {ablation.says}."]),
@@ -201,7 +194,7 @@ def row_section(row: Row) -> Section:
 
 
 def variants_table(result: Result, row: Row) -> Table:
-    """A row for each variant."""
+    """Return a row for each variant."""
     quantity, unit = drawn_quantity(result, row.ablation.chart)
     columns = [
         Column("variant", is_number=False),
@@ -250,7 +243,7 @@ METHOD = (
 
 
 def summary(study: Study) -> list[str]:
-    """What there is, for who reads no further."""
+    """Return the report's summary in a few sentences."""
     outcomes = study.outcomes
     measured = [one for one in outcomes if one.ratio]
     beside = [one.beside_paper for one in measured if one.beside_paper]
@@ -274,7 +267,7 @@ def summary(study: Study) -> list[str]:
 
 
 def verdict(one: Outcome) -> str:
-    """A comparison in a sentence."""
+    """Return a comparison in a sentence."""
     if one.ratio is None:
         return f"{one.what}: {one.missing}."
     kind = one.comparison.ratio
@@ -292,12 +285,12 @@ def verdict(one: Outcome) -> str:
 
 
 def holding(one: Outcome) -> str:
-    """`yes` or `no`; empty without a second run."""
+    """Return `yes` or `no`; empty without a second run."""
     return {True: "yes", False: "no", None: ""}[one.holds]
 
 
 def remarks(row: Row) -> list[str]:
-    """What else there is to say of an ablation."""
+    """Return further remarks on an ablation."""
     found = [row.ablation.remark] if row.ablation.remark else []
     if row.state:
         found.append(f"Incomplete: {row.state}.")
@@ -310,7 +303,7 @@ def remarks(row: Row) -> list[str]:
 
 
 def calls_sentence(row: Row) -> str:
-    """What comparing two logs has found; empty where none were compared."""
+    """Return what comparing two logs has found; empty where none were compared."""
     calls = row.result.calls if row.result else None
     if not calls:
         return ""
@@ -330,7 +323,7 @@ def calls_sentence(row: Row) -> str:
 def markdown_page(
     sections: Sequence[Section], *, title: str, summary: Sequence[str], pictures: str
 ) -> str:
-    """The whole page.
+    """Return the whole page as Markdown.
 
     Args:
         sections: In order.
@@ -347,7 +340,7 @@ def markdown_page(
 
 
 def block_parts(block: Block, *, picture: str) -> list[str]:
-    """A block's paragraphs."""
+    """Return a block's paragraphs."""
     match block:
         case Table():
             return [block.markdown(), *block.notes]

@@ -1,1 +1,1 @@
-"""A benchmark of contestants: each in its own process, run in turn, compared round by round."""
+"""A benchmark of variants: each in its own process, run in turn, compared round by round."""

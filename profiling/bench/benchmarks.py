@@ -1,44 +1,33 @@
-"""A training step: torchvision's, ours, and ours with one thing taken away.
+"""The benchmarks with variants: `step`, `loss`, `optimizer` and `evaluate`.
 
-TODO-DOC What the benchmark of a training step is made for.
-
-TODO-DOC The focal loss in all its forms, against each other and against the memory's bandwidth.
-
-TODO-DOC The optimizers' steps, in few passes over memory and tensor by tensor; the gradients' norm.
-
-TODO-DOC Evaluation: post-processing alone, and the whole way from images to boxes.
+- `step`: a training step; torchvision's, ours, and ours with one thing taken away.
+- `loss`: the focal loss in all its forms, beside the memory's bandwidth.
+- `optimizer`: steps in few passes over memory and tensor by tensor, and the gradients' norm.
+- `evaluate`: post-processing alone, and the whole way from images to boxes.
 """
 
-from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from common.machine import cpu_flags
 from profiling.bench.results import CEILING, RECIPES, Benchmark, Finding, Results, speed_up
 from profiling.bench.variant import Variant
 
 COMPILE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""In the contestant's own process, so that nothing is left when it ends."""
+"""In the variant's own process, so that nothing is left when it ends."""
 
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def without(
-    name: str,
-    about: str,
-    *,
-    allocator: str = "tuned",
-    options: Mapping[str, str | bool] | None = None,
-) -> Variant:
-    """The torch engine with one switch the other way."""
-    return Variant(
-        name=f"torch-{name}",
-        about=f"torch, but {about}",
-        recipe=f"{RECIPES}.step_torch",
-        allocator=allocator,
-        pinned=True,
-        options=options or {},
-        by_default=False,
-    )
+def ours(name: str, about: str, *, by_default: bool = True, **fields: Any) -> Variant:
+    """Return a variant that runs our step, pinned; `fields` are further ones of `Variant`."""
+    recipe = f"{RECIPES}.step_torch"
+    return Variant(name, about, recipe, pinned=True, by_default=by_default, **fields)
+
+
+def without(name: str, about: str, **fields: Any) -> Variant:
+    """Return the torch engine with one switch the other way."""
+    return ours(f"torch-{name}", f"torch, but {about}", by_default=False, **fields)
 
 
 def best_convolution(results: Results) -> tuple[str, float]:
@@ -57,8 +46,8 @@ def ceiling_findings(results: Results) -> list[Finding]:
     rates = results.details(CEILING)
     product = next(key for key in rates if key.startswith("matrix product"))
     return [
-        Finding(what=f"best large convolution: {name}", value=rate, shown=f"{rate:,.0f} GFLOP/s"),
-        Finding(what=product, value=rates[product], shown=f"{rates[product]:,.0f} GFLOP/s"),
+        Finding(f"best large convolution: {name}", rate, f"{rate:,.0f} GFLOP/s"),
+        Finding(product, rates[product], f"{rates[product]:,.0f} GFLOP/s"),
     ]
 
 
@@ -77,7 +66,7 @@ WANTED = {"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.7}
 
 
 def wanted_of(other: str) -> float | None:
-    """How many times as fast as another contestant the subject is to be on this processor."""
+    """How many times as fast as another variant the subject is to be on this processor."""
     return (WANTED_WITH_AMX if has_amx() else WANTED).get(other)
 
 
@@ -92,9 +81,9 @@ def share_of_ceiling(results: Results, subject: str) -> Finding:
     rounds = zip(results.runs[subject], results.runs[CEILING], strict=True)
     share = median(gflop / step.seconds / limit.details[best] for step, limit in rounds)
     return Finding(
-        what=f"{subject}: GFLOP/s of the step over those of the best large convolution",
-        value=share,
-        shown=f"{share:.2f}",
+        f"{subject}: GFLOP/s of the step over those of the best large convolution",
+        share,
+        f"{share:.2f}",
         at_least=SHARE_OF_CEILING_WITH_AMX if has_amx() else SHARE_OF_CEILING,
     )
 
@@ -107,7 +96,7 @@ MOST_BESIDE_LOAD = 2.3
 
 
 def load_findings(results: Results, subject: str) -> list[Finding]:
-    """Return how much longer each contestant's step takes while a process keeps a core busy."""
+    """Return how much longer each variant's step takes while a process keeps a core busy."""
     findings = []
     for name in results.loaded_runs:
         if name == CEILING:
@@ -115,107 +104,74 @@ def load_findings(results: Results, subject: str) -> list[Finding]:
         ratio = results.slowdown(name)
         findings.append(
             Finding(
-                what=f"{name}: a step while another process keeps one core busy",
-                value=ratio.median,
-                shown=f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+                f"{name}: a step while another process keeps one core busy",
+                ratio.median,
+                f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})",
                 at_most=MOST_BESIDE_LOAD if name == subject else None,
             )
         )
     return findings
 
 
-def primitive_findings(results: Results, subject: str) -> list[Finding]:
-    """How much of the step is convolution, as far as that was measured."""
-    findings = []
+def share_findings(results: Results, subject: str) -> list[Finding]:
+    """Return how much of the step is convolution and passes over memory, where it was measured."""
+    shares = []
     if subject in results.primitives:
-        share = results.primitives[subject].convolving_share
-        what = (
-            f"{subject}: share of the step in convolutions and matrix products, oneDNN's and ours"
-        )
-        findings.append(Finding(what=what, value=share, shown=f"{share:.1%}", at_least=0.9))
+        what = "share of the step in convolutions and matrix products, oneDNN's and ours"
+        shares.append((f"{subject}: {what}", results.primitives[subject].convolving_share))
     if ONEDNN_ALONE in results.primitives:
-        share = results.primitives[ONEDNN_ALONE].onednn_share
-        what = f"{ONEDNN_ALONE}: share of the step in oneDNN's convolutions and matrix products"
-        findings.append(Finding(what=what, value=share, shown=f"{share:.1%}", at_least=0.9))
+        what = "share of the step in oneDNN's convolutions and matrix products"
+        shares.append((f"{ONEDNN_ALONE}: {what}", results.primitives[ONEDNN_ALONE].onednn_share))
+    findings = [Finding(what, share, f"{share:.1%}", at_least=0.9) for what, share in shares]
+    passes = results.passes_share(subject)
+    if passes is not None:
+        what = f"{subject}: share of the step in ReLU, sums, masks, casts and reorders"
+        findings.append(Finding(what, passes, f"{passes:.1%}", at_most=0.07))
     return findings
 
 
-def pass_findings(results: Results, subject: str) -> list[Finding]:
-    """How much of the step is in operators that only pass over memory, where that was timed."""
-    share = results.passes_share(subject)
-    if share is None:
-        return []
-    what = f"{subject}: share of the step in ReLU, sums, masks, casts and reorders"
-    return [Finding(what=what, value=share, shown=f"{share:.1%}", at_most=0.07)]
-
-
-def page_fault_finding(results: Results, subject: str) -> Finding:
-    """Pages that a step takes from the kernel."""
-    faults = results.page_faults(subject)
-    return Finding(
-        what=f"{subject}: page faults a step", value=faults, shown=f"{faults:,.0f}", at_most=5000
-    )
-
-
 BASELINE = "torchvision-tuned"
-"""The contestant that memory and traffic are held against."""
+"""The variant that memory and traffic are compared with: it has the same allocator."""
 
 
 def memory_findings(results: Results, subject: str) -> list[Finding]:
-    """Peak memory against torchvision's under the same allocator, if that was run."""
-    other = BASELINE
-    if other not in results.names or subject == other:
-        return []
-    share = results.peak_mb(subject) / results.peak_mb(other)
-    return [
-        Finding(
-            what=f"{subject}: peak memory against {other}",
-            value=share,
-            shown=f"{share:.2f}",
-            at_most=0.4,
-        )
-    ]
-
-
-def byte_findings(results: Results, subject: str) -> list[Finding]:
-    """Bytes that operators move against those of torchvision's, if that was run."""
+    """Return page faults; peak memory and bytes moved against torchvision's, if that was run."""
+    faults = results.page_faults(subject)
+    what = f"{subject}: page faults a step"
+    findings = [Finding(what, faults, f"{faults:,.0f}", at_most=5000)]
+    if BASELINE not in results.names or subject == BASELINE:
+        return findings
+    share = results.peak_mb(subject) / results.peak_mb(BASELINE)
+    what = f"{subject}: peak memory against {BASELINE}"
+    findings.append(Finding(what, share, f"{share:.2f}", at_most=0.4))
     moved, other = results.gigabytes(subject), results.gigabytes(BASELINE)
-    if not moved or not other or subject == BASELINE:
-        return []
-    return [
-        Finding(
-            what=f"{subject}: bytes that operators read and write against {BASELINE}",
-            value=moved / other,
-            shown=f"{moved / other:.2f} ({moved:.1f} of {other:.1f} GB)",
-            at_most=0.4,
-        )
-    ]
+    if moved and other:
+        what = f"{subject}: bytes that operators read and write against {BASELINE}"
+        shown = f"{moved / other:.2f} ({moved:.1f} of {other:.1f} GB)"
+        findings.append(Finding(what, moved / other, shown, at_most=0.4))
+    return findings
 
 
 def step_findings(results: Results) -> list[Finding]:
-    """Our step against the others', and against what the machine can do."""
-    contestants = [name for name in results.names if name != CEILING]
-    if not contestants:
+    """Compare our step with the others', and with what the machine can do."""
+    names = [name for name in results.names if name != CEILING]
+    if not names:
         return ceiling_findings(results)
-    subject = SUBJECT if SUBJECT in contestants else contestants[0]
+    subject = SUBJECT if SUBJECT in names else names[0]
     findings = []
-    for other in contestants:
+    for other in names:
         if other != subject:
             wanted = wanted_of(other) if subject == SUBJECT else None
             findings += speed_up(results, subject, other, at_least=wanted)
     findings += ceiling_findings(results)
     if CEILING in results.names:
-        findings.append(share_of_ceiling(results, subject))
-        if ONEDNN_ALONE in contestants and subject != ONEDNN_ALONE:
-            findings.append(share_of_ceiling(results, ONEDNN_ALONE))
+        compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
+        findings += [share_of_ceiling(results, name) for name in compared]
     return [
         *findings,
         *load_findings(results, subject),
-        *primitive_findings(results, subject),
-        *pass_findings(results, subject),
-        page_fault_finding(results, subject),
+        *share_findings(results, subject),
         *memory_findings(results, subject),
-        *byte_findings(results, subject),
     ]
 
 
@@ -228,38 +184,27 @@ STEP = Benchmark(
     beside_load=True,
     counts_bytes=True,
     findings=step_findings,
-    contestants=(
+    variants=(
         Variant(
-            name="torchvision",
-            about="its RetinaNet as a user runs it: BF16 autocast, channels_last, Adam",
-            recipe=f"{RECIPES}.step_torchvision",
+            "torchvision",
+            "its RetinaNet as a user runs it: BF16 autocast, channels_last, Adam",
+            f"{RECIPES}.step_torchvision",
             allocator="system",
         ),
         Variant(
-            name="torchvision-tuned",
-            about="the same under our memory policy",
-            recipe=f"{RECIPES}.step_torchvision",
+            "torchvision-tuned", "the same under our memory policy", f"{RECIPES}.step_torchvision"
         ),
-        Variant(
-            name="ipex",
-            about="the paper's path: our model through ipex.optimize",
-            recipe=f"{RECIPES}.step_torch",
+        # IPEX puts a fused step of its own in the place of torch's plain Adam.
+        ours(
+            "ipex",
+            "the paper's path: our model through ipex.optimize",
             package="intel_extension_for_pytorch",
-            pinned=True,
-            # IPEX puts a fused step of its own in the place of torch's plain Adam.
             options={"engine": "ipex", "fused_adam": False},
         ),
-        Variant(
-            name="torch",
-            about="ours on stock PyTorch, as train.py runs it",
-            recipe=f"{RECIPES}.step_torch",
-            pinned=True,
-        ),
-        Variant(
-            name=ONEDNN_ALONE,
-            about="torch, but every convolution is oneDNN's",
-            recipe=f"{RECIPES}.step_torch",
-            pinned=True,
+        ours("torch", "ours on stock PyTorch, as train.py runs it"),
+        ours(
+            ONEDNN_ALONE,
+            "torch, but every convolution is oneDNN's",
             options={"convolutions": "onednn"},
         ),
         without("system", "memory as the C library has it", allocator="system"),
@@ -269,37 +214,28 @@ STEP = Benchmark(
         without("reference-loss", "torchvision's focal loss", options={"focal_form": "reference"}),
         without("paper-loss", "the paper's focal loss", options={"focal_form": "paper"}),
         without("unfused-adam", "Adam tensor by tensor", options={"fused_adam": False}),
-        Variant(
-            name="torch-fused-adam",
-            about="torch, but torch's own fused Adam",
-            recipe=f"{RECIPES}.step_torch",
-            pinned=True,
-            options={"torch_adam": True},
-            by_default=False,
-        ),
-        Variant(
-            name="torch-compiled",
-            about="our model and loss, but torch.compile runs the model (compiles for minutes)",
-            recipe=f"{RECIPES}.step_torch",
-            pinned=True,
+        without("fused-adam", "torch's own fused Adam", options={"torch_adam": True}),
+        ours(
+            "torch-compiled",
+            "our model and loss, but torch.compile runs the model (compiles for minutes)",
             environment=COMPILE,
             cache_variable=COMPILE_CACHE,
             options={"compiled": True},
             by_default=False,
         ),
         Variant(
-            name="torchvision-compiled",
-            about="torchvision-tuned through torch.compile (compiles for minutes)",
-            recipe=f"{RECIPES}.step_torchvision",
+            "torchvision-compiled",
+            "torchvision-tuned through torch.compile (compiles for minutes)",
+            f"{RECIPES}.step_torchvision",
             environment=COMPILE,
             cache_variable=COMPILE_CACHE,
             options={"compiled": True},
             by_default=False,
         ),
         Variant(
-            name="ipex-submission",
-            about="IPEX as in Intel's submission: plain weights, tcmalloc, Intel's OpenMP",
-            recipe=f"{RECIPES}.step_submission",
+            "ipex-submission",
+            "IPEX as in Intel's submission: plain weights, tcmalloc, Intel's OpenMP",
+            f"{RECIPES}.step_submission",
             allocator="tcmalloc",
             package="intel_extension_for_pytorch",
             pinned=True,
@@ -308,16 +244,16 @@ STEP = Benchmark(
             by_default=False,
         ),
         Variant(
-            name=CEILING,
-            about="what is possible: the network's large convolutions, and a matrix product",
-            recipe=f"{RECIPES}.ceiling",
+            CEILING,
+            "what is possible: the network's large convolutions, and a matrix product",
+            f"{RECIPES}.ceiling",
         ),
     ),
 )
 
 
 def step_gflops(results: Results, name: str) -> float | None:
-    """GFLOP/s of a contestant's whole step; None where the arithmetic was not counted."""
+    """Return GFLOP/s of a variant's whole step; None where the arithmetic was not counted."""
     if CEILING not in results.names or name == CEILING:
         return None
     return results.facts[CEILING]["step_gflop"] / results.seconds(name)
@@ -335,13 +271,13 @@ COPY = "copy"
 writing in another, which is what a loss does with logits and gradients."""
 
 
-def loss_contestant(form: str, dtype: str) -> Variant:
+def loss_variant(form: str, dtype: str) -> Variant:
     """A form on logits of a dtype; BF16 is what goes without saying, and who runs by default."""
     suffix = "" if dtype == "bfloat16" else f"-{dtype}"
     return Variant(
-        name=f"{form.replace('_', '-')}{suffix}",
-        about=f"{FORMS[form]}; {dtype} logits",
-        recipe=f"{RECIPES}.focal_loss",
+        f"{form.replace('_', '-')}{suffix}",
+        f"{FORMS[form]}; {dtype} logits",
+        f"{RECIPES}.focal_loss",
         options={"form": form, "dtype": dtype},
         by_default=dtype == "bfloat16",
     )
@@ -363,7 +299,7 @@ def bandwidth_findings(results: Results) -> list[Finding]:
         return []
     rates = results.details(BANDWIDTH)
     findings = [
-        Finding(what=f"memory bandwidth: {name}", value=rate, shown=f"{rate / 1e9:.1f} GB/s")
+        Finding(f"memory bandwidth: {name}", rate, f"{rate / 1e9:.1f} GB/s")
         for name, rate in rates.items()
     ]
     for name in ("kernel", "kernel-float32"):
@@ -374,9 +310,9 @@ def bandwidth_findings(results: Results) -> list[Finding]:
         share = median(moved / run.seconds / limit.details[COPY] for run, limit in rounds)
         findings.append(
             Finding(
-                what=f"{name}: bytes moved a second over those of a copy",
-                value=share,
-                shown=f"{share:.2f}",
+                f"{name}: bytes moved a second over those of a copy",
+                share,
+                f"{share:.2f}",
                 at_least=0.5 if name == "kernel" else None,
             )
         )
@@ -390,44 +326,40 @@ LOSS = Benchmark(
     warm_up=5,
     settling=1,
     findings=loss_findings,
-    contestants=(
-        *(loss_contestant(form, "bfloat16") for form in FORMS),
-        *(loss_contestant(form, "float32") for form in FORMS),
+    variants=(
+        *(loss_variant(form, "bfloat16") for form in FORMS),
+        *(loss_variant(form, "float32") for form in FORMS),
         Variant(
-            name="reference-system",
-            about="reference, but memory as the C library has it",
-            recipe=f"{RECIPES}.focal_loss",
+            "reference-system",
+            "reference, but memory as the C library has it",
+            f"{RECIPES}.focal_loss",
             allocator="system",
             options={"form": "reference", "dtype": "bfloat16"},
             by_default=False,
         ),
-        Variant(
-            name=BANDWIDTH,
-            about="what is possible: large copies in memory",
-            recipe=f"{RECIPES}.bandwidth",
-        ),
+        Variant(BANDWIDTH, "what is possible: large copies in memory", f"{RECIPES}.bandwidth"),
     ),
 )
 
 NAMES = ("adam", "sgd", "lamb")
 
 
-def optimizer_contestant(name: str, *, fused: bool) -> Variant:
+def optimizer_variant(name: str, *, fused: bool) -> Variant:
     """An optimizer in one of its two forms."""
     return Variant(
-        name=name if fused else f"{name}-unfused",
-        about=f"{name}, {'as train.py runs it' if fused else 'tensor by tensor (foreach=False)'}",
-        recipe=f"{RECIPES}.optimizer_step",
+        name if fused else f"{name}-unfused",
+        f"{name}, {'as train.py runs it' if fused else 'tensor by tensor (foreach=False)'}",
+        f"{RECIPES}.optimizer_step",
         options={"name": name, "fused": fused},
     )
 
 
-def norm_contestant(*, clips: bool) -> Variant:
+def norm_variant(*, clips: bool) -> Variant:
     """What comes before an optimizer's step."""
     return Variant(
-        name="clipping" if clips else "norm",
-        about="the norm of all gradients" + (", and their clipping" if clips else ""),
-        recipe=f"{RECIPES}.gradient_norm",
+        "clipping" if clips else "norm",
+        "the norm of all gradients" + (", and their clipping" if clips else ""),
+        f"{RECIPES}.gradient_norm",
         options={"clips": clips},
     )
 
@@ -448,9 +380,9 @@ OPTIMIZER = Benchmark(
     warm_up=5,
     settling=1,
     findings=optimizer_findings,
-    contestants=[
-        *(optimizer_contestant(name, fused=fused) for name in NAMES for fused in (True, False)),
-        *(norm_contestant(clips=clips) for clips in (False, True)),
+    variants=[
+        *(optimizer_variant(name, fused=fused) for name in NAMES for fused in (True, False)),
+        *(norm_variant(clips=clips) for clips in (False, True)),
     ],
 )
 
@@ -469,36 +401,36 @@ EVALUATE = Benchmark(
     warm_up=4,
     settling=1,
     findings=evaluate_findings,
-    contestants=(
+    variants=(
         Variant(
-            name="postprocess",
-            about="our post-processing of a trained detector's outputs",
-            recipe=f"{RECIPES}.postprocessing",
+            "postprocess",
+            "our post-processing of a trained detector's outputs",
+            f"{RECIPES}.postprocessing",
             options={"whose": "ours"},
         ),
         Variant(
-            name="postprocess-torchvision",
-            about="torchvision's of the same",
-            recipe=f"{RECIPES}.postprocessing",
+            "postprocess-torchvision",
+            "torchvision's of the same",
+            f"{RECIPES}.postprocessing",
             options={"whose": "torchvision"},
         ),
         Variant(
-            name="torchvision",
-            about="its RetinaNet's whole step as a user runs it: BF16 autocast, channels_last",
-            recipe=f"{RECIPES}.evaluation",
+            "torchvision",
+            "its RetinaNet's whole step as a user runs it: BF16 autocast, channels_last",
+            f"{RECIPES}.evaluation",
             allocator="system",
             options={"whose": "torchvision"},
         ),
         Variant(
-            name="torchvision-tuned",
-            about="the same under our memory policy",
-            recipe=f"{RECIPES}.evaluation",
+            "torchvision-tuned",
+            "the same under our memory policy",
+            f"{RECIPES}.evaluation",
             options={"whose": "torchvision"},
         ),
         Variant(
-            name="torch",
-            about="our whole step, as train.py evaluates",
-            recipe=f"{RECIPES}.evaluation",
+            "torch",
+            "our whole step, as train.py evaluates",
+            f"{RECIPES}.evaluation",
             options={"whose": "ours"},
         ),
     ),

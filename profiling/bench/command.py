@@ -1,34 +1,28 @@
-"""`python -m profiling bench`: its command line, and a benchmark from start to end.
-
-TODO-DOC All benchmarks.
-
-TODO-DOC Whether this machine has what a contestant needs.
-"""
+"""`python -m profiling bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
 import functools
 import json
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.cli import add_json_option, positive
+from common.cli import add_json_option
 from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free_json, write_whole
-from common.processes import WorkerDiedError
 from launch.environment import ALLOCATORS, find, installed_openmp
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP
-from profiling.bench.checkpoint_benchmark import add_checkpoint_benchmark
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
-from profiling.bench.metric_benchmark import add_metric_benchmark
-from profiling.bench.readers import add_index_benchmark, add_log_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, measure
+from profiling.bench.results import Benchmark, add_counts, measure
+from profiling.bench.single import (
+    add_checkpoint_benchmark,
+    add_index_benchmark,
+    add_log_benchmark,
+    add_metric_benchmark,
+)
 from profiling.bench.variant import STANDARD, Variant, Workload, choose
-
-WORKER_DIED = 1
 
 ABOUT = """\
 Every contestant has a process of its own, with its own memory policy, and they run in turn,
@@ -64,7 +58,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     kinds = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
-        names = [f"  {one.name:<20} {one.about}" for one in benchmark.contestants]
+        names = [f"  {one.name:<20} {one.about}" for one in benchmark.variants]
         parser = kinds.add_parser(
             benchmark.name,
             help=benchmark.about,
@@ -83,20 +77,23 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
-    """Who, how often, on what, and where numbers go."""
-    chosen = ",".join(one.name for one in benchmark.contestants if one.by_default)
+    """Add the options of a benchmark with variants."""
+    chosen = ",".join(one.name for one in benchmark.variants if one.by_default)
     parser.add_argument(
-        "--contestants", metavar="A,B", help=f"who runs, or `all` (default: {chosen})"
+        "--contestants",
+        dest="variants",
+        metavar="A,B",
+        help=f"who runs, or `all` (default: {chosen})",
     )
-    for name, kind, default, what in (
-        ("--rounds", positive, benchmark.rounds, "runs of each that count"),
-        ("--warm-up", positive, benchmark.warm_up, "runs of each before them"),
-        ("--images", positive, STANDARD.images, "images in a batch"),
-        ("--image-size", image_side, STANDARD.image_size, "their height and width in pixels"),
-        ("--classes", positive, STANDARD.classes, "outputs of the head for every anchor"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=kind, default=default, metavar="N", help=help_text)
+    add_counts(
+        parser,
+        ("--rounds", benchmark.rounds, "runs of each that count"),
+        ("--warm-up", benchmark.warm_up, "runs of each before them"),
+        ("--images", STANDARD.images, "images in a batch"),
+    )
+    size = ("--image-size", STANDARD.image_size, "their height and width in pixels")
+    add_counts(parser, size, kind=image_side)
+    add_counts(parser, ("--classes", STANDARD.classes, "outputs of the head for every anchor"))
     parser.add_argument(
         "--where", action="store_true", help="also print what costs most inside a run"
     )
@@ -112,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
 def bench_command(
     benchmark: Benchmark,
     *,
-    contestants: str | None,
+    variants: str | None,
     rounds: int,
     warm_up: int,
     images: int,
@@ -125,28 +122,25 @@ def bench_command(
     """Run a benchmark, print it and write it; returns the exit code.
 
     Raises:
-        InputError: A contestant is not known, or the file cannot be written.
+        InputError: A variant is not known, or the file cannot be written.
+        WorkerDiedError: A variant could not go on.
     """
     console = make_console(stderr=True)
-    chosen = choose(benchmark.contestants, contestants)
-    if contestants in (None, "all"):
+    chosen = choose(benchmark.variants, variants)
+    if variants in (None, "all"):
         chosen = leave_out_missing(chosen, console.print)
     require_free_json(json_file)
     workload = Workload(images=images, image_size=image_size, classes=classes)
-    try:
-        results = measure(
-            benchmark,
-            chosen,
-            workload,
-            rounds=rounds,
-            warm_up=warm_up,
-            where=where,
-            beside_load=beside_load,
-            console=console,
-        )
-    except WorkerDiedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WORKER_DIED
+    results = measure(
+        benchmark,
+        chosen,
+        workload,
+        rounds=rounds,
+        warm_up=warm_up,
+        where=where,
+        with_load=beside_load,
+        console=console,
+    )
     findings = benchmark.findings(results)
     print_results(results, findings)
     if json_file is not None:
@@ -156,7 +150,7 @@ def bench_command(
 
 
 def image_side(text: str) -> int:
-    """A side that all levels of the pyramid divide alike, for every contestant."""
+    """Read a side that all levels of the pyramid divide alike, for every variant."""
     if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
         raise argparse.ArgumentTypeError(f"expected a multiple of 32 from 64 on, found {text!r}")
     return int(text)
@@ -165,25 +159,25 @@ def image_side(text: str) -> int:
 BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
 
 
-def missing(contestant: Variant) -> str | None:
-    """What a contestant needs and is not installed, with what to do; None where all is there."""
-    if contestant.package is not None and find_spec(contestant.package) is None:
-        return f"{contestant.package} is not installed"
-    allocator = ALLOCATORS.get(contestant.allocator)
+def missing(variant: Variant) -> str | None:
+    """Return what a variant needs and is not installed, with what to do; None if nothing."""
+    if variant.package is not None and find_spec(variant.package) is None:
+        return f"{variant.package} is not installed"
+    allocator = ALLOCATORS.get(variant.allocator)
     if allocator is not None and find(allocator) is None:
-        return f"{contestant.allocator} is not installed (apt-get install {allocator.package})"
-    if contestant.needs_intel_openmp and installed_openmp() != "intel":
+        return f"{variant.allocator} is not installed (apt-get install {allocator.package})"
+    if variant.needs_intel_openmp and installed_openmp() != "intel":
         return "Intel's OpenMP is not installed (pip install intel-openmp)"
     return None
 
 
-def leave_out_missing(contestants: Sequence[Variant], say: Callable[[str], None]) -> list[Variant]:
-    """Those that can run; `say` is told of each other, in a line."""
+def leave_out_missing(variants: Sequence[Variant], say: Callable[[str], None]) -> list[Variant]:
+    """Return those that can run; `say` gets a line about each other."""
     there = []
-    for contestant in contestants:
-        problem = missing(contestant)
+    for variant in variants:
+        problem = missing(variant)
         if problem is None:
-            there.append(contestant)
+            there.append(variant)
         else:
-            say(f"{contestant.name} is left out: {problem}")
+            say(f"{variant.name} is left out: {problem}")
     return there

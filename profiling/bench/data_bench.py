@@ -18,38 +18,42 @@ their median counts. Use a machine on which nothing else runs.
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich import table as rich_table
 from rich.console import Console
-from rich.table import Table
 
 from common.cli import add_json_option, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from common.machine import environment
-from common.processes import WorkerDiedError
+from common.tables import Table, text_column
 from data.decoding import DECODERS, SUFFIXES, describe_decoder, fault_of
 from data.synthetic import make_scenes
-from profiling.bench.report import PIPE_WIDTH, contestant_json, findings_json, findings_table
-from profiling.bench.results import Benchmark, Finding, Results, disturbance, measure, speed_up
+from profiling.bench.report import PIPE_WIDTH, findings_json, findings_table, variant_json
+from profiling.bench.results import (
+    Benchmark,
+    Finding,
+    Results,
+    add_counts,
+    disturbance,
+    measure,
+    speed_up,
+)
 from profiling.bench.variant import Variant, Workload
 from retinanet.config_file import configured_split, load_config
-
-WORKER_DIED = 1
 
 
 def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `bench`."""
     parser = commands.add_parser(
-        "bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(run=run)
     source = parser.add_mutually_exclusive_group()
@@ -67,13 +71,12 @@ def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "--decoders", metavar="A,B", help="only these (default: all that are installed)"
     )
-    for name, default, what in (
+    add_counts(
+        parser,
         ("--limit", 128, "read so many images, spread evenly over the folder"),
         ("--batch-size", 8, "images joined into one batch"),
         ("--rounds", 5, "turns of everybody that count, after one that does not"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+    )
     parser.add_argument(
         "--workers",
         type=positive,
@@ -101,6 +104,7 @@ def run(
 
     Raises:
         InputError: There are no such photos, or the file cannot be written.
+        WorkerDiedError: A variant could not go on.
     """
     if overrides and config is None:
         raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
@@ -117,19 +121,15 @@ def run(
             console=console,
         )
         described = describe_decoders(decoders, console=console)
-        try:
-            results = measure_photos(
-                source,
-                list(described),
-                batch_size=batch_size,
-                rounds=rounds,
-                workers=workers,
-                scratch=Path(scratch),
-                console=console,
-            )
-        except WorkerDiedError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return WORKER_DIED
+        results = measure_photos(
+            source,
+            list(described),
+            batch_size=batch_size,
+            rounds=rounds,
+            workers=workers,
+            scratch=Path(scratch),
+            console=console,
+        )
     print_results(results, source=source, decoders=described)
     if json_file is not None:
         content = as_json(results, source=source, decoders=described, batch_size=batch_size)
@@ -141,7 +141,7 @@ WARM_UP = 1
 
 
 def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]:
-    """Decoders with their versions: the chosen, or all that work here; of the others a line.
+    """Return decoders with versions: the chosen, or all that work here; print why others do not.
 
     Raises:
         InputError: A chosen one is not known, not installed, or does not work.
@@ -161,7 +161,7 @@ def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]
 
 
 class Source(NamedTuple):
-    """What is read, and to what size."""
+    """The photos that are read, and to what size."""
 
     name: str
     """For people."""
@@ -180,7 +180,7 @@ def measure_photos(
     scratch: Path,
     console: Console,
 ) -> Results:
-    """Let everybody read the photos in turn.
+    """Run all variants in turn, each of which reads the photos.
 
     Args:
         source: The photos.
@@ -192,46 +192,40 @@ def measure_photos(
         console: Where progress is shown.
 
     Raises:
-        WorkerDiedError: A contestant could not go on, such as over a damaged image.
+        WorkerDiedError: A variant could not go on, such as over a damaged image.
     """
     photos = scratch / "photos.json"
     write_list(source.photos, photos)
     workload = Workload(images=len(source.photos), image_size=source.image_size)
-    on_a_core = contestants_of_a_core(decoders, photos=photos, batch_size=batch_size)
-    results = take_turns(on_a_core, workload, rounds=rounds, console=console)
+    on_a_core = variants_of_a_core(decoders, photos=photos, batch_size=batch_size)
+    results = measure_in_turn(on_a_core, workload, rounds=rounds, console=console)
     if not workers:
         return results
     # Apart: the time of their processes would be taken for other work on the machine.
     on_all_cores = loaders(decoders[0], photos=photos, batch_size=batch_size, workers=workers)
-    others = take_turns(on_all_cores, workload, rounds=rounds, console=console)
+    others = measure_in_turn(on_all_cores, workload, rounds=rounds, console=console)
     return replace(
         results,
-        contestants=[*on_a_core, *on_all_cores],
+        variants=[*on_a_core, *on_all_cores],
         runs={**results.runs, **others.runs},
         facts={**results.facts, **others.facts},
     )
 
 
-def take_turns(
-    contestants: Sequence[Variant], workload: Workload, *, rounds: int, console: Console
+def measure_in_turn(
+    variants: Sequence[Variant], workload: Workload, *, rounds: int, console: Console
 ) -> Results:
-    """Let contestants do the workload in turn, each in its own process."""
+    """Run variants in turn, each in its own process."""
     benchmark = Benchmark(
         name="data",
         about="files to batches",
-        contestants=contestants,
+        variants=variants,
         findings=find,
         rounds=rounds,
         warm_up=WARM_UP,
     )
     return measure(
-        benchmark,
-        contestants,
-        workload,
-        rounds=rounds,
-        warm_up=WARM_UP,
-        where=False,
-        console=console,
+        benchmark, variants, workload, rounds=rounds, warm_up=WARM_UP, where=False, console=console
     )
 
 
@@ -248,7 +242,7 @@ TARGET = 2.0
 
 
 def find(results: Results) -> list[Finding]:
-    """The pipeline of each decoder against MLPerf's recipe; the first, auto's, has the target."""
+    """Compare the pipeline of each decoder with MLPerf's recipe; the first one has the target."""
     pipelines = [name for name in results.names if name.startswith("pipeline-")]
     return [
         finding
@@ -258,7 +252,7 @@ def find(results: Results) -> list[Finding]:
 
 
 def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
-    """Everybody's rate, where the pipelines' time goes, and who is how many times as fast."""
+    """Print all rates, where the pipelines' time goes, and the comparisons."""
     console = make_console(pipe_width=PIPE_WIDTH)
     side = source.image_size
     rounds = len(results.runs[MLPERF])
@@ -266,7 +260,7 @@ def print_results(results: Results, *, source: Source, decoders: Mapping[str, st
     console.print(title, soft_wrap=True)
     console.print(rates_table(results))
     console.print("where the time of an image goes:")
-    console.print(stages_table(results))
+    console.print(stages_table(results).for_console())
     console.print(f"decoders: {', '.join(decoders.values())}", soft_wrap=True)
     if source.is_drawn:
         console.print(
@@ -277,49 +271,43 @@ def print_results(results: Results, *, source: Source, decoders: Mapping[str, st
     if disturbed:
         console.print(disturbed, soft_wrap=True)
     with_targets = side == STANDARD_SIZE and not source.is_drawn
-    console.print(findings_table(find(results), with_targets=with_targets))
+    console.print(findings_table(find(results), with_targets=with_targets).for_console())
 
 
-def rates_table(results: Results) -> Table:
-    """Images a second by contestant; of one core but for loaders."""
-    table = Table()
+def rates_table(results: Results) -> rich_table.Table:
+    """Return images a second by variant; of one core but for loaders."""
+    table = rich_table.Table()
     table.add_column("contestant")
     headings = ("images/s", "lowest–highest", "ms an image", "page faults an image", "peak MB")
     for heading in headings:
         table.add_column(heading, justify="right")
-    kind = ""
-    for contestant in results.contestants:
-        name, before = contestant.name, kind
-        kind = name.split("-", maxsplit=1)[0]
-        if before not in ("", kind):
-            table.add_section()
-        rates = image_rates(results, name)
-        table.add_row(
-            name,
-            f"{median_rate(results, name):.1f}",
-            f"{min(rates):.1f}–{max(rates):.1f}",
-            f"{1000 / median_rate(results, name):.2f}",
-            f"{results.page_faults(name) / results.workload.images:,.0f}",
-            f"{results.peak_mb(name):,.0f}",
-        )
+    for _, kind in groupby(results.names, key=lambda name: name.split("-", maxsplit=1)[0]):
+        for name in kind:
+            rates = image_rates(results, name)
+            table.add_row(
+                name,
+                f"{median_rate(results, name):.1f}",
+                f"{min(rates):.1f}–{max(rates):.1f}",
+                f"{1000 / median_rate(results, name):.2f}",
+                f"{results.page_faults(name) / results.workload.images:,.0f}",
+                f"{results.peak_mb(name):,.0f}",
+            )
+        table.add_section()
     return table
 
 
 def stages_table(results: Results) -> Table:
-    """What each stage of a pipeline takes."""
-    table = Table()
-    table.add_column("contestant")
-    table.add_column("stages", overflow="fold")
+    """Return what each stage of a pipeline takes."""
+    rows = []
     for name in results.names:
         stages = stage_milliseconds(results, name)
         if stages:
-            text = ", ".join(f"{stage} {value:.2f} ms" for stage, value in stages.items())
-            table.add_row(name, text)
-    return table
+            rows.append((name, ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in stages.items())))
+    return Table("", (text_column("contestant"), text_column("stages")), rows)
 
 
 def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
-    """Of an image, by stage; empty for contestants of one stage."""
+    """Return the time of an image by stage; empty for variants of one stage."""
     if name != MLPERF and not name.startswith("pipeline-"):
         return {}
     details = results.details(name)
@@ -327,19 +315,19 @@ def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
 
 
 def image_rates(results: Results, name: str) -> list[float]:
-    """Images a second in every round."""
+    """Return images a second in every round."""
     return [results.workload.images / run.seconds for run in results.runs[name]]
 
 
 def median_rate(results: Results, name: str) -> float:
-    """Images a second in the median round."""
+    """Return images a second in the median round."""
     return results.workload.images / results.seconds(name)
 
 
 def as_json(
     results: Results, *, source: Source, decoders: Mapping[str, str], batch_size: int
 ) -> dict[str, Any]:
-    """Rates in images a second, seconds of whole runs, MB of 10⁶ bytes."""
+    """Return rates in images a second, seconds of whole runs, MB of 10⁶ bytes."""
     return {
         "benchmark": "data",
         "source": source.name,
@@ -349,16 +337,16 @@ def as_json(
         "decoders": dict(decoders),
         "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
         "contestants": {
-            one.name: rates_json(results, one) | contestant_json(results, one)
-            for one in results.contestants
+            one.name: rates_json(results, one) | variant_json(results, one)
+            for one in results.variants
         },
         "findings": findings_json(find(results)),
     }
 
 
-def rates_json(results: Results, contestant: Variant) -> dict[str, Any]:
-    """The median rate, and that of every round."""
-    name = contestant.name
+def rates_json(results: Results, variant: Variant) -> dict[str, Any]:
+    """Return the median rate, and that of every round."""
+    name = variant.name
     return {
         "images_per_s": median_rate(results, name),
         "images_per_s_of_runs": image_rates(results, name),
@@ -370,10 +358,8 @@ RECIPES = "data.bench.recipes"
 MLPERF = "mlperf"
 
 
-def contestants_of_a_core(
-    decoders: Sequence[str], *, photos: Path, batch_size: int
-) -> list[Variant]:
-    """Those that run on one core, in the order of the table.
+def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int) -> list[Variant]:
+    """Return the variants that run on one core, in the order of the table.
 
     Args:
         decoders: Those that work here, the fastest first.
@@ -384,9 +370,9 @@ def contestants_of_a_core(
     batched = {**listed, "batch_size": str(batch_size)}
     alone = [
         Variant(
-            name=f"{stage}-{decoder}",
-            about=about,
-            recipe=f"{RECIPES}.{stage}",
+            f"{stage}-{decoder}",
+            about,
+            f"{RECIPES}.{stage}",
             options={**options, "decoder": decoder},
         )
         for stage, about, options in (
@@ -397,22 +383,22 @@ def contestants_of_a_core(
         for decoder in decoders
     ]
     mlperf = Variant(
-        name=MLPERF,
-        about="Pillow, to float, normalized, resized, joined",
-        recipe=f"{RECIPES}.mlperf",
+        MLPERF,
+        "Pillow, to float, normalized, resized, joined",
+        f"{RECIPES}.mlperf",
         options=batched,
     )
     return [*alone, mlperf]
 
 
 def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Variant]:
-    """Loaders with 1 to `workers` processes, on all cores."""
+    """Return loaders with 1 to `workers` processes, on all cores."""
     options = {"photos": str(photos), "batch_size": str(batch_size), "decoder": decoder}
     return [
         Variant(
-            name=f"loader-{count}",
-            about="batches from worker processes, not normalized",
-            recipe=f"{RECIPES}.loader",
+            f"loader-{count}",
+            "batches from worker processes, not normalized",
+            f"{RECIPES}.loader",
             options={**options, "workers": str(count)},
         )
         for count in range(1, workers + 1)
@@ -468,7 +454,7 @@ def draw(scratch: Path, *, count: int, console: Console) -> Path:
 
 
 def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Path]:
-    """Up to `limit` images of a folder, spread evenly over its names in order; absolute paths.
+    """Return absolute paths of up to `limit` images of a folder, spread evenly over its names.
 
     `option` is the one that names the folder, for messages.
 
@@ -485,10 +471,10 @@ def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Pat
 
 
 def write_list(photos: Sequence[Path], file: Path) -> None:
-    """List photos in a file, for the processes of contestants."""
+    """List photos in a file, for the processes of variants."""
     file.write_text(json.dumps([str(photo) for photo in photos]), encoding="utf-8")
 
 
 def read_list(file: str) -> list[Path]:
-    """The photos of `write_list`."""
+    """Read the photos of `write_list`."""
     return [Path(photo) for photo in json.loads(Path(file).read_text(encoding="utf-8"))]

@@ -1,15 +1,14 @@
-"""A job of measured ranks, from its start by mpirun to what the ranks have measured.
+"""Jobs of ranks that measure, from their start by mpirun to what the ranks have measured.
 
-TODO-DOC What the ranks of one job measured of the same steps.
-
-TODO-DOC All-reduces of several sizes, timed by ranks under mpirun.
+A job times training steps (`measure_ranks`) or all-reduces of several sizes
+(`measure_all_reduces`). Its ranks run `profiling.bench.measured_rank`.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,14 @@ from common.processes import REPOSITORY, running
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 from profiling.studies.tune.model import AllReduceTime
 
+MODULE = "profiling.bench.measured_rank"
+"""What each rank runs."""
 MARK = "measured-rank "
-"""Begins the lines that are meant for `measure_ranks`, among what else comes from mpirun."""
+"""Begins the lines for `messages_of`, among what else mpirun passes on."""
 
 
 class JobFailedError(Exception):
-    """A job could not go on; its ranks have said why, on stderr."""
+    """A job could not go on; its ranks have printed why, on stderr."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit status {code}")
@@ -33,7 +34,7 @@ class JobFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredJob:
-    """What `measure_ranks` starts."""
+    """A job that `measure_ranks` starts."""
 
     ranks: int
     hosts: Hosts = ()
@@ -42,7 +43,7 @@ class MeasuredJob:
     overrides: tuple[str, ...]
     warm_up: int
     steps: int
-    """That count, after the warm-up."""
+    """Counted ones, after the warm-up."""
     alternate: bool
     """Whether each counted step is followed by one whose gradients stay with their rank."""
     scenes: Path
@@ -52,16 +53,16 @@ class MeasuredJob:
 
     @property
     def all_steps(self) -> int:
-        """Those that do not count included."""
+        """Return the number of steps, those that do not count included."""
         return self.warm_up + self.steps * (2 if self.alternate and self.ranks > 1 else 1)
 
     @property
     def command(self) -> list[str]:
-        """What each rank runs."""
+        """Return what each rank runs."""
         numbers = ["--warm-up", str(self.warm_up), "--steps", str(self.steps)]
         flags = ["--alternate"] if self.alternate else []
         flags += ["--own-model"] if self.own_model else []
-        program = [sys.executable, "-m", "profiling.bench.measured_rank", "--config", self.config]
+        program = [sys.executable, "-m", MODULE, "--config", self.config]
         return [*program, *numbers, *flags, "--scenes", str(self.scenes), *self.overrides]
 
 
@@ -86,7 +87,7 @@ class RankSteps:
     way: str
     """Which gradients take: `shared memory`, `gloo` or `ccl`; `none` for one rank alone."""
     notes: list[str]
-    """What the rank has to say of its place."""
+    """About the rank's place."""
 
 
 def measure_ranks(
@@ -96,28 +97,28 @@ def measure_ranks(
     advance: Callable[[int], None],
     say: Callable[[str], None],
 ) -> list[RankSteps]:
-    """Run a job to its end; if this is interrupted, the job ends before.
+    """Run a job to its end; if this process is interrupted, the job is ended first.
 
     Args:
         job: What to measure.
         mpirun: Starts it.
-        advance: Told the number of steps done.
-        say: Told each line that the ranks print beside.
+        advance: Called with the number of steps done.
+        say: Called with each other line that the ranks print.
 
     Raises:
         JobFailedError: It did not end well.
     """
-    found: list[RankSteps] = []
-    told = messages_of(job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, say=say)
-    with closing(told):
-        for message in told:
+    measured: list[RankSteps] = []
+    messages = messages_of(job.command, ranks=job.ranks, hosts=job.hosts, mpirun=mpirun, say=say)
+    with closing(messages):
+        for message in messages:
             if "step" in message:
                 advance(message["step"])
             else:
-                found = [RankSteps(**one) for one in message["ranks"]]
-    if not found:
+                measured = [RankSteps(**rank) for rank in message["ranks"]]
+    if not measured:
         raise JobFailedError(1)
-    return found
+    return measured
 
 
 def messages_of(
@@ -128,14 +129,14 @@ def messages_of(
     mpirun: Mpirun,
     say: Callable[[str], None],
 ) -> Generator[dict[str, Any]]:
-    """What ranks of a program tell after `MARK`, until they have ended; closing it ends them.
+    """Start ranks and yield what they print after `MARK`; closing the generator ends them.
 
     Args:
         command: What each rank runs.
         ranks: How many, over all hosts.
         hosts: See `mpirun_command`.
         mpirun: Starts them.
-        say: Told each line that they print beside.
+        say: Called with each other line that they print.
 
     Raises:
         JobFailedError: They did not end well.
@@ -166,43 +167,50 @@ def messages_of(
         raise JobFailedError(code)
 
 
+def over_ranks(
+    choose: Callable[[Iterable[float]], float], values: Iterable[Sequence[float]]
+) -> list[float]:
+    """Return for each step what `choose` takes among the ranks' values."""
+    return [choose(of_step) for of_step in zip(*values, strict=True)]
+
+
 def slowest(ranks: Sequence[RankSteps]) -> list[float]:
-    """Seconds of each step of a job: those of its slowest rank, as all start a step together."""
-    return [max(of_step) for of_step in zip(*(one.seconds for one in ranks), strict=True)]
+    """Return each step's seconds: those of its slowest rank, as all start a step together."""
+    return over_ranks(max, (rank.seconds for rank in ranks))
 
 
 def slowest_held_back(ranks: Sequence[RankSteps]) -> list[float]:
-    """The same for steps whose gradients stayed with their rank."""
-    return [max(of_step) for of_step in zip(*(one.held_back_seconds for one in ranks), strict=True)]
+    """Return the same for steps whose gradients stayed with their rank."""
+    return over_ranks(max, (rank.held_back_seconds for rank in ranks))
 
 
 def exposed(ranks: Sequence[RankSteps]) -> list[float]:
-    """Seconds of each step in which the exchange of gradients was all that went on.
+    """Return the seconds of each step in which only gradients were exchanged.
 
     They are those of the rank that was ready last: the others also waited for it.
     """
-    return [min(of_step) for of_step in zip(*(one.exchange_seconds for one in ranks), strict=True)]
+    return over_ranks(min, (rank.exchange_seconds for rank in ranks))
 
 
 def waited_for_data(ranks: Sequence[RankSteps]) -> list[float]:
-    """Seconds of each step, of the rank that waited longest."""
-    return [max(of_step) for of_step in zip(*(one.data_seconds for one in ranks), strict=True)]
+    """Return each step's seconds of waiting for data, of the rank that waited longest."""
+    return over_ranks(max, (rank.data_seconds for rank in ranks))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduces:
-    """What the ranks of one job have measured."""
+    """Times of all-reduces of one job."""
 
     times: tuple[AllReduceTime, ...]
     """A median for each size."""
     hosts: int
-    """On which the ranks ran."""
+    """Number of hosts on which the ranks ran."""
     backend: str
     """Of torch's process group."""
 
     @property
     def over(self) -> str:
-        """What they went over, in words."""
+        """Return what they went over, in words."""
         where = f"{self.hosts} hosts" if self.hosts > 1 else "sockets of one host"
         return f"measured over {where}, {self.backend}"
 
@@ -215,27 +223,26 @@ def measure_all_reduces(
     hosts: Hosts = (),
     say: Callable[[str], None] = print,
 ) -> AllReduces:
-    """Time them over torch's process group, whatever way shared memory would be.
+    """Time all-reduces over torch's process group, as gradients between hosts take it.
 
     Args:
         sizes: [bytes]
         ranks: At least 2.
         mpirun: Starts them.
         hosts: See `mpirun_command`; none: all on this one.
-        say: Told what the ranks print beside.
+        say: Called with each other line that the ranks print.
 
     Raises:
         JobFailedError: A rank could not go on; it has said why.
     """
-    words = [word for size in sizes for word in ("--size", str(size))]
-    command = [sys.executable, "-m", "profiling.bench.all_reduce_rank", *words]
-    with closing(messages_of(command, ranks=ranks, hosts=hosts, mpirun=mpirun, say=say)) as told:
-        messages = list(told)
+    words = [word for size in sizes for word in ("--all-reduce", str(size))]
+    command = [sys.executable, "-m", MODULE, *words]
+    messages = list(messages_of(command, ranks=ranks, hosts=hosts, mpirun=mpirun, say=say))
     if not messages:
         raise JobFailedError(1)
-    [found] = messages
+    [measured] = messages
     times = tuple(
         AllReduceTime(ranks=ranks, size=int(size), seconds=seconds)
-        for size, seconds in found["seconds"].items()
+        for size, seconds in measured["seconds"].items()
     )
-    return AllReduces(times=times, hosts=found["hosts"], backend=found["backend"])
+    return AllReduces(times=times, hosts=measured["hosts"], backend=measured["backend"])

@@ -1,6 +1,7 @@
-"""What training waits for data: real steps on real images, on as many ranks as are asked for.
+"""Benchmarks of jobs of ranks that train real steps: `waiting` and `batch-split`.
 
-TODO-DOC What uneven batches regain where one of two ranks is slow: real steps beside a busy loop.
+- `waiting`: how long steps wait for data, on real images and any number of ranks.
+- `batch-split`: what uneven batches regain where one of two ranks is slow, beside a busy loop.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from typing import Any
 
 from rich.table import Table
 
-from common.cli import add_json_option, add_overrides, positive
-from common.console import Advance, make_console, progress
+from common.cli import add_json_option, add_overrides
+from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json
 from launch.limits import read_allowance
@@ -26,12 +27,14 @@ from launch.mpirun import Mpirun, choose_mpirun
 from launch.topology import read_topology
 from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps, measure_ranks, slowest
 from profiling.bench.report import put_out
-from profiling.bench.results import Finding, background_load, disturbance
+from profiling.bench.results import Finding, add_counts, background_load, disturbance
 from profiling.bench.worker_pool import busy_cores
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import configured_plan
 
+Job = list[RankSteps]
+"""The steps of all ranks of a job."""
 LARGEST_SHARE = 0.01
 WAITING_WARM_UP = 3
 DEFAULT_SIZE = 800
@@ -58,12 +61,11 @@ def add_waiting_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentPa
         "--config", default="demo.yaml", metavar="NAME", help="as train.py's (default: demo.yaml)"
     )
     add_overrides(parser)
-    for name, default, what in (
+    add_counts(
+        parser,
         ("--ranks", 2, "ranks that train together"),
         ("--steps", 5, f"steps that count, after {WAITING_WARM_UP} that do not"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+    )
     parser.add_argument(
         "--workers",
         default="0,1",
@@ -118,13 +120,13 @@ def waiting_command(
 def measure_runs(
     config: str, overrides: Sequence[str], *, ranks: int, steps: int, counts: Sequence[int]
 ) -> dict[int, list[RankSteps]]:
-    """A job for each number of loading processes, by that number.
+    """Run a job for each number of loading processes; return them by that number.
 
     Raises:
         JobFailedError: One of them could not go on.
         InputError: There is no mpirun.
     """
-    mpirun, console = choose_mpirun(None), make_console()
+    mpirun = choose_mpirun(None)
     runs = {}
     with tempfile.TemporaryDirectory(prefix="waiting-benchmark-") as folder:
         for count in counts:
@@ -138,48 +140,53 @@ def measure_runs(
                 scenes=Path(folder, "scenes"),
             )
             title = f"{count} loading processes a rank, {ranks} ranks; steps"
-            with progress(console, title, total=job.all_steps) as advance:
-                runs[count] = measure_ranks(
-                    job,
-                    mpirun=mpirun,
-                    advance=partial(show, advance),
-                    say=partial(console.print, markup=False, soft_wrap=True),
-                )
+            runs[count] = measure_job(job, mpirun=mpirun, title=title)
     return runs
 
 
-def show(advance: Advance, step: int) -> None:
-    """Show how many steps are done."""
-    advance(step, "")
+def measure_job(job: MeasuredJob, *, mpirun: Mpirun, title: str) -> Job:
+    """Run a job, and show its progress.
+
+    Raises:
+        JobFailedError: It could not go on.
+    """
+    console = make_console()
+    with progress(console, title, total=job.all_steps) as advance:
+        return measure_ranks(
+            job,
+            mpirun=mpirun,
+            advance=lambda step: advance(step, ""),
+            say=partial(console.print, markup=False, soft_wrap=True),
+        )
 
 
 def waiting_findings(runs: dict[int, list[RankSteps]], *, with_targets: bool) -> list[Finding]:
-    """Of each run, the share of the rank that waited longest."""
+    """Return for each run the share of the rank that waited longest."""
     return [
         Finding(
-            what=f"waiting for data, share of a step, {count} loading processes a rank",
-            value=max(map(waiting_share, run)),
-            shown=f"{max(map(waiting_share, run)):.4f}",
+            f"waiting for data, share of a step, {count} loading processes a rank",
+            max(map(waiting_share, run)),
+            f"{max(map(waiting_share, run)):.4f}",
             at_most=LARGEST_SHARE if with_targets else None,
         )
         for count, run in runs.items()
     ]
 
 
-def waiting_share(one: RankSteps) -> float:
-    """Of all steps together, what was waiting for data."""
-    return sum(one.data_seconds) / sum(one.seconds)
+def waiting_share(rank: RankSteps) -> float:
+    """Return the share of all steps together that was waiting for data."""
+    return sum(rank.data_seconds) / sum(rank.seconds)
 
 
 def worker_count(text: str) -> int:
-    """A number of `--workers`."""
+    """Read a number of `--workers`."""
     if not text.isdigit():
         raise InputError(f"--workers: expected numbers such as 0,1, found {text!r}")
     return int(text)
 
 
 def waiting_table(runs: dict[int, list[RankSteps]]) -> Table:
-    """One row for each rank of each run."""
+    """Return a row for each rank of each run."""
     table = Table()
     for heading in ("loading processes", "rank", "step, median", "waiting, median", "share"):
         table.add_column(heading, justify="right")
@@ -202,7 +209,6 @@ LEAST_SHARE = 0.8
 JOBS = {"undisturbed": "even", "even": "even", "speed": "speed"}
 """Jobs of a round by name: `distributed.batch_split`. But for the first, rank 1 is disturbed."""
 
-Job = list[RankSteps]
 Round = dict[str, Job]
 """The jobs of `JOBS`."""
 
@@ -226,12 +232,11 @@ def add_batch_split_benchmark(kinds: "argparse._SubParsersAction[argparse.Argume
         "--config", default="demo.yaml", metavar="NAME", help="as train.py's (default: demo.yaml)"
     )
     add_overrides(parser)
-    for name, default, what in (
+    add_counts(
+        parser,
         ("--rounds", 2, "times that all three run"),
         ("--steps", 4, f"steps that count, after {BATCH_SPLIT_WARM_UP} that do not"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+    )
     add_json_option(parser)
     parser.set_defaults(run=batch_split_command)
 
@@ -281,7 +286,7 @@ def batch_split_command(
 
 
 def cpus_of_last_rank(settings: Config) -> tuple[int, ...]:
-    """The CPUs on which rank 1 will compute.
+    """Return the CPUs on which rank 1 will compute.
 
     Raises:
         InputError: There are too few cores for two ranks.
@@ -300,7 +305,7 @@ def cpus_of_last_rank(settings: Config) -> tuple[int, ...]:
 def make_job(
     split: str, *, config: str, overrides: Sequence[str], steps: int, scenes: Path
 ) -> MeasuredJob:
-    """Two ranks, each counted step followed by one without exchange."""
+    """Return a job of two ranks, each counted step followed by one without exchange."""
     return MeasuredJob(
         ranks=RANKS,
         config=config,
@@ -315,7 +320,7 @@ def make_job(
 def measure_rounds(
     job_of: Callable[..., MeasuredJob], cpus: Sequence[int], *, rounds: int
 ) -> list[Round]:
-    """All jobs in turn, so many times.
+    """Run all jobs in turn, so many times.
 
     Args:
         job_of: Makes one, see `make_job`.
@@ -340,48 +345,32 @@ def measure_rounds(
     return found
 
 
-def measure_job(job: MeasuredJob, *, mpirun: Mpirun, title: str) -> Job:
-    """One of them, with its progress.
-
-    Raises:
-        JobFailedError: It could not go on.
-    """
-    console = make_console()
-    with progress(console, title, total=job.all_steps) as advance:
-        return measure_ranks(
-            job,
-            mpirun=mpirun,
-            advance=lambda step: advance(step, ""),
-            say=partial(console.print, markup=False, soft_wrap=True),
-        )
-
-
 def as_json(of_round: Round) -> dict[str, list[dict[str, Any]]]:
-    """Every step of every rank, by job."""
+    """Return every step of every rank, by job."""
     return {name: [asdict(one) for one in job] for name, job in of_round.items()}
 
 
 def throughput(job: Job) -> float:
-    """Of all ranks together, waiting included. [images/s]"""
+    """Return the throughput of all ranks together, waiting included. [images/s]"""
     return sum(one.images for one in job) / median(slowest(job))
 
 
 def own_throughput(one: RankSteps) -> float:
-    """What a rank does by itself while the others do the same, without exchange. [images/s]"""
+    """Return a rank's throughput while all compute without exchange. [images/s]"""
     return one.images / median(one.held_back_seconds)
 
 
 def ideal(of_round: Round) -> float:
-    """What the disturbed ranks would do together if none ever waited for another. [images/s]"""
+    """Return the throughput of the disturbed ranks if none waited for another. [images/s]"""
     return sum(map(own_throughput, of_round["even"]))
 
 
 def batch_split_findings(rounds: Sequence[Round], *, with_targets: bool) -> list[Finding]:
-    """How slow rank 1 was, and what was left of the ideal throughput, even and by speed."""
+    """Return how slow rank 1 was, and the shares of the ideal throughput, even and by speed."""
 
     def over_rounds(what: str, values: list[float], *, at_least: float | None = None) -> Finding:
         shown = f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-        return Finding(what=what, value=median(values), shown=shown, at_least=at_least)
+        return Finding(what, median(values), shown, at_least=at_least)
 
     slow = [
         own_throughput(one["even"][1]) / own_throughput(one["undisturbed"][1]) for one in rounds
@@ -403,7 +392,7 @@ def batch_split_findings(rounds: Sequence[Round], *, with_targets: bool) -> list
 
 
 def jobs_table(rounds: Sequence[Round]) -> Table:
-    """One row for each rank of each job."""
+    """Return a row for each rank of each job."""
     table = Table()
     for heading in ("round", "job", "rank", "images", "alone, median", "step, median", "images/s"):
         table.add_column(heading, justify="left" if heading == "job" else "right")

@@ -1,17 +1,22 @@
-"""A rank that times a few training steps: `python -m profiling.bench.measured_rank`, under mpirun.
+"""A rank that measures: `python -m profiling.bench.measured_rank`, started by mpirun.
 
-It takes its place as a rank of train.py does, on the same cores, and trains MLPerf's model, or with
-`--own-model` the configuration's, with weights from random numbers on the configuration's data.
-Rank 0 prints a line of JSON after every step, and one with what all ranks measured at the end; see
-`profiling.bench.job`.
+With `--all-reduce` it times all-reduces of some sizes, over the way that gradients between hosts
+take: the process group's own backend. Otherwise it times a few training steps. It takes its place
+as a rank of train.py does, on the same cores, and trains MLPerf's model, or with `--own-model` the
+configuration's, with weights from random numbers on the configuration's data.
+
+Rank 0 prints lines of JSON for `profiling.bench.job`: one after every step, and one with what all
+ranks measured at the end.
 """
 
 import argparse
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from common.cli import add_overrides, positive, run_command
 from common.errors import FINISHED
@@ -23,6 +28,9 @@ from retinanet.config import Config, ModelConfig
 from retinanet.config_file import load_config
 from retinanet.placement import place_on_host
 
+ALL_REDUCE_WARM_UP, ALL_REDUCES = 2, 5
+"""Of each size; the medians of those that count."""
+
 
 def main() -> int:
     """Take a place among the ranks, measure; returns the exit code."""
@@ -31,11 +39,13 @@ def main() -> int:
         arguments = parse_arguments()
         config = load_config(arguments.config, arguments.overrides)
         place = place_on_host(config, ranks)
-    return measure_here(config, arguments, place=place)
+    if arguments.all_reduce:
+        return measure_all_reduces(config, arguments.all_reduce, place=place)
+    return measure_steps(config, arguments, place=place)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """`config`, `overrides`, `warm_up`, `steps`, `alternate`, `own_model`, `scenes`."""
+    """Return `config`, `overrides` and what to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="demo.yaml", metavar="NAME")
     add_overrides(parser)
@@ -49,14 +59,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--own-model", action="store_true", help="the configuration's model, not MLPerf's"
     )
+    parser.add_argument("--scenes", type=Path, metavar="FOLDER", help="drawn scenes go here")
     parser.add_argument(
-        "--scenes", type=Path, required=True, metavar="FOLDER", help="drawn scenes go here"
+        "--all-reduce",
+        type=positive,
+        action="append",
+        metavar="BYTES",
+        help="time all-reduces of this size, instead of steps; may be given several times",
     )
     return parser.parse_args()
 
 
-def measure_here(config: Config, arguments: argparse.Namespace, *, place: RankContext) -> int:
-    """Join the other ranks, measure with them; rank 0 tells.
+def measure_steps(config: Config, arguments: argparse.Namespace, *, place: RankContext) -> int:
+    """Join the other ranks, and time steps with them; rank 0 prints what all have measured.
 
     Raises:
         InputError: The data is not there, or not what the configuration says.
@@ -98,16 +113,47 @@ def measure_here(config: Config, arguments: argparse.Namespace, *, place: RankCo
             warm_up=arguments.warm_up,
             counted=arguments.steps,
             alternate=arguments.alternate,
-            tell_step=lambda step: tell({"step": step}) if group.is_first else None,
+            report_step=lambda step: report({"step": step}) if group.is_first else None,
         )
-        found = group.gather(own)
-        if found is not None:
-            tell({"ranks": [asdict(one) for one in found]})
+        ranks = group.gather(own)
+        if ranks is not None:
+            report({"ranks": [asdict(rank) for rank in ranks]})
     return FINISHED
 
 
-def tell(message: dict[str, object]) -> None:
-    """A line for whoever started the job."""
+def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext) -> int:
+    """Join the other ranks, and time all-reduces with them; rank 0 prints a median for each size.
+
+    Args:
+        config: How long to wait for the others.
+        sizes: Of the all-reduces. [bytes]
+        place: Of this rank.
+    """
+    # torch is loaded only now: cores and environment must be settled before.
+    import torch
+    import torch.distributed as dist
+
+    from launch.process_group import joined
+
+    with joined(place, timeout_s=config.distributed.timeout_s) as group:
+        medians = {}
+        for size in sizes:
+            values = torch.zeros(max(1, size // torch.float32.itemsize))
+            seconds = []
+            for _ in range(ALL_REDUCE_WARM_UP + ALL_REDUCES):
+                group.barrier()
+                begin = time.perf_counter()
+                dist.all_reduce(values)
+                seconds.append(max(group.all_gather(time.perf_counter() - begin)))
+            medians[size] = median(seconds[ALL_REDUCE_WARM_UP:])
+        if group.is_first:
+            hosts = len(set(group.hosts))
+            report({"backend": group.backend, "hosts": hosts, "seconds": medians})
+    return FINISHED
+
+
+def report(message: dict[str, object]) -> None:
+    """Print a line for the process that started the job."""
     print(MARK + json.dumps(message), flush=True)
 
 

@@ -32,7 +32,7 @@ def open_training(
     group: ProcessGroup,
     place: RankContext,
 ) -> tuple[Loading, PreparedTraining]:
-    """The data, then the model with weights from random numbers.
+    """Open the data, then make the model with weights from random numbers.
 
     Args:
         config: Everything but the model.
@@ -81,7 +81,7 @@ def steps_without_end(
     group: ProcessGroup,
     main_cpus: tuple[int, ...] = (),
 ) -> Iterator[StepResult]:
-    """Training steps, as `train.py` takes them."""
+    """Yield training steps as `train.py` takes them."""
     return train_one_epoch(
         prepared,
         agreed_batches(group, endless_batches(loading)),
@@ -94,7 +94,7 @@ def steps_without_end(
 
 
 def endless_batches(loading: Loading) -> Iterator[Batch]:
-    """Epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     for epoch in count():
         loading.batches.set_position(epoch)
         yield from loading.train
@@ -108,11 +108,12 @@ def measure(
     warm_up: int,
     counted: int,
     alternate: bool,
-    tell_step: Callable[[int], None],
+    report_step: Callable[[int], None],
 ) -> RankSteps:
-    """Time steps, all ranks beginning each together.
+    """Time steps, each of which all ranks begin together.
 
-    Else a rank that was ready early would spend the next step's exchange in waiting for the others.
+    Otherwise a rank that was ready early would spend the next step's exchange waiting for the
+    others.
 
     Args:
         steps: Without end.
@@ -122,32 +123,32 @@ def measure(
         counted: Steps after them.
         alternate: Whether each counted step is followed by one whose gradients stay with their
             rank.
-        tell_step: Told each step's number.
+        report_step: Called with each step's number.
     """
 
     def step(*, held_back: bool = False) -> StepResult:
         group.barrier()
         with exchange.held_back() if exchange and held_back else nullcontext():
             result = require_finite(next(steps))
-        tell_step(result.step)
+        report_step(result.step)
         return result
 
     for _ in range(warm_up):
         step()
-    found, between = [], []
+    counted_steps, between = [], []
     for _ in range(counted):
-        found.append(step())
+        counted_steps.append(step())
         if exchange and alternate:
             between.append(step(held_back=True))
     return RankSteps(
         rank=group.rank,
         host=group.hosts[group.rank],
-        seconds=[one.seconds for one in found],
-        data_seconds=[one.data_seconds for one in found],
-        forward_seconds=[one.forward_seconds for one in found],
-        exchange_seconds=[one.exchange_seconds for one in found],
-        held_back_seconds=[one.seconds for one in between],
-        images=found[0].images,
+        seconds=[result.seconds for result in counted_steps],
+        data_seconds=[result.data_seconds for result in counted_steps],
+        forward_seconds=[result.forward_seconds for result in counted_steps],
+        exchange_seconds=[result.exchange_seconds for result in counted_steps],
+        held_back_seconds=[result.seconds for result in between],
+        images=counted_steps[0].images,
         way=exchange.way if exchange else "none",
         notes=list(group.notes),
     )

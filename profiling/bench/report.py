@@ -1,8 +1,6 @@
-"""A benchmark's results as tables for a person.
+"""A benchmark's results: tables for people, and JSON for programs.
 
-TODO-DOC The end of a benchmark that has no contestants: a table of findings, and JSON if asked for.
-
-TODO-DOC A benchmark's results as JSON for programs.
+`put_out` ends a benchmark that has no variants: its findings as a table, and JSON if asked for.
 """
 
 import json
@@ -11,11 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.table import Table
+from rich import table as rich_table
 
 from common.console import make_console, significant
 from common.files import write_whole
 from common.machine import environment
+from common.tables import Column, Table, text_column
 from profiling.bench.benchmarks import step_gflops
 from profiling.bench.results import BytesMoved, Finding, Results, disturbance
 from profiling.bench.variant import STANDARD, Variant
@@ -31,116 +30,112 @@ PIPE_WIDTH = 140
 
 
 def print_results(results: Results, findings: Sequence[Finding]) -> None:
-    """The contestants, then what the benchmark found, then where the time goes if asked for."""
+    """Print the variants, then what was found, then where the time goes if that was measured."""
     console = make_console(pipe_width=PIPE_WIDTH)
-    console.print(contestants_table(results))
-    disturbed = disturbance(results.other_cores)
-    if disturbed:
+    console.print(variants_table(results).for_console())
+    if disturbed := disturbance(results.other_cores):
         console.print(disturbed)
     if results.bytes_moved:
-        console.print(phase_bytes_table(results))
-    console.print(findings_table(findings, with_targets=results.workload == STANDARD))
+        console.print(phase_bytes_table(results).for_console())
+    with_targets = results.workload == STANDARD
+    console.print(findings_table(findings, with_targets=with_targets).for_console())
     for name, operators in results.operators.items():
         console.print(where_table(name, results, operators))
         if name in results.bytes_moved:
-            console.print(bytes_table(name, results.bytes_moved[name]))
+            console.print(bytes_table(name, results.bytes_moved[name]).for_console())
 
 
-def contestants_table(results: Results) -> Table:
-    """One row each; columns that nobody fills are left out."""
+VARIANT_COLUMNS = (
+    text_column("contestant"),
+    text_column("allocator"),
+    Column("median s", significant),
+    Column("lowest–highest"),
+    Column("beside load s", significant),
+    Column("GFLOP/s", ",.0f"),
+    Column("convolving", ".1%"),
+    Column("GB moved", ".1f"),
+    Column("page faults", ",.0f"),
+    Column("peak MB", ",.0f"),
+)
+
+
+def variants_table(results: Results) -> Table:
+    """Return a row for each variant; columns that no variant fills are left out."""
     rounds = len(next(iter(results.runs.values())))
-    table = Table(title=f"{results.workload}; {rounds} rounds", title_justify="left")
-    headings = (
-        "contestant",
-        "allocator",
-        "median s",
-        "lowest–highest",
-        "beside load s",
-        "GFLOP/s",
-        "convolving",
-        "GB moved",
-        "page faults",
-        "peak MB",
-    )
-    rows = [contestant_row(results, contestant.name) for contestant in results.contestants]
-    used = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-    for place in used:
-        table.add_column(headings[place], justify="left" if place < 2 else "right")
-    for row in rows:
-        table.add_row(*(row[place] for place in used))
-    return table
+    rows = [variant_row(results, variant) for variant in results.variants]
+    title = f"{results.workload}; {rounds} rounds"
+    return Table(title, VARIANT_COLUMNS, rows).without_empty_columns()
 
 
-def contestant_row(results: Results, name: str) -> tuple[str, ...]:
-    """Name, allocator, time and spread, rate, convolving share, traffic, page faults, memory."""
-    contestant = next(one for one in results.contestants if one.name == name)
+def variant_row(results: Results, variant: Variant) -> tuple[object, ...]:
+    """Return the values of `VARIANT_COLUMNS`."""
+    name = variant.name
     seconds = [run.seconds for run in results.runs[name]]
     loaded = results.loaded_runs.get(name, ())
-    gflops = step_gflops(results, name)
     primitives = results.primitives.get(name)
-    gigabytes = results.gigabytes(name)
     return (
         name,
-        contestant.allocator,
-        significant(results.seconds(name)),
+        variant.allocator,
+        results.seconds(name),
         f"{significant(min(seconds))}–{significant(max(seconds))}",
-        significant(median(run.seconds for run in loaded)) if loaded else "",
-        f"{gflops:,.0f}" if gflops else "",
-        f"{primitives.convolving_share:.1%}" if primitives else "",
-        f"{gigabytes:.1f}" if gigabytes is not None else "",
-        f"{results.page_faults(name):,.0f}",
-        f"{results.peak_mb(name):,.0f}",
+        median(run.seconds for run in loaded) if loaded else None,
+        step_gflops(results, name) or None,
+        primitives.convolving_share if primitives else None,
+        results.gigabytes(name),
+        results.page_faults(name),
+        results.peak_mb(name),
     )
 
 
 def phase_bytes_table(results: Results) -> Table:
-    """Gigabytes that each contestant's operators read and write, by phase."""
-    found = {name: results.gigabytes_by_phase(name) for name in results.bytes_moved}
-    phases = dict.fromkeys(phase for one in found.values() for phase in one)
-    table = Table(title="GB that operators read and write in a run", title_justify="left")
-    table.add_column("contestant")
-    for phase in (*phases, "all"):
-        table.add_column(phase, justify="right")
-    for name, by_phase in found.items():
-        cells = [f"{by_phase[phase]:.2f}" if phase in by_phase else "" for phase in phases]
-        table.add_row(name, *cells, f"{sum(by_phase.values()):.2f}")
-    return table
+    """Return the gigabytes that each variant's operators read and write, by phase."""
+    gigabytes = {name: results.gigabytes_by_phase(name) for name in results.bytes_moved}
+    phases = dict.fromkeys(phase for by_phase in gigabytes.values() for phase in by_phase)
+    columns = [text_column("contestant"), *(Column(phase, ".2f") for phase in (*phases, "all"))]
+    rows = [
+        (name, *map(by_phase.get, phases), sum(by_phase.values()))
+        for name, by_phase in gigabytes.items()
+    ]
+    return Table("GB that operators read and write in a run", columns, rows)
 
 
 def bytes_table(name: str, rows: Sequence[BytesMoved]) -> Table:
-    """The operators that move most bytes."""
-    table = Table(title=f"what the operators of {name} move", title_justify="left")
-    table.add_column("phase")
-    table.add_column("operator and calls")
-    for heading in ("GB read", "GB written", "of all"):
-        table.add_column(heading, justify="right")
+    """Return the operators that move most bytes."""
+    columns = (
+        text_column("phase"),
+        text_column("operator and calls"),
+        *(Column("GB read", ".3f"), Column("GB written", ".3f"), Column("of all", ".1%")),
+    )
     whole = sum(row.read + row.written for row in rows) or 1
-    for row in rows[:MOST_MOVING]:
-        share = (row.read + row.written) / whole
-        called = f"{row.operator} x{row.calls}"
-        sizes = (f"{row.read / 1e9:.3f}", f"{row.written / 1e9:.3f}", f"{share:.1%}")
-        table.add_row(row.phase, called, *sizes)
-    return table
+    return Table(
+        f"what the operators of {name} move",
+        columns,
+        [
+            (
+                row.phase,
+                f"{row.operator} x{row.calls}",
+                *(row.read / 1e9, row.written / 1e9, (row.read + row.written) / whole),
+            )
+            for row in rows[:MOST_MOVING]
+        ],
+    )
 
 
 def findings_table(findings: Sequence[Finding], *, with_targets: bool) -> Table:
-    """What was found; beside it what is wanted, where the workload is the one targets are for."""
-    table = Table()
-    table.add_column("what")
-    table.add_column("measured", justify="right")
-    if with_targets:
-        table.add_column("target", justify="right")
-        table.add_column("")
+    """Return what was found; beside it the targets, where they are given for the workload."""
+    columns = [text_column("what"), Column("measured"), Column("target"), text_column("")]
+    rows: list[tuple[str, ...]] = []
     for finding in findings:
         met = "" if not finding.target else "met" if finding.is_met else "missed"
-        targets = (finding.target, met) if with_targets else ()
-        table.add_row(finding.what, finding.shown, *targets)
-    return table
+        rows.append((finding.what, finding.shown, finding.target, met))
+    if not with_targets:
+        columns, rows = columns[:2], [row[:2] for row in rows]
+    return Table("", columns, rows)
 
 
-def where_table(name: str, results: Results, operators: Mapping[str, float]) -> Table:
-    """Where a contestant's time goes: oneDNN's primitives, then torch's operators."""
-    table = Table(title=f"where the time of {name} goes", title_justify="left")
+def where_table(name: str, results: Results, operators: Mapping[str, float]) -> rich_table.Table:
+    """Return where a variant's time goes: oneDNN's primitives, then torch's operators."""
+    table = rich_table.Table(title=f"where the time of {name} goes", title_justify="left")
     table.add_column("oneDNN primitive, or torch operator and calls")
     table.add_column("seconds", justify="right")
     table.add_column("of the run", justify="right")
@@ -166,9 +161,9 @@ def put_out(
     with_targets: bool,
     json_file: Path | None,
 ) -> None:
-    """Print the findings, and write them with what they are of."""
+    """Print the findings, and write them with the benchmark's workload and the environment."""
     console = make_console(pipe_width=PIPE_WIDTH)
-    console.print(findings_table(findings, with_targets=with_targets))
+    console.print(findings_table(findings, with_targets=with_targets).for_console())
     if json_file is not None:
         content = {
             "benchmark": benchmark,
@@ -180,14 +175,14 @@ def put_out(
 
 
 def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) -> dict[str, Any]:
-    """Seconds, MB of 10⁶ bytes; `ratios` are times as fast, such as `torch/torchvision`: 4.6."""
+    """Return seconds, MB of 10⁶ bytes, and ratios: times as fast, as `torch/torchvision`: 4.6."""
     pairs = [(one, other) for one in results.names for other in results.names if one != other]
     ratios = {f"{one}/{other}": results.ratio(one, other) for one, other in pairs}
     return {
         "benchmark": benchmark,
         "workload": vars(results.workload),
         "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
-        "contestants": {one.name: contestant_json(results, one) for one in results.contestants},
+        "contestants": {one.name: variant_json(results, one) for one in results.variants},
         "ratios": {name: ratio.median for name, ratio in ratios.items()},
         "ratio_ranges": {name: [ratio.lowest, ratio.highest] for name, ratio in ratios.items()},
         "findings": findings_json(findings),
@@ -195,7 +190,7 @@ def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) ->
 
 
 def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """What was found, beside what is wanted."""
+    """Return findings with their targets."""
     return [
         {
             "what": one.what,
@@ -208,12 +203,12 @@ def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     ]
 
 
-def contestant_json(results: Results, contestant: Variant) -> dict[str, Any]:
-    """One contestant's numbers; what was not measured is left out."""
-    name = contestant.name
+def variant_json(results: Results, variant: Variant) -> dict[str, Any]:
+    """Return a variant's numbers; what was not measured is left out."""
+    name = variant.name
     runs = results.runs[name]
     content: dict[str, Any] = {
-        "allocator": contestant.allocator,
+        "allocator": variant.allocator,
         "median_s": results.seconds(name),
         "runs_s": [run.seconds for run in runs],
         "page_faults": results.page_faults(name),

@@ -1,34 +1,32 @@
-"""Everything that one benchmark measured, and the numbers that are made of it.
+"""A benchmark, its measurements from the first warm-up to the last profiled run, and findings.
 
-TODO-DOC A number that a benchmark is made for, beside what is wanted of it.
-
-TODO-DOC What can be benchmarked: by whom, and what for.
-
-TODO-DOC A benchmark's measurements, from the first warm-up to the last profiled run.
-
-TODO-DOC How busy the rest of the machine was while a benchmark ran.
+`measure` runs a `Benchmark` and returns `Results`. A `Finding` is a number that the benchmark is
+made for, beside its target. `background_load` watches how busy the rest of the machine is.
 """
 
+import argparse
 import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from rich.console import Console
 
+from common.cli import positive
 from common.console import progress
 from launch.pinning import choose_cores
 from profiling.bench.variant import Ratio, Run, Variant, Workload, times_as_fast
 from profiling.bench.worker_pool import (
-    Racer,
+    Runner,
     WorkerPool,
+    beside_load,
     run_interleaved,
-    run_interleaved_under_load,
+    runs_by_name,
 )
 from profiling.onednn_log.work import COMPUTING
 
@@ -96,10 +94,10 @@ class BytesMoved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """By contestant's name; the runs of a round stand at the same place of every list."""
+    """Measurements by variant's name; the runs of a round stand at the same place of every list."""
 
     workload: Workload
-    contestants: Sequence[Variant]
+    variants: Sequence[Variant]
     runs: Mapping[str, Sequence[Run]]
     loaded_runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
     """Runs of the same rounds while another process kept a core busy, where that was asked for."""
@@ -107,30 +105,29 @@ class Results:
     primitives: Mapping[str, Primitives] = field(default_factory=dict)
     operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_moved: Mapping[str, Sequence[BytesMoved]] = field(default_factory=dict)
-    """What the operators of one run read and write, the largest first; see profiling.capture.byte_counter.
-    """
+    """Of the operators of one run, the largest first; see `profiling.capture.byte_counter`."""
     other_cores: float = 0.0
     """Cores that other work kept busy meanwhile."""
 
     @property
     def names(self) -> list[str]:
-        """Of the contestants, in order."""
-        return [contestant.name for contestant in self.contestants]
+        """Return the names of the variants, in order."""
+        return [variant.name for variant in self.variants]
 
     def seconds(self, name: str) -> float:
-        """Median of a contestant's runs."""
+        """Return the median of a variant's runs."""
         return median(run.seconds for run in self.runs[name])
 
     def page_faults(self, name: str) -> float:
-        """Median of a run's page faults."""
+        """Return the median of a run's page faults."""
         return median(run.page_faults for run in self.runs[name])
 
     def peak_mb(self, name: str) -> float:
-        """Largest resident memory of a contestant's process. [MB]"""
+        """Return the largest resident memory of a variant's process. [MB]"""
         return max(run.peak_rss_mb for run in self.runs[name])
 
     def gigabytes(self, name: str) -> float | None:
-        """Bytes that a contestant's run reads and writes, None if not counted. [10⁹ bytes]"""
+        """Return the bytes that a run reads and writes, None if not counted. [10⁹ bytes]"""
         rows = self.bytes_moved.get(name)
         return sum(row.read + row.written for row in rows) / 1e9 if rows is not None else None
 
@@ -143,7 +140,7 @@ class Results:
         return {phase: gigabytes for phase, gigabytes in found.items() if gigabytes}
 
     def passes_share(self, name: str) -> float | None:
-        """Share of a run in ReLU, sums, masks, casts and reorders; None without operators' times.
+        """Return the share of a run in ReLU, sums, masks, casts and reorders; None if not timed.
 
         What a convolution does of it as it writes its result is not counted.
         """
@@ -156,20 +153,20 @@ class Results:
         return (own + reorders) / primitives.seconds + by_torch / sum(operators.values())
 
     def ratio(self, name: str, other: str) -> Ratio:
-        """How many times as fast `name` is as `other`."""
+        """Return how many times as fast `name` is as `other`."""
         return times_as_fast(self.runs[name], self.runs[other])
 
     def slowdown(self, name: str) -> Ratio:
-        """Return how many times as long a contestant's run is beside a busy core as without."""
+        """Return how many times as long a variant's run is beside a busy core as without."""
         return times_as_fast(self.runs[name], self.loaded_runs[name])
 
     def details(self, name: str) -> dict[str, float]:
-        """Medians of what a contestant's recipe kept of its runs."""
+        """Return medians of what a variant's recipe kept of its runs."""
         runs = self.runs[name]
         return {key: median(run.details[key] for run in runs) for key in runs[0].details}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One line under a benchmark's table."""
 
@@ -177,13 +174,14 @@ class Finding:
     value: float
     shown: str
     """The value with its unit, as a person reads it."""
+    _: KW_ONLY
     at_least: float | None = None
     at_most: float | None = None
-    """What is wanted, if anything."""
+    """The target, if there is one."""
 
     @property
     def target(self) -> str:
-        """What is wanted, in words; empty where nothing is."""
+        """Return the target in words; empty where there is none."""
         if self.at_least is not None:
             return f"at least {self.at_least:g}"
         if self.at_most is not None:
@@ -192,7 +190,7 @@ class Finding:
 
     @property
     def is_met(self) -> bool:
-        """Whether the value is as wanted; true where nothing is wanted."""
+        """Whether the value meets its target; true where there is none."""
         if self.at_least is not None:
             return self.value >= self.at_least
         return self.at_most is None or self.value <= self.at_most
@@ -201,18 +199,29 @@ class Finding:
 def speed_up(
     results: Results, name: str, other: str, *, at_least: float | None = None
 ) -> list[Finding]:
-    """How many times as fast one contestant is as another; nothing where one did not run."""
+    """Return how many times as fast a variant is as another; nothing if one did not run."""
     if name not in results.names or other not in results.names:
         return []
     ratio = results.ratio(name, other)
     return [
         Finding(
-            what=f"{name} against {other}",
-            value=ratio.median,
-            shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+            f"{name} against {other}",
+            ratio.median,
+            f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
             at_least=at_least,
         )
     ]
+
+
+def add_counts(
+    parser: argparse.ArgumentParser,
+    *options: tuple[str, int, str],
+    kind: Callable[[str], int] = positive,
+) -> None:
+    """Add options that take a number, positive unless `kind` says more: name, default, meaning."""
+    for name, default, what in options:
+        help_text = f"{what} (default: {default:,})"
+        parser.add_argument(name, type=kind, default=default, metavar="N", help=help_text)
 
 
 RECIPES = "profiling.bench.recipes"
@@ -224,15 +233,15 @@ class Benchmark:
 
     name: str
     about: str
-    contestants: Sequence[Variant]
+    variants: Sequence[Variant]
     findings: Callable[[Results], list[Finding]]
     rounds: int
-    """Counted runs of each contestant, unless told otherwise."""
+    """Counted runs of each variant, unless an option says otherwise."""
     warm_up: int
     """Runs of each before them."""
     settling: int = 0
-    """Runs at the start of every turn that are not counted: what another contestant gave back to
-    the kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
+    """Runs at the start of every turn that are not counted: what another variant gave back to the
+    kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
     uses_onednn: bool = False
     """Whether time inside oneDNN's primitives says something."""
     counts_bytes: bool = False
@@ -242,68 +251,67 @@ class Benchmark:
 
 
 CEILING = "ceiling"
-"""The contestant that runs single convolutions and a matrix product."""
+"""The variant that runs single convolutions and a matrix product."""
 
 PROFILED_RUNS = 3
 PROFILED_SECONDS = 10.0
-"""No further run is profiled after so long: a slow contestant is not the one of interest."""
+"""No further run is profiled after so long: a slow variant is not the one of interest."""
 
 
 def measure(
     benchmark: Benchmark,
-    contestants: Sequence[Variant],
+    variants: Sequence[Variant],
     workload: Workload,
     *,
     rounds: int,
     warm_up: int,
     where: bool,
-    beside_load: bool = False,
+    with_load: bool = False,
     console: Console,
 ) -> Results:
-    """Everything that a benchmark measures.
+    """Measure everything of a benchmark.
 
     Args:
         benchmark: What is compared.
-        contestants: Who takes part.
+        variants: Those that run.
         workload: What each is given.
         rounds: Counted runs of each.
         warm_up: Runs of each that are not counted.
         where: Whether to time torch's operators too.
-        beside_load: Whether each also runs while another process keeps one of the cores busy.
+        with_load: Whether each also runs while another process keeps one of the cores busy.
         console: Where progress is shown.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
     """
-    total = len(contestants) * (warm_up + rounds)
+    total = len(variants) * (warm_up + rounds)
     with (
         background_load() as others,
-        WorkerPool(workload, warm_up=warm_up, say=console.print) as crew,
+        WorkerPool(workload, warm_up=warm_up, say=console.print) as pool,
         progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
     ):
-        loaded_runs: dict[str, list[Run]] = {}
-        if beside_load:
+        settling = 0 if with_load else benchmark.settling
+        quiet = run_interleaved(pool, variants, rounds=rounds, advance=advance, settling=settling)
+        loaded: list[dict[str, Run]] = []
+        if with_load:
             cpus = choose_cores(threads=None).cpus
-            runs, loaded_runs = run_interleaved_under_load(
-                crew, contestants, rounds=rounds, advance=advance, cpus=cpus
-            )
+            pairs = list(beside_load(pool, variants, quiet, cpus=cpus))
+            runs, loaded = runs_by_name(pair[0] for pair in pairs), [pair[1] for pair in pairs]
         else:
-            runs = run_interleaved(
-                crew, contestants, rounds=rounds, advance=advance, settling=benchmark.settling
-            )
+            runs = runs_by_name(quiet)
         # Last of all: what watches a run also slows it down.
-        convolving = [one for one in contestants if benchmark.uses_onednn and one.name != CEILING]
-        primitives = {one.name: profiled(crew.worker(one)) for one in convolving}
+        convolving = [one for one in variants if benchmark.uses_onednn and one.name != CEILING]
+        primitives = {one.name: profiled(pool.worker(one)) for one in convolving}
         counted = convolving if benchmark.counts_bytes else []
-        moved = {one.name: crew.worker(one).ask("bytes")["bytes"] for one in counted}
-        watched = contestants if where else []
-        operators = {one.name: crew.worker(one).ask("operators")["operators"] for one in watched}
+        moved = {one.name: pool.worker(one).ask("bytes")["bytes"] for one in counted}
+        watched = variants if where else []
+        operators = {one.name: pool.worker(one).ask("operators")["operators"] for one in watched}
     return Results(
         workload=workload,
-        contestants=contestants,
+        variants=variants,
         runs=runs,
-        loaded_runs=loaded_runs,
-        facts=crew.facts,
+        loaded_runs=runs_by_name(loaded),
+        facts=pool.facts,
         primitives=primitives,
         operators=operators,
         bytes_moved={name: [BytesMoved(*row) for row in rows] for name, rows in moved.items()},
@@ -311,8 +319,8 @@ def measure(
     )
 
 
-def profiled(worker: Racer) -> Primitives:
-    """Of runs with oneDNN's verbose output, the middle one by its share in primitives."""
+def profiled(worker: Runner) -> Primitives:
+    """Return the middle one of runs with oneDNN's log, by its share in primitives."""
     runs: list[Primitives] = []
     while sum(run.seconds for run in runs) < PROFILED_SECONDS and len(runs) < PROFILED_RUNS:
         answer = worker.ask("primitives")
@@ -329,7 +337,7 @@ def profiled(worker: Racer) -> Primitives:
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 DISTURBING_CORES = 0.1
-"""More than this is told."""
+"""More than this is reported."""
 
 
 class OtherLoad:
@@ -350,7 +358,7 @@ def background_load() -> Iterator[OtherLoad]:
 
 
 def disturbance(cores: float) -> str:
-    """What to say of so many cores that others kept busy; empty where it does not matter."""
+    """Return a sentence about cores that other work kept busy; empty if it does not matter."""
     if cores <= DISTURBING_CORES:
         return ""
     return (
@@ -360,13 +368,13 @@ def disturbance(cores: float) -> str:
 
 
 def _busy_seconds() -> float:
-    """Processor time of everybody since the machine's start, and what its host stole."""
+    """Return all processor time since the machine's start, and what its host stole."""
     first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
     user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
     return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
 
 
 def _own_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
+    """Return the processor time of this process and of its children that have ended."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in both)

@@ -1,22 +1,15 @@
-"""A way to do the benchmarked thing, under a name.
+"""The pieces of a benchmark: variants, their workload, what a recipe prepares, and runs.
 
-TODO-DOC What every contestant of a benchmark is given to do.
-
-TODO-DOC What a recipe gives its worker: the thing to time, ready to run.
-
-A recipe is a module with `prepare(workload: Workload, **options) -> Prepared`.
-
-TODO-DOC One run of a contestant, and what many of them say together.
-
-TODO-DOC Where a process takes its memory from: the policies of numactl, set by the process itself.
-
-TODO-DOC Transparent huge pages for what the C library allocates.
+A variant is a way to do the benchmarked thing, under a name. A recipe is a function
+`prepare(workload: Workload, **options) -> Prepared`, which its process calls. The end of the file
+has what a variant may ask of memory: the policies of numactl, set by the process itself, and
+transparent huge pages for what the C library allocates.
 """
 
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, Protocol
@@ -27,15 +20,16 @@ from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREF
 from launch.topology import format_cpu_list, parse_cpu_list
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Variant:
-    """What a worker process is made from."""
+    """A way to do the benchmarked thing: what a worker process is made from."""
 
     name: str
     about: str
     """For `--help`: what it is, in a few words."""
     recipe: str
-    """Module whose `prepare(workload, **options)` builds it; see profiling.bench.variant."""
+    """What prepares it in its process; see `profiling.bench.worker.load_recipe`."""
+    _: KW_ONLY
     allocator: str = "tuned"
     """The memory policy that its process sets before torch is loaded."""
     memory: str | None = None
@@ -50,15 +44,15 @@ class Variant:
     """Python package that it needs and that need not be installed."""
     needs_intel_openmp: bool = False
     """Whether it is left out where Intel's OpenMP is not installed, which goes before torch's own
-    in the process of every contestant that is `pinned`."""
+    in the process of every variant that is `pinned`."""
     cache_variable: str | None = None
     """Variable that names a folder for files of its process, removed when that ends."""
     by_default: bool = True
-    """Whether it runs when no contestants are named."""
+    """Whether it runs when no variants are named."""
 
 
-def choose(contestants: Sequence[Variant], names: str | None) -> list[Variant]:
-    """The contestants of a comma-separated list, in its order.
+def choose(variants: Sequence[Variant], names: str | None) -> list[Variant]:
+    """Return the variants of a comma-separated list, in its order.
 
     None takes those that run by default; `all` takes all.
 
@@ -66,10 +60,10 @@ def choose(contestants: Sequence[Variant], names: str | None) -> list[Variant]:
         InputError: A name is not known, or given twice.
     """
     if names is None:
-        return [contestant for contestant in contestants if contestant.by_default]
+        return [variant for variant in variants if variant.by_default]
     if names == "all":
-        return list(contestants)
-    known = {contestant.name: contestant for contestant in contestants}
+        return list(variants)
+    known = {variant.name: variant for variant in variants}
     wanted = names.split(",")
     for place, name in enumerate(wanted):
         if name not in known:
@@ -143,7 +137,7 @@ class Run:
 
 
 class Ratio(NamedTuple):
-    """How many times as fast one contestant is as another."""
+    """How many times as fast one variant is as another."""
 
     median: float
     lowest: float

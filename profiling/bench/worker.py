@@ -1,4 +1,4 @@
-"""A contestant's own process: `python -m profiling.bench.worker SPECIFICATION`."""
+"""A variant's own process, a `common.processes.JsonWorker`."""
 
 import importlib
 import time
@@ -20,11 +20,10 @@ RECIPE_MODULES = {
             "profiling.bench.recipes.images",
             "decode loader mlperf pipeline resize",
         ),
-        ("profiling.bench.recipes", "profiling.bench.recipes.step", "step_torch step_submission"),
         (
             "profiling.bench.recipes",
-            "profiling.bench.recipes.torchvision",
-            "step_torchvision ceiling bandwidth",
+            "profiling.bench.recipes.step",
+            "step_torch step_submission step_torchvision ceiling bandwidth checkpoint",
         ),
         (
             "profiling.bench.recipes",
@@ -33,12 +32,12 @@ RECIPE_MODULES = {
         ),
         (
             "profiling.ablate.recipes",
-            "profiling.ablate.recipes.networks",
+            "profiling.ablate.network_recipes",
             "networks conv_norm_relu",
         ),
         (
             "profiling.ablate.recipes",
-            "profiling.ablate.recipes.training",
+            "profiling.ablate.training_recipes",
             "training_step short_training ipex_lamb loss_precision convergence_points",
         ),
     )

@@ -1,10 +1,9 @@
-"""The workers that are alive, no more of them than fit into memory.
+"""Workers that run variants in turn: A B C, A B C, …, one at a time.
 
-TODO-DOC The benchmark's side of a worker process.
-
-TODO-DOC Contestants in turn: A B C, A B C, …, one at a time.
-
-TODO-DOC Cores that something else keeps busy while a benchmark runs on them.
+A variant is prepared in a process of its own (`Worker`). A pool keeps as many of them alive as fit
+into memory. `run_interleaved` is the one loop of rounds: when the machine is slower for a while, it
+is so for all variants, and their times can be compared round by round. `busy_cores` keeps cores
+busy meanwhile, for measurements beside another load.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -28,51 +27,52 @@ SPARE_MB = 1000.0
 """Left to the rest of the machine."""
 
 
-class Racer(Protocol):
-    """What can be run again and again, such as a worker's process."""
+class Runner(Protocol):
+    """Something that can be run again and again, such as a worker's process."""
 
     rss_mb: float
     """Resident memory after its last run. [10⁶ bytes]"""
     facts: dict[str, Any]
 
     def run(self) -> Run:
-        """Do it once, while nothing else of the benchmark runs."""
+        """Run once, while nothing else of the benchmark runs."""
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Put another question."""
+        """Ask another question."""
 
     def close(self) -> None:
         """End it."""
 
 
-def variant_worker(contestant: Variant, workload: Workload) -> "Worker":
-    """Start a contestant's worker and wait until it is prepared.
+def variant_worker(variant: Variant, workload: Workload) -> "Worker":
+    """Start a variant's worker and wait until it is prepared.
 
     Raises:
         WorkerDiedError: It could not be prepared.
         InputError: It asks for what is not here.
     """
     specification = {
-        "recipe": contestant.recipe,
-        "allocator": contestant.allocator,
-        "memory": contestant.memory,
-        "pinned": contestant.pinned,
-        "options": dict(contestant.options),
+        "recipe": variant.recipe,
+        "allocator": variant.allocator,
+        "memory": variant.memory,
+        "pinned": variant.pinned,
+        "options": dict(variant.options),
         "workload": dataclasses.asdict(workload),
     }
     return Worker(
-        contestant.name,
+        variant.name,
         module="profiling.bench.worker",
         specification=specification,
-        environment=contestant.environment,
-        cache_variable=contestant.cache_variable,
+        environment=variant.environment,
+        cache_variable=variant.cache_variable,
     )
 
 
 class WorkerPool:
-    """Warmed-up workers by contestant; leaving the context ends them all.
+    """Warmed-up workers by variant; leaving the context ends them all.
 
-    Where memory does not do for all at once, some are ended and started again at their next turn.
+    Where there is not enough memory for all at once, some are ended, and started again at their
+    next turn.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WorkerPool:
         warm_up: int,
         say: Callable[[str], None],
         available: Callable[[], float] = available_mb,
-        start: Callable[[Variant, Workload], Racer] = variant_worker,
+        start: Callable[[Variant, Workload], Runner] = variant_worker,
     ) -> None:
         """`warm_up` runs are not counted; `say` takes lines for the user; `available` is in MB."""
         self.workload = workload
@@ -90,10 +90,10 @@ class WorkerPool:
         self.say = say
         self.available = available
         self.start = start
-        self.workers: dict[str, Racer] = {}  # the one that ran last comes last
+        self.workers: dict[str, Runner] = {}  # the one that ran last comes last
         self.peak_mb: dict[str, float] = {}
         self.facts: dict[str, dict[str, float]] = {}
-        self.told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -107,21 +107,21 @@ class WorkerPool:
         for worker in self.workers.values():
             worker.close()
 
-    def worker(self, contestant: Variant) -> Racer:
-        """The contestant's worker, started and warmed up if it is not there.
+    def worker(self, variant: Variant) -> Runner:
+        """Return the variant's worker, started and warmed up if it is not there.
 
         Raises:
             WorkerDiedError: It ended by itself.
         """
-        name = contestant.name
+        name = variant.name
         worker = self.workers.pop(name, None)
         if worker is not None:
             self.workers[name] = worker
             self._make_room(self.peak_mb[name] - worker.rss_mb, keep=name)
             return worker
-        # Before its first run a contestant is taken to need as much as the hungriest so far.
+        # Before its first run a variant is taken to need as much as the hungriest so far.
         self._make_room(self.peak_mb.get(name, max(self.peak_mb.values(), default=0.0)))
-        worker = self.start(contestant, self.workload)
+        worker = self.start(variant, self.workload)
         self.workers[name] = worker
         self.facts[name] = worker.facts
         self.peak_mb.setdefault(name, 0.0)
@@ -135,8 +135,8 @@ class WorkerPool:
             if self.available() >= need_mb + SPARE_MB:
                 return
             self.workers.pop(name).close()
-            if name not in self.told:
-                self.told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 self.say(f"memory does not do for all at once: {name} is started again every round")
 
 
@@ -215,83 +215,69 @@ class Worker:
 
 
 def run_interleaved(
-    crew: WorkerPool,
-    contestants: Sequence[Variant],
-    *,
-    rounds: int,
-    advance: Advance,
-    settling: int = 0,
-) -> dict[str, list[Run]]:
-    """A run of every contestant in every round, after its warm-up; by name, in order of rounds.
-
-    See `rounds_of`.
-    """
-    found = list(rounds_of(crew, contestants, rounds=rounds, advance=advance, settling=settling))
-    return {one.name: [of_round[one.name] for of_round in found] for one in contestants}
-
-
-def run_interleaved_under_load(
-    crew: WorkerPool,
-    contestants: Sequence[Variant],
-    *,
-    rounds: int,
-    advance: Advance,
-    cpus: Sequence[int],
-) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
-    """Return the runs of `take_turns`, and as many that another process slowed down, by name.
-
-    After each round every contestant runs once more while another process keeps one core busy: the
-    first of `cpus` in the first round, the next one in the next, and so on. The first one matters
-    most where main threads are on it.
-
-    Raises:
-        WorkerDiedError: A worker ended by itself.
-    """
-    quiet: dict[str, list[Run]] = {one.name: [] for one in contestants}
-    loaded: dict[str, list[Run]] = {one.name: [] for one in contestants}
-    for number, quiet_round in enumerate(
-        rounds_of(crew, contestants, rounds=rounds, advance=advance)
-    ):
-        with busy_cores([cpus[number % len(cpus)]]):
-            for contestant in contestants:
-                loaded[contestant.name].append(crew.worker(contestant).run())
-        for name, run in quiet_round.items():
-            quiet[name].append(run)
-    return quiet, loaded
-
-
-def rounds_of(
-    crew: WorkerPool,
-    contestants: Sequence[Variant],
+    pool: WorkerPool,
+    variants: Sequence[Variant],
     *,
     rounds: int,
     advance: Advance,
     settling: int = 0,
 ) -> Iterator[dict[str, Run]]:
-    """A run of every contestant, by name: one round after another, once all are warm.
+    """Run every variant once in every round, after the warm-up of all; yield each round's runs.
 
-    `settling` runs come before it in every turn, and are not counted.
+    Args:
+        pool: Starts the variants' workers.
+        variants: In the order of a round.
+        rounds: How many.
+        advance: Called with the number of runs done, those of the warm-up included.
+        settling: Runs at the start of every turn that are not counted.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
     """
     done = 0
-    for contestant in contestants:
-        advance(done, f"warming up {contestant.name}")
-        crew.worker(contestant)
-        done += crew.warm_up
-    for number in range(rounds):
-        of_round = {}
-        for place, contestant in enumerate(contestants, start=1):
-            worker = crew.worker(contestant)
+    for variant in variants:
+        advance(done, f"warming up {variant.name}")
+        pool.worker(variant)
+        done += pool.warm_up
+    for _ in range(rounds):
+        runs = {}
+        for variant in variants:
+            worker = pool.worker(variant)
             for _ in range(settling):
                 worker.run()
-            run = worker.run()
-            of_round[contestant.name] = run
-            advance(
-                done + number * len(contestants) + place, f"{contestant.name} {run.seconds:.3f} s"
-            )
-        yield of_round
+            runs[variant.name] = run = worker.run()
+            done += 1
+            advance(done, f"{variant.name} {run.seconds:.3f} s")
+        yield runs
+
+
+def runs_by_name(rounds: Iterable[Mapping[str, Run]]) -> dict[str, list[Run]]:
+    """Return the runs of all rounds by variant, in order of rounds."""
+    found: dict[str, list[Run]] = {}
+    for runs in rounds:
+        for name, run in runs.items():
+            found.setdefault(name, []).append(run)
+    return found
+
+
+def beside_load(
+    pool: WorkerPool,
+    variants: Sequence[Variant],
+    rounds: Iterable[Mapping[str, Run]],
+    *,
+    cpus: Sequence[int],
+) -> Iterator[tuple[Mapping[str, Run], dict[str, Run]]]:
+    """After each of `rounds`, run every variant again while another process keeps a core busy.
+
+    That is the first of `cpus` in the first round, the next one in the next, and so on. The first
+    one matters most where main threads are on it. Yields the undisturbed and the disturbed runs.
+
+    Raises:
+        WorkerDiedError: A worker ended by itself.
+    """
+    for number, quiet in enumerate(rounds):
+        with busy_cores([cpus[number % len(cpus)]]):
+            yield quiet, {variant.name: pool.worker(variant).run() for variant in variants}
 
 
 LOOP = """

@@ -9,10 +9,9 @@ from pathlib import Path
 from common.charts import chart_files, save_chart
 from common.cli import add_json_option, numbers, positive
 from common.console import make_console
-from common.errors import FINISHED, OUR_BUG, InputError
+from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
 from common.files import require_free_json, require_free_outputs, write_whole
 from common.machine import environment
-from common.processes import WorkerDiedError
 from launch.limits import read_allowance
 from launch.pinning import choose_cores
 from profiling.bench.command import image_side

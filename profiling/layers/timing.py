@@ -29,8 +29,7 @@ from common.machine import peak_resident_mb
 from common.processes import Answering
 from data.transforms import normalize
 from profiling.bench.profilers import onednn_seconds
-from profiling.bench.recipes.step import make_batch, make_weights
-from profiling.bench.recipes.torchvision import Flop, flop_by_layer
+from profiling.bench.recipes.step import Flop, flop_by_layer, make_batch, make_weights
 from profiling.bench.variant import Workload, huge_pages_mb
 from profiling.layers.study import PLAIN_EVERY, Subject
 from profiling.peaks.measure import versions

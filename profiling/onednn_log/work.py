@@ -1,7 +1,7 @@
 """A problem of the log: what oneDNN was asked to do, how it did it, and how much work that is.
 
 The arithmetic is that of the direct algorithm, with padding counted as if it were multiplied, as
-`profiling.bench.recipes.torchvision` has it; a Winograd implementation does less. It is counted for
+`profiling.bench.recipes.step` has it; a Winograd implementation does less. It is counted for
 what multiplies matrices; all other kinds are bound by memory. Bytes are those of every tensor once:
 what would cross the memory bus if nothing stayed in a cache from before and everything needed twice
 did. Functions that count raise ValueError, KeyError or IndexError where a shape is not as it is

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from common.cli import add_command, add_json_option, positive
 from common.console import Advance, make_console, print_cautions, progress, say
-from common.errors import FINISHED, InputError
+from common.errors import FINISHED, InputError, WorkerDiedError
 from common.files import read_json_object, require_free_json, write_whole
 from common.machine import available_mb, environment, read_proc_text
-from common.processes import Answering, JsonWorker, WorkerDiedError, serve
+from common.processes import Answering, JsonWorker, serve
 from common.tables import Column, Table, text_column
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share

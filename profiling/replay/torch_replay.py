@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common.errors import InputError
-from common.processes import Answering, JsonWorker, WorkerDiedError, serve
+from common.errors import InputError, WorkerDiedError
+from common.processes import Answering, JsonWorker, serve
 from launch.environment import prefer_memory
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores

@@ -1,1 +1,1 @@
-"""What contestants do, and what they do it with. Only workers import these: they load torch."""
+"""What variants do, and what they do it with. Only workers import these: they load torch."""

@@ -1,18 +1,11 @@
-"""A decoder alone: files to uint8 arrays.
+"""Recipes of `python -m data bench`: decoders, the whole pipeline, loaders, and MLPerf's recipe.
 
-TODO-DOC A decoder and the resizing after it: files to uint8 squares.
-
-TODO-DOC The whole of ours: training samples, joined into a uint8 batch, normalized as one.
-
-TODO-DOC Batches from worker processes, as training gets them: on all cores, not yet normalized.
-
-TODO-DOC What MLPerf's reference does: float pictures, normalized and resized one by one.
-
-Pillow decodes, torchvision makes floats of it, half of the pictures are mirrored, each is
-normalized at its own size as `(image - mean) / std` and resized as float, and they are joined
-(torchvision's detection presets and GeneralizedRCNNTransform, which the reference has taken over).
-
-TODO-DOC How long the stages of a piece of work take.
+`decode` turns files into uint8 arrays, `resize` also makes squares of them. `pipeline` is all of
+ours: training samples, joined into a uint8 batch, normalized as one. `loader` has batches from
+worker processes, as training gets them: on all cores, not yet normalized. `mlperf` is what MLPerf's
+reference does: Pillow decodes, torchvision makes floats of it, half of the pictures are mirrored,
+each is normalized at its own size as `(image - mean) / std` and resized as float, and they are
+joined (torchvision's detection presets and GeneralizedRCNNTransform, which the reference uses).
 """
 
 import time

@@ -1,14 +1,8 @@
-"""The focal loss of a batch, forward and backward.
+"""Recipes of parts of training and evaluation.
 
-TODO-DOC The norm of the detector's gradients, which every training step takes.
-
-TODO-DOC An optimizer's step over the detector's weights, with gradients at hand.
-
-TODO-DOC From the head's outputs to boxes: ours and torchvision's.
-
-TODO-DOC A whole evaluation step: a batch of images in, boxes out.
-
-TODO-DOC What a trained detector's head says of a batch, made from a seed.
+The focal loss of a batch, the norm of the detector's gradients, an optimizer's step, from the
+head's outputs to boxes (ours and torchvision's), and a whole evaluation step. The outputs of a
+trained detector's head are made from a seed.
 """
 
 import time
@@ -18,8 +12,7 @@ import torch
 from torch import Tensor
 
 from data.transforms import normalize
-from profiling.bench.recipes.step import feature_sizes, make_batch, make_weights
-from profiling.bench.recipes.torchvision import torchvision_model
+from profiling.bench.recipes.step import feature_sizes, make_batch, make_weights, torchvision_model
 from profiling.bench.variant import Prepared, Workload
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import torch_forward

@@ -1,17 +1,27 @@
-"""A training step of ours: the functions that `train.py` runs.
+"""Recipes of training steps: ours, torchvision's, and what the machine can do at most.
 
-TODO-DOC A training step through IPEX as in the only CPU submission to MLPerf Training (v3.0, Intel).
+`step_torch` runs the functions that `train.py` runs. `step_submission` is a step through IPEX as in
+the only CPU submission to MLPerf Training (v3.0, Intel). `step_torchvision` has the backbone that
+MLPerf trains, built and trained as torchvision's users write it. `ceiling` runs the network's large
+convolutions alone and a matrix product, `bandwidth` large copies in memory; the arithmetic of a
+step is computed from the shapes of its layers. `checkpoint` trains and writes checkpoints: how long
+copying takes, and by how much steps are slower then.
 
-TODO-DOC torch.compile in a contestant: what is compiled, and what the compiled graphs move.
-
-TODO-DOC A batch and weights from a seed: the same for every contestant.
+Other recipes share what is between: torch.compile of a detector and the bytes that compiled graphs
+move, and a batch and weights from a seed, the same for every variant.
 """
 
 import functools
 import logging
+import math
+import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import repeat
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,13 +29,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 from torch.utils._python_dispatch import _disable_current_modes
+from torchvision.models.detection import retinanet
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
+from common.machine import fastest_precision
 from data.dataset import Batch
+from launch.process_group import ProcessGroup
 from profiling.bench.variant import Prepared, Workload
 from profiling.capture.byte_counter import CurrentPhase
+from profiling.peaks.measure import (
+    BUFFER_BYTES,
+    REPETITIONS,
+    convolution,
+    matrix_product,
+    median_seconds,
+    movers,
+)
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import (
     PreparedTraining,
+    autocast,
     autocast_forward,
     prepare_training,
     prepare_with_ipex,
@@ -33,6 +58,8 @@ from retinanet.engine.engines import (
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import build_model
+from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
+from retinanet.training.checkpointer import Checkpointer, gathered
 from retinanet.training.loop import (
     NO_PROFILER,
     StepProfiler,
@@ -210,3 +237,233 @@ def feature_sizes(workload: Workload) -> list[tuple[int, int]]:
     """(H, W) of P3 to P7: every level halves the one before, rounding up."""
     sides = [-(-workload.image_size // stride) for stride in (8, 16, 32, 64, 128)]
     return [(side, side) for side in sides]
+
+
+def prepare_step_torchvision(
+    workload: Workload, *, precision: str = "bf16", compiled: bool = False
+) -> Prepared:
+    """Under autocast for "bf16"; channels_last, torch's plain Adam, images in [0, 1] at hand.
+
+    `compiled`: backbone, head and focal loss by torch.compile.
+    """
+    model = torchvision_model(workload)
+    model.load_state_dict(make_weights(workload))
+    model.to(memory_format=torch.channels_last).train()
+    optimizer = Adam([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
+    batch = make_batch(workload)
+    images = list(batch.images.contiguous() / 255)
+    if compiled:
+        compile_parts(model)
+        retinanet.sigmoid_focal_loss = uncounted(torch.compile(retinanet.sigmoid_focal_loss))
+    phase = CurrentPhase()
+    # Its forward pass computes the loss as well; `phase` surrounds that part.
+    model.compute_loss = phase.phase("loss")(model.compute_loss)
+
+    def step() -> dict[str, float]:
+        with autocast(precision), phase.phase("forward"):
+            losses = model(images, batch.targets)
+            loss = sum(losses.values(), torch.zeros(()))
+        if not math.isfinite(loss.item()):
+            raise ArithmeticError(f"loss {loss.item()}")
+        with phase.phase("backward"):
+            optimizer.zero_grad()
+            loss.backward()
+        with phase.phase("optimizer"):
+            optimizer.step()
+        return {"loss": loss.item()}
+
+    return Prepared(step, phase=phase, compiled_bytes=compiled_bytes if compiled else None)
+
+
+def torchvision_model(workload: Workload) -> retinanet.RetinaNet:
+    """ResNeXt50-32x4d with frozen norms and three trainable layers; it resizes nothing."""
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnext50_32x4d",
+        weights=None,
+        norm_layer=FrozenBatchNorm2d,
+        trainable_layers=3,
+        returned_layers=[2, 3, 4],
+        extra_blocks=LastLevelP6P7(256, 256),
+    )
+    size = workload.image_size
+    return retinanet.RetinaNet(backbone, workload.classes, min_size=size, max_size=size)
+
+
+def step_gflop(workload: Workload) -> float:
+    """Arithmetic of a training step's convolutions, as `convolution_flop` counts it. [10⁹]"""
+    with torch.device("meta"):
+        model = torchvision_model(workload)
+    size = workload.image_size
+    images = torch.empty(workload.images, 3, size, size, device="meta")
+    network = nn.ModuleList([model.backbone, model.head])
+
+    def forward() -> object:
+        return model.head(list(model.backbone(images).values()))
+
+    return convolution_flop(network, forward) / 1e9
+
+
+@dataclass
+class Flop:
+    """Multiplications and additions of one layer in all of its calls."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+def convolution_flop(network: nn.Module, forward: Callable[[], object]) -> int:
+    """Those in the convolutions of a forward and a backward pass; see `flop_by_layer`."""
+    convolutions = {name for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d)}
+    found = flop_by_layer(network, forward)
+    return sum(flop.forward + flop.backward for name, flop in found.items() if name in convolutions)
+
+
+def flop_by_layer(network: nn.Module, forward: Callable[[], object]) -> dict[str, Flop]:
+    """The arithmetic of each convolution and fully connected layer that runs, by name.
+
+    `forward` runs the network under gradients, best with tensors on the meta device, so that
+    nothing is computed. Backward counts only what is needed: the gradient to the input where
+    something before it trains, the gradient to the weights where they train. Padding is counted
+    as if it were multiplied.
+    """
+    found: dict[str, Flop] = {}
+
+    def count(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        flop = found.setdefault(name, Flop())
+        once = 2 * output.numel() * layer.weight[0].numel()  # weights of one output channel
+        flop.forward += once
+        flop.backward += once * (inputs[0].requires_grad + layer.weight.requires_grad)
+
+    hooks: list[Any] = [
+        module.register_forward_hook(partial(count, name))
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    with torch.enable_grad():
+        forward()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+MATRIX_SIZE = 4096
+CEILING_REPETITIONS = 3
+CHANNELS = 256
+ANCHORS = 9
+
+
+def prepare_ceiling(workload: Workload) -> Prepared:
+    """Each in BF16, convolutions in channels_last, forward and backward to their input.
+
+    A run's details are GFLOP/s by name; the facts hold `step_gflop`.
+    """
+    side = workload.image_size // 8
+    shapes = {
+        f"tower 3x3 256→256 at {side}x{side}": (CHANNELS, side),
+        f"tower 3x3 256→256 at {side // 2}x{side // 2}": (CHANNELS, side // 2),
+        f"logits 3x3 256→{ANCHORS * workload.classes} at {side}x{side}": (
+            ANCHORS * workload.classes,
+            side,
+        ),
+    }
+    works = {f"matrix product {MATRIX_SIZE}³": matrix_product(MATRIX_SIZE, torch.bfloat16)}
+    for name, (channels_out, size) in shapes.items():
+        forward, backward = convolution(
+            workload.images, (CHANNELS, channels_out), size, torch.bfloat16
+        )
+        works[f"{name}, forward"] = forward
+        works[f"{name}, backward data"] = backward
+
+    def run() -> dict[str, float]:
+        return {
+            name: work.gflop / median_seconds(work.call, repetitions=CEILING_REPETITIONS)
+            for name, work in works.items()
+        }
+
+    return Prepared(run, {"step_gflop": step_gflop(workload)})
+
+
+def prepare_bandwidth(workload: Workload) -> Prepared:
+    """All of torch's threads; `workload` does not matter. A run's details are bytes a second.
+
+    Half the traffic reads and half writes, as in a loss that turns logits into gradients.
+    """
+    calls = movers()
+
+    def run() -> dict[str, float]:
+        return {
+            name: 2 * BUFFER_BYTES / median_seconds(call, repetitions=REPETITIONS)
+            for name, call in calls.items()
+        }
+
+    return Prepared(run)
+
+
+CHECKPOINT_WARM_UP = 3
+QUIET_STEPS = 4
+"""In each round, before the checkpoint, for comparison."""
+
+
+def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
+    """Warm a training up; a run saves a checkpoint to `folder`, see `one_round`."""
+    prepared = training(workload, precision=fastest_precision())
+    steps = steps_of(prepared, workload)
+    for _ in range(CHECKPOINT_WARM_UP):
+        next(steps)
+    writer = Checkpointer(Path(folder), keep=1, warn=sys.exit)
+    numbers = count()
+    return Prepared(lambda: one_round(prepared, steps, writer, workload, number=next(numbers)))
+
+
+def one_round(
+    prepared: PreparedTraining,
+    steps: Iterator[StepResult],
+    writer: Checkpointer,
+    workload: Workload,
+    *,
+    number: int,
+) -> dict[str, float]:
+    """Time steps alone, then a checkpoint and the steps while it is written. [seconds, bytes]"""
+    quiet = median(next(steps).seconds for _ in range(QUIET_STEPS))
+    state = made_up_state(workload, step=number)
+    start = time.perf_counter()
+    contents = gathered(ProcessGroup(), prepared.model, prepared.optimizer, state)
+    assert contents is not None
+    copying = time.perf_counter() - start
+    size = sum(part.nbytes for parts in contents.parts.values() for part in parts.values())
+    writer.write(contents)
+    del contents
+    beside = []
+    while writer.is_writing:
+        beside.append(next(steps).seconds)
+    return {
+        "quiet_step": quiet,
+        "copying": copying,
+        "writing": writer.seconds,
+        "steps_meanwhile": len(beside),
+        "slower": sum(beside) - quiet * len(beside),
+        "bytes": size,
+    }
+
+
+def made_up_state(workload: Workload, *, step: int) -> State:
+    """Return the content of `state.json`, which is small beside the tensors."""
+    ids = range(workload.classes)
+    return State(
+        model=ModelDescription(
+            num_classes=workload.classes,
+            norm="frozen",
+            trainable_layers=3,
+            image_size=workload.image_size,
+            precision="bf16",
+            classes={"category_ids": list(ids), "names": list(map(str, ids))},
+        ),
+        position=TrainingPosition(
+            step=step, epoch=0, images=0, images_per_epoch=1, map_here=None, best_map=None
+        ),
+        setup={"ranks": 1},
+        config={},
+        random_states=[],
+        parts={},
+    )

@@ -20,9 +20,8 @@ from common.cli import (
     positive_number,
 )
 from common.console import make_console
-from common.errors import FINISHED, OUR_BUG
+from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from common.files import require_free, write_json, write_whole
-from common.processes import WorkerDiedError
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.forecast import (
     Constraints,

@@ -25,7 +25,7 @@ from launch.limits import memory_left, read_allowance
 from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
 from launch.topology import count_cores, read_topology, sockets_of
-from profiling.ablate.plan import PINNED
+from profiling.ablate.result import PINNED
 from profiling.bench.job import (
     AllReduces,
     JobFailedError,
@@ -34,8 +34,8 @@ from profiling.bench.job import (
     slowest,
     slowest_held_back,
 )
-from profiling.bench.metric_benchmark import FOUND, measured_metric
 from profiling.bench.results import RECIPES, background_load
+from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from profiling.studies.scale.study import Combination, Job, Measured, Rounds, run_rounds
@@ -462,7 +462,7 @@ def with_all_reduces(
 def metric_seconds(images: int) -> float:
     """Measure COCO's metric of the whole validation split, from a tenth of it."""
     tenth = max(1, images // METRIC_SHARE)
-    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND)["seconds"]
+    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
     return seconds * images / tenth
 
 

@@ -7,8 +7,7 @@ from common.console import make_console
 from profiling.ablate import measure
 from profiling.ablate.definition import read_all
 from profiling.ablate.measure import Photos, calls_of
-from profiling.ablate.plan import plan_of
-from profiling.ablate.result import Result, read_result, write_result
+from profiling.ablate.result import Result, plan_of, read_result, write_result
 from profiling.bench.variant import Workload
 from profiling.bench.worker_pool import WorkerPool
 
@@ -21,8 +20,8 @@ FROZEN_CONVOLUTIONS = 11
 def test_comparing_logs_finds_the_backward_calls_of_frozen_layers(tmp_path: Path) -> None:
     plan = plan_of("frozen-layers", read_all()["frozen-layers"], size="quick")
     workload = Workload(images=2, image_size=128, classes=5)
-    with WorkerPool(workload, warm_up=1, say=print) as crew:
-        found = calls_of(("gradients-of-all", "frozen"), crew, plan.contestants, folder=tmp_path)
+    with WorkerPool(workload, warm_up=1, say=print) as pool:
+        found = calls_of(("gradients-of-all", "frozen"), pool, plan.variants, folder=tmp_path)
     assert found is not None
     kinds = {one["kind"]: one for one in found["kinds"]}
     extra = {
@@ -69,5 +68,5 @@ def test_what_is_stopped_after_any_round_has_its_logs(
 
 
 def test_nothing_is_compared_where_a_side_cannot_run(tmp_path: Path) -> None:
-    with WorkerPool(Workload(), warm_up=1, say=print) as crew:
-        assert calls_of(("one", "other"), crew, {}, folder=tmp_path) is None
+    with WorkerPool(Workload(), warm_up=1, say=print) as pool:
+        assert calls_of(("one", "other"), pool, {}, folder=tmp_path) is None

@@ -16,8 +16,8 @@ SMALL = Workload(images=1, image_size=64, classes=4)
 
 def operators(recipe: str, **options: str | bool) -> tuple[dict[str, float], str]:
     """What a run tells, and the names of the operators of the next one."""
-    contestant = Variant(name="some", about="", recipe=f"{RECIPES}.{recipe}", options=dict(options))
-    worker = variant_worker(contestant, SMALL)
+    variant = Variant(name="some", about="", recipe=f"{RECIPES}.{recipe}", options=dict(options))
+    worker = variant_worker(variant, SMALL)
     try:
         details = worker.run().details
         return details, " ".join(worker.ask("operators")["operators"])

@@ -41,14 +41,14 @@ def test_a_step_is_as_long_as_that_of_its_slowest_rank() -> None:
 
 
 def job(folder: Path, **options: int | str) -> JobRunner:
-    contestant = Variant(
+    variant = Variant(
         name="some",
         about="",
         recipe="mpirun",
         options={"ranks": 2, "threads": 1, "precision": "float32", "steps": 2, **options},
     )
     workload = Workload(images=1, image_size=64)
-    return JobRunner(contestant, workload, scenes=folder / "scenes", say=lambda line: None)
+    return JobRunner(variant, workload, scenes=folder / "scenes", say=lambda line: None)
 
 
 @pytest.mark.whole_machine

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from common.console import make_console
-from common.errors import InputError
-from common.processes import WorkerDiedError
+from common.errors import InputError, WorkerDiedError
 from profiling.ablate.definition import Ablation
 from profiling.ablate.measure import Photos, begun_result, measure, measured_on
-from profiling.ablate.plan import Plan, plan_of
-from profiling.ablate.result import Result, read_result
+from profiling.ablate.result import Plan, Result, plan_of, read_result
 from tests.profiling.ablate.made import ablation
 
 COMMAND = "python -m profiling ablate run made --quick"

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from common.machine import fastest_precision
-from profiling.ablate import plan as plan_module
-from profiling.ablate.plan import JOBS, lacking, plan_of
+from profiling.ablate import result as plan_module
+from profiling.ablate.result import JOBS, lacking, plan_of
 from profiling.bench.variant import Workload
 from tests.profiling.ablate.made import ablation
 
@@ -20,12 +20,12 @@ def test_options_of_a_variant_win_over_those_of_the_size_and_of_all() -> None:
         },
     )
     plan = plan_of("made", one, size="quick")
-    slow, quick = plan.contestants.values()
+    slow, quick = plan.variants.values()
     assert (slow.options["wait"], quick.options["wait"]) == (0.1, 0.2)
     assert slow.options["precision"] == fastest_precision()
     assert (slow.allocator, quick.allocator) == ("tuned", "system")
     assert plan.rounds == 3
-    assert plan_of("made", one, size="full").contestants["quick"].options["wait"] == 0.3
+    assert plan_of("made", one, size="full").variants["quick"].options["wait"] == 0.3
 
 
 def test_sizes_and_rounds_are_the_usual_ones_unless_told() -> None:
@@ -48,7 +48,7 @@ def test_a_variant_that_lacks_something_is_left_out_with_the_reason() -> None:
         comparisons=[{"change": "two", "baseline": "one"}, {"change": "three", "baseline": "one"}],
     )
     plan = plan_of("made", one, size="quick")
-    assert list(plan.contestants) == ["one", "three"]
+    assert list(plan.variants) == ["one", "three"]
     assert plan.left_out == {"two": f"takes more cores than the {cores} that this process may use"}
 
 
@@ -57,13 +57,13 @@ def test_nobody_runs_alone_whose_counterpart_cannot() -> None:
         variants={"slow": {"about": ""}, "quick": {"about": "", "options": {"ranks": 10**6}}}
     )
     plan = plan_of("made", one, size="quick")
-    assert not plan.contestants
+    assert not plan.variants
     assert plan.left_out["slow"] == "nothing that it is held against can run here"
 
 
 def test_who_is_only_drawn_runs_too() -> None:
     variants = {name: {"about": ""} for name in ("slow", "quick", "other")}
-    assert list(plan_of("made", ablation(variants=variants), size="quick").contestants) == [
+    assert list(plan_of("made", ablation(variants=variants), size="quick").variants) == [
         "slow",
         "quick",
         "other",
@@ -129,8 +129,8 @@ def test_a_definition_names_no_place_of_this_machine() -> None:
 
 def test_openmps_threads_are_pinned_and_jobs_pin_themselves() -> None:
     plan = plan_of("made", ablation(), size="quick")
-    assert plan.contestants["slow"].environment["OMP_PROC_BIND"] == "close"
+    assert plan.variants["slow"].environment["OMP_PROC_BIND"] == "close"
     jobs = ablation(recipe=JOBS, options={"ranks": 1, "threads": 1})
     plan = plan_of("made", jobs, size="quick")
-    assert not plan.contestants["slow"].environment
+    assert not plan.variants["slow"].environment
     assert not plan.definition["variants"]["slow"]["pinned"]

@@ -14,7 +14,7 @@ from profiling.ablate.definition import (
     read_ablation,
     read_all,
 )
-from profiling.ablate.plan import JOBS, plan_of
+from profiling.ablate.result import JOBS, plan_of
 
 ALL = read_all()
 
@@ -46,12 +46,12 @@ def test_each_asks_a_question_and_has_one_to_compare(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_each_can_be_planned(name: str, size: SizeName) -> None:
     plan = plan_of(name, ALL[name], size=size)
-    assert set(plan.contestants) | set(plan.left_out) == set(ALL[name].variants)
-    assert not set(plan.contestants) & set(plan.left_out)
-    for contestant in plan.contestants.values():
-        assert contestant.options.get("precision") != "auto"
-        if contestant.recipe != JOBS:
-            assert Path(*contestant.recipe.split(".")).with_suffix(".py").is_file()
+    assert set(plan.variants) | set(plan.left_out) == set(ALL[name].variants)
+    assert not set(plan.variants) & set(plan.left_out)
+    for variant in plan.variants.values():
+        assert variant.options.get("precision") != "auto"
+        if variant.recipe != JOBS:
+            assert Path(*variant.recipe.split(".")).with_suffix(".py").is_file()
 
 
 def test_the_papers_figures_are_all_there() -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import sigmoid_focal_loss
 
-from profiling.ablate.recipes import networks, training
-from profiling.ablate.recipes.training import PhaseStopwatch
+from profiling.ablate import network_recipes as networks
+from profiling.ablate import training_recipes as training
+from profiling.ablate.training_recipes import PhaseStopwatch
 from profiling.bench.variant import Workload
 from profiling.layers.study import Subject
 from retinanet.config import ModelConfig

@@ -32,7 +32,7 @@ def results_of(**runs: list[Run]) -> Results:
     named = {name.replace("_", "-"): group for name, group in runs.items()}
     return Results(
         workload=TINY,
-        contestants=[Variant(name=name, about="", recipe="") for name in named],
+        variants=[Variant(name=name, about="", recipe="") for name in named],
         runs=named,
         facts={"ceiling": {"step_gflop": 100.0}, "kernel": {"least_bytes": 60.0}},
         primitives={
@@ -49,9 +49,9 @@ def results_of(**runs: list[Run]) -> Results:
 
 def test_names_are_given_once_and_every_benchmark_has_defaults() -> None:
     for benchmark in BENCHMARKS:
-        names = [contestant.name for contestant in benchmark.contestants]
+        names = [variant.name for variant in benchmark.variants]
         assert len(set(names)) == len(names)
-        assert any(contestant.by_default for contestant in benchmark.contestants)
+        assert any(variant.by_default for variant in benchmark.variants)
 
 
 def test_the_batch_is_the_same_every_time_and_its_boxes_lie_inside() -> None:
@@ -73,10 +73,10 @@ def test_levels_have_the_sizes_of_the_network() -> None:
 
 def test_all_forms_of_the_loss_agree_on_the_benchmarks_logits() -> None:
     losses = {}
-    for contestant in LOSS.contestants:
-        if contestant.recipe.endswith("focal_loss"):
-            options: dict[str, Any] = dict(contestant.options)
-            losses[contestant.name] = parts.prepare_focal_loss(TINY, **options).run()["loss"]
+    for variant in LOSS.variants:
+        if variant.recipe.endswith("focal_loss"):
+            options: dict[str, Any] = dict(variant.options)
+            losses[variant.name] = parts.prepare_focal_loss(TINY, **options).run()["loss"]
     assert len(losses) == 9
     assert losses == pytest.approx(dict.fromkeys(losses, losses["reference-float32"]), rel=1e-2)
 
@@ -227,7 +227,7 @@ def test_operators_that_compiled_graphs_call_are_in_inductors_count() -> None:
 def test_a_contestant_that_needs_intels_openmp_is_left_out_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    named = {one.name: one for one in STEP.contestants}
+    named = {one.name: one for one in STEP.variants}
     assert {"torch-compiled", "torchvision-compiled", "torch-fused-adam"} <= named.keys()
     submission = replace(named["ipex-submission"], package=None, allocator="system")
     monkeypatch.setattr(command, "installed_openmp", lambda: "gnu")

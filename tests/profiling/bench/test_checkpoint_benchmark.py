@@ -7,7 +7,7 @@ import pytest
 
 from common.cli import run_command
 from profiling.__main__ import main
-from profiling.bench.checkpoint_benchmark import describe
+from profiling.bench.single import checkpoint_findings
 
 
 def test_the_benchmark_writes_real_checkpoints_and_removes_them(
@@ -36,7 +36,9 @@ def test_the_share_is_what_copying_and_slower_steps_take_of_ten_minutes() -> Non
         "slower": 5.0,
         "bytes": 4e8,
     }
-    share = describe([one, one])[-1]
+    share = checkpoint_findings([one, one])[-1]
     assert share.value == pytest.approx(6 / 606) and share.is_met
-    assert not describe([one | {"slower": 9.0}])[-1].is_met
-    assert describe([one | {"slower": -3.0}])[-1].value == pytest.approx(1 / 601)  # noise
+    assert not checkpoint_findings([one | {"slower": 9.0}])[-1].is_met
+    assert checkpoint_findings([one | {"slower": -3.0}])[-1].value == pytest.approx(
+        1 / 601
+    )  # noise

@@ -38,19 +38,17 @@ def test_a_step_of_ours_and_of_torchvisions(tmp_path: Path) -> None:
     assert "aten::" in done.stdout and "torchvision" in done.stderr
     content = json.loads(file.read_text())
     ours, theirs = content["contestants"]["torch"], content["contestants"]["torchvision"]
-    for contestant in (ours, theirs):
-        assert len(contestant["runs_s"]) == len(contestant["page_faults_of_runs"]) == 2
-        assert min(contestant["runs_s"]) <= contestant["median_s"] <= max(contestant["runs_s"])
-        assert contestant["peak_rss_mb"] >= contestant["rss_mb"] > 100
-        assert 0 < contestant["onednn_share"] <= contestant["convolving_share"] < 1
-        assert {"convolution backward_weights"} <= contestant["onednn_s"].keys()
-    for contestant in (ours, theirs):
-        by_phase = contestant["gigabytes_moved_by_phase"]
+    for variant in (ours, theirs):
+        assert len(variant["runs_s"]) == len(variant["page_faults_of_runs"]) == 2
+        assert min(variant["runs_s"]) <= variant["median_s"] <= max(variant["runs_s"])
+        assert variant["peak_rss_mb"] >= variant["rss_mb"] > 100
+        assert 0 < variant["onednn_share"] <= variant["convolving_share"] < 1
+        assert {"convolution backward_weights"} <= variant["onednn_s"].keys()
+    for variant in (ours, theirs):
+        by_phase = variant["gigabytes_moved_by_phase"]
         assert {"forward", "loss", "backward", "optimizer"} <= by_phase.keys()
-        assert sum(by_phase.values()) == pytest.approx(contestant["gigabytes_moved"])
-        assert "aten::convolution_backward" in {
-            row["operator"] for row in contestant["bytes_moved"]
-        }
+        assert sum(by_phase.values()) == pytest.approx(variant["gigabytes_moved"])
+        assert "aten::convolution_backward" in {row["operator"] for row in variant["bytes_moved"]}
     assert ours["gigabytes_moved"] < theirs["gigabytes_moved"]
     assert "GB that operators read and write" in done.stdout
     has_own_kernels = choose_winograd("auto") or has_tiles()

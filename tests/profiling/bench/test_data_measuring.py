@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import InputError
-from profiling.bench.data_bench import contestants_of_a_core, describe_decoders, loaders
+from profiling.bench.data_bench import describe_decoders, loaders, variants_of_a_core
 
 
 def test_those_that_work_take_part_and_the_others_get_a_line(
@@ -35,7 +35,7 @@ def test_one_that_was_asked_for_and_is_missing_is_refused(monkeypatch: pytest.Mo
 
 
 def test_every_decoder_takes_part_in_every_stage() -> None:
-    of_a_core = contestants_of_a_core(["a", "b"], photos=Path("list"), batch_size=8)
+    of_a_core = variants_of_a_core(["a", "b"], photos=Path("list"), batch_size=8)
     assert [one.name for one in of_a_core] == [
         *("decode-a", "decode-b", "resize-a", "resize-b", "pipeline-a", "pipeline-b", "mlperf"),
     ]

@@ -8,7 +8,7 @@ import pytest
 from common.cli import run_command
 from data.coco_json import read_annotations
 from profiling.__main__ import main
-from profiling.bench.readers import write_annotations
+from profiling.bench.generated import write_annotations
 from tests.mounts import needs_root, tmpfs
 
 

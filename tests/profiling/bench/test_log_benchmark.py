@@ -7,7 +7,7 @@ import pytest
 
 from common.cli import run_command
 from profiling.__main__ import main
-from profiling.bench.readers import write_log
+from profiling.bench.generated import write_log
 from profiling.onednn_log.log import read_logs
 
 

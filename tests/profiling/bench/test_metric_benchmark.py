@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from profiling.__main__ import main
-from profiling.bench.metric_benchmark import largest_difference
-from profiling.bench.readers import generated_detections, generated_truth
+from profiling.bench.generated import generated_detections, generated_truth
+from profiling.bench.single import largest_difference
 from tests.commands import RunHere
 
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from common.errors import InputError
 from profiling.bench.profilers import onednn_seconds
-from profiling.bench.recipes.torchvision import convolution_flop, step_gflop
+from profiling.bench.recipes.step import convolution_flop, step_gflop
 from profiling.bench.results import Finding
 from profiling.bench.variant import STANDARD, Run, Variant, choose, times_as_fast
 

@@ -3,14 +3,20 @@ from pathlib import Path
 
 import pytest
 
-from common.processes import WorkerDiedError
+from common.errors import WorkerDiedError
 from profiling.bench.variant import Variant, Workload
-from profiling.bench.worker_pool import Worker, WorkerPool, run_interleaved, variant_worker
+from profiling.bench.worker_pool import (
+    Worker,
+    WorkerPool,
+    run_interleaved,
+    runs_by_name,
+    variant_worker,
+)
 
 WORKLOAD = Workload(images=3)
 
 
-def contestant(name: str, *, behaviour: str = "works") -> Variant:
+def variant(name: str, *, behaviour: str = "works") -> Variant:
     recipe = "tests.profiling.bench.behaving_recipe"
     return Variant(name=name, about="", recipe=recipe, options={"behaviour": behaviour})
 
@@ -19,7 +25,7 @@ def no_advance(done: int, note: str) -> None:
     pass
 
 
-def make_crew(available: Callable[[], float], said: list[str]) -> WorkerPool:
+def make_pool(available: Callable[[], float], said: list[str]) -> WorkerPool:
     return WorkerPool(WORKLOAD, warm_up=2, say=said.append, available=available)
 
 
@@ -28,7 +34,7 @@ def is_alive(process: float) -> bool:
 
 
 def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
-    worker = variant_worker(contestant("one"), WORKLOAD)
+    worker = variant_worker(variant("one"), WORKLOAD)
     first, second = worker.run(), worker.run()
     assert first.details == {"runs": 1, "images": 3} and second.details["runs"] == 2
     assert first.seconds >= 0.001
@@ -46,7 +52,7 @@ def test_a_worker_measures_its_runs_and_lives_between_them() -> None:
     ],
 )
 def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) -> None:
-    worker = variant_worker(contestant("one", behaviour=behaviour), WORKLOAD)
+    worker = variant_worker(variant("one", behaviour=behaviour), WORKLOAD)
     with pytest.raises(WorkerDiedError) as caught:
         worker.run()
     assert str(caught.value) == why
@@ -56,17 +62,19 @@ def test_a_worker_that_dies_is_named_with_the_cause(behaviour: str, why: str) ->
 
 def test_a_worker_that_is_not_prepared_is_named_with_the_cause() -> None:
     with pytest.raises(WorkerDiedError, match=r"^one: ValueError: no such thing$"):
-        variant_worker(contestant("one", behaviour="is not prepared"), WORKLOAD)
+        variant_worker(variant("one", behaviour="is not prepared"), WORKLOAD)
 
 
 def test_contestants_run_in_turn_after_their_warm_up() -> None:
     notes: list[tuple[int, str]] = []
-    contestants = [contestant("one"), contestant("other")]
-    with make_crew(lambda: 1e6, []) as crew:
-        runs = run_interleaved(
-            crew, contestants, rounds=2, advance=lambda done, note: notes.append((done, note))
+    variants = [variant("one"), variant("other")]
+    with make_pool(lambda: 1e6, []) as pool:
+        runs = runs_by_name(
+            run_interleaved(
+                pool, variants, rounds=2, advance=lambda done, note: notes.append((done, note))
+            )
         )
-        processes = [facts["process"] for facts in crew.facts.values()]
+        processes = [facts["process"] for facts in pool.facts.values()]
         assert all(map(is_alive, processes))
     assert not any(map(is_alive, processes))
     order = [(done, note.split()[-3 if done > 2 else -1]) for done, note in notes]
@@ -77,37 +85,37 @@ def test_contestants_run_in_turn_after_their_warm_up() -> None:
 
 def test_without_memory_for_all_only_the_running_one_is_alive() -> None:
     said: list[str] = []
-    contestants = [contestant(name) for name in ("one", "other", "third")]
-    with make_crew(lambda: 0.0, said) as crew:
-        runs = run_interleaved(crew, contestants, rounds=2, advance=no_advance)
-        assert list(crew.workers) == ["third"]
+    variants = [variant(name) for name in ("one", "other", "third")]
+    with make_pool(lambda: 0.0, said) as pool:
+        runs = runs_by_name(run_interleaved(pool, variants, rounds=2, advance=no_advance))
+        assert list(pool.workers) == ["third"]
     assert {run.details["runs"] for group in runs.values() for run in group} == {3}
     assert len(said) == 3 and "one is started again every round" in said[0]
 
 
 def test_the_worker_whose_turn_is_farthest_is_ended_first() -> None:
     memory = [1e6]
-    with make_crew(lambda: memory[0], []) as crew:
+    with make_pool(lambda: memory[0], []) as pool:
         for name in ("one", "other", "third"):
-            crew.worker(contestant(name))
+            pool.worker(variant(name))
         spare = 1000.0
         memory[0] = spare + 1  # too little for a fourth beside the three
-        closing = crew.workers["third"].close
+        closing = pool.workers["third"].close
 
         def close_and_free() -> None:
             closing()
             memory[0] = 1e6
 
-        crew.workers["third"].close = close_and_free  # type: ignore[method-assign]
-        crew.worker(contestant("fourth"))
-        assert list(crew.workers) == ["one", "other", "fourth"]
+        pool.workers["third"].close = close_and_free  # type: ignore[method-assign]
+        pool.worker(variant("fourth"))
+        assert list(pool.workers) == ["one", "other", "fourth"]
 
 
 def test_a_death_ends_the_other_workers() -> None:
-    with pytest.raises(WorkerDiedError, match=r"^other:"), make_crew(lambda: 1e6, []) as crew:
-        contestants = [contestant("one"), contestant("other", behaviour="is killed")]
-        run_interleaved(crew, contestants, rounds=1, advance=no_advance)
-    processes = [facts["process"] for facts in crew.facts.values()]
+    with pytest.raises(WorkerDiedError, match=r"^other:"), make_pool(lambda: 1e6, []) as pool:
+        variants = [variant("one"), variant("other", behaviour="is killed")]
+        list(run_interleaved(pool, variants, rounds=1, advance=no_advance))
+    processes = [facts["process"] for facts in pool.facts.values()]
     assert len(processes) == 2 and not any(map(is_alive, processes))
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from common.errors import InputError
-from profiling.bench.recipes.torchvision import flop_by_layer
+from profiling.bench.recipes.step import flop_by_layer
 from profiling.layers.study import Subject
 from profiling.layers.timing import (
     Recorder,

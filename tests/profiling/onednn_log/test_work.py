@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.bench.recipes.torchvision import convolution_flop
+from profiling.bench.recipes.step import convolution_flop
 from profiling.onednn_log.work import MemoryDescriptor, Problem, gbyte, gflop
 
 

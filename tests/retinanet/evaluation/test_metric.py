@@ -13,7 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 from data.annotations import Annotations
 from data.coco_json import read_annotations
-from profiling.bench.readers import generated_detections, generated_truth
+from profiling.bench.generated import generated_detections, generated_truth
 from retinanet.config_types import MetricLibrary
 from retinanet.evaluation.detections import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import METRICS, TABLES, coco_metric

@@ -1,6 +1,8 @@
-"""Forward and backward pass of networks of several kinds, and what of it is which primitive.
+"""Recipes of ablations of networks and of their operators.
 
-TODO-DOC A backbone's blocks with convolution, frozen norm and ReLU as three operators, two, or one.
+`networks` times forward and backward passes of several kinds of networks, and which primitive takes
+what part. `conv_norm_relu` runs a backbone's blocks with convolution, frozen norm and ReLU as three
+operators, two, or one.
 """
 
 import time

@@ -1,14 +1,11 @@
-"""A training step, phase by phase, by any of the engines and with any one thing changed.
+"""Recipes of ablations of training.
 
-TODO-DOC A short training on drawn scenes, with the classification loss in BF16 or in float32.
-
-TODO-DOC Seconds of a training step's phases, and of the loss's part of the backward pass.
-
-TODO-DOC A step of IPEX's LAMB over the detector's weights, the paper's own comparison.
-
-TODO-DOC What the focal loss and its gradient lose when they are computed in BF16.
-
-TODO-DOC Epochs to the target by global batch size: MLPerf's reference convergence points.
+`training_step` is a step, phase by phase, by any engine and with any one thing changed: seconds of
+the phases, and of the loss's part of the backward pass. `short_training` trains on drawn scenes,
+with the classification loss in BF16 or in float32. `ipex_lamb` is a step of IPEX's LAMB over the
+detector's weights, the paper's own comparison. `loss_precision` is what the focal loss and its
+gradient lose in BF16. `convergence_points` are MLPerf's reference convergence points: epochs to the
+target by global batch size.
 """
 
 import tempfile

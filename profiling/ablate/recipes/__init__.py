@@ -1,1 +1,0 @@
-"""What the workers of ablations run; see `profiling.bench.variant`."""

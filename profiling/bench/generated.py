@@ -1,0 +1,233 @@
+"""Annotations, detections and oneDNN logs of any size, for measuring what size costs.
+
+The numbers are those of OpenImages' validation split as MLPerf uses it: 24,781 images of 1024×768
+pixels, 264 classes of which few have most boxes, 7.3 true boxes an image (Kuznetsova et al., 2020,
+The Open Images Dataset V4, table 5: 303,980 boxes in 41,620 images), and 300 boxes found in each,
+the most that the model's postprocessing keeps. Annotations have the fields of MLPerf's export, and
+logs the time stamps and foreign lines of a long run.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.console import Advance
+from data.annotations import Annotations
+from retinanet.evaluation.detections import SplitDetections
+
+CLASSES = 264
+WIDTH, HEIGHT = 1024, 768
+GROUPS = 0.05
+"""Share of boxes around several objects."""
+IMAGES_AT_ONCE = 20_000
+
+
+def write_annotations(path: Path, *, images: int, boxes: int, advance: Advance) -> None:
+    """Write COCO-format JSON of random boxes, spread over the images at random.
+
+    Args:
+        path: The file.
+        images: How many images.
+        boxes: How many boxes in all.
+        advance: Called as `advance(images done, "")`.
+    """
+    random = np.random.default_rng(0)
+    boxes_of_image = np.bincount(random.integers(images, size=boxes), minlength=images)
+    categories = [
+        {"id": index, "name": f"class {index}", "supercategory": None} for index in range(CLASSES)
+    ]
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f'{{"info": {{}}, "licenses": [], "categories": {json.dumps(categories)}')
+        write_list(file, "images", (image_texts(part) for part in parts(images)))
+        blocks = box_blocks(boxes_of_image, random=random, advance=advance)
+        write_list(file, "annotations", blocks)
+        file.write("}\n")
+
+
+def box_blocks(
+    boxes_of_image: NDArray[np.int64], *, random: np.random.Generator, advance: Advance
+) -> Iterator[list[str]]:
+    """Yield the entries of `annotations`, image by image, some at a time."""
+    first = 1
+    for part in parts(len(boxes_of_image)):
+        image_ids = np.repeat(np.array(part) + 1, boxes_of_image[part.start : part.stop])
+        yield box_texts(image_ids, first=first, random=random)
+        first += len(image_ids)
+        advance(part.stop, "")
+
+
+def parts(images: int) -> Iterator[range]:
+    """Yield ranges of images, some at a time."""
+    for start in range(0, images, IMAGES_AT_ONCE):
+        yield range(start, min(images, start + IMAGES_AT_ONCE))
+
+
+def write_list(file: TextIO, name: str, blocks: Iterator[list[str]]) -> None:
+    """Write a member of the object that holds the entries of all blocks."""
+    file.write(f', "{name}": [')
+    separator = ""
+    for texts in blocks:
+        if texts:
+            file.write(separator + ", ".join(texts))
+            separator = ", "
+    file.write("]")
+
+
+def image_texts(images: range) -> list[str]:
+    """Return entries of `images` as JSON."""
+    return [
+        f'{{"id": {index + 1}, "file_name": "{index * 2654435761:016x}.jpg", "height": {HEIGHT}, '
+        f'"width": {WIDTH}, "license": null, "coco_url": null}}'
+        for index in images
+    ]
+
+
+def box_texts(
+    image_ids: NDArray[np.int64], *, first: int, random: np.random.Generator
+) -> list[str]:
+    """Return entries of `annotations` from id `first` on as JSON."""
+    count = len(image_ids)
+    corners = random.random((count, 2)) * (0.6 * WIDTH, 0.6 * HEIGHT)
+    sides = random.random((count, 2)) * (0.4 * WIDTH, 0.4 * HEIGHT) + 1
+    columns = zip(
+        image_ids.tolist(),
+        random.integers(CLASSES, size=count).tolist(),
+        corners.tolist(),
+        sides.tolist(),
+        (random.random(count) < GROUPS).tolist(),
+        strict=True,
+    )
+    return [
+        f'{{"id": {number}, "image_id": {image}, "category_id": {category}, '
+        f'"bbox": [{x!r}, {y!r}, {w!r}, {h!r}], "area": {w * h!r}, "iscrowd": {int(group)}, '
+        f'"IsOccluded": false, "IsInside": false, "IsDepiction": false, "IsTruncated": true, '
+        f'"IsGroupOf": {"true" if group else "false"}}}'
+        for number, (image, category, (x, y), (w, h), group) in enumerate(columns, start=first)
+    ]
+
+
+BOXES_OF_IMAGE = 7.3
+FOUND_OF_A_BOX = 3
+"""Boxes that a detector finds at each true one, as far as there is room for them."""
+
+
+def generated_truth(*, images: int, random: np.random.Generator) -> Annotations:
+    """Return images with random boxes: at least one, 7.3 in the mean."""
+    counts = random.geometric(1 / BOXES_OF_IMAGE, images)
+    boxes = random_boxes(int(counts.sum()), random)
+    return Annotations(
+        category_ids=np.arange(1, CLASSES + 1),
+        category_names=tuple(f"class {number}" for number in range(1, CLASSES + 1)),
+        image_ids=np.arange(1, images + 1),
+        file_names=tuple(f"{number:016x}.jpg" for number in range(images)),
+        widths=np.full(images, WIDTH, np.int32),
+        heights=np.full(images, HEIGHT, np.int32),
+        box_offsets=np.concatenate([[0], np.cumsum(counts)]),
+        boxes=boxes,
+        box_category_ids=random_classes(len(boxes), random),
+        box_is_crowd=random.random(len(boxes)) < GROUPS,
+        box_areas=np.prod(boxes[:, 2:] - boxes[:, :2], axis=1),
+        box_ids=np.arange(1, len(boxes) + 1),
+    )
+
+
+def generated_detections(
+    truth: Annotations, *, found: int, random: np.random.Generator
+) -> SplitDetections:
+    """Return `found` boxes in each image: about three near each true box, the rest anywhere.
+
+    Scores are as a detector's: many low ones, and higher ones where something is.
+    """
+    parts = [found_in(truth, index, found, random) for index in range(len(truth))]
+    boxes, scores, classes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return SplitDetections(
+        image_ids=np.repeat(truth.image_ids, found),
+        boxes=boxes,
+        scores=scores,
+        category_ids=classes,
+    )
+
+
+def found_in(
+    truth: Annotations, index: int, found: int, random: np.random.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+    """Return boxes, scores and classes of one image, the best first."""
+    rows = np.arange(len(truth.boxes))[truth.boxes_of(index)]
+    near = np.repeat(rows, FOUND_OF_A_BOX)[:found]
+    sides = np.tile(truth.boxes[near, 2:] - truth.boxes[near, :2], 2)
+    shaken = truth.boxes[near] + sides * random.normal(0, 0.1, sides.shape)
+    elsewhere = found - len(near)
+    classes = truth.box_category_ids[near]
+    wrong = random.random(len(near)) < 0.2
+    classes = np.where(wrong, random_classes(len(near), random), classes)
+    scores = np.concatenate([random.beta(2, 3, len(near)), 0.05 + random.beta(1, 12, elsewhere)])
+    order = np.argsort(-scores)
+    boxes = np.concatenate([shaken, random_boxes(elsewhere, random)])
+    classes = np.concatenate([classes, random_classes(elsewhere, random)])
+    return boxes[order].astype(np.float32), scores[order].astype(np.float32), classes[order]
+
+
+def random_boxes(count: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return [count, 4] xyxy in pixels: sides from a fiftieth of the image's to all of it."""
+    sides = np.exp(random.uniform(np.log(0.02), 0, (count, 2))) * (WIDTH, HEIGHT)
+    corners = random.random((count, 2)) * ((WIDTH, HEIGHT) - sides)
+    return np.concatenate([corners, corners + sides], axis=1)
+
+
+def random_classes(count: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Return category ids, the n-th as often as 1/n: a third of all boxes are of the first six."""
+    shares = 1 / np.arange(1, CLASSES + 1)
+    return random.choice(np.arange(1, CLASSES + 1), count, p=shares / shares.sum())
+
+
+HEADER = """\
+onednn_verbose,v1,info,oneDNN v3.7.1 (commit N/A)
+onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:28
+onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 support
+"""
+DIRECTIONS = ("forward_training", "backward_data", "backward_weights")
+FOREIGN_EVERY = 50
+"""After so many lines one of another program."""
+FIRST_TIME_STAMP = 1_795_230_198_092.0
+
+
+def write_log(file: Path, *, lines: int, problems: int) -> float:
+    """Write `lines` executions of `problems` distinct problems; returns their sum in milliseconds.
+
+    Every second problem is a convolution, every second one the reorder of its weights.
+    """
+    total = 0.0
+    with file.open("w", encoding="ascii") as out:
+        out.write(HEADER)
+        for number, body in enumerate(islice(cycle(list(bodies(problems))), lines)):
+            milliseconds = 0.0625 * (1 + number % 7)  # exact in binary, so that sums are equal
+            total += milliseconds
+            stamp = f"{FIRST_TIME_STAMP + number / 4:.6f}"
+            out.write(f"onednn_verbose,v1,{stamp},primitive,exec,cpu,{body},{milliseconds:g}\n")
+            if number % FOREIGN_EVERY == 0:
+                out.write(f"epoch 1, step {number}: loss 0.3\n")
+    return total
+
+
+def bodies(problems: int) -> Iterator[str]:
+    """Yield the fields between the engine and the time, each different."""
+    for number in range(problems):
+        channels = 16 * (1 + number // 2)
+        if number % 2:
+            yield (
+                "reorder,jit:uni,undef,src:bf16::blocked:acdb::f0 "
+                f"dst:bf16::blocked:AcdB16a2b::f0,attr-scratchpad:user,,{channels}x256x3x3"
+            )
+            continue
+        shape = f"mb2_ic256oc{channels}_ih100oh100kh3sh1dh0ph1_iw100ow100kw3sw1dw0pw1"
+        yield (
+            "convolution,brg_conv_fwd:avx512_core_bf16,"
+            f"{DIRECTIONS[number // 2 % 3]},src:bf16::blocked:acdb::f0 "
+            "wei:bf16:a:blocked:AcdB16a2b::f0 bia:f32:a:blocked:a::f0 dst:bf16::blocked:acdb::f0,"
+            f"attr-scratchpad:user,alg:convolution_direct,{shape}"
+        )

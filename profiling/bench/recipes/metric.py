@@ -1,0 +1,32 @@
+"""COCO's metric of generated detections, on one core. Loads no torch, so that memory is numpy's."""
+
+import os
+
+from profiling.bench.variant import Prepared, Workload
+
+
+def prepare(workload: Workload, *, library: str, found: int) -> Prepared:
+    """Generate boxes; the details of a run are all numbers of the metric, in order.
+
+    Args:
+        workload: How many images.
+        library: `faster-coco-eval` or `pycocotools`.
+        found: Boxes found in each image.
+    """
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
+    import numpy as np  # noqa: PLC0415
+
+    from profiling.bench.generated import generated_detections, generated_truth  # noqa: PLC0415
+    from retinanet.evaluation.metric import TABLES, coco_metric  # noqa: PLC0415
+
+    [chosen] = (name for name in TABLES if name == library)
+    random = np.random.default_rng(0)
+    truth = generated_truth(images=workload.images, random=random)
+    detections = generated_detections(truth, found=found, random=random)
+
+    def run() -> dict[str, float]:
+        evaluation = coco_metric(truth, detections, library=chosen)
+        numbers = [*evaluation.summary.values(), *evaluation.per_class.values()]
+        return {str(place): number for place, number in enumerate(numbers)}
+
+    return Prepared(run)

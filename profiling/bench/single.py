@@ -1,0 +1,462 @@
+"""Benchmarks of one thing each, beside targets: index, log, metric and checkpoint.
+
+- `index`: what annotations of OpenImages' size cost, converted once and opened in every rank.
+- `log`: what reading a long oneDNN log costs.
+- `metric`: what COCO's metric costs on a split of OpenImages' size, and whether its numbers are
+  pycocotools'.
+- `checkpoint`: what saving costs a training: copying stops it, writing goes on beside it.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from common.cli import add_json_option
+from common.console import MEGABYTE, make_console, progress, significant
+from common.errors import FINISHED, OUR_BUG, InputError
+from common.files import require_free_json
+from common.machine import private_mb
+from profiling.bench.generated import write_annotations, write_log
+from profiling.bench.report import put_out
+from profiling.bench.results import RECIPES, Finding, add_counts
+from profiling.bench.variant import STANDARD, Run, Variant, Workload
+from profiling.bench.worker_pool import variant_worker
+from retinanet.mlperf.rules import VALIDATION_IMAGES
+
+INDEX_IMAGES, INDEX_BOXES, INDEX_RANKS = 1_170_301, 10_000_000, 8
+"""MLPerf's training images, boxes about as many as theirs, and ranks of a host."""
+BYTES_NEEDED = 500
+"""Of disk for each box: its JSON, its row in the index, and what comes with the images."""
+
+INDEX_ABOUT = """\
+Writes annotations with the fields of MLPerf's export and random boxes to a temporary folder,
+converts them by `python -m data convert`, and lets several processes open the index at once."""
+
+
+class Conversion(NamedTuple):
+    """Cost of `python -m data convert`."""
+
+    seconds: float
+    peak_mb: float
+
+
+class Opening(NamedTuple):
+    """Cost of opening the index in one rank."""
+
+    seconds: float
+    private_mb: float
+    """By how much its private memory grew."""
+    epoch_private_mb: float
+    """The same after it has chosen the images to train on and an epoch's order."""
+
+
+def add_index_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `index` to the benchmarks of a command line."""
+    about = "converting annotations of OpenImages' size, and opening their index"
+    parser = kinds.add_parser("index", help=about, description=f"Time {about}.\n\n{INDEX_ABOUT}")
+    add_counts(
+        parser,
+        ("--images", INDEX_IMAGES, "images"),
+        ("--boxes", INDEX_BOXES, "boxes"),
+        ("--ranks", INDEX_RANKS, "processes that open the index at the same time"),
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="where the temporary folder is made (default: where the system has temporary files)",
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=index_command)
+
+
+def index_command(
+    *, images: int, boxes: int, ranks: int, folder: Path | None, json_file: Path | None
+) -> int:
+    """Run the benchmark; returns the exit code.
+
+    Raises:
+        InputError: There is no room for the files.
+    """
+    require_free_json(json_file)
+    console = make_console()
+    with tempfile.TemporaryDirectory(dir=folder, prefix="index-benchmark-") as temporary:
+        require_room(Path(temporary), boxes + images)
+        source = Path(temporary, "generated.json")
+        with progress(console, "generating, images", total=images) as advance:
+            write_annotations(source, images=images, boxes=boxes, advance=advance)
+        size = source.stat().st_size / MEGABYTE
+        console.print(f"{images:,} images, {boxes:,} boxes: {size:,.0f} MB of JSON")
+        conversion = convert(source)
+        openings = open_by_ranks(source, ranks)
+    standard = (images, boxes) == (INDEX_IMAGES, INDEX_BOXES)
+    put_out(
+        index_findings(conversion, openings, with_targets=standard),
+        benchmark="index",
+        workload={"images": images, "boxes": boxes, "ranks": ranks},
+        with_targets=standard,
+        json_file=json_file,
+    )
+    return FINISHED
+
+
+def require_room(folder: Path, rows: int) -> None:
+    """Raise an InputError if the disk cannot hold the files of so many rows."""
+    free, needed = shutil.disk_usage(folder).free, rows * BYTES_NEEDED
+    if free < needed:
+        raise InputError(
+            f"{folder.parent}: {free / 1e9:.1f} GB are free and {needed / 1e9:.1f} GB needed; "
+            "name another place by --folder, or fewer --boxes"
+        )
+
+
+def convert(source: Path) -> Conversion:
+    """Make the index in a process of its own, as a user does."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "data", "convert", str(source)], check=True)
+    seconds = time.perf_counter() - began
+    return Conversion(seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6)
+
+
+def open_by_ranks(source: Path, ranks: int) -> list[Opening]:
+    """Open the index in so many processes at once, which all hold it until the last has it."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    together = context.Barrier(ranks)
+    processes = [
+        context.Process(target=open_as_rank, args=(source, together, results)) for _ in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    openings = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return openings
+
+
+def open_as_rank(
+    source: Path, together: Barrier, results: "multiprocessing.queues.SimpleQueue[Opening]"
+) -> None:
+    """Open the index in a rank's process, and send what it took to `results`."""
+    from data.index import find_or_make_index
+    from data.loader import training_keys  # loads torch, of which opening must not be the price
+
+    together.wait()
+    before = private_mb()
+    began = time.perf_counter()
+    annotations = find_or_make_index(source).annotations
+    seconds = time.perf_counter() - began
+    together.wait()  # so that pages of the index count as shared, as they are among ranks
+    opened = private_mb()
+    rows = annotations.images_with_objects()
+    keys = training_keys(len(rows), seed=0, epoch=0, batch_size=2, rank=0, ranks=8)
+    for key in next(keys):
+        _ = annotations.boxes[annotations.boxes_of(int(rows[key.index]))].sum()
+    together.wait()
+    results.put(Opening(seconds, opened - before, private_mb() - before))
+    together.wait()
+
+
+def index_findings(
+    conversion: Conversion, openings: list[Opening], *, with_targets: bool
+) -> list[Finding]:
+    """Return the numbers beside their targets."""
+
+    def finding(what: str, value: float, *, unit: str, at_most: float | None) -> Finding:
+        shown = f"{significant(value, 3)} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+        return Finding(what, value, shown, at_most=at_most if with_targets else None)
+
+    slowest = max(opening.seconds for opening in openings)
+    private = max(opening.private_mb for opening in openings)
+    with_order = max(opening.epoch_private_mb for opening in openings)
+    return [
+        finding("converting, seconds", conversion.seconds, unit="s", at_most=300),
+        finding("converting, memory at the most", conversion.peak_mb, unit="MB", at_most=2000),
+        finding(f"opening, slowest of {len(openings)} ranks", slowest, unit="s", at_most=1),
+        finding("opening, private memory of a rank", private, unit="MB", at_most=50),
+        finding("the same with an epoch's order", with_order, unit="MB", at_most=None),
+    ]
+
+
+LINES, PROBLEMS = 1_000_000, 1000
+
+LOG_ABOUT = """\
+Writes a log with time stamps and other programs' lines in between to a temporary folder, and reads
+it in a process of its own. The sum that is read must be the sum that was written."""
+
+READ = """\
+import json, sys, time
+from pathlib import Path
+from common.machine import peak_resident_mb
+from profiling.onednn_log.log import read_logs
+began = time.perf_counter()
+log = read_logs([Path(sys.argv[1])])
+seconds = time.perf_counter() - began
+print(json.dumps({"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms": log.total_ms,
+                  "problems": len(log.calls()), "not_understood": log.not_understood_count}))
+"""
+"""In a process that has read nothing else."""
+
+
+def add_log_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `log` to the benchmarks of a command line."""
+    about = "reading a long oneDNN log"
+    parser = kinds.add_parser("log", help=about, description=f"Time {about}.\n\n{LOG_ABOUT}")
+    add_counts(
+        parser,
+        ("--lines", LINES, "executions in the log"),
+        ("--problems", PROBLEMS, "distinct problems among them"),
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=log_command)
+
+
+def log_command(*, lines: int, problems: int, json_file: Path | None) -> int:
+    """Run the benchmark; returns the exit code."""
+    require_free_json(json_file)
+    console = make_console()
+    with tempfile.TemporaryDirectory(prefix="log-benchmark-") as folder:
+        file = Path(folder, "onednn.log")
+        written_ms = write_log(file, lines=lines, problems=problems)
+        size = file.stat().st_size / MEGABYTE
+        console.print(f"{lines:,} executions of {problems:,} problems: {size:,.0f} MB")
+        command = [sys.executable, "-c", READ, str(file)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    read = json.loads(output)
+    standard = lines == LINES
+    put_out(
+        log_findings(read, with_targets=standard),
+        benchmark="log",
+        workload={"lines": lines, "problems": problems},
+        with_targets=standard,
+        json_file=json_file,
+    )
+    if not math.isclose(read["total_ms"], written_ms, rel_tol=1e-12) or read["not_understood"]:
+        console.print(f"WRONG: {written_ms} ms were written: {read}", soft_wrap=True)
+        return OUR_BUG
+    return FINISHED
+
+
+def log_findings(read: dict[str, float], *, with_targets: bool) -> list[Finding]:
+    """Return the numbers beside their targets."""
+    seconds, peak_mb = read["seconds"], read["peak_mb"]
+    return [
+        Finding(
+            "reading, seconds", seconds, f"{seconds:.1f} s", at_most=12 if with_targets else None
+        ),
+        Finding(
+            "reading, memory at the most",
+            peak_mb,
+            f"{peak_mb:.0f} MB",
+            at_most=300 if with_targets else None,
+        ),
+    ]
+
+
+FOUND = 300
+"""The most boxes that the model's postprocessing keeps."""
+TENTH = 10
+
+METRIC_ABOUT = """\
+Generates true boxes and 300 found boxes in each of 24,781 images with the statistics of MLPerf's
+validation split, and computes the metric in a process of its own on one core. On a tenth of the
+images both libraries compute it, and their numbers are compared. Two minutes."""
+
+
+def add_metric_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `metric` to the benchmarks of a command line."""
+    about = "COCO's metric of a split of OpenImages' size, beside pycocotools on a tenth"
+    parser = kinds.add_parser("metric", help=about, description=f"Time {about}.\n\n{METRIC_ABOUT}")
+    add_counts(
+        parser, ("--images", VALIDATION_IMAGES, "images"), ("--found", FOUND, "boxes found in each")
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=metric_command)
+
+
+def metric_command(*, images: int, found: int, json_file: Path | None) -> int:
+    """Run the benchmark; returns the exit code.
+
+    Raises:
+        InputError: The file for the numbers exists.
+    """
+    require_free_json(json_file)
+    console = make_console()
+    tenth = max(1, images // TENTH)
+    runs = {}
+    for library, of in (
+        ("faster-coco-eval", images),
+        ("faster-coco-eval", tenth),
+        ("pycocotools", tenth),
+    ):
+        console.print(f"{library}, {of:,} images, {of * found:,} boxes …")
+        runs[library, of] = measured_metric(library, images=of, found=found)
+    standard = (images, found) == (VALIDATION_IMAGES, FOUND)
+    put_out(
+        metric_findings(runs, images=images, tenth=tenth, with_targets=standard),
+        benchmark="metric",
+        workload={"images": images, "found": found},
+        with_targets=standard,
+        json_file=json_file,
+    )
+    return FINISHED
+
+
+def measured_metric(library: str, *, images: int, found: int) -> Run:
+    """Compute the metric by one library, in a new process on one core.
+
+    Raises:
+        WorkerDiedError: It could not.
+    """
+    variant = Variant(
+        library,
+        "",
+        f"{RECIPES}.metric",
+        allocator="system",
+        options={"library": library, "found": found},
+    )
+    with closing(variant_worker(variant, Workload(images=images))) as worker:
+        return worker.run()
+
+
+def metric_findings(
+    runs: dict[tuple[str, int], Run], *, images: int, tenth: int, with_targets: bool
+) -> list[Finding]:
+    """Return the numbers beside their targets."""
+
+    def finding(what: str, value: float, *, shown: str, at_most: float | None) -> Finding:
+        return Finding(what, value, shown, at_most=at_most if with_targets else None)
+
+    whole = runs["faster-coco-eval", images]
+    ours, reference = runs["faster-coco-eval", tenth], runs["pycocotools", tenth]
+    difference = largest_difference(list(ours.details.values()), list(reference.details.values()))
+    peak_gb = whole.peak_rss_mb / 1000
+    faster = reference.seconds / ours.seconds
+    return [
+        finding(
+            f"{images:,} images, seconds on one core",
+            whole.seconds,
+            shown=f"{whole.seconds:.1f} s",
+            at_most=90,
+        ),
+        finding("the process at the most, GB", peak_gb, shown=f"{peak_gb:.2f} GB", at_most=4),
+        finding(
+            f"{tenth:,} images: largest difference to pycocotools, all numbers and classes",
+            difference,
+            shown=f"{difference:.1e}",
+            at_most=1e-9,
+        ),
+        finding("the same: times as fast", faster, shown=f"{faster:.1f}", at_most=None),
+        finding(
+            "the same: memory at the most, ours and pycocotools'",
+            ours.peak_rss_mb / reference.peak_rss_mb,
+            shown=f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
+            at_most=None,
+        ),
+    ]
+
+
+def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return it of numbers in the same order; nan where only one of them could be measured."""
+    known = [
+        abs(one - other)
+        for one, other in zip(ours, theirs, strict=True)
+        if not (math.isnan(one) and math.isnan(other))
+    ]
+    return math.nan if any(map(math.isnan, known)) else max(known, default=0.0)
+
+
+EVERY_SECONDS = 600.0
+"""`checkpoint.every: 10min`, for which the target is given."""
+MOST_SHARE = 0.01
+
+CHECKPOINT_ABOUT = """\
+Trains as train.py does, alone in a process, and writes checkpoints of model and optimizer to a
+temporary folder: the time for which copying stops the training, and by how much the steps are
+slower until the checkpoint is on the disk. Of both follows the share of a run with
+checkpoint.every=10min."""
+
+
+def add_checkpoint_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `checkpoint` to the benchmarks of a command line."""
+    about = "saving checkpoints while training goes on"
+    parser = kinds.add_parser(
+        "checkpoint", help=about, description=f"Time {about}.\n\n{CHECKPOINT_ABOUT}"
+    )
+    add_counts(
+        parser,
+        ("--rounds", 5, "checkpoints that count"),
+        ("--images", STANDARD.images, "images in a batch"),
+        ("--image-size", STANDARD.image_size, "their height and width in pixels"),
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk that runs write to (default: that of temporaries)"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=checkpoint_command)
+
+
+def checkpoint_command(
+    *, rounds: int, images: int, image_size: int, folder: Path | None, json_file: Path | None
+) -> int:
+    """Run the benchmark; returns the exit code.
+
+    Raises:
+        InputError: The folder is not there, or the JSON file is.
+    """
+    require_free_json(json_file)
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give --folder one that exists")
+    workload = Workload(images=images, image_size=image_size)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=folder) as checkpoints:
+        variant = Variant(
+            "checkpoint", "", f"{RECIPES}.checkpoint", options={"folder": checkpoints}
+        )
+        with closing(variant_worker(variant, workload)) as worker:
+            measured = [worker.run().details for _ in range(rounds + 1)]
+    put_out(
+        checkpoint_findings(measured[1:]),  # the first copy takes new memory from the system
+        benchmark="checkpoint",
+        workload={**asdict(workload), "rounds": rounds},
+        with_targets=True,  # tensors are as large, whatever the images
+        json_file=json_file,
+    )
+    return FINISHED
+
+
+def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
+    """Return medians over the rounds, and the share of a run that follows from them."""
+    of = {name: median(numbers[name] for numbers in rounds) for name in rounds[0]}
+    cost = of["copying"] + max(0.0, of["slower"])
+    share = cost / (EVERY_SECONDS + cost)
+    return [
+        seconds_finding("a step without a checkpoint", of["quiet_step"]),
+        Finding(
+            "a checkpoint, tensors", of["bytes"] / MEGABYTE, f"{of['bytes'] / MEGABYTE:.0f} MB"
+        ),
+        seconds_finding("copying, while training waits", of["copying"]),
+        seconds_finding("writing, while training goes on", of["writing"]),
+        seconds_finding("steps slower meanwhile, in all", of["slower"]),
+        Finding(
+            "share of a run with checkpoint.every=10min", share, f"{share:.2%}", at_most=MOST_SHARE
+        ),
+    ]
+
+
+def seconds_finding(what: str, value: float) -> Finding:
+    """Return a finding that is a time."""
+    return Finding(what, value, f"{value:.2f} s")
