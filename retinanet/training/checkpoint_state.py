@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+import pydantic.dataclasses
 
 from common.errors import InputError
 from common.files import open_regular
@@ -37,7 +37,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class ModelDescription:
     """The model that a checkpoint's weights fit."""
 
@@ -51,7 +51,7 @@ class ModelDescription:
     """`ClassMap.to_json`: class indices, category ids and names."""
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingPosition:
     """How far a run has come, under the names of `state.json`."""
 
@@ -71,7 +71,7 @@ class TrainingPosition:
     """Of the steps done: those whose loss or gradient was not finite."""
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class Part:
     """One file of a checkpoint, as it was written."""
 
@@ -79,7 +79,7 @@ class Part:
     bytes: Count
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
 class State:
     """The content of `state.json`, but for its own SHA-256."""
 
