@@ -11,7 +11,7 @@ COMMANDS = {
     ),
     "run": ("launch.run:add_run_command", "start ranks by mpirun, on one host or several"),
     "scale": (
-        "profiling.studies.scale.command:add_scale",
+        "profiling.studies.scale:add_scale",
         "the scaling study: throughput by ranks and threads",
     ),
     "tune": (
@@ -19,7 +19,7 @@ COMMANDS = {
         "the planner: how many hosts, ranks, threads and images reach the target soonest",
     ),
     "groups": (
-        "profiling.studies.async_groups.command:add_groups",
+        "profiling.studies.async_groups:add_groups",
         "probe how many compute groups, and how much momentum, train soonest",
     ),
 }

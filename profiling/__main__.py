@@ -13,14 +13,14 @@ COMMANDS = {
     "report": ("profiling.report.command:add_report", "everything on one page for a browser"),
     "compare": ("profiling.compare:add_compare", "two oneDNN logs side by side"),
     "efficiency": (
-        "profiling.efficiency.command:add_efficiency",
+        "profiling.efficiency:add_efficiency",
         "a run's primitives against the same ones alone",
     ),
     "benchdnn": (
         "profiling.replay.command:add_benchdnn",
         "run a log's problems again, each alone",
     ),
-    "peaks": ("profiling.peaks.peaks:add_peaks", "measure what this machine can do at most"),
+    "peaks": ("profiling.peaks:add_peaks", "measure what this machine can do at most"),
     "trace": (
         "profiling.trace.command:add_trace",
         "torch.profiler's traces as tables and pictures",

@@ -20,20 +20,23 @@ from common.charts import (
     BLUE,
     ORANGE,
     Bar,
+    Cell,
+    Column,
     Piece,
+    Table,
     chart_files,
     colour_legend,
     horizontal_bars,
     new_figure,
     save_chart,
     shortened,
+    text_column,
     write_in_place_of_chart,
 )
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, say, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, require_free_json, require_free_outputs, write_whole
-from common.tables import Cell, Column, Table, text_column
 from profiling.onednn_log.log import Calls, OneDnnLog, log_files, read_with_progress
 from profiling.onednn_log.work import Problem, direction_name, modern_shape
 

@@ -20,19 +20,21 @@ from rich.console import Console
 from common.charts import (
     DARK,
     Bar,
+    Column,
     Piece,
+    Table,
     chart_files,
     colour_legend,
     horizontal_bars,
     new_figure,
     save_chart,
+    text_column,
     write_in_place_of_chart,
 )
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, say, significant
 from common.errors import FINISHED, printable
 from common.files import csv_parts, require_free_json, require_free_outputs, write_parts
-from common.tables import Column, Table, text_column
 from profiling.onednn_log.log import (
     Calls,
     OneDnnLog,
@@ -50,7 +52,7 @@ from profiling.onednn_log.work import (
     gbyte,
     gflop,
 )
-from profiling.peaks.peaks import Peaks, add_peaks_option, cautions_of_peaks, choose_peaks
+from profiling.peaks import Peaks, add_peaks_option, cautions_of_peaks, choose_peaks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,7 +191,6 @@ COLUMNS = (
 )
 """Of `primitives.csv`."""
 
-
 values_of = attrgetter(*COLUMNS)
 
 
@@ -288,7 +289,6 @@ DIRECTIONS = {
     "backward_weights": "BWD_W",
     "backward_bias": "BWD_WB",
 }
-
 
 PARAMETER_COLUMNS = (
     *("driver", "configuration", "directory", "post_ops", "algorithm"),

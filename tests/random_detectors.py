@@ -9,13 +9,13 @@ from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Contents, copies, write_checkpoint
-from retinanet.training.checkpoint_state import (
+from retinanet.training.train_state import (
     MODEL_FILE,
     ModelDescription,
     State,
     TrainingPosition,
+    random_states,
 )
-from retinanet.training.train_state import random_states
 
 NAMES = ("one", "two", "three")
 

@@ -37,12 +37,7 @@ from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, 
 from data.annotations import SplitName
 from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, HttpOptions, MissingFileError
-from data.download.images import (
-    MISSING_LIST,
-    Request,
-    one_download,
-    write_missing_list,
-)
+from data.download.images import MISSING_LIST, Request, one_download, write_missing_list
 
 INCOMPLETE = 1
 """The exit status when files could not be had."""

@@ -29,7 +29,6 @@ KINDS_SHOWN = 4
 LONGEST_EXAMPLE = 160
 STYLES = {Severity.STOPS: "bold red", Severity.MENDED: "yellow", Severity.NOTE: "dim"}
 
-
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from common.charts import Column, Table, text_column
 from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
-from common.tables import Column, Table, text_column
 from profiling.ablate.analysis import (
     NAMED,
     Outcome,

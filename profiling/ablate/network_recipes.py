@@ -17,10 +17,9 @@ from torch.backends import mkldnn, nnpack
 from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 
-from profiling.bench.profilers import WINOGRAD, onednn_seconds, watched
+from profiling.bench.measured_steps import WINOGRAD, onednn_seconds, watched
 from profiling.bench.recipes.step import make_weights
-from profiling.bench.variant import Prepared, Workload
-from profiling.layers.study import Subject
+from profiling.bench.variant import Prepared, Subject, Workload
 from profiling.layers.timing import TimedModel, model_autocast, timed_model
 from profiling.onednn_log.work import direction_name
 from retinanet.config import ModelConfig

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.charts import as_png
+from common.charts import Cell, Column, Table, as_png, markdown_table
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_whole
-from common.tables import Cell, Column, Table, markdown_table
 from profiling.ablate.analysis import (
     ALIKE,
     HOLDS,

@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 from rich import table as rich_table
 from rich.console import Console
 
+from common.charts import Table, text_column
 from common.cli import add_json_option, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from common.machine import environment
-from common.tables import Table, text_column
 from data.decoding import DECODERS, SUFFIXES, describe_decoder, fault_of
 from data.synthetic import make_scenes
 from profiling.bench.report import PIPE_WIDTH, findings_json, findings_table, variant_json

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.console import Advance
 from data.annotations import Annotations
-from retinanet.evaluation.detections import SplitDetections
+from retinanet.evaluation.matching import SplitDetections
 
 CLASSES = 264
 WIDTH, HEIGHT = 1024, 768

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich import table as rich_table
 
+from common.charts import Column, Table, text_column
 from common.console import make_console, significant
 from common.files import write_whole
 from common.machine import environment
-from common.tables import Column, Table, text_column
 from profiling.bench.benchmarks import step_gflops
 from profiling.bench.results import BytesMoved, Finding, Results, disturbance
 from profiling.bench.variant import STANDARD, Variant

@@ -262,3 +262,27 @@ def huge_pages_mb(rollup: Path = Path("/proc/self/smaps_rollup")) -> float:
         if line.startswith("AnonHugePages:"):
             return int(line.split()[1]) * 1024 / 1e6
     return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A network and its batch."""
+
+    model: str
+    """One of `DEFAULT_BATCH`."""
+    batch: int
+    image_size: int
+    """Height and width. [pixels]"""
+    precision: str
+    """`bf16` or `float32`."""
+    device: str
+    """`cpu` or `cuda`."""
+    seed: int = 0
+
+    def __str__(self) -> str:
+        images = f"{self.batch} image{'s' if self.batch > 1 else ''}"
+        return f"{self.model}, {images} of {self.image_size}×{self.image_size}, {self.precision}"
+
+
+PLAIN_EVERY = 5
+"""An unwatched iteration follows the first of so many watched ones: what watching adds."""

@@ -30,6 +30,7 @@ RECIPE_MODULES = {
             "profiling.bench.recipes.parts",
             "focal_loss gradient_norm optimizer_step postprocessing evaluation",
         ),
+        ("profiling.bench.recipes", "profiling.bench.single", "metric"),
         (
             "profiling.ablate.recipes",
             "profiling.ablate.network_recipes",
@@ -100,7 +101,7 @@ def run(prepared: Prepared) -> dict[str, Any]:
 
 def primitives(prepared: Prepared) -> dict[str, Any]:
     """Seconds of one run inside each kind of oneDNN primitive, in our convolutions, and in all."""
-    from profiling.bench.profilers import kernel_seconds, onednn_seconds, winograd_seconds
+    from profiling.bench.measured_steps import kernel_seconds, onednn_seconds, winograd_seconds
 
     by_kind: dict[str, float] = {}
     seconds = 0.0
@@ -123,21 +124,21 @@ def primitives(prepared: Prepared) -> dict[str, Any]:
 
 def operators(prepared: Prepared) -> dict[str, Any]:
     """Seconds of one run in each of torch's operators, without what they call."""
-    from profiling.bench.profilers import operator_seconds
+    from profiling.bench.measured_steps import operator_seconds
 
     return {"operators": operator_seconds(prepared.run)}
 
 
 def onednn_log(prepared: Prepared) -> dict[str, Any]:
     """What oneDNN says of one run."""
-    from profiling.bench.profilers import onednn_lines
+    from profiling.bench.measured_steps import onednn_lines
 
     return {"log": onednn_lines(prepared.run)}
 
 
 def bytes_moved(prepared: Prepared) -> dict[str, Any]:
     """Bytes that the operators of one run move: phase, operator, calls, bytes read and written."""
-    from profiling.bench.profilers import bytes_of_run
+    from profiling.bench.measured_steps import bytes_of_run
 
     return {"bytes": bytes_of_run(prepared)}
 

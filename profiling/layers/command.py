@@ -16,14 +16,13 @@ from launch.limits import read_allowance
 from launch.pinning import choose_cores
 from profiling.bench.command import image_side
 from profiling.bench.results import background_load
-from profiling.bench.variant import CHOICES, huge_pages_remark, memory_remark, parse_memory
+from profiling.bench.variant import CHOICES, Subject, huge_pages_remark, memory_remark, parse_memory
 from profiling.layers.report import as_json, draw_layers, layers_csv, print_study
 from profiling.layers.study import (
     CLASSIFIER_SIZE,
     DEFAULT_BATCH,
     DEFAULT_SIZE,
     Configuration,
-    Subject,
     require_gpu,
     run_study,
 )

@@ -16,17 +16,20 @@ from common.charts import (
     ORANGE,
     PURPLE,
     Bar,
+    Column,
     Piece,
+    Table,
     colour_legend,
     horizontal_bars,
     new_figure,
+    text_column,
 )
 from common.console import significant
 from common.files import as_csv
 from common.machine import environment
-from common.tables import Column, Table, text_column
 from profiling.bench.results import disturbance
-from profiling.layers.study import BETWEEN, Layer, Measured, Subject
+from profiling.bench.variant import Subject
+from profiling.layers.study import BETWEEN, Layer, Measured
 from profiling.onednn_log.work import DIRECTION_COLOURS
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from common.machine import available_mb
 from common.processes import Answering, serve
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
-from profiling.bench.variant import apply_memory, huge_pages_environment
+from profiling.bench.variant import PLAIN_EVERY, Subject, apply_memory, huge_pages_environment
 from profiling.bench.worker_pool import SPARE_MB, Worker
 
 MODULE = "profiling.layers.study"
@@ -188,26 +188,6 @@ class Measured:
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A network and its batch."""
-
-    model: str
-    """One of `DEFAULT_BATCH`."""
-    batch: int
-    image_size: int
-    """Height and width. [pixels]"""
-    precision: str
-    """`bf16` or `float32`."""
-    device: str
-    """`cpu` or `cuda`."""
-    seed: int = 0
-
-    def __str__(self) -> str:
-        images = f"{self.batch} image{'s' if self.batch > 1 else ''}"
-        return f"{self.model}, {images} of {self.image_size}×{self.image_size}, {self.precision}"
-
-
 def run_study(
     subject: Subject,
     configurations: Sequence[Configuration],
@@ -334,8 +314,6 @@ DEFAULT_BATCH = {"retinanet": 2, "alexnet": 64, "resnet50": 16, "resnext50": 16}
 """The networks that can be timed, and images in a batch."""
 DEFAULT_SIZE = {"retinanet": 800}
 CLASSIFIER_SIZE = 224
-PLAIN_EVERY = 5
-"""An unwatched iteration follows the first of so many watched ones: what watching adds."""
 
 
 def labels(configurations: Sequence[Configuration]) -> list[str]:

@@ -28,11 +28,10 @@ from common.errors import InputError
 from common.machine import peak_resident_mb
 from common.processes import Answering
 from data.transforms import normalize
-from profiling.bench.profilers import onednn_seconds
+from profiling.bench.measured_steps import onednn_seconds
 from profiling.bench.recipes.step import Flop, flop_by_layer, make_batch, make_weights
-from profiling.bench.variant import Workload, huge_pages_mb
-from profiling.layers.study import PLAIN_EVERY, Subject
-from profiling.peaks.measure import versions
+from profiling.bench.variant import PLAIN_EVERY, Subject, Workload, huge_pages_mb
+from profiling.peaks_measure import versions
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import torch_forward
 from retinanet.engine.folded_forward import FoldedForward

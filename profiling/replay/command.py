@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.console import Console
 
+from common.charts import Column, Table, text_column
 from common.cli import add_json_option, positive
 from common.console import make_console, print_cautions, progress, say
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
-from common.tables import Column, Table, text_column
 from launch.topology import format_cpu_list
 from profiling.bench.results import background_load
 from profiling.onednn_log.log import Calls, add_logs, read_with_progress

@@ -19,7 +19,7 @@ from torch.backends import mkldnn
 from common.console import OUTPUT, redirected
 from profiling.onednn_log.parse import Mark, mark_line
 from profiling.onednn_log.work import Problem, listed_sizes, named_sizes
-from profiling.peaks.peaks import last_level_bytes
+from profiling.peaks import last_level_bytes
 from profiling.replay.replay import (
     Geometry,
     geometry,

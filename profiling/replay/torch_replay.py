@@ -22,7 +22,7 @@ from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.peaks.peaks import share_of
+from profiling.peaks import share_of
 from profiling.replay.replay import (
     Conditions,
     Replay,

@@ -14,17 +14,11 @@ from types import MappingProxyType
 
 from common.console import significant
 from profiling.compare import Comparison, Pair
-from profiling.efficiency.analysis import Efficiency, hot_ratio
+from profiling.efficiency_analysis import Efficiency, hot_ratio
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
-from profiling.peaks.peaks import Peaks, roofline_ms
-from profiling.report.material import (
-    Counters,
-    Measured,
-    MeasuredProblem,
-    parts_of,
-    phases_of,
-)
+from profiling.peaks import Peaks, roofline_ms
+from profiling.report.material import Counters, Measured, MeasuredProblem, parts_of, phases_of
 from profiling.report.page import three, times
 from profiling.trace.analysis import Analysis, gap_share, short_share
 from profiling.trace.operators import Category, category_of

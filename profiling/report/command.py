@@ -14,9 +14,9 @@ from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
 from profiling.compare import Comparison, compare, marked_steps, names_of, side_of
-from profiling.efficiency.analysis import efficiency_of
+from profiling.efficiency_analysis import efficiency_of
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
-from profiling.peaks.peaks import add_peaks_option, choose_peaks
+from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.replay import load_replay
 from profiling.report.advice import (
     Advice,

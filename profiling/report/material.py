@@ -13,10 +13,10 @@ from typing import Any
 from common.errors import InputError
 from common.files import read_json_object
 from profiling.compare import Comparison
-from profiling.efficiency.analysis import Efficiency, Steps, steps_of
+from profiling.efficiency_analysis import Efficiency, Steps, steps_of
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.work import Problem, gbyte, gflop, kind_and_direction
-from profiling.peaks.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
+from profiling.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
 from profiling.stats import merge_equal
 from profiling.trace.analysis import Analysis, BesideLog
 from profiling.trace.trace import Trace

@@ -7,8 +7,8 @@ torch.profiler, and perf's counters beside the ranks' steps.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from common.charts import Column, Table, text_column
 from common.console import significant
-from common.tables import Column, Table, text_column
 from profiling.compare import (
     Comparison,
     Pair,
@@ -19,14 +19,8 @@ from profiling.compare import (
     library_of,
     pair_rows,
 )
-from profiling.efficiency.analysis import (
-    Efficiency,
-    Projection,
-    cold_ratio,
-    hot_ratio,
-    project,
-)
-from profiling.efficiency.command import draw_efficiency, part_rows
+from profiling.efficiency import draw_efficiency, part_rows
+from profiling.efficiency_analysis import Efficiency, Projection, cold_ratio, hot_ratio, project
 from profiling.onednn_log.work import kind_and_direction
 from profiling.report.advice import ALIKE, alike_share, onednn_ms_by_step, wall_ms_by_step
 from profiling.report.material import Counters, Material, Traced

@@ -1,6 +1,6 @@
 """A page of sections: one HTML file that loads nothing and runs nothing but its own script.
 
-Sections are plain values, no HTML: tables (`common.tables`), charts, facts, texts. They may hold
+Sections are plain values, no HTML: tables (`common.charts`), charts, facts, texts. They may hold
 anything that a log holds; rendering makes it harmless.
 
 Charts become part of the page as SVG without styles of its own, ids that clash, or anything
@@ -21,10 +21,9 @@ from xml.etree import ElementTree as ET
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from common.charts import as_svg
+from common.charts import Table, as_svg, plain
 from common.console import significant
 from common.errors import printable
-from common.tables import Table, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

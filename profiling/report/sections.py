@@ -18,20 +18,18 @@ from common.charts import (
     PURPLE,
     RED,
     Bar,
+    Column,
     Piece,
+    Table,
     colour_legend,
     horizontal_bars,
     new_figure,
+    text_column,
 )
 from common.console import significant
-from common.tables import Column, Table, text_column
 from profiling.onednn_log.log import OneDnnLog
-from profiling.onednn_log.work import (
-    DIRECTION_COLOURS,
-    direction_name,
-    readable,
-)
-from profiling.peaks.peaks import Peaks
+from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
+from profiling.peaks import Peaks
 from profiling.report.advice import Advice, saving
 from profiling.report.material import (
     Material,

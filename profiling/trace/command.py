@@ -9,12 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from common.charts import chart_files, save_chart
+from common.charts import Column, Table, chart_files, save_chart, text_column
 from common.cli import add_json_option, positive
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, printable
 from common.files import require_free_json, require_free_outputs, write_whole
-from common.tables import Column, Table, text_column
 from profiling.onednn_log.log import read_with_progress
 from profiling.trace.analysis import (
     Analysis,

@@ -1,19 +1,141 @@
-"""Averages of the ranks' gradients during the backward pass: torch's DDP, on CPUs."""
+"""Averages of the ranks' gradients during the backward pass: torch's DDP, on CPUs.
 
+Ranks of one host average through memory that they share. Between processes of one host a network's way costs several copies by the kernel, on the cores that
+compute. Here each rank writes its gradients once, rounded if that is wanted, to memory that its
+neighbours have mapped too, and sums theirs from there. That memory has no file: `SharedMemory`
+makes it, and `map_memory` maps that of another process of the host.
+"""  # noqa: E501
+
+import ctypes
 import inspect
+import mmap
+import os
+import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from retinanet.engine.shared_gradients import SharedGradients
+from common.native import NativeLibraryError
+from retinanet.engine.kernel_calls import CSRC, Kernels
 
 Losses = dict[str, Tensor]
+
+
+class MappedMemory(NamedTuple):
+    """The memory of a process as this process sees it."""
+
+    address: int
+    mapped: mmap.mmap
+    """Kept as long as the address is used."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A part of the gradients that this rank has written, and others may not have."""
+
+    gradients: Tensor
+    index: int
+    start: int
+    future: "Future[Tensor]"
+
+
+class SharedGradients:
+    """This rank's part in averages over all ranks, which are on one host."""
+
+    def __init__(
+        self,
+        memory: Sequence[MappedMemory],
+        *,
+        size: int,
+        rank: int,
+        compress: bool,
+        timeout_s: float,
+    ) -> None:
+        """Use `share_gradients`."""
+        self._memory = memory
+        self._size = size
+        self._rank = rank
+        self._ranks = len(memory)
+        self._compress = compress
+        self._timeout_s = timeout_s
+        self._library = SHARED.library()
+        self._pending: deque[_Pending] = deque()
+        self._exchange = 0
+        self._next = 0
+
+    def average(
+        self, gradients: Tensor, *, weight: float, index: int, is_last: bool
+    ) -> "Future[Tensor]":
+        """Replace gradients by their average over all ranks, once all have written theirs.
+
+        All ranks call it with parts of the same sizes, in the order of `index` from 0; with the
+        last part, all are there when it returns.
+
+        Args:
+            gradients: float32, one block of memory.
+            weight: Of this rank in the average; those of all ranks add up to 1.
+            index: The part's number in this backward pass.
+            is_last: Whether it is the last part.
+
+        Raises:
+            TimeoutError: A rank did not write its part.
+        """
+        assert index < LARGEST_BUCKETS and gradients.is_contiguous()
+        if index == 0:
+            self._exchange += 1
+            self._next = 0
+        future: Future[Tensor] = Future()
+        self._write(gradients, index, weight)
+        self._pending.append(_Pending(gradients, index, self._next, future))
+        self._next += -(-gradients.numel() // LINE) * LINE
+        while self._pending and self._are_written(self._pending[0].index, wait=is_last):
+            self._sum(self._pending.popleft())
+        return future
+
+    def _write(self, gradients: Tensor, index: int, weight: float) -> None:
+        write = self._library.write_rounded if self._compress else self._library.write_floats
+        values = self._values(self._rank, self._next)
+        write(gradients, values, gradients.numel(), weight, torch.get_num_threads())
+        flag = self._memory[self._rank].address + FLAGS_AT + index * LINE
+        self._library.raise_flag(flag, self._exchange)
+
+    def _are_written(self, index: int, *, wait: bool) -> bool:
+        """Return whether all ranks have written a part; only `wait` waits for them."""
+        flags = [one.address + FLAGS_AT + index * LINE for one in self._memory]
+        seconds = self._timeout_s if wait else 0.0
+        addresses = (ctypes.c_void_p * self._ranks)(*flags)
+        up = self._library.flags_are_up(addresses, self._ranks, self._exchange, seconds)
+        if wait and not up:
+            raise TimeoutError(f"timed out: no gradients of some rank for {seconds:g} s")
+        return bool(up)
+
+    def _sum(self, part: _Pending) -> None:
+        add = self._library.sum_rounded if self._compress else self._library.sum_floats
+        places = [self._values(rank, part.start) for rank in range(self._ranks)]
+        addresses = (ctypes.c_void_p * self._ranks)(*places)
+        sums, threads = part.gradients, torch.get_num_threads()
+        add(addresses, self._ranks, sums, sums.numel(), threads)
+        part.future.set_result(part.gradients)
+
+    def _values(self, rank: int, start: int) -> int:
+        """Return the address at which a rank writes in this exchange: two halves take turns.
+
+        No rank writes to a half that another still reads: to be there, it has waited for all in the
+        exchange between, and they had read the one before.
+        """
+        value_bytes = 2 if self._compress else 4
+        half = HEADER + (self._exchange % 2) * (self._size // 2)
+        return self._memory[rank].address + half + start * value_bytes
 
 
 class GradientExchange:
@@ -133,3 +255,112 @@ class _LossesModule(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         return self._losses_of(batch)
+
+
+SHARED = Kernels(
+    CSRC / "shared_gradients.cpp",
+    write_rounded="PPqfi",
+    write_floats="PPqfi",
+    sum_rounded="PqPqi",
+    sum_floats="PqPqi",
+    raise_flag="Pq",
+    flags_are_up="Pqqd->i",
+)
+
+LARGEST_BUCKETS = 1023
+
+LINE = 64
+"""A processor's cache line. [bytes]"""
+FLAGS_AT = LINE
+"""Behind the name; each flag has a line of its own. [bytes]"""
+HEADER = FLAGS_AT + LARGEST_BUCKETS * LINE
+
+Gather = Callable[[Any], list[Any]]
+"""Returns every rank's value, in order of rank."""
+
+
+def share_gradients(
+    all_gather: Gather, *, rank: int, values: int, compress: bool, timeout_s: float
+) -> SharedGradients | None:
+    """Set up averages over the ranks of one host; all ranks call it.
+
+    Args:
+        all_gather: Returns every rank's value, in order of rank.
+        rank: This one.
+        values: Gradients in all, of one rank.
+        compress: Whether they are rounded to BF16 on the way; sums are float32 in any case.
+        timeout_s: How long to wait for another rank.
+
+    Returns:
+        None on all ranks if any of them cannot: other hosts, no memory, no compiler, or containers
+        that do not see each other's processes.
+    """
+    room = values + LINE * LARGEST_BUCKETS
+    size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+    shared = None
+    with suppress(NativeLibraryError, OSError):
+        SHARED.library()
+        shared = SharedMemory(HEADER + size)
+    places = all_gather(shared.place if shared else None)
+    memory = None
+    if None not in places:
+        with suppress(OSError):  # it cannot be seen from here
+            memory = [map_memory(place, HEADER + size) for place in places]
+    all_mapped = all(all_gather(memory is not None))
+    if shared is not None:
+        shared.close()
+    if memory is None or not all_mapped:
+        return None
+    return SharedGradients(memory, size=size, rank=rank, compress=compress, timeout_s=timeout_s)
+
+
+MemoryPlace = tuple[str, bytes]
+"""The path at which processes of the same user can open it while it is open, and its name."""
+
+NAME_BYTES = 16
+
+
+class SharedMemory:
+    """A piece of memory that others map by its `place`.
+
+    It has no file, so that nothing is left when the processes end, however they do; and it is not
+    on /dev/shm, which containers keep small. Its first `LINE` bytes are taken by its name.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Make it, all zeros.
+
+        Args:
+            size: The name included. [bytes]
+
+        Raises:
+            OSError: There is not so much memory.
+        """
+        self._file = os.memfd_create("ranks")
+        os.posix_fallocate(self._file, 0, size)
+        self._name = secrets.token_bytes(NAME_BYTES)
+        os.pwrite(self._file, self._name, 0)
+
+    @property
+    def place(self) -> MemoryPlace:
+        """Return where others find it, until it is closed."""
+        return f"/proc/{os.getpid()}/fd/{self._file}", self._name
+
+    def close(self) -> None:
+        """End new mappings; those that exist stay valid."""
+        os.close(self._file)
+
+
+def map_memory(place: MemoryPlace, size: int) -> MappedMemory:
+    """Map a piece of memory that some process of this host has made.
+
+    Raises:
+        OSError: It cannot be seen from here, or its number is another process's: containers may
+            number processes each for itself.
+    """
+    path, name = place
+    with Path(path).open("r+b", buffering=0) as file:
+        if os.pread(file.fileno(), NAME_BYTES, 0) != name:
+            raise FileNotFoundError(f"{path}: not the memory of a rank")
+        mapped = mmap.mmap(file.fileno(), size)
+    return MappedMemory(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), mapped)

@@ -20,7 +20,7 @@ from launch.compute_threads import calling_thread_on
 from launch.process_group import ProcessGroup
 from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.engine.engines import Forward
-from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import SplitResult
 from retinanet.model.anchors import resize_boxes

@@ -25,14 +25,16 @@ from pycocotools.cocoeval import COCOeval
 
 from data.annotations import Annotations
 from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
-from retinanet.evaluation.detections import SplitDetections, found_boxes, true_boxes
 from retinanet.evaluation.matching import (
     PARAMETERS,
     BoxesOfClass,
     Matches,
+    SplitDetections,
     boxes_by_class,
+    found_boxes,
     matches_of,
     places_in_image,
+    true_boxes,
 )
 
 

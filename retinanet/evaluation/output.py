@@ -25,7 +25,7 @@ from common.errors import printable
 from common.files import as_csv, write_parts, write_whole
 from data.annotations import Annotations, image_path
 from data.decoding import decode_image
-from retinanet.evaluation.detections import ImageDetections, SplitDetections, found_boxes
+from retinanet.evaluation.matching import ImageDetections, SplitDetections, found_boxes
 from retinanet.evaluation.metric import CLASS_METRICS, COLOURS, CURVES, Evaluation
 
 if TYPE_CHECKING:

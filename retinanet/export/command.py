@@ -25,12 +25,7 @@ from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch
 from retinanet.evaluation.output import spread_images
-from retinanet.export.program import (
-    Detector,
-    description_of,
-    format_of,
-    write_program,
-)
+from retinanet.export.program import Detector, description_of, format_of, write_program
 from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint

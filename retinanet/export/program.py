@@ -32,7 +32,7 @@ from retinanet.model.anchors import anchors_for, clip_boxes, decode_boxes
 from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.checkpoint_state import MODEL_FILE
+from retinanet.training.train_state import MODEL_FILE
 
 NO_LABEL = -1
 """The label of a row that holds no detection."""

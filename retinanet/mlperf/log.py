@@ -25,7 +25,7 @@ from common.files import LineFile, read_text, write_whole
 from common.machine import processor_name
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
-if TYPE_CHECKING:  # the official checkers read logs without torch
+if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 

@@ -24,7 +24,7 @@ from data.decoding import SUFFIXES
 from data.transforms import resize_image
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, on_original
-from retinanet.evaluation.detections import ImageDetections, xywh
+from retinanet.evaluation.matching import ImageDetections, xywh
 from retinanet.evaluation.output import LONGEST_NAME, Pixels
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.signals import StopRequest

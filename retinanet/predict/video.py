@@ -20,7 +20,7 @@ from common.console import SECONDS_BETWEEN_LINES, Advance, progress
 from common.errors import InputError, printable
 from common.files import open_regular
 from data.decoding import MAX_PIXELS
-from retinanet.evaluation.detections import ImageDetections
+from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import draw_detections
 from retinanet.predict.search import DetectionCounter, Search, Source, counted
 

@@ -229,7 +229,7 @@ def tensors_of_batch(images: int) -> int:
 def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) -> Finding:
     """Compare the batches that loading processes hand over with the room in /dev/shm.
 
-    Gradients need none of it: `retinanet.engine.shared_gradients` takes memory without a name,
+    Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name,
     which no mount limits. That counts as memory, see `memory_need`.
 
     Args:

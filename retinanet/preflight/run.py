@@ -31,10 +31,10 @@ from retinanet.memory import ModelBytes
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.training.build import FROM_TORCHVISION, build_model, dropped_parts, starting_weights
 from retinanet.training.checkpoint import newest_whole
-from retinanet.training.checkpoint_state import TrainingPosition
 from retinanet.training.data import require_no_files
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, refusal_of_folder
+from retinanet.training.train_state import TrainingPosition
 
 
 @dataclass(frozen=True, kw_only=True)

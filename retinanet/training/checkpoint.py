@@ -26,20 +26,21 @@ from common.errors import InputError
 from common.files import open_regular
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.retinanet import RetinaNet
-from retinanet.training.checkpoint_state import (
+from retinanet.training.nonfinite import require_finite_tensors
+from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RANKS_FILE,
     STATE_FILE,
     ModelDescription,
     Part,
+    RankState,
     State,
     TrainingPosition,
+    rank_states,
     read_state,
     state_text,
 )
-from retinanet.training.nonfinite import require_finite_tensors
-from retinanet.training.train_state import RankState, rank_states
 
 __all__ = [
     "Checkpoint",

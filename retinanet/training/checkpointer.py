@@ -34,16 +34,17 @@ from retinanet.training.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from retinanet.training.checkpoint_state import (
+from retinanet.training.distributed import averaged_norms
+from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RANKS_FILE,
     State,
     TrainingPosition,
+    number_statistics,
+    rank_state_dict,
     read_state,
 )
-from retinanet.training.distributed import averaged_norms
-from retinanet.training.train_state import number_statistics, rank_state_dict
 
 
 class Checkpointer:

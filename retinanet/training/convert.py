@@ -26,14 +26,14 @@ from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import describe_weights, read_trusted, unpickle_weights
 from retinanet.training.checkpoint import Contents, write_checkpoint
-from retinanet.training.checkpoint_state import (
+from retinanet.training.train_state import (
     MODEL_FILE,
     STATE_FILE,
     ModelDescription,
     State,
     TrainingPosition,
+    random_states,
 )
-from retinanet.training.train_state import random_states
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:

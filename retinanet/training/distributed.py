@@ -17,9 +17,8 @@ from data.dataset import Batch
 from launch.process_group import ProcessGroup
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.folded_forward import RunningStatistics
-from retinanet.engine.gradient_sync import GradientExchange
+from retinanet.engine.gradient_sync import GradientExchange, SharedGradients, share_gradients
 from retinanet.engine.kernel_calls import is_one_block
-from retinanet.engine.shared_gradients import SharedGradients, share_gradients
 from retinanet.training.loop import (
     NO_PROFILER,
     StepProfiler,

@@ -26,11 +26,11 @@ from launch.process_group import ProcessGroup
 from retinanet.config_types import MetricLibrary
 from retinanet.engine.engines import PreparedTraining
 from retinanet.evaluation.detect import detect_split
-from retinanet.evaluation.detections import SplitDetections
+from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import SplitResult, evaluation_name, write_evaluation
-from retinanet.training.checkpoint_state import TrainingPosition
 from retinanet.training.signals import StopRequest
+from retinanet.training.train_state import TrainingPosition
 
 NICE = 10
 """Of the process where there is no core to spare: training goes first."""

@@ -36,11 +36,11 @@ from retinanet.evaluation.output import (
     save_picture,
     write_evaluation,
 )
-from retinanet.training.checkpoint_state import ModelDescription
 from retinanet.training.loop import StepResult
 from retinanet.training.metrics import MetricsLog, draw_curves
 from retinanet.training.rank_speed import RankBatches
 from retinanet.training.run_folder import RunFolder
+from retinanet.training.train_state import ModelDescription
 
 SECONDS_BETWEEN_WARNINGS = 600.0
 """That a disk is full is said by checkpoints too, each time."""

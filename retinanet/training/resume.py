@@ -20,9 +20,8 @@ from retinanet.config import Config, config_to_tree, resume_marks
 from retinanet.config_types import DEFAULT_BETA1, Resume, beta1_of
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint, newest_whole
-from retinanet.training.checkpoint_state import State, TrainingPosition
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.train_state import load_rank_state_dict
+from retinanet.training.train_state import State, TrainingPosition, load_rank_state_dict
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
 

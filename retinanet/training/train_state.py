@@ -2,18 +2,28 @@
 
 Random generators and the running statistics of norms that train differ between ranks. Everything
 else is equal on all of them.
+
+A checkpoint's `state.json` has all of this but tensors, and the SHA-256 of all parts.
 """
 
+import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic.dataclasses
 import torch
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from common.errors import InputError
+from common.files import open_regular
+from data.annotations import ClassMap, shown
 from retinanet.training.schedule import Position
 
 MOST_DIGITS = 9
@@ -159,3 +169,206 @@ def _restore(states: Mapping[str, Any]) -> None:
 def _numbers(text: str, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
     """Return the numbers whose memory a hexadecimal text describes."""
     return np.frombuffer(bytearray.fromhex(text), dtype=kind)
+
+
+FORMAT = 2
+"""Raised when a reader of an older format could go wrong."""
+
+STATE_FILE = "state.json"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+RANKS_FILE = "ranks.safetensors"
+MOST_BYTES = 64_000_000
+"""A larger `state.json` is not read: thousands of ranks need less."""
+
+RANDOM_GENERATORS = {"python", "numpy", "torch"}
+"""The keys of `random_states`."""
+DESCRIBED_FIELDS = {
+    "norm": ("model", "norm"),
+    "trainable_layers": ("model", "trainable_layers"),
+    "image_size": ("data", "image_size"),
+    "precision": ("engine", "precision"),
+}
+"""Fields of `ModelDescription` that repeat a setting: section and field of the configuration."""
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
+class ModelDescription:
+    """The model that a checkpoint's weights fit."""
+
+    num_classes: Annotated[int, Field(ge=1, lt=100_000)]
+    norm: Annotated[str, Field(pattern="^(frozen|batch)$")]
+    trainable_layers: Annotated[int, Field(ge=0, le=5)]
+    image_size: Annotated[int, Field(ge=32, le=65536)]
+    """Side of the square that images are resized to. [pixels]"""
+    precision: Annotated[str, Field(pattern="^(bf16|float32)$")]
+    classes: dict[str, Any]
+    """`ClassMap.to_json`: class indices, category ids and names."""
+
+
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
+class TrainingPosition:
+    """How far a run has come, under the names of `state.json`."""
+
+    step: Count
+    """Optimizer steps done."""
+    epoch: Count
+    """Epochs done."""
+    images: Count
+    """Images of the running epoch's order that are done, by all ranks together."""
+    images_per_epoch: Count
+    """Training images, of which there is an order in each epoch."""
+    map_here: float | None
+    """mAP of the weights at this step; None where they were not evaluated."""
+    best_map: float | None
+    """Highest mAP of an evaluation so far."""
+    skipped_steps: Count = 0
+    """Of the steps done: those whose loss or gradient was not finite."""
+
+
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
+class Part:
+    """One file of a checkpoint, as it was written."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: Count
+
+
+@pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
+class State:
+    """The content of `state.json`, but for its own SHA-256."""
+
+    model: ModelDescription
+    position: TrainingPosition
+    setup: dict[str, Any]
+    """Ranks, threads, processor and the like: with others the next steps are other bits."""
+    config: dict[str, Any]
+    """The run's configuration."""
+    random_states: list[dict[str, Any]]
+    """Of each rank: see `random_states`."""
+    parts: dict[Annotated[str, Field(pattern=r"^[a-z]+\.safetensors$")], Part]
+    """The other files."""
+
+
+SCHEMA = TypeAdapter(State)
+
+
+def state_text(state: State) -> str:
+    """Return the text of `state.json`."""
+    content = {"format": FORMAT, **asdict(state)}
+    return json.dumps({"sha256": digest(content), **content}, indent=1)
+
+
+def digest(content: Any) -> str:
+    """Return the SHA-256 of JSON's content, whatever its layout."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_state(folder: Path) -> State:
+    """Read a checkpoint's `state.json`.
+
+    Raises:
+        InputError: It is missing, damaged, of another format, or no such file.
+    """
+    file = folder / STATE_FILE
+    try:
+        with open_regular(file) as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    if len(text) > MOST_BYTES:
+        raise InputError(f"{file}: not a checkpoint's state: larger than {MOST_BYTES} bytes")
+    try:
+        content = json.loads(text)
+        written_digest = content.pop("sha256", None) if isinstance(content, dict) else None
+        actual_digest = digest(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not a checkpoint's state: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: not a checkpoint's state: no object")
+    written_format = content.pop("format", None)
+    if written_format != FORMAT:
+        raise InputError(
+            f"{file}: format {shown(written_format)}; this version reads {FORMAT}, see CHANGELOG"
+        )
+    if written_digest != actual_digest:
+        raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
+    return checked(file, content)
+
+
+def checked(file: Path, content: dict[str, Any]) -> State:
+    """Return the state with every field of its type.
+
+    Raises:
+        InputError: Names the first field that is not.
+    """
+    try:
+        # As JSON, where strict means: no number from a text, but objects from mappings.
+        state = SCHEMA.validate_json(json.dumps(content))
+        require_consistent(state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        message = f"not a checkpoint's state: {name}: {first['msg']}"
+        raise InputError(f"{file}: {message}") from error
+    except InputError as error:
+        raise InputError(f"{file}: not a checkpoint's state: {error}") from error
+    return state
+
+
+def require_consistent(state: State) -> None:
+    """Check the relations between fields that are each valid on their own.
+
+    Raises:
+        InputError: Names the first field that contradicts another.
+    """
+    model = state.model
+    try:
+        classes = ClassMap.from_json(model.classes).num_classes
+    except InputError as error:
+        raise InputError(f"model.classes: {error}") from error
+    if classes != model.num_classes:
+        raise InputError(
+            f"model.classes: {classes} classes, but num_classes is {model.num_classes}"
+        )
+    for name, (section, field) in DESCRIBED_FIELDS.items():
+        described, fields = getattr(model, name), state.config.get(section)
+        configured = fields.get(field, described) if isinstance(fields, dict) else described
+        if configured != described:
+            wrong = f"{shown(described)}, but config.{section}.{field} is {shown(configured)}"
+            raise InputError(f"model.{name}: {wrong}")
+    require_consistent_position(state.position)
+    ranks = state.setup.get("ranks")
+    if type(ranks) is not int or ranks < 1:
+        raise InputError(f"setup.ranks: {shown(ranks)} is not a number of ranks")
+    if len(state.random_states) != ranks:
+        raise InputError(
+            f"random_states: of {len(state.random_states)} ranks, setup.ranks: {ranks}"
+        )
+    for rank, generators in enumerate(state.random_states):
+        for name in sorted(RANDOM_GENERATORS - generators.keys()):
+            raise InputError(f"random_states.{rank}.{name}: missing")
+
+
+def require_consistent_position(position: TrainingPosition) -> None:
+    """Check the relations within a position.
+
+    Raises:
+        InputError: Names the first field that contradicts another.
+    """
+    for name in ("epoch", "skipped_steps"):
+        if getattr(position, name) > position.step:
+            raise InputError(f"position.{name}: {getattr(position, name)}, step: {position.step}")
+    if position.images > (position.images_per_epoch if position.step else 0):
+        limit = f"images_per_epoch: {position.images_per_epoch}, step: {position.step}"
+        raise InputError(f"position.images: {position.images}, {limit}")
+    here, best = position.map_here, position.best_map
+    for name, value in (("map_here", here), ("best_map", best)):
+        if value is not None and not 0 <= value <= 1:
+            raise InputError(f"position.{name}: {value} is not from 0 to 1")
+    if here is not None and (best is None or best < here):
+        raise InputError(f"position.best_map: {best}, map_here: {here}")

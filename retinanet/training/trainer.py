@@ -27,7 +27,6 @@ from retinanet.mlperf.submission import submit
 from retinanet.model.retinanet import RetinaNet
 from retinanet.model_card import leave_card
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading
 from retinanet.training.distributed import agree_on_weights, average_norms
@@ -55,7 +54,7 @@ from retinanet.training.resume import (
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import Position, plan_steps
 from retinanet.training.signals import StopRequest
-from retinanet.training.train_state import TrainState
+from retinanet.training.train_state import ModelDescription, State, TrainingPosition, TrainState
 
 
 class Trainer:

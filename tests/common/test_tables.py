@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from rich.text import Text
 
+from common.charts import Cell, Column, Table, rows_of, text_column
 from common.console import make_console
-from common.tables import Cell, Column, Table, rows_of, text_column
 
 COLUMNS = (
     text_column("kind"),

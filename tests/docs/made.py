@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
 from data.synthetic import make_scenes
-from profiling.peaks.peaks import Peaks, save
+from profiling.peaks import Peaks, save
 from profiling.studies.tune.measurements import write_measurements
 from retinanet.model.retinanet import RetinaNet
 from tests.data.download.datasets import openimages

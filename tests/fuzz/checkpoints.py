@@ -23,7 +23,8 @@ from retinanet.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from retinanet.training.checkpoint_state import (
+from retinanet.training.resume import differences
+from retinanet.training.train_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RANKS_FILE,
@@ -32,9 +33,10 @@ from retinanet.training.checkpoint_state import (
     State,
     TrainingPosition,
     digest,
+    load_rank_state_dict,
+    rank_state_dict,
+    trained_norms,
 )
-from retinanet.training.resume import differences
-from retinanet.training.train_state import load_rank_state_dict, rank_state_dict, trained_norms
 from tests.fuzz.refusals import value_or_refusal
 from tests.fuzz.written import written
 

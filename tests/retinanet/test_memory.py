@@ -12,13 +12,7 @@ from retinanet.config import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_file import load_config
 from retinanet.config_types import LogitCopies, marks_of
 from retinanet.engine.engines import prepare_training
-from retinanet.memory import (
-    BYTES,
-    forward_values,
-    images_that_fit,
-    model_bytes,
-    training_bytes,
-)
+from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes, training_bytes
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.checkpoint import optimizer_tensors
 from retinanet.training.loop import batch_losses

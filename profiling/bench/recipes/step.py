@@ -39,7 +39,7 @@ from data.dataset import Batch
 from launch.process_group import ProcessGroup
 from profiling.bench.variant import Prepared, Workload
 from profiling.capture.byte_counter import CurrentPhase
-from profiling.peaks.measure import (
+from profiling.peaks_measure import (
     BUFFER_BYTES,
     REPETITIONS,
     convolution,
@@ -58,7 +58,6 @@ from retinanet.engine.engines import (
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import build_model
-from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
 from retinanet.training.checkpointer import Checkpointer, gathered
 from retinanet.training.loop import (
     NO_PROFILER,
@@ -67,6 +66,7 @@ from retinanet.training.loop import (
     require_finite,
     train_one_epoch,
 )
+from retinanet.training.train_state import ModelDescription, State, TrainingPosition
 
 LEARNING_RATE = 1e-4
 

@@ -38,7 +38,7 @@ from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
-from profiling.studies.scale.study import Combination, Job, Measured, Rounds, run_rounds
+from profiling.studies.scale_study import Combination, Job, Measured, Rounds, run_rounds
 from profiling.studies.tune.measurements import (
     Added,
     BetweenHosts,

@@ -23,7 +23,7 @@ from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_types import group_of_rank, ranks_of_groups
 from retinanet.engine.engines import PreparedTraining
-from retinanet.engine.shared_gradients import MemoryPlace
+from retinanet.engine.gradient_sync import MemoryPlace
 from retinanet.training.async_groups.weights import (
     GroupWeights,
     ServedWeights,

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from retinanet.engine.gradient_sync import LINE, MemoryPlace, SharedMemory, map_memory
 from retinanet.engine.kernel_calls import is_one_block
-from retinanet.engine.shared_gradients import LINE, MemoryPlace, SharedMemory, map_memory
 
 VALUES_OF_A_LINE = LINE // 4
 VERSION_AT = LINE

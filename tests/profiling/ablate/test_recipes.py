@@ -11,8 +11,7 @@ from torchvision.ops import sigmoid_focal_loss
 from profiling.ablate import network_recipes as networks
 from profiling.ablate import training_recipes as training
 from profiling.ablate.training_recipes import PhaseStopwatch
-from profiling.bench.variant import Workload
-from profiling.layers.study import Subject
+from profiling.bench.variant import Subject, Workload
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import autocast
 from retinanet.mlperf.rules import reference_points

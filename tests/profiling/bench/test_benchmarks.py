@@ -12,7 +12,7 @@ from data.transforms import normalize
 from profiling.bench import command
 from profiling.bench.benchmarks import EVALUATE, LOSS, STEP, loss_findings, step_findings
 from profiling.bench.command import BENCHMARKS
-from profiling.bench.profilers import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
+from profiling.bench.measured_steps import COMPILED, bytes_of_run, kernel_seconds, onednn_seconds
 from profiling.bench.recipes import parts, step
 from profiling.bench.recipes.parts import make_outputs
 from profiling.bench.recipes.step import feature_sizes, make_batch

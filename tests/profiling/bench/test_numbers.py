@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from common.errors import InputError
-from profiling.bench.profilers import onednn_seconds
+from profiling.bench.measured_steps import onednn_seconds
 from profiling.bench.recipes.step import convolution_flop, step_gflop
 from profiling.bench.results import Finding
 from profiling.bench.variant import STANDARD, Run, Variant, choose, times_as_fast

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from common.cli import run_command
-from profiling.efficiency.command import add_efficiency, outputs
-from profiling.peaks.peaks import Peaks, save
+from profiling.efficiency import add_efficiency, outputs
+from profiling.peaks import Peaks, save
 from profiling.replay.replay import load_replay, save_replay
 from tests.fast_precision import needs_bf16
 from tests.profiling.efficiency.logs import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.efficiency.analysis import (
+from profiling.efficiency_analysis import (
     Efficiency,
     cold_ratio,
     efficiency_of,
@@ -19,7 +19,7 @@ from profiling.efficiency.analysis import (
 )
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.work import readable
-from profiling.peaks.peaks import Peaks
+from profiling.peaks import Peaks
 from profiling.replay.replay import Replay
 from tests.profiling.efficiency.logs import (
     BACKWARD,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from profiling.bench.variant import Subject
 from profiling.layers.report import COLUMNS, as_json, comparisons, layers_csv, sentences
-from profiling.layers.study import BETWEEN, Configuration, Measured, Subject, labels
+from profiling.layers.study import BETWEEN, Configuration, Measured, labels
 
 SUBJECT = Subject(model="alexnet", batch=4, image_size=64, precision="float32", device="cpu")
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from common.errors import InputError
 from profiling.bench.recipes.step import flop_by_layer
-from profiling.layers.study import Subject
+from profiling.bench.variant import Subject
 from profiling.layers.timing import (
     Recorder,
     TimedModel,

@@ -20,16 +20,9 @@ from common.errors import InputError
 from launch import pinning
 from launch.limits import thread_affinities
 from launch.pinning import choose_cores
+from profiling import peaks as peaks_module
 from profiling.onednn_log.log import OneDnnLog
-from profiling.peaks import peaks as peaks_module
-from profiling.peaks.measure import (
-    convolution,
-    convolution_gflop,
-    matrix_product,
-    matrix_size,
-    works_of,
-)
-from profiling.peaks.peaks import (
+from profiling.peaks import (
     Peaks,
     add_peaks,
     cautions_of_peaks,
@@ -37,6 +30,13 @@ from profiling.peaks.peaks import (
     load_peaks,
     measure_peaks,
     save,
+)
+from profiling.peaks_measure import (
+    convolution,
+    convolution_gflop,
+    matrix_product,
+    matrix_size,
+    works_of,
 )
 from tests.launch.processes_left import children_of, wait_until_ended
 
@@ -165,7 +165,7 @@ def test_disturbed_peaks_are_kept_only_if_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("profiling.peaks.peaks.measure_peaks", lambda **_: PEAKS)
+    monkeypatch.setattr("profiling.peaks.measure_peaks", lambda **_: PEAKS)
     file = tmp_path / "peaks.json"
     parser = argparse.ArgumentParser()
     add_peaks(parser.add_subparsers())
@@ -219,7 +219,7 @@ def test_the_caches_of_a_machine_add_up(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_worker() -> None:
-    code = "from profiling.peaks.peaks import measure_peaks\nmeasure_peaks(threads=1)"
+    code = "from profiling.peaks import measure_peaks\nmeasure_peaks(threads=1)"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=REPOSITORY,

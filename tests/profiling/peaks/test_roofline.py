@@ -3,7 +3,7 @@
 import pytest
 
 from profiling.onednn_log.work import MemoryDescriptor, Problem
-from profiling.peaks.peaks import Peaks, roofline_ms
+from profiling.peaks import Peaks, roofline_ms
 
 PEAKS = Peaks({"bf16": 100.0, "s8": 400.0}, 10.0, threads=1, cpu="a CPU", versions={})
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.cli import run_command
-from profiling.peaks.peaks import Peaks, save
+from profiling.peaks import Peaks, save
 from profiling.report.command import add_report
 
 PEAKS = Peaks({"f32": 100.0, "bf16": 400.0}, 20.0, threads=2, cpu="a CPU", versions={})

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from profiling.compare import Comparison, compare, side_of
-from profiling.efficiency.analysis import Steps, efficiency_of
+from profiling.efficiency_analysis import Steps, efficiency_of
 from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
 from profiling.onednn_log.work import MemoryDescriptor, Problem
-from profiling.peaks.peaks import Peaks
+from profiling.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report.advice import (
     Advice,

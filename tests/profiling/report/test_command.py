@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profiling.onednn_log.log import read_logs
-from profiling.peaks.peaks import save
+from profiling.peaks import save
 from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
 from tests.profiling.onednn_log.logs import plain_sum
 from tests.profiling.report.logs_by_hand import convolution, hostile_log, rank_log, write_run

@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.tables import Cell, Column, Table
-from profiling.report.page import (
-    Block,
-    Facts,
-    Missing,
-    Section,
-    Text,
-    render_page,
-)
+from common.charts import Cell, Column, Table
+from profiling.report.page import Block, Facts, Missing, Section, Text, render_page
 from tests.profiling.report.logs_by_hand import HOSTILE, hostile_log
 from tests.profiling.report.pages import written_page
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from common.cli import run_command
 from profiling.__main__ import main
-from profiling.peaks.peaks import Peaks, save
+from profiling.peaks import Peaks, save
 from tests.profiling.onednn_log.lines import DAMAGED, SPELLINGS
 from tests.profiling.onednn_log.logs import plain_sum, shared_logs
 
@@ -88,7 +88,7 @@ def test_peaks_that_were_disturbed_now_are_used_and_not_kept(
     def disturbed(**_: object) -> Peaks:
         return Peaks({"f32": 1.0}, 1.0, threads=1, cpu="a CPU", versions={}, other_cores=1.6)
 
-    monkeypatch.setattr("profiling.peaks.peaks.measure_peaks", disturbed)
+    monkeypatch.setattr("profiling.peaks.measure_peaks", disturbed)
     out = tmp_path / "stats"
     assert run("stats", shared_logs()[0], "--out", out) == 0
     assert (out / "roofline.svg").exists() and not (out / "peaks.json").exists()

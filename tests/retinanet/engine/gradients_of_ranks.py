@@ -26,9 +26,8 @@ def main(place: RankContext, results: Path) -> None:
     from data.dataset import Batch
     from launch.process_group import ProcessGroup, joined
     from retinanet.engine.engines import PreparedTraining, prepare_training
-    from retinanet.engine.gradient_sync import GradientExchange
+    from retinanet.engine.gradient_sync import GradientExchange, SharedGradients, share_gradients
     from retinanet.engine.optimizers import gradient_norm
-    from retinanet.engine.shared_gradients import SharedGradients, share_gradients
     from retinanet.model.retinanet import RetinaNet
     from retinanet.training.loop import accumulate_gradients, batch_losses
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from retinanet.engine.gradient_sync import LINE, SharedMemory
 from retinanet.engine.optimizers import make_optimizer
-from retinanet.engine.shared_gradients import LINE, SharedMemory
 from retinanet.training.async_groups.weights import SLOTS, GroupWeights, memory_of_weights
 from tests.retinanet.engine.test_optimizer import Layers, trainable
 

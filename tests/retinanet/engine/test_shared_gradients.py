@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine.shared_gradients import SharedGradients, share_gradients
+from retinanet.engine.gradient_sync import SharedGradients, share_gradients
 
 SIZES = (100_000, 1, 70_001)
 """Values of the parts of an exchange, none a multiple of anything."""

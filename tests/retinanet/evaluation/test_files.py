@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.evaluation.output import (
     BOXES_AT_ONCE,

@@ -15,7 +15,7 @@ from data.annotations import Annotations
 from data.coco_json import read_annotations
 from profiling.bench.generated import generated_detections, generated_truth
 from retinanet.config_types import MetricLibrary
-from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import METRICS, TABLES, coco_metric
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from data.annotations import Annotations
-from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.output import (
     MOST_BOXES,
     category_names,

@@ -13,7 +13,7 @@ from data.dataset import DetectionDataset
 from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
 from retinanet.evaluation.detect import detect, detect_batch, detect_split, evaluate_split
-from retinanet.evaluation.detections import ImageDetections
+from retinanet.evaluation.matching import ImageDetections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import seed_everything

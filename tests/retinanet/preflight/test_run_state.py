@@ -11,8 +11,7 @@ from retinanet.config_file import load_config
 from retinanet.preflight.findings import Finding
 from retinanet.preflight.run import check_run_folder
 from retinanet.training.checkpoint import Contents, checkpoint_folder, write_checkpoint
-from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
-from retinanet.training.train_state import random_states
+from retinanet.training.train_state import ModelDescription, State, TrainingPosition, random_states
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,14 @@ from retinanet.training.checkpoint import (
     remove,
     write_checkpoint,
 )
-from retinanet.training.checkpoint_state import (
+from retinanet.training.checkpointer import Checkpointer
+from retinanet.training.train_state import (
     ModelDescription,
     State,
     TrainingPosition,
+    random_states,
     read_state,
 )
-from retinanet.training.checkpointer import Checkpointer
-from retinanet.training.train_state import random_states
 
 MODEL = ModelDescription(
     num_classes=1,

@@ -2,12 +2,7 @@ import pytest
 
 from common.errors import InputError
 from retinanet.config_types import loading_processes
-from retinanet.training.data import (
-    FIRST_STEPS,
-    STEPS_MEASURED,
-    BadImages,
-    LoadingWatch,
-)
+from retinanet.training.data import FIRST_STEPS, STEPS_MEASURED, BadImages, LoadingWatch
 from retinanet.training.loop import StepResult
 
 

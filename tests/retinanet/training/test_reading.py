@@ -25,21 +25,19 @@ from retinanet.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from retinanet.training.checkpoint_state import (
+from retinanet.training.checkpointer import gathered
+from retinanet.training.train_state import (
     ModelDescription,
     Part,
     State,
     TrainingPosition,
     digest,
-    read_state,
-    state_text,
-)
-from retinanet.training.checkpointer import gathered
-from retinanet.training.train_state import (
     load_rank_state_dict,
     random_states,
+    read_state,
     restore_random_states,
     seed_everything,
+    state_text,
 )
 
 CLASSES = ClassMap((7, 3), ("seven", "three"))

@@ -14,7 +14,7 @@ from common.machine import peak_resident_mb
 from data.annotations import ClassMap
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
-from retinanet.evaluation.detections import ImageDetections, SplitDetections
+from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import SplitResult
 from retinanet.training.loop import StepResult

@@ -7,8 +7,8 @@ import pytest
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.checkpoint_state import ModelDescription, State, TrainingPosition
 from retinanet.training.resume import differences, recorded_split
+from retinanet.training.train_state import ModelDescription, State, TrainingPosition
 
 WORDS = ("training.batch_size=2", "distributed.batch_split=speed")
 

@@ -5,8 +5,8 @@ import io
 import pytest
 from PIL import Image
 
-from profiling.studies.async_groups.report import loss_chart, map_chart
-from profiling.studies.async_groups.study import Evaluated, Point, Probed, Setting, Trained
+from profiling.studies.async_groups import loss_chart, map_chart
+from profiling.studies.async_groups_search import Evaluated, Point, Probed, Setting, Trained
 
 
 def width_of(picture: bytes) -> int:

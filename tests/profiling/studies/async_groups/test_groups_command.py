@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.studies.async_groups.study import Job, Setting, cold_start, log_of, probe, whole
+from profiling.studies.async_groups_search import Job, Setting, cold_start, log_of, probe, whole
 from tests.launch.processes_left import wait_until_gone
 from tests.launch.ranks import REPOSITORY
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from profiling.studies.async_groups.study import (
+from profiling.studies.async_groups_search import (
     Evaluated,
     Point,
     images_per_second,

@@ -1,7 +1,7 @@
 import pytest
 
-from profiling.studies.async_groups.report import choice_words, sooner_words
-from profiling.studies.async_groups.study import (
+from profiling.studies.async_groups import choice_words, sooner_words
+from profiling.studies.async_groups_search import (
     Evaluated,
     Point,
     Probed,

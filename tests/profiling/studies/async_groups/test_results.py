@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.studies.async_groups.study import (
+from profiling.studies.async_groups_search import (
     Evaluated,
     Point,
     Probed,

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from profiling.studies.async_groups.study import RATES, Setting, for_whole, search, settings_of
+from profiling.studies.async_groups_search import RATES, Setting, for_whole, search, settings_of
 
 
 def searched(ranks: int, best: dict[int, float]) -> list[Setting]:

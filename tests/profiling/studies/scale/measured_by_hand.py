@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from profiling.bench.job import RankSteps
-from profiling.studies.scale.study import Combination, Measured
+from profiling.studies.scale_study import Combination, Measured
 
 
 def rank_steps(

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from common.errors import InputError
-from profiling.studies.scale.report import draw_chart
+from profiling.studies.scale import draw_chart
 from tests.profiling.studies.scale.measured_by_hand import measured
 
 ONE, TWO = measured(1, 1, 2.0), measured(2, 1, 2.5, without=0.98)

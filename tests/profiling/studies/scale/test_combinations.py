@@ -1,7 +1,7 @@
 from launch.hosts import hosts_with_ranks
 from launch.shares import CoreRequest
 from launch.topology import Topology
-from profiling.studies.scale.study import Combination, combine
+from profiling.studies.scale_study import Combination, combine
 from tests.launch.hosts_by_hand import EIGHT_SOCKETS, cores_in_a_row
 
 TWO_CORES = cores_in_a_row((0, 2, 0, 0))

@@ -1,7 +1,7 @@
 import pytest
 
 from profiling.bench.results import Finding
-from profiling.studies.scale.study import Measured, findings, is_standard
+from profiling.studies.scale_study import Measured, findings, is_standard
 from retinanet.config_file import load_config
 from tests.profiling.studies.scale.measured_by_hand import measured
 

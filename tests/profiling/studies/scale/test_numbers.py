@@ -1,6 +1,6 @@
 import pytest
 
-from profiling.studies.scale.study import (
+from profiling.studies.scale_study import (
     Combination,
     Measured,
     efficiency,

@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from profiling.studies.scale.report import print_study
-from profiling.studies.scale.study import Combination, Measured
+from profiling.studies.scale import print_study
+from profiling.studies.scale_study import Combination, Measured
 from tests.profiling.studies.scale.measured_by_hand import measured, rank_steps
 
 ONE, TWO_THREADS = measured(1, 1, 2.0), measured(1, 2, 1.25)

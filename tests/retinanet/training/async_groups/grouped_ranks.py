@@ -29,9 +29,8 @@ if __name__ == "__main__":
     from torch import Tensor, nn
 
     from launch.process_group import ProcessGroup, joined
-    from retinanet.engine.gradient_sync import GradientExchange
+    from retinanet.engine.gradient_sync import GradientExchange, share_gradients
     from retinanet.engine.optimizers import make_optimizer
-    from retinanet.engine.shared_gradients import share_gradients
     from retinanet.training.async_groups.epoch import BatchQueue
     from retinanet.training.async_groups.groups import GroupUpdate, compute_group, living_group
     from retinanet.training.async_groups.weights import GroupWeights, memory_of_weights

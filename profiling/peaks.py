@@ -1,6 +1,6 @@
 """`python -m profiling peaks`: what this machine can do at most. Loads no torch.
 
-Peaks are measured by a worker (`common.processes.JsonWorker`, with `profiling.peaks.measure`) so
+Peaks are measured by a worker (`common.processes.JsonWorker`, with `profiling.peaks_measure`) so
 that the caller needs no torch; a JSON file holds them for other commands, whose option `--peaks` is
 here too. What they allow is the roofline (Williams, Waterman and Patterson, 2009).
 
@@ -19,13 +19,13 @@ from typing import Any
 
 from rich.console import Console
 
+from common.charts import Column, Table, text_column
 from common.cli import add_command, add_json_option, positive
 from common.console import Advance, make_console, print_cautions, progress, say
 from common.errors import FINISHED, InputError, WorkerDiedError
 from common.files import read_json_object, require_free_json, write_whole
 from common.machine import available_mb, environment, read_proc_text
 from common.processes import Answering, JsonWorker, serve
-from common.tables import Column, Table, text_column
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from launch.topology import format_cpu_list, parse_cpu_list
@@ -336,7 +336,7 @@ def ask_worker(share: Share, advance: Advance) -> dict[str, object]:
         InputError: It ended before.
     """
     try:
-        with closing(JsonWorker("profiling.peaks.peaks", asdict(share))) as worker:
+        with closing(JsonWorker("profiling.peaks", asdict(share))) as worker:
             while "found" not in (answer := worker.ask("next")):
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
@@ -407,7 +407,7 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
 def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Measure; yield what comes next and the percentage that is done, last the peaks."""
     # torch had to wait for the cores.
-    from profiling.peaks.measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
+    from profiling.peaks_measure import measure_bandwidths, measure_rates, prepare_works, versions  # noqa: PLC0415
 
     with background_load() as others:
         yield {"percent": 0, "next": "which types there are"}

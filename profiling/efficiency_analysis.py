@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from common.errors import InputError
 from profiling.onednn_log.log import OneDnnLog, Where
 from profiling.onednn_log.work import Problem
-from profiling.peaks.peaks import Peaks, cautions_of_peaks, roofline_ms
+from profiling.peaks import Peaks, cautions_of_peaks, roofline_ms
 from profiling.replay.replay import Replay, ReplayTime, mismatches
 
 

@@ -14,21 +14,23 @@ from common.charts import (
     PALE,
     RED,
     Bar,
+    Column,
     Piece,
+    Table,
     chart_files,
     colour_legend,
     horizontal_bars,
     new_figure,
     save_chart,
+    text_column,
     write_in_place_of_chart,
 )
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, progress, say, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
-from common.tables import Column, Table, text_column
 from profiling.bench.results import background_load
-from profiling.efficiency.analysis import (
+from profiling.efficiency_analysis import (
     Efficiency,
     NotReplayed,
     Part,
@@ -54,7 +56,7 @@ from profiling.onednn_log.work import (
     kind_and_direction,
     readable,
 )
-from profiling.peaks.peaks import add_peaks_option, choose_peaks
+from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.benchdnn import find_benchdnn, replay_with_benchdnn
 from profiling.replay.replay import Replay, conditions_of, load_replay, save_replay
 from profiling.replay.torch_replay import replay_with_torch

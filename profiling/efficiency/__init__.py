@@ -1,1 +1,0 @@
-"""Whether a run's primitives were as fast as they are alone, and what the run could be."""

@@ -1,1 +1,0 @@
-"""What this machine can do at most: matrix products of each type, and the memory's bandwidth."""

@@ -1,1 +1,0 @@
-"""`python -m launch groups`: how many compute groups, and how much momentum, train soonest."""

@@ -1,1 +1,0 @@
-"""`python -m launch scale`: throughput of training by ranks and threads."""
