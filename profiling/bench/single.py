@@ -6,15 +6,12 @@
   pycocotools'.
 - `checkpoint`: what saving costs a training: copying stops it, writing goes on beside it.
 
-`prepare_metric` is the recipe of `metric`. It loads no torch, so the memory that it measures is
-numpy's.
 """
 
 import argparse
 import json
 import math
 import multiprocessing
-import os
 import resource
 import shutil
 import subprocess
@@ -37,7 +34,7 @@ from common.machine import private_mb
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
 from profiling.bench.results import RECIPES, Finding, add_counts
-from profiling.bench.variant import STANDARD, Prepared, Run, Variant, Workload
+from profiling.bench.variant import STANDARD, Run, Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from retinanet.mlperf.rules import VALIDATION_IMAGES
 
@@ -464,30 +461,3 @@ def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
 def seconds_finding(what: str, value: float) -> Finding:
     """Return a finding that is a time."""
     return Finding(what, value, f"{value:.2f} s")
-
-
-def prepare_metric(workload: Workload, *, library: str, found: int) -> Prepared:
-    """Generate boxes; the details of a run are all numbers of the metric, in order.
-
-    Args:
-        workload: How many images.
-        library: `faster-coco-eval` or `pycocotools`.
-        found: Boxes found in each image.
-    """
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
-    import numpy as np  # noqa: PLC0415, RUF100
-
-    from profiling.bench.generated import generated_detections, generated_truth  # noqa: PLC0415, RUF100
-    from retinanet.evaluation.metric import TABLES, coco_metric  # noqa: PLC0415, RUF100
-
-    [chosen] = (name for name in TABLES if name == library)
-    random = np.random.default_rng(0)
-    truth = generated_truth(images=workload.images, random=random)
-    detections = generated_detections(truth, found=found, random=random)
-
-    def run() -> dict[str, float]:
-        evaluation = coco_metric(truth, detections, library=chosen)
-        numbers = [*evaluation.summary.values(), *evaluation.per_class.values()]
-        return {str(place): number for place, number in enumerate(numbers)}
-
-    return Prepared(run)

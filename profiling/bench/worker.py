@@ -30,7 +30,7 @@ RECIPE_MODULES = {
             "profiling.bench.recipes.parts",
             "focal_loss gradient_norm optimizer_step postprocessing evaluation",
         ),
-        ("profiling.bench.recipes", "profiling.bench.single", "metric"),
+        ("profiling.bench.recipes", "profiling.bench.recipes", "metric"),
         (
             "profiling.ablate.recipes",
             "profiling.ablate.network_recipes",
