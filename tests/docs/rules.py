@@ -518,6 +518,7 @@ RULES = (
         needs=("runs/ablations/quick",),
         writes=("runs/ablations/quick/ablations.html", "runs/ablations/quick/ablations.md"),
     ),
+    Rule(r"python -m tests\.structure", How.RUN),
     Rule(r"python -m tests\.torture .*", How.PARSED, why=OF_TESTS + "tests/test_torture.py"),
 )
 
