@@ -35,19 +35,11 @@ def main() -> int:
 
 
 def run(config: Config, arguments: argparse.Namespace, place: RankContext) -> int:
-    """Join the other ranks, then check or train as one of them; return the exit code."""
+    """Check or train as one of the ranks; return the exit code."""
     # torch is loaded only now: cores, memory policy and environment must be settled before.
-    from launch.process_group import joined
-    from profiling.capture.hooks import capturing
-    from retinanet.mlperf.log import running_log
-    from retinanet.preflight.check import check
-    from retinanet.training.start import train
+    from retinanet.training.start import check_or_train
 
-    with joined(place, timeout_s=config.distributed.timeout_s) as group:
-        if arguments.check:
-            return check(config, arguments, group=group, place=place)
-        with running_log(config, group=group, local_rank=place.ranks.local_rank) as log:
-            return train(config, arguments, group=group, place=place, log=log, profiling=capturing)
+    return check_or_train(config, arguments, place, profiler="profiling.capture.hooks:capturing")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,13 @@ def escape_unprintable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def load_function(target: str) -> Callable[..., Any]:
+    """Import `module:function` and return the function."""
+    module, function = target.split(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    return loaded
+
+
 def run_command_group(
     *, prog: str, description: str, commands: Mapping[str, tuple[str, str]]
 ) -> int:
@@ -93,8 +100,7 @@ def run_command_group(
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (target, summary) in commands.items():
         if name in sys.argv[1:2]:
-            module, function = target.split(":")
-            getattr(import_module(module), function)(subcommands)
+            load_function(target)(subcommands)
         else:
             subcommands.add_parser(name, help=summary)
     arguments = vars(parser.parse_args())

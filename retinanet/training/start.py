@@ -1,16 +1,17 @@
-"""The start of a training: checks, the run's folder, data, model and optimizer; then `Trainer`."""
+"""The start of a run: ranks, checks, folder, data, model and optimizer; then `Trainer`."""
 
 import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from common.cli import load_function
 from common.console import make_console
 from launch.pinning import RankContext
-from launch.process_group import ProcessGroup
+from launch.process_group import ProcessGroup, joined
 from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
-from retinanet.mlperf.log import MlperfLog
-from retinanet.preflight.check import check_start
+from retinanet.mlperf.log import MlperfLog, running_log
+from retinanet.preflight.check import check, check_start
 from retinanet.training.build import (
     build_model,
     build_optimizer,
@@ -27,6 +28,30 @@ from retinanet.training.trainer import Trainer
 
 Profiling = Callable[..., AbstractContextManager[StepProfiler]]
 """Opens the profiler of a run; see `profiling.capture.hooks.capturing`."""
+
+
+def check_or_train(
+    config: Config, arguments: argparse.Namespace, place: RankContext, *, profiler: str
+) -> int:
+    """Join the other ranks, check or train as one of them, and return the exit code.
+
+    Args:
+        config: The run's.
+        arguments: Its command line.
+        place: This rank's cores and memory.
+        profiler: `module:function` of a `Profiling`. It is loaded by name, since it belongs to a
+            package above this one.
+
+    Raises:
+        InputError: See `train`.
+        NonFiniteLossError: See `train`.
+    """
+    with joined(place, timeout_s=config.distributed.timeout_s) as group:
+        if arguments.check:
+            return check(config, arguments, group=group, place=place)
+        with running_log(config, group=group, local_rank=place.ranks.local_rank) as log:
+            profiling = load_function(profiler)
+            return train(config, arguments, group=group, place=place, log=log, profiling=profiling)
 
 
 def train(
