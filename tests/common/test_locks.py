@@ -18,12 +18,12 @@ from tests.without_locks import built_library, without_locks
 HOLD = """
 import sys, time
 from pathlib import Path
-from retinanet import file_lock
-file_lock.RENEWED_EVERY = 0.05
-lock = file_lock.FileLock(Path(sys.argv[1]))
+from common import locks
+locks.RENEWED_EVERY = 0.05
+lock = locks.FileLock(Path(sys.argv[1]))
 try:
     lock.take()
-except file_lock.LockHeldError as error:
+except locks.LockHeldError as error:
     sys.exit(f"held: {error}")
 print("taken", flush=True)
 sys.stdin.readline()

@@ -16,9 +16,9 @@ from tests.launch.two_hosts import TwoHosts, two_hosts
 
 RELAY = """
 import signal, sys
-from launch.start import started_hosts
+from launch import run
 from launch.run import run_with_gentle_stop
-started_hosts.NOTICE_S, started_hosts.LIMIT_S = 2.0, 5.0
+run.NOTICE_S, run.LIMIT_S = 2.0, 5.0
 hosts = ("left", "right")
 sys.exit(run_with_gentle_stop(sys.argv[1:], ask=signal.SIGTERM, patience_s=20, hosts=hosts))
 """

@@ -205,5 +205,5 @@ def test_wrong_options_are_refused(words: list[str], capsys: pytest.CaptureFixtu
     parser = argparse.ArgumentParser()
     add_download(parser.add_subparsers())
     with pytest.raises(SystemExit):
-        parser.parse_args(["coco", "--out", "a", *words])
+        parser.parse_args(["download", "coco", "--out", "a", *words])
     assert f"argument {words[0]}" in capsys.readouterr().err

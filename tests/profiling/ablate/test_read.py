@@ -15,6 +15,7 @@ from profiling.ablate.definition import (
     read_all,
 )
 from profiling.ablate.result import JOBS, plan_of
+from profiling.bench.worker import RECIPE_MODULES
 
 ALL = read_all()
 
@@ -42,6 +43,10 @@ def test_each_asks_a_question_and_has_one_to_compare(name: str) -> None:
         assert all(sentences) == any(sentences) == (comparison.paper is not None)
 
 
+def source_of(module: str) -> str:
+    return Path(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("size", ["quick", "full"])
 @pytest.mark.parametrize("name", ALL)
 def test_each_can_be_planned(name: str, size: SizeName) -> None:
@@ -51,7 +56,8 @@ def test_each_can_be_planned(name: str, size: SizeName) -> None:
     for variant in plan.variants.values():
         assert variant.options.get("precision") != "auto"
         if variant.recipe != JOBS:
-            assert Path(*variant.recipe.split(".")).with_suffix(".py").is_file()
+            module = RECIPE_MODULES[variant.recipe]
+            assert f"def prepare_{variant.recipe.split('.')[-1]}(" in source_of(module)
 
 
 def test_the_papers_figures_are_all_there() -> None:
