@@ -7,11 +7,10 @@ no second, and the memory policy is in force before.
 import argparse
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from common.cli import add_json_option, positive, probability, whole_number
+from common.cli import add_json_option, load_function, positive, probability, whole_number
 from common.errors import InputError
 from launch.environment import set_allocator
 from retinanet.config_types import DEFAULT_LIBRARY, METRIC_LIBRARIES
@@ -22,9 +21,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def call(target: str, **options: Any) -> int:
     """Import `module:function`, call it with a command's options, and return the exit code."""
-    module, function = target.split(":")
-    run: Callable[..., int] = getattr(import_module(module), function)
-    return run(**options)
+    code: int = load_function(target)(**options)
+    return code
 
 
 def call_with_torch(target: str, **options: Any) -> int:

@@ -1,10 +1,10 @@
 """A variant's own process, a `common.processes.JsonWorker`."""
 
-import importlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+from common.cli import load_function
 from common.machine import page_faults, peak_resident_mb, resident_mb
 from common.processes import Answering, serve
 from launch.environment import set_allocator
@@ -78,10 +78,8 @@ def load_recipe(name: str) -> Callable[..., Prepared]:
             with a function `prepare`.
     """
     if name not in RECIPE_MODULES:
-        return importlib.import_module(name).prepare
-    return getattr(
-        importlib.import_module(RECIPE_MODULES[name]), f"prepare_{name.rpartition('.')[2]}"
-    )
+        return load_function(f"{name}:prepare")
+    return load_function(f"{RECIPE_MODULES[name]}:prepare_{name.rpartition('.')[2]}")
 
 
 def run(prepared: Prepared) -> dict[str, Any]:
