@@ -1,38 +1,24 @@
-"""`python -m profiling compare`: two logs side by side, matched by what oneDNN was asked to do.
+"""`python -m profiling compare`: two logs side by side, matched by the work given to oneDNN.
 
-A question is a kind, direction, shape, algorithm and types; implementations and layouts are how a
-side answers it. Questions that only one side asks, or asks more often, come first. `--fail-if` is
-for scripts: conditions on the ratio of both sides.
+Work is matched by kind, direction, shape, algorithm and types; implementations and layouts may
+differ. Work that only one side does, or does more often, comes first. `--fail-if` is for scripts:
+conditions on the ratio of both sides.
 """
 
 import argparse
 import json
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from common.charts import (
-    BLUE,
-    ORANGE,
-    Bar,
-    Cell,
-    Column,
-    Piece,
-    Table,
-    chart_files,
-    colour_legend,
-    horizontal_bars,
-    new_figure,
-    save_chart,
-    shortened,
-    text_column,
-    write_in_place_of_chart,
-)
+from common import charts
+from common.charts import Bar, Cell, Column, Piece, Table, text_column
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, say, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
@@ -66,18 +52,14 @@ examples:
 def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `compare` to the commands of a command line."""
     parser = add_command(commands, "compare", about=ABOUT, examples=EPILOG)
-    parser.add_argument("first", type=Path, metavar="LOG", help="a log, or a folder of logs")
-    parser.add_argument("second", type=Path, metavar="REFERENCE", help="what it is held against")
-    parser.add_argument("--names", metavar="A,B", help="what to call them (default: their files)")
-    parser.add_argument(
-        "--ignore-types", action="store_true", help="float32 and BF16 are the same problem"
-    )
-    parser.add_argument(
-        "--top", type=positive, default=15, metavar="N", help="problems a table (default: 15)"
-    )
-    parser.add_argument(
-        "--fail-if", action="append", default=[], metavar="CONDITION", help="see below; repeatable"
-    )
+    add = parser.add_argument
+    add("first", type=Path, metavar="LOG", help="a log, or a folder of logs")
+    add("second", type=Path, metavar="REFERENCE", help="what it is held against")
+    add("--names", metavar="A,B", help="what to call them (default: their files)")
+    add("--ignore-types", action="store_true", help="float32 and BF16 are the same problem")
+    add("--top", type=positive, default=15, metavar="N", help="problems a table (default: 15)")
+    what = "see below; repeatable"
+    add("--fail-if", action="append", default=[], metavar="CONDITION", help=what)
     what = "write comparison.csv, .png and .svg here"
     add_output_options(parser, what, overwrite="replace files in DIR")
     parser.set_defaults(run=compare_command)
@@ -95,7 +77,7 @@ def compare_command(
     overwrite: bool,
     json_file: Path | None,
 ) -> int:
-    """Read both, match, print, write; return the exit code.
+    """Read both logs, match, print, write; return the exit code.
 
     Raises:
         InputError: A log cannot be read, a condition or a name is none, or a file is in the way.
@@ -104,7 +86,7 @@ def compare_command(
     conditions = [parse_condition(text) for text in fail_if]
     require_free_json(json_file)
     if out is not None:
-        files = [out / "comparison.csv", *chart_files(out, "comparison")]
+        files = [out / "comparison.csv", *charts.chart_files(out, "comparison")]
         require_free_outputs(files, overwrite=overwrite)
     called = names_of(names, first, second)
     logs = [read_with_progress(log_files(path), console) for path in (first, second)]
@@ -113,7 +95,7 @@ def compare_command(
     comparison = compare(*sides, with_types=not ignore_types, is_by_step=by_step)
     ratios = [ratio_of(condition, comparison) for condition in conditions]
     print_comparison(console, comparison, top=top)
-    problems = [to_record(pair) for pair in (*comparison.only_one, *comparison.both)]
+    problems = [pair.record() for pair in (*comparison.only_one, *comparison.both)]
     if json_file is not None:
         content = {
             "first": comparison.first.name,
@@ -126,14 +108,14 @@ def compare_command(
     if out is not None:
         rows = (problem.values() for problem in problems)
         write_whole(out / "comparison.csv", as_csv(problems[0], rows))
-        save_chart(draw_comparison(comparison), *chart_files(out, "comparison"))
+        charts.save_chart(draw_comparison(comparison), *charts.chart_files(out, "comparison"))
         say(console, f"table and chart: {out}")
-    failed = False
+    are_met = []
     for condition, ratio in zip(conditions, ratios, strict=True):
-        met = OPERATORS[condition.operator](ratio, condition.bound)
-        failed = failed or met
-        say(console, f"{'FAILED' if met else 'passed'}: {condition.text}: it is {ratio:.3f}")
-    return CONDITION_MET if failed else FINISHED
+        are_met.append(OPERATORS[condition.operator](ratio, condition.bound))
+        result = "FAILED" if are_met[-1] else "passed"
+        say(console, f"{result}: {condition.text}: it is {ratio:.3f}")
+    return CONDITION_MET if any(are_met) else FINISHED
 
 
 def names_of(names: str | None, first: Path, second: Path) -> tuple[str, str]:
@@ -155,26 +137,9 @@ def names_of(names: str | None, first: Path, second: Path) -> tuple[str, str]:
     return "first", "second"
 
 
-@dataclass(slots=True)
-class Answers:
-    """What one side did of one question."""
-
-    calls: float = 0.0
-    """A step, where steps are compared."""
-    ms: float = 0.0
-    implementations: dict[str, None] = field(default_factory=dict)
-    """In order of appearance, as are the layouts."""
-    layouts: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def mean_ms(self) -> float:
-        """Milliseconds a call; 0 without calls."""
-        return self.ms / self.calls if self.calls else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked of oneDNN; not how it was done, and not for training or inference."""
+    """The work given to oneDNN, without how it was done; training and inference are the same."""
 
     kind: str
     direction: str
@@ -185,18 +150,30 @@ class Question:
     algorithm: str
 
 
+@dataclass(slots=True)
+class SideCalls:
+    """The calls of one side that do the same work."""
+
+    calls: float = 0.0
+    """A step, where steps are compared."""
+    ms: float = 0.0
+    implementations: dict[str, None] = field(default_factory=dict)
+    """In order of appearance, as are the layouts."""
+    layouts: dict[str, None] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One question, and what both sides did of it."""
+    """The same work on both sides."""
 
     question: Question
-    first: Answers
-    second: Answers
+    first: SideCalls
+    second: SideCalls
 
     @property
-    def difference_ms(self) -> float:
-        """By how much the first is slower."""
-        return self.first.ms - self.second.ms
+    def kind_name(self) -> str:
+        """`convolution backward data`."""
+        return f"{self.question.kind} {self.question.direction}".strip()
 
     @property
     def ratio(self) -> float | None:
@@ -210,14 +187,29 @@ class Pair:
 
     @property
     def extra_ms(self) -> float:
-        """What those calls cost whoever makes them."""
+        """The time of the extra calls, on the side that makes them."""
         side = self.first if self.extra_calls > 0 else self.second
-        return abs(self.extra_calls) * side.mean_ms
+        return abs(self.extra_calls) * (side.ms / side.calls if side.calls else 0.0)
 
     @property
     def cost_ms(self) -> float:
-        """The time of whoever is slower."""
+        """The time of the slower side."""
         return max(self.first.ms, self.second.ms)
+
+    def record(self) -> dict[str, object]:
+        """Return the pair for CSV and JSON."""
+        return {
+            **asdict(self.question),
+            "first_calls": self.first.calls,
+            "second_calls": self.second.calls,
+            "first_ms": self.first.ms,
+            "second_ms": self.second.ms,
+            "ratio": self.ratio,
+            "extra_calls": self.extra_calls,
+            "extra_ms": self.extra_ms,
+            "first_implementations": " ".join(self.first.implementations),
+            "second_implementations": " ".join(self.second.implementations),
+        }
 
 
 @dataclass(frozen=True)
@@ -231,9 +223,20 @@ class Side:
     """Calls and times are divided by it: steps that the log has, over all ranks; else 1."""
 
 
+def side_of(name: str, log: OneDnnLog, *, by_step: bool) -> Side:
+    """Return one side: all of a log, or its mean step."""
+    calls = log.calls(lambda where: where.step is not None or not by_step)
+    return Side(name, log, calls, divisor=marked_steps(log) if by_step else 1)
+
+
+def marked_steps(log: OneDnnLog) -> int:
+    """Return the number of marked steps, each rank's counted."""
+    return len({(where.rank, where.step) for where in log.executions if where.step is not None})
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that was matched."""
+    """Two sides and their matched work."""
 
     first: Side
     second: Side
@@ -255,23 +258,29 @@ class Comparison:
 
 
 def compare(first: Side, second: Side, *, with_types: bool, is_by_step: bool) -> Comparison:
-    """Match two sides, question by question."""
-    found: dict[Question, tuple[Answers, Answers]] = {}
+    """Match the work of two sides; `is_by_step`: both are mean steps."""
+    matched: dict[Question, tuple[SideCalls, SideCalls]] = {}
     for place, side in enumerate((first, second)):
         for problem, calls in side.calls.items():
-            question = question_of(problem, with_types=with_types)
-            answers = found.setdefault(question, (Answers(), Answers()))[place]
-            answers.calls += calls.count / side.divisor
-            answers.ms += calls.total_ms / side.divisor
-            answers.implementations[problem.implementation] = None
-            answers.layouts[problem.layouts] = None
-    pairs = [Pair(question, *of_both) for question, of_both in found.items()]
+            question = Question(
+                problem.kind,
+                direction_name(problem.direction),
+                modern_shape(problem),
+                problem.types if with_types else "",
+                problem.algorithm,
+            )
+            total = matched.setdefault(question, (SideCalls(), SideCalls()))[place]
+            total.calls += calls.count / side.divisor
+            total.ms += calls.total_ms / side.divisor
+            total.implementations[problem.implementation] = None
+            total.layouts[problem.layouts] = None
+    pairs = [Pair(question, *totals) for question, totals in matched.items()]
     return Comparison(first, second, pairs, is_by_step=is_by_step)
 
 
 @dataclass(frozen=True, slots=True)
 class KindPair:
-    """All questions of a kind and direction."""
+    """The sums of both sides over a kind and direction."""
 
     kind: str
     direction: str
@@ -288,100 +297,70 @@ class KindPair:
 
 def kinds_of(pairs: Sequence[Pair]) -> list[KindPair]:
     """Return sums by kind and direction, the costliest first."""
-    groups: dict[tuple[str, str], list[Pair]] = {}
+    groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        groups.setdefault((pair.question.kind, pair.question.direction), []).append(pair)
+        groups[pair.question.kind, pair.question.direction].append(pair)
     kinds = [
         KindPair(
-            kind,
-            direction,
-            first_calls=sum(pair.first.calls for pair in some),
-            second_calls=sum(pair.second.calls for pair in some),
-            first_ms=sum(pair.first.ms for pair in some),
-            second_ms=sum(pair.second.ms for pair in some),
+            *key,
+            first_calls=sum(pair.first.calls for pair in group),
+            second_calls=sum(pair.second.calls for pair in group),
+            first_ms=sum(pair.first.ms for pair in group),
+            second_ms=sum(pair.second.ms for pair in group),
         )
-        for (kind, direction), some in groups.items()
+        for key, group in groups.items()
     ]
     return sorted(kinds, key=lambda kind: -max(kind.first_ms, kind.second_ms))
 
 
 def sum_of(kinds: Sequence[KindPair], name: str) -> KindPair:
-    """Return the sum of some kinds under a name."""
-    names = ("first_calls", "second_calls", "first_ms", "second_ms")
-    return KindPair(name, "", *(sum(getattr(kind, n) for kind in kinds) for n in names))
-
-
-def side_of(name: str, log: OneDnnLog, *, by_step: bool) -> Side:
-    """Return one side: all of a log, or its mean step."""
-    return Side(
-        name,
-        log,
-        calls=log.calls(lambda where: where.step is not None or not by_step),
-        divisor=marked_steps(log) if by_step else 1,
-    )
-
-
-def marked_steps(log: OneDnnLog) -> int:
-    """Return the number of marked steps, each rank's counted."""
-    return len({(where.rank, where.step) for where in log.executions if where.step is not None})
-
-
-def question_of(problem: Problem, *, with_types: bool) -> Question:
-    """Return the question that a problem answers."""
-    return Question(
-        kind=problem.kind,
-        direction=direction_name(problem.direction),
-        shape=modern_shape(problem),
-        types=problem.types if with_types else "",
-        algorithm=problem.algorithm,
-    )
-
-
-def to_record(pair: Pair) -> dict[str, Any]:
-    """Return one problem of both sides for CSV and JSON."""
-    return {
-        **asdict(pair.question),
-        "first_calls": pair.first.calls,
-        "second_calls": pair.second.calls,
-        "first_ms": pair.first.ms,
-        "second_ms": pair.second.ms,
-        "ratio": pair.ratio,
-        "extra_calls": pair.extra_calls,
-        "extra_ms": pair.extra_ms,
-        "first_implementations": " ".join(pair.first.implementations),
-        "second_implementations": " ".join(pair.second.implementations),
-    }
+    """Return the sum of several kinds under a name."""
+    fields = ("first_calls", "second_calls", "first_ms", "second_ms")
+    return KindPair(name, "", *(sum(getattr(kind, n) for kind in kinds) for n in fields))
 
 
 NOT_CALLED = "–"
 """A time that was not measured, as there were no calls: 0.00 would say that they were fast."""
 LONGEST_HEADING = 14
 MOSTLY_DIFFERENT = 0.5
-"""Share of the time in questions that one side alone asks, from which a hint is given."""
+"""Share of the time in work that one side alone does, from which a hint is given."""
 
 
 def print_comparison(console: Console, comparison: Comparison, *, top: int) -> None:
     """Print what is compared, kinds, calls of one side, then calls of both."""
     for place, side in (("first", comparison.first), ("second", comparison.second)):
         say(console, f"{place + ':':<8}{side.name}; {library_of(side.log)}")
-    say(console, "calls and milliseconds are those of a step" if comparison.is_by_step
-        else "calls and milliseconds are those of whole logs")  # fmt: skip
-    names = headings(comparison)
-    ratio = f"{names[0]} /\n{names[1]}"
+    of = "a step" if comparison.is_by_step else "whole logs"
+    say(console, f"calls and milliseconds are those of {of}")
+    # Names as headings: the ends of long ones.
+    left, right = (
+        name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
+        for name in map(printable, (comparison.first.name, comparison.second.name))
+    )
+    left, right = names = (left, right) if left != right else ("first", "second")
+
+    def columns(first: str, milliseconds: str, last: Column) -> list[Column]:
+        return [
+            text_column(first),
+            *(Column(heading, lambda count: significant(count, 6))
+              for heading in (f"calls\n{left}", f"\n{right}")),
+            *(Column(heading, milliseconds) for heading in (f"ms\n{left}", f"\n{right}")),
+            last,
+        ]  # fmt: skip
+
+    ratio = Column(f"{left} /\n{right}")
     *rows, total = kind_rows(comparison, names, total="total", not_called=NOT_CALLED)
-    columns = both_columns("kind", names, ",.1f", last=Column(ratio))
-    table = Table("by kind and direction", columns, rows, totals=[total])
+    table = Table("by kind and direction", columns("kind", ",.1f", ratio), rows, totals=[total])
     console.print(table.for_console(vertical="bottom"))
+    only_one = "calls that only one side makes, {}; cost: of those calls"
     for pairs, title, with_extra, last in (
-        (comparison.only_one, "calls that only one side makes, {}; cost: of those calls", True,
-         Column("cost\nms", ",.2f")),
-        (comparison.both, "calls that both make equally often, {}", False, Column(ratio)),
-    ):  # fmt: skip
+        (comparison.only_one, only_one, True, Column("cost\nms", ",.2f")),
+        (comparison.both, "calls that both make equally often, {}", False, ratio),
+    ):
         if pairs:
             some = f"the {top} costliest of {len(pairs):,}" if len(pairs) > top else f"{len(pairs)}"
             rows = pair_rows(pairs[:top], names, with_extra=with_extra, not_called=NOT_CALLED)
-            columns = both_columns("problem", names, ",.2f", last=last)
-            table = Table(title.format(some), columns, rows)
+            table = Table(title.format(some), columns("problem", ",.2f", last), rows)
             console.print(table.for_console(show_lines=True, vertical="bottom"))
     if hint := hint_on_types(comparison):
         say(console, hint)
@@ -394,41 +373,18 @@ def library_of(log: OneDnnLog) -> str:
     return f"{versions}{threads}"
 
 
-def headings(comparison: Comparison) -> tuple[str, str]:
-    """Return what columns call both sides: their names, or the ends of long ones."""
-    first, second = (
-        name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
-        for name in map(printable, (comparison.first.name, comparison.second.name))
-    )
-    return (first, second) if first != second else ("first", "second")
-
-
-def both_columns(first: str, names: tuple[str, str], ms: str, *, last: Column) -> list[Column]:
-    """Return columns of the console: calls and times of both sides between a first and a last."""
-    left, right = names
-
-    def calls(heading: str) -> Column:
-        return Column(heading, lambda count: significant(count, 6))
-
-    return [text_column(first), calls(f"calls\n{left}"), calls(f"\n{right}"),
-            Column(f"ms\n{left}", ms), Column(f"\n{right}", ms), last]  # fmt: skip
-
-
 def kind_rows(
     comparison: Comparison, names: tuple[str, str], *, total: str, not_called: str | None
 ) -> list[list[object]]:
-    """Return calls and times of both sides and their ratio by kind and direction, last of all.
+    """Return name, calls and times of both sides and their ratio by kind, the sum as last row.
 
-    Args:
-        comparison: Both sides.
-        names: What the ratio's column calls them where only one has calls.
-        total: Name of the last row.
-        not_called: The time of a side without calls.
+    Where only one side has calls, its name from `names` stands in place of the ratio. `total` is
+    the name of the last row, and `not_called` the time of a side without calls.
     """
     kinds = kinds_of(comparison.pairs)
     return [
-        both_sides(kind.name, (kind.first_calls, kind.second_calls),
-                   (kind.first_ms, kind.second_ms), names, not_called)
+        row_of(kind.name, kind.first_calls, kind.second_calls, kind.first_ms, kind.second_ms,
+               names=names, not_called=not_called)
         for kind in (*kinds, sum_of(kinds, total))
     ]  # fmt: skip
 
@@ -436,57 +392,54 @@ def kind_rows(
 def pair_rows(
     pairs: Sequence[Pair], names: tuple[str, str], *, with_extra: bool, not_called: str | None
 ) -> list[list[object]]:
-    """Return the same for each question; the cost of extra calls for the ratio if `with_extra`."""
+    """Return rows as `kind_rows` for pairs; `with_extra`: extra calls' cost replaces the ratio."""
     rows = []
     for pair in pairs:
-        calls, times = (pair.first.calls, pair.second.calls), (pair.first.ms, pair.second.ms)
-        row = both_sides(described(pair), calls, times, names, not_called)
+        first, second = pair.first, pair.second
+        # Implementations and layouts stand once where both sides have the same.
+        ways = [f"{', '.join(side.implementations)}; {', '.join(side.layouts)}"
+                for side in (first, second) if side.calls]  # fmt: skip
+        lines = (pair.kind_name, pair.question.shape, pair.question.types, *dict.fromkeys(ways))
+        row = row_of("\n".join(filter(None, lines)), first.calls, second.calls, first.ms, second.ms,
+                     names=names, not_called=not_called)  # fmt: skip
         rows.append([*row[:-1], pair.extra_ms] if with_extra else row)
     return rows
 
 
-def both_sides(
+def row_of(
     name: str,
-    calls: tuple[float, float],
-    times: tuple[float, float],
+    first_calls: float,
+    second_calls: float,
+    first_ms: float,
+    second_ms: float,
+    *,
     names: tuple[str, str],
     not_called: str | None,
 ) -> list[object]:
     """Return name, calls, times, and their ratio, or which side alone has any time."""
-    first, second = times
-    ratio = Cell(f"only {names[0] if first else names[1]}" if first or second else "")
-    if first and second:
-        ratio = Cell(f"{first / second:.2f}", first / second)
-    shown = (ms if count else not_called for count, ms in zip(calls, times, strict=True))
-    return [name, *calls, *shown, ratio]
-
-
-def described(pair: Pair) -> str:
-    """Return what is asked, and how it is done: once where both sides do it alike."""
-    question = pair.question
-    lines = [f"{question.kind} {question.direction}".strip(), question.shape, question.types]
-    ways = [
-        f"{', '.join(answers.implementations)}; {', '.join(answers.layouts)}"
-        for answers in (pair.first, pair.second)
-        if answers.calls
-    ]
-    return "\n".join(line for line in (*lines, *dict.fromkeys(ways)) if line)
+    if first_ms and second_ms:
+        ratio = Cell(f"{first_ms / second_ms:.2f}", first_ms / second_ms)
+    else:
+        ratio = Cell(f"only {names[0] if first_ms else names[1]}" if first_ms or second_ms else "")
+    times = (first_ms if first_calls else not_called, second_ms if second_calls else not_called)
+    return [name, first_calls, second_calls, *times, ratio]
 
 
 def hint_on_types(comparison: Comparison) -> str:
-    """Return what to try when little is alike because types of numbers differ; else nothing."""
+    """Return a hint if little is matched because types of numbers differ; else an empty text."""
     alone = [pair for pair in comparison.pairs if not pair.first.calls or not pair.second.calls]
     total = sum(pair.cost_ms for pair in comparison.pairs)
     if not total or sum(pair.cost_ms for pair in alone) < MOSTLY_DIFFERENT * total:
         return ""
-    types = [{pair.question.types for pair in alone if getattr(pair, side).calls}
-             for side in ("first", "second")]  # fmt: skip
-    if types[0] & types[1] or not all(types):
+    first = {pair.question.types for pair in alone if pair.first.calls}
+    second = {pair.question.types for pair in alone if pair.second.calls}
+    if not first or not second or first & second:
         return ""
     return "the types of numbers differ; --ignore-types compares shapes alone"
 
 
-FIRST, SECOND = BLUE, ORANGE
+COLOURS = (charts.BLUE, charts.ORANGE)
+"""Of the first side and the second."""
 BARS = 10
 LONGEST_SHAPE = 44
 
@@ -495,53 +448,42 @@ def draw_comparison(comparison: Comparison) -> "Figure":
     """Draw time by kind and direction (left), and the costliest calls of only one side (right)."""
     kinds = kinds_of(comparison.pairs)[:BARS]
     only_one = comparison.only_one[:BARS]
-    rows = max(len(kinds), len(only_one), 3)
-    figure = new_figure(width=15, height=1.8 + 0.55 * rows)
-    left, right = figure.subplots(1, 2)
     names = (comparison.first.name, comparison.second.name)
-    draw_kinds(left, kinds, names=names, rows=rows)
+    rows = max(len(kinds), len(only_one), 3)
+    figure = charts.new_figure(width=15, height=1.8 + 0.55 * rows)
+    left, right = figure.subplots(1, 2)
+    bars = [
+        Bar(kind.name, [Piece(ms, colour)], significant(ms, 3))
+        for kind in kinds
+        for ms, colour in zip((kind.first_ms, kind.second_ms), COLOURS, strict=True)
+    ]
+    charts.horizontal_bars(
+        left, bars, bars_a_row=2, rows=rows, thickness=0.76, fontsize=8, room=1.15
+    )
+    left.set_xlabel("milliseconds")
+    left.set_title("by kind and direction")
+    charts.colour_legend(left, dict(zip(names, COLOURS, strict=True)), loc="lower right")
     draw_only_one(right, only_one, names=names, rows=rows)
     of = "a step" if comparison.is_by_step else "whole logs"
     figure.suptitle(f"{names[0]} against {names[1]}: oneDNN in {of}")
     return figure
 
 
-def draw_kinds(
-    axes: "Axes", kinds: Sequence[KindPair], *, names: tuple[str, str], rows: int
-) -> None:
-    """Draw two bars for each kind and direction."""
-    bars = [
-        Bar(kind.name, [Piece(ms, colour)], significant(ms, 3))
-        for kind in kinds
-        for ms, colour in ((kind.first_ms, FIRST), (kind.second_ms, SECOND))
-    ]
-    horizontal_bars(axes, bars, bars_a_row=2, rows=rows, thickness=0.76, fontsize=8, room=1.15)
-    axes.set_xlabel("milliseconds")
-    axes.set_title("by kind and direction")
-    colour_legend(axes, dict(zip(names, (FIRST, SECOND), strict=True)), loc="lower right")
-
-
 def draw_only_one(
     axes: "Axes", pairs: Sequence[Pair], *, names: tuple[str, str], rows: int
 ) -> None:
-    """Draw what extra calls cost the side that makes them, and how many there are."""
+    """Draw the cost of extra calls to the side that makes them, and their number."""
     axes.set_title("calls that only one side makes")
     if not pairs:
-        write_in_place_of_chart(axes, "none")
+        charts.write_in_place_of_chart(axes, "none")
         return
     bars = []
     for pair in pairs:
         side = 0 if pair.extra_calls > 0 else 1
-        question = pair.question
-        kind = f"{question.kind} {question.direction}".strip()
-        bars.append(
-            Bar(
-                f"{kind}\n{shortened(question.shape, LONGEST_SHAPE)}",
-                [Piece(pair.extra_ms, (FIRST, SECOND)[side])],
-                f"{significant(abs(pair.extra_calls))} × {names[side]}",
-            )
-        )
-    horizontal_bars(axes, bars, rows=rows, fontsize=8, name_size=8, room=1.25)
+        name = f"{pair.kind_name}\n{charts.shortened(pair.question.shape, LONGEST_SHAPE)}"
+        note = f"{significant(abs(pair.extra_calls))} × {names[side]}"
+        bars.append(Bar(name, [Piece(pair.extra_ms, COLOURS[side])], note))
+    charts.horizontal_bars(axes, bars, rows=rows, fontsize=8, name_size=8, room=1.25)
     axes.set_xlabel("milliseconds in those calls")
 
 
