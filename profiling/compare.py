@@ -101,7 +101,10 @@ def compare_command(
             "first": comparison.first.name,
             "second": comparison.second.name,
             "by_step": comparison.is_by_step,
-            "kinds": [asdict(kind) for kind in kinds_of(comparison.pairs)],
+            "kinds": [
+                {name: kind.record()[name] for name in KIND_FIELDS}
+                for kind in kinds_of(comparison.pairs)
+            ],
             "problems": problems,
         }
         write_whole(json_file, json.dumps(content, indent=1))
@@ -161,17 +164,22 @@ class SideCalls:
     """In order of appearance, as are the layouts."""
     layouts: dict[str, None] = field(default_factory=dict)
 
+    def add(self, other: "SideCalls") -> None:
+        """Add other calls of the side."""
+        self.calls += other.calls
+        self.ms += other.ms
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same work on both sides."""
+    """The same work on both sides: a question's, or all of a kind and direction."""
 
     question: Question
-    first: SideCalls
-    second: SideCalls
+    first: SideCalls = field(default_factory=SideCalls)
+    second: SideCalls = field(default_factory=SideCalls)
 
     @property
-    def kind_name(self) -> str:
+    def name(self) -> str:
         """`convolution backward data`."""
         return f"{self.question.kind} {self.question.direction}".strip()
 
@@ -210,6 +218,10 @@ class Pair:
             "first_implementations": " ".join(self.first.implementations),
             "second_implementations": " ".join(self.second.implementations),
         }
+
+
+KIND_FIELDS = ("kind", "direction", "first_calls", "second_calls", "first_ms", "second_ms")
+"""Of a record, for sums by kind."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +271,7 @@ class Comparison:
 
 def compare(first: Side, second: Side, *, with_types: bool, is_by_step: bool) -> Comparison:
     """Match the work of two sides; `is_by_step`: both are mean steps."""
-    matched: dict[Question, tuple[SideCalls, SideCalls]] = {}
+    matched: dict[Question, Pair] = {}
     for place, side in enumerate((first, second)):
         for problem, calls in side.calls.items():
             question = Question(
@@ -269,54 +281,30 @@ def compare(first: Side, second: Side, *, with_types: bool, is_by_step: bool) ->
                 problem.types if with_types else "",
                 problem.algorithm,
             )
-            total = matched.setdefault(question, (SideCalls(), SideCalls()))[place]
-            total.calls += calls.count / side.divisor
-            total.ms += calls.total_ms / side.divisor
+            pair = matched.setdefault(question, Pair(question))
+            total = (pair.first, pair.second)[place]
+            total.add(SideCalls(calls.count / side.divisor, calls.total_ms / side.divisor))
             total.implementations[problem.implementation] = None
             total.layouts[problem.layouts] = None
-    pairs = [Pair(question, *totals) for question, totals in matched.items()]
-    return Comparison(first, second, pairs, is_by_step=is_by_step)
+    return Comparison(first, second, list(matched.values()), is_by_step=is_by_step)
 
 
-@dataclass(frozen=True, slots=True)
-class KindPair:
-    """The sums of both sides over a kind and direction."""
-
-    kind: str
-    direction: str
-    first_calls: float
-    second_calls: float
-    first_ms: float
-    second_ms: float
-
-    @property
-    def name(self) -> str:
-        """`convolution backward data`."""
-        return f"{self.kind} {self.direction}".strip()
-
-
-def kinds_of(pairs: Sequence[Pair]) -> list[KindPair]:
+def kinds_of(pairs: Sequence[Pair]) -> list[Pair]:
     """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         groups[pair.question.kind, pair.question.direction].append(pair)
-    kinds = [
-        KindPair(
-            *key,
-            first_calls=sum(pair.first.calls for pair in group),
-            second_calls=sum(pair.second.calls for pair in group),
-            first_ms=sum(pair.first.ms for pair in group),
-            second_ms=sum(pair.second.ms for pair in group),
-        )
-        for key, group in groups.items()
-    ]
-    return sorted(kinds, key=lambda kind: -max(kind.first_ms, kind.second_ms))
+    sums = (sum_of(group, *key) for key, group in groups.items())
+    return sorted(sums, key=lambda kind: -kind.cost_ms)
 
 
-def sum_of(kinds: Sequence[KindPair], name: str) -> KindPair:
-    """Return the sum of several kinds under a name."""
-    fields = ("first_calls", "second_calls", "first_ms", "second_ms")
-    return KindPair(name, "", *(sum(getattr(kind, n) for kind in kinds) for n in fields))
+def sum_of(pairs: Sequence[Pair], kind: str, direction: str = "") -> Pair:
+    """Return the sum of several pairs, under the name of a kind and direction."""
+    total = Pair(Question(kind, direction, shape="", types="", algorithm=""))
+    for pair in pairs:
+        total.first.add(pair.first)
+        total.second.add(pair.second)
+    return total
 
 
 NOT_CALLED = "–"
@@ -382,11 +370,8 @@ def kind_rows(
     the name of the last row, and `not_called` the time of a side without calls.
     """
     kinds = kinds_of(comparison.pairs)
-    return [
-        row_of(kind.name, kind.first_calls, kind.second_calls, kind.first_ms, kind.second_ms,
-               names=names, not_called=not_called)
-        for kind in (*kinds, sum_of(kinds, total))
-    ]  # fmt: skip
+    rows = (*kinds, sum_of(kinds, total))
+    return [row_of(kind, kind.name, names=names, not_called=not_called) for kind in rows]
 
 
 def pair_rows(
@@ -395,34 +380,25 @@ def pair_rows(
     """Return rows as `kind_rows` for pairs; `with_extra`: extra calls' cost replaces the ratio."""
     rows = []
     for pair in pairs:
-        first, second = pair.first, pair.second
         # Implementations and layouts stand once where both sides have the same.
         ways = [f"{', '.join(side.implementations)}; {', '.join(side.layouts)}"
-                for side in (first, second) if side.calls]  # fmt: skip
-        lines = (pair.kind_name, pair.question.shape, pair.question.types, *dict.fromkeys(ways))
-        row = row_of("\n".join(filter(None, lines)), first.calls, second.calls, first.ms, second.ms,
-                     names=names, not_called=not_called)  # fmt: skip
+                for side in (pair.first, pair.second) if side.calls]  # fmt: skip
+        lines = (pair.name, pair.question.shape, pair.question.types, *dict.fromkeys(ways))
+        row = row_of(pair, "\n".join(filter(None, lines)), names=names, not_called=not_called)
         rows.append([*row[:-1], pair.extra_ms] if with_extra else row)
     return rows
 
 
 def row_of(
-    name: str,
-    first_calls: float,
-    second_calls: float,
-    first_ms: float,
-    second_ms: float,
-    *,
-    names: tuple[str, str],
-    not_called: str | None,
+    pair: Pair, name: str, *, names: tuple[str, str], not_called: str | None
 ) -> list[object]:
     """Return name, calls, times, and their ratio, or which side alone has any time."""
-    if first_ms and second_ms:
-        ratio = Cell(f"{first_ms / second_ms:.2f}", first_ms / second_ms)
-    else:
-        ratio = Cell(f"only {names[0] if first_ms else names[1]}" if first_ms or second_ms else "")
-    times = (first_ms if first_calls else not_called, second_ms if second_calls else not_called)
-    return [name, first_calls, second_calls, *times, ratio]
+    first, second = pair.first, pair.second
+    ratio = Cell(f"only {names[0] if first.ms else names[1]}" if first.ms or second.ms else "")
+    if first.ms and pair.ratio is not None:
+        ratio = Cell(f"{pair.ratio:.2f}", pair.ratio)
+    times = (side.ms if side.calls else not_called for side in (first, second))
+    return [name, first.calls, second.calls, *times, ratio]
 
 
 def hint_on_types(comparison: Comparison) -> str:
@@ -455,7 +431,7 @@ def draw_comparison(comparison: Comparison) -> "Figure":
     bars = [
         Bar(kind.name, [Piece(ms, colour)], significant(ms, 3))
         for kind in kinds
-        for ms, colour in zip((kind.first_ms, kind.second_ms), COLOURS, strict=True)
+        for ms, colour in zip((kind.first.ms, kind.second.ms), COLOURS, strict=True)
     ]
     charts.horizontal_bars(
         left, bars, bars_a_row=2, rows=rows, thickness=0.76, fontsize=8, room=1.15
@@ -480,7 +456,7 @@ def draw_only_one(
     bars = []
     for pair in pairs:
         side = 0 if pair.extra_calls > 0 else 1
-        name = f"{pair.kind_name}\n{charts.shortened(pair.question.shape, LONGEST_SHAPE)}"
+        name = f"{pair.name}\n{charts.shortened(pair.question.shape, LONGEST_SHAPE)}"
         note = f"{significant(abs(pair.extra_calls))} × {names[side]}"
         bars.append(Bar(name, [Piece(pair.extra_ms, COLOURS[side])], note))
     charts.horizontal_bars(axes, bars, rows=rows, fontsize=8, name_size=8, room=1.25)
@@ -536,7 +512,7 @@ def ratio_of(condition: Condition, comparison: Comparison) -> float:
     chosen = [
         kind
         for kind in kinds
-        if name in ("total", kind.name.replace("_", " "), kind.kind.replace("_", " "))
+        if name in ("total", kind.name.replace("_", " "), kind.question.kind.replace("_", " "))
     ]
     if not chosen:
         known = ", ".join(["total", *dict.fromkeys(kind.name for kind in kinds)])
@@ -544,9 +520,9 @@ def ratio_of(condition: Condition, comparison: Comparison) -> float:
             f"--fail-if {condition.text!r}: neither log has {condition.name!r}; they have {known}"
         )
     total = sum_of(chosen, "")
-    first, second = total.first_ms, total.second_ms
-    if condition.is_of_calls:
-        first, second = total.first_calls, total.second_calls
+    first, second = (
+        side.calls if condition.is_of_calls else side.ms for side in (total.first, total.second)
+    )
     if not second:
         return float("inf") if first else 1.0
     return first / second

@@ -8,42 +8,24 @@ chart shows what each problem reaches below what the machine can do at most.
 import argparse
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from common.charts import (
-    DARK,
-    Bar,
-    Column,
-    Piece,
-    Table,
-    chart_files,
-    colour_legend,
-    horizontal_bars,
-    new_figure,
-    save_chart,
-    text_column,
-    write_in_place_of_chart,
-)
+from common import charts
+from common.charts import DARK, Bar, Column, Piece, Table, chart_files, text_column
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, say, significant
 from common.errors import FINISHED, printable
 from common.files import csv_parts, require_free_json, require_free_outputs, write_parts
-from profiling.onednn_log.log import (
-    Calls,
-    OneDnnLog,
-    Where,
-    add_logs,
-    describe_log,
-    name_files,
-    read_with_progress,
-)
+from profiling.onednn_log import log as onednn_logs
+from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.work import (
     DIRECTION_COLOURS,
     DRIVERS,
@@ -76,17 +58,12 @@ FILES = """\
 
 def add_stats(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `stats` to the commands of a command line."""
-    parser = add_command(
-        commands,
-        "stats",
-        about="Sum up oneDNN's logs: where the time goes, by kind and by problem.",
-        examples=f"{FILES}\n\n{EXAMPLES}",
-    )
-    add_logs(parser)
+    about = "Sum up oneDNN's logs: where the time goes, by kind and by problem."
+    parser = add_command(commands, "stats", about=about, examples=f"{FILES}\n\n{EXAMPLES}")
+    onednn_logs.add_logs(parser)
     add_peaks_option(parser)
-    parser.add_argument(
-        "--top", type=positive, default=10, metavar="N", help="problems to print (default: 10)"
-    )
+    what = "problems to print (default: 10)"
+    parser.add_argument("--top", type=positive, default=10, metavar="N", help=what)
     add_output_options(parser, "write tables and pictures here")
     parser.set_defaults(run=stats_command)
 
@@ -108,20 +85,20 @@ def stats_command(
     console = make_console()
     require_free_json(json_file)
     if out is not None:
-        require_free_outputs(outputs(out), overwrite=overwrite)
-    log = read_with_progress(logs, console)
+        files = [out / name for name in ("primitives.csv", "parameters.csv", "peaks.json")]
+        files[2:2] = chart_files(out, "distribution", "roofline")
+        require_free_outputs(files, overwrite=overwrite)
+    log = onednn_logs.read_with_progress(logs, console)
     calls = log.calls()
     rows = rows_of(calls)
     parts = parts_of(rows)
-    peaks_used = None
-    if out is not None:
-        peaks_used = choose_peaks(peaks, log, console=console, folder=out)
-    cautions = cautions_of_peaks(peaks_used, log)
+    machine = None if out is None else choose_peaks(peaks, log, console=console, folder=out)
+    cautions = cautions_of_peaks(machine, log)
     print_cautions(console, cautions)
-    describe_log(console, log)
+    onednn_logs.describe_log(console, log)
     print_parts(console, parts)
     print_phases(console, log)
-    print_rows(console, rows, top=top)
+    print_rows(console, rows[:top], problems=len(rows))
     print_remarks(console, log)
     if json_file is not None:
         write_parts(json_file, json_parts(log, parts, rows))
@@ -129,26 +106,22 @@ def stats_command(
         write_parts(out / "primitives.csv", csv_parts(COLUMNS, map(values_of, rows)))
         parameters = csv_parts(PARAMETER_COLUMNS, parameters_of(calls))
         write_parts(out / "parameters.csv", parameters)
-        name = name_files(log.files)
-        title = f"oneDNN's time by kind and direction: {name}"
-        save_chart(draw_distribution(parts, title=title), *chart_files(out, "distribution"))
+        name = onednn_logs.name_files(log.files)
+        distribution = draw_distribution(
+            parts, title=f"oneDNN's time by kind and direction: {name}"
+        )
+        charts.save_chart(distribution, *chart_files(out, "distribution"))
         title = f"what oneDNN reaches: {name}"
-        title += f"; peaks: {peaks_used.threads} threads of {peaks_used.cpu}" if peaks_used else ""
+        title += f"; peaks: {machine.threads} threads of {machine.cpu}" if machine else ""
         title += "".join(f"\ncaution: {caution}" for caution in cautions)
-        save_chart(draw_roofline(rows, peaks_used, title=title), *chart_files(out, "roofline"))
+        charts.save_chart(draw_roofline(rows, machine, title=title), *chart_files(out, "roofline"))
         say(console, f"tables and pictures: {out}")
     return FINISHED
 
 
-def outputs(folder: Path) -> list[Path]:
-    """Return all files that are written to `--out`."""
-    tables = [folder / name for name in ("primitives.csv", "parameters.csv")]
-    return [*tables, *chart_files(folder, "distribution", "roofline"), folder / "peaks.json"]
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem of a log, which may have very many: what follows from others is not stored."""
+    """One problem of a log, which may have very many: derived values are not stored."""
 
     kind: str
     implementation: str
@@ -196,17 +169,17 @@ values_of = attrgetter(*COLUMNS)
 
 def rows_of(calls: Mapping[Problem, Calls]) -> list[Row]:
     """Return a row for each problem, the costliest first; problems with equal columns are one."""
-    total_ms = sum(some.total_ms for some in calls.values())
+    total_ms = sum(counted.total_ms for counted in calls.values())
     rows = [
         Row(
             *identity(problem),
-            calls=some.count,
-            total_ms=some.total_ms,
-            share=some.total_ms / total_ms if total_ms else 0.0,
+            calls=counted.count,
+            total_ms=counted.total_ms,
+            share=counted.total_ms / total_ms if total_ms else 0.0,
             gflop=gflop(problem),
             gbyte=gbyte(problem),
         )
-        for problem, some in merge_equal(calls).items()
+        for problem, counted in merge_equal(calls).items()
     ]
     return sorted(rows, key=lambda row: -row.total_ms)
 
@@ -219,8 +192,8 @@ def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
     if len(first) == len(calls):
         return calls  # as nearly always: a log of many problems is not kept a second time
     merged = {problem: Calls() for problem in first.values()}  # the log's calls stay as they are
-    for problem, some in calls.items():
-        merged[first[identity(problem)]].add(some)
+    for problem, counted in calls.items():
+        merged[first[identity(problem)]].add(counted)
     return merged
 
 
@@ -229,16 +202,9 @@ def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
 
     The algorithm has whatever else the log says of it, such as `axis:1` or `flags:GR`.
     """
-    return (
-        problem.kind,
-        problem.implementation,
-        problem.direction,
-        problem.types,
-        problem.layouts,
-        problem.attributes,
-        intern(problem.auxiliary.removeprefix("alg:")),
-        problem.shape,
-    )
+    algorithm = intern(problem.auxiliary.removeprefix("alg:"))
+    return (problem.kind, problem.implementation, problem.direction, problem.types,
+            problem.layouts, problem.attributes, algorithm, problem.shape)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,27 +223,25 @@ class Part:
 
 def parts_of(rows: Sequence[Row]) -> list[Part]:
     """Return the sums by kind and direction, the costliest first."""
-    by_part: dict[tuple[str, str], list[Row]] = {}
+    by_part: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        by_part.setdefault((row.kind, row.direction), []).append(row)
-    parts = [part_of(kind, direction, some) for (kind, direction), some in by_part.items()]
+        by_part[row.kind, row.direction].append(row)
+    parts = []
+    for (kind, direction), group in by_part.items():
+        counted = [row for row in group if row.gflop is not None]
+        operations = sum((row.gflop or 0.0) * row.calls for row in counted)
+        seconds = sum(row.total_ms for row in counted) / 1000
+        part = Part(
+            kind=kind,
+            direction=direction,
+            calls=sum(row.calls for row in group),
+            total_ms=sum(row.total_ms for row in group),
+            share=sum(row.share for row in group),
+            gflop=operations,
+            gflop_per_s=operations / seconds if seconds and counted else None,
+        )
+        parts.append(part)
     return sorted(parts, key=lambda part: -part.total_ms)
-
-
-def part_of(kind: str, direction: str, rows: Sequence[Row]) -> Part:
-    """Return the sum of some rows."""
-    counted = [row for row in rows if row.gflop is not None]
-    gflop_of_all = sum((row.gflop or 0.0) * row.calls for row in counted)
-    seconds = sum(row.total_ms for row in counted) / 1000
-    return Part(
-        kind=kind,
-        direction=direction,
-        calls=sum(row.calls for row in rows),
-        total_ms=sum(row.total_ms for row in rows),
-        share=sum(row.share for row in rows),
-        gflop=gflop_of_all,
-        gflop_per_s=gflop_of_all / seconds if seconds and counted else None,
-    )
 
 
 DIRECTIONS = {
@@ -301,11 +265,10 @@ together (`u8s8u8`); `directory` is the paper's word for benchdnn's `--dir`."""
 
 def parameters_of(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...]]:
     """Yield a row for each problem, the costliest first; equal rows are one."""
-    counted: dict[tuple[str, ...], int] = {}
-    for problem, some in sorted(calls.items(), key=lambda item: -item[1].total_ms):
-        row = parameters_of_problem(problem)
-        counted[row] = counted.get(row, 0) + some.count
-    return ((*row, count) for row, count in counted.items())
+    counts: dict[tuple[str, ...], int] = defaultdict(int)
+    for problem, counted in sorted(calls.items(), key=lambda item: -item[1].total_ms):
+        counts[parameters_of_problem(problem)] += counted.count
+    return ((*row, count) for row, count in counts.items())
 
 
 def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
@@ -318,43 +281,34 @@ def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
 
     roles = [problem.memory(role) for role in ("src", "wei", "dst")]
     types = [memory.type for memory in roles if memory]
+    direction = DIRECTIONS.get(problem.direction, "")
+    if problem.memory("bia") is not None and problem.is_computing:
+        direction = {"BWD_W": "BWD_WB", "FWD_D": "FWD_B"}.get(direction, direction)
     return (
         DRIVERS.get(problem.kind, problem.kind),
-        intern("".join(types or [one.type for one in problem.memories if one.is_there])),
-        benchdnn_direction(problem),
+        intern("".join(types or [memory.type for memory in problem.memories if memory.is_there])),
+        direction,
         intern(post_ops(problem.attributes)),
         intern(problem.algorithm.rpartition("_")[2].upper()),
         pick("mb"),
         pick("id", "ih", "iw") if sizes else problem.shape,
-        pick("od", "oh", "ow"),
-        pick("sd", "sh", "sw"),
-        pick("kd", "kh", "kw"),
-        pick("pd", "ph", "pw"),
+        *(pick(letter + "d", letter + "h", letter + "w") for letter in "oskp"),
         pick("g", "ic", "oc"),
     )
 
 
-def benchdnn_direction(problem: Problem) -> str:
-    """Return benchdnn's `--dir`; with the gradient of a bias where there is one."""
-    name = DIRECTIONS.get(problem.direction, "")
-    if problem.memory("bia") is not None and problem.is_computing:
-        return {"BWD_W": "BWD_WB", "FWD_D": "FWD_B"}.get(name, name)
-    return name
-
-
 def post_ops(attributes: str) -> str:
     """Return `sum+eltwise_relu`; 1.x spells it `post_ops:'sum;eltwise_relu;';`."""
-    found = re.search(r"attr-post-ops:(\S+)", attributes)
-    if found:
-        return found[1]
-    old = re.search(r"post_ops:'([^']*)'", attributes)
-    return old[1].strip(";").replace(";", "+") if old else ""
+    if match := re.search(r"attr-post-ops:(\S+)", attributes):
+        return match[1]
+    match = re.search(r"post_ops:'([^']*)'", attributes)
+    return match[1].strip(";").replace(";", "+") if match else ""
 
 
 def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> Iterator[bytes]:
     """Yield everything for programs as JSON; times in milliseconds, shares 0 to 1.
 
-    It is laid out as by `indent=1`, row by row: a log may have very many.
+    The layout is that of `indent=1`, written row by row: a log may have very many.
     """
     names = ("files", "versions", "runtimes", "threads", "instruction_sets", "lines",
              "onednn_lines")  # fmt: skip
@@ -389,20 +343,19 @@ def print_parts(console: Console, parts: Sequence[Part]) -> None:
     ]  # fmt: skip
     calls, ms = sum(part.calls for part in parts), sum(part.total_ms for part in parts)
     columns = (text_column("kind"), text_column("direction"), *MEASURES)
-    total = ("all", "", calls, ms, None, None)
-    table = Table("time by kind and direction", columns, rows, totals=[total])
-    console.print(table.for_console())
+    totals = [("all", "", calls, ms, None, None)]
+    console.print(Table("time by kind and direction", columns, rows, totals=totals).for_console())
 
 
-def print_rows(console: Console, rows: Sequence[Row], *, top: int) -> None:
-    """Print the costliest problems."""
-    shown = []
-    for row in rows[:top]:
+def print_rows(console: Console, rows: Sequence[Row], *, problems: int) -> None:
+    """Print the costliest of so many problems."""
+    cells = []
+    for row in rows:
         direction = "" if row.direction == "undef" else f" {row.direction}"
         name = f"{row.kind}{direction}, {row.implementation}\n{row.shape}\n{row.types}"
-        shown.append((name, row.calls, row.total_ms, row.share, row.gflop_per_s))
-    title = f"the {min(top, len(rows))} costliest of {len(rows):,} problems"
-    table = Table(title, (text_column("problem"), *MEASURES), shown)
+        cells.append((name, row.calls, row.total_ms, row.share, row.gflop_per_s))
+    title = f"the {len(rows)} costliest of {problems:,} problems"
+    table = Table(title, (text_column("problem"), *MEASURES), cells)
     console.print(table.for_console(show_lines=True))
 
 
@@ -413,12 +366,16 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
     if not phases or not steps:
         return
     rows = []
-    for phase in (*phases, None):
+    for phase in (*phases, None):  # None: whole steps
         wall = sum(ms for where, ms in log.phase_ms.items() if where.phase == phase) / len(steps)
-        inside = onednn_ms(log, phase) / len(steps)
+        inside = sum(
+            sum(calls.total_ms for calls in problems.values())
+            for where, problems in log.executions.items()
+            if where.step is not None and phase in (None, where.phase)
+        ) / len(steps)  # fmt: skip
         rows.append((phase or "whole step", wall, inside, wall - inside))
-    columns = (text_column("phase"), Column("ms", ",.1f"), Column("in oneDNN", ",.1f"),
-               Column("elsewhere", ",.1f"))  # fmt: skip
+    names = ("ms", "in oneDNN", "elsewhere")
+    columns = (text_column("phase"), *(Column(name, ",.1f") for name in names))
     table = Table(f"a step by phases, mean of {len(steps)}", columns, rows[:-1], totals=rows[-1:])
     console.print(table.for_console())
     kernels = sorted({str(facts["own_kernels"]) for facts in log.facts if facts.get("own_kernels")})
@@ -430,17 +387,8 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
         )
 
 
-def onednn_ms(log: OneDnnLog, phase: str | None) -> float:
-    """Return time of executions in a phase of any step; None: in whole steps."""
-
-    def is_there(where: Where) -> bool:
-        return where.step is not None and phase in (None, where.phase)
-
-    return sum(calls.total_ms for calls in log.calls(is_there).values())
-
-
 def print_remarks(console: Console, log: OneDnnLog) -> None:
-    """Print what else is in the log, and the lines that were not understood, as far as kept."""
+    """Print what else is in the log, and the first of the lines that were not understood."""
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
         total = sum(calls.total_ms for calls in log.creations.values())
@@ -455,8 +403,7 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
             "understood; nothing of them is in the tables:")  # fmt: skip
         for line in log.not_understood:
             say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
-        if log.not_understood_count > len(log.not_understood):
-            more = log.not_understood_count - len(log.not_understood)
+        if more := log.not_understood_count - len(log.not_understood):
             say(console, f"  and {more:,} more")
 
 
@@ -468,44 +415,42 @@ SMALLEST_LABELLED = 0.06
 
 def draw_distribution(parts: Sequence[Part], *, title: str) -> "Figure":
     """Draw a bar for each kind of primitive, in pieces by direction; lengths are milliseconds."""
-    by_kind: dict[str, list[Part]] = {}
+    by_kind: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
-        by_kind.setdefault(part.kind, []).append(part)
-    kinds = sorted(by_kind, key=lambda kind: -sum(part.total_ms for part in by_kind[kind]))
-    groups = [(kind, by_kind[kind]) for kind in kinds[:BARS]]
-    if kinds[BARS:]:
-        others = [part for kind in kinds[BARS:] for part in by_kind[kind]]
-        groups.append((f"{len(kinds) - BARS} other kinds", others))
+        by_kind[part.kind].append(part)
+    groups = sorted(by_kind.items(), key=lambda item: -sum(part.total_ms for part in item[1]))
+    if others := groups[BARS:]:
+        name = f"{len(others)} other kinds"
+        groups[BARS:] = [(name, [part for _, group in others for part in group])]
     total = sum(part.total_ms for part in parts)
     order = list(DIRECTION_COLOURS)
+
+    def colour_name(part: Part) -> str:
+        name = direction_name(part.direction)
+        return name if name in DIRECTION_COLOURS else ""
+
     bars = []
-    for name, some in groups:
+    for name, group in groups:
         pieces = [
             Piece(
                 part.total_ms,
                 DIRECTION_COLOURS[colour_name(part)],
                 f"{part.share:.0%}" if part.total_ms > SMALLEST_LABELLED * total else "",
             )
-            for part in sorted(some, key=lambda part: order.index(colour_name(part)))
+            for part in sorted(group, key=lambda part: order.index(colour_name(part)))
         ]
-        ms = sum(part.total_ms for part in some)
+        ms = sum(part.total_ms for part in group)
         bars.append(Bar(name, pieces, f"{significant(ms, 3)} ms, {ms / total:.1%}"))
-    figure = new_figure(height=2.0 + 0.5 * len(bars))
+    figure = charts.new_figure(height=2.0 + 0.5 * len(bars))
     axes = figure.subplots()
-    horizontal_bars(axes, bars, room=1.18)
+    charts.horizontal_bars(axes, bars, room=1.18)
     axes.set_xlabel("milliseconds in all calls")
     names = sorted({colour_name(part) for part in parts}, key=order.index)
     colours = {name or "no direction": DIRECTION_COLOURS[name] for name in names}
     below = (0.5, -0.16 - 0.3 / len(bars))
-    colour_legend(axes, colours, columns=5, loc="upper center", bbox_to_anchor=below)
+    charts.colour_legend(axes, colours, columns=5, loc="upper center", bbox_to_anchor=below)
     figure.suptitle(title)
     return figure
-
-
-def colour_name(part: Part) -> str:
-    """Return the part's direction, empty if it has no colour."""
-    name = direction_name(part.direction)
-    return name if name in DIRECTION_COLOURS else ""
 
 
 LARGEST_DOT = 900
@@ -520,7 +465,7 @@ def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "F
 
     A dot's area is the problem's share of the time.
     """
-    figure = new_figure(width=13, height=5.6)
+    figure = charts.new_figure(width=13, height=5.6)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_computing(left, [row for row in rows if row.gflop_per_s and row.flop_per_byte], peaks)
     draw_moving(right, [row for row in rows if row.gflop is None and row.gbyte], peaks)
@@ -532,14 +477,14 @@ def draw_computing(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> No
     """Draw a dot for each problem, with ceilings above them."""
     axes.set_title("convolutions and matrix products")
     if not rows:
-        write_in_place_of_chart(axes, "none in this log")
+        charts.write_in_place_of_chart(axes, "none in this log")
         return
     for direction in dict.fromkeys(direction_name(row.direction) for row in rows):
-        some = [row for row in rows if direction_name(row.direction) == direction]
+        group = [row for row in rows if direction_name(row.direction) == direction]
         axes.scatter(
-            [row.flop_per_byte or 0 for row in some],
-            [row.gflop_per_s or 0 for row in some],
-            [SMALLEST_DOT + LARGEST_DOT * row.share for row in some],
+            [row.flop_per_byte or 0 for row in group],
+            [row.gflop_per_s or 0 for row in group],
+            [SMALLEST_DOT + LARGEST_DOT * row.share for row in group],
             color=DIRECTION_COLOURS.get(direction, DARK),
             alpha=0.65,
             linewidth=0,
@@ -570,12 +515,15 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
     top = max([*shown.values(), *(row.gflop_per_s or 0 for row in rows)])
     ridge = min(highest, top / bandwidth)
     lowest = min(min(intensities) / 2, ridge / 6)  # so that the slope is seen
-    style: dict[str, Any] = {"color": DARK, "linewidth": 1.2}
-    axes.plot([lowest, ridge], [bandwidth * lowest, bandwidth * ridge], **style)
+
+    def draw_line(x: list[float], y: list[float]) -> None:
+        axes.plot(x, y, color=DARK, linewidth=1.2)
+
+    draw_line([lowest, ridge], [bandwidth * lowest, bandwidth * ridge])
     axes.annotate(f"memory {bandwidth:,.0f} GB/s", (lowest, bandwidth * lowest),
                   xytext=(10, -4), textcoords="offset points", fontsize=9)  # fmt: skip
     for name, peak in shown.items():
-        axes.plot([peak / bandwidth, highest], [peak, peak], **style)
+        draw_line([peak / bandwidth, highest], [peak, peak])
         axes.annotate(f"{name} {peak:,.0f} GFLOP/s", (highest, peak), xytext=(0, 4),
                       textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
 
@@ -583,24 +531,23 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
 def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
     """Draw bytes a second of kinds whose arithmetic does not count, the costliest on top."""
     axes.set_title("what only moves data")
-    by_kind: dict[str, list[Row]] = {}
+    by_kind: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_kind.setdefault(row.kind, []).append(row)
-    kinds = sorted(by_kind, key=lambda kind: -sum(row.total_ms for row in by_kind[kind]))[:MOVERS]
-    if not kinds:
-        write_in_place_of_chart(axes, "nothing in this log")
+        by_kind[row.kind].append(row)
+    if not by_kind:
+        charts.write_in_place_of_chart(axes, "nothing in this log")
         return
+    groups = sorted(by_kind.items(), key=lambda item: -sum(row.total_ms for row in item[1]))
     bars, rates = [], [peaks.bandwidth_gb_per_s if peaks else 0.0]
-    for kind in kinds:
-        some = by_kind[kind]
-        rate = sum((row.gbyte or 0) * row.calls for row in some)
-        rate *= 1000 / sum(row.total_ms for row in some)
-        share = sum(row.share for row in some)
+    for kind, group in groups[:MOVERS]:
+        rate = sum((row.gbyte or 0) * row.calls for row in group)
+        rate *= 1000 / sum(row.total_ms for row in group)
+        share = sum(row.share for row in group)
         note = f"{significant(rate, 3)} GB/s, {share:.1%} of the time"
         bars.append(Bar(kind, [Piece(rate, DIRECTION_COLOURS[""])], note))
         rates.append(rate)
-    horizontal_bars(axes, bars, rows=3, thickness=0.6)
-    axes.set_ylim(max(len(kinds), 3) - 0.4, -0.8)
+    charts.horizontal_bars(axes, bars, rows=3, thickness=0.6)
+    axes.set_ylim(max(len(bars), 3) - 0.4, -0.8)
     axes.set_xlim(0, 1.6 * max(rates))
     if peaks:
         bandwidth = peaks.bandwidth_gb_per_s

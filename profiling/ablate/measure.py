@@ -319,10 +319,10 @@ def calls_of(
         "kinds": [
             {
                 "kind": kind.name,
-                "first_calls": kind.first_calls,
-                "second_calls": kind.second_calls,
-                "first_ms": kind.first_ms,
-                "second_ms": kind.second_ms,
+                "first_calls": kind.first.calls,
+                "second_calls": kind.second.calls,
+                "first_ms": kind.first.ms,
+                "second_ms": kind.second.ms,
             }
             for kind in kinds_of(found.pairs)
         ],

@@ -194,7 +194,7 @@ def comparison_texts(comparison: Comparison) -> list[str]:
 def comparison_chart(comparison: Comparison) -> Chart:
     """Return bars of both sides."""
     spoken = "; ".join(
-        f"{kind.name} {significant(kind.first_ms)} against {significant(kind.second_ms)} ms"
+        f"{kind.name} {significant(kind.first.ms)} against {significant(kind.second.ms)} ms"
         for kind in kinds_of(comparison.pairs)[:8]
     )
 

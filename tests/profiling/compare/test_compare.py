@@ -72,8 +72,8 @@ def test_what_only_one_side_calls_is_on_top(frozen: tuple[Path, Path]) -> None:
 
 def test_kinds_add_up_to_both_logs(frozen: tuple[Path, Path]) -> None:
     kinds = kinds_of(matched(*frozen).pairs)
-    assert sum(kind.first_ms for kind in kinds) == pytest.approx(2.0)
-    assert sum(kind.second_ms for kind in kinds) == pytest.approx(2.5)
+    assert sum(kind.first.ms for kind in kinds) == pytest.approx(2.0)
+    assert sum(kind.second.ms for kind in kinds) == pytest.approx(2.5)
     assert kinds[0].name == "reorder"
 
 
