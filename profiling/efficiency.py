@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,22 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common.charts import (
-    BLUE,
-    PALE,
-    RED,
-    Bar,
-    Column,
-    Piece,
-    Table,
-    chart_files,
-    colour_legend,
-    horizontal_bars,
-    new_figure,
-    save_chart,
-    text_column,
-    write_in_place_of_chart,
-)
+from common import charts
+from common.charts import Bar, Column, Piece, Table, chart_files, text_column
 from common.cli import add_command, add_output_options, positive
 from common.console import make_console, print_cautions, progress, say, significant
 from common.errors import FINISHED, InputError, printable
@@ -40,16 +27,10 @@ from profiling.efficiency_analysis import (
     efficiency_of,
     hot_ratio,
     project,
-    require_fitting,
     steps_of,
 )
-from profiling.onednn_log.log import (
-    OneDnnLog,
-    add_logs,
-    describe_log,
-    name_files,
-    read_with_progress,
-)
+from profiling.onednn_log import log as onednn_logs
+from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import (
     DIRECTION_COLOURS,
     direction_name,
@@ -89,51 +70,30 @@ examples:
   python -m profiling efficiency onednn.log --benchdnn ~/oneDNN/build/tests/benchdnn/benchdnn
   python -m profiling efficiency onednn.log --replay replay.json --peaks peaks.json"""
 
-RUNNERS = ("auto", "benchdnn", "torch")
 REPEATS = 20
 
 
 def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `efficiency` to the commands of a command line."""
     parser = add_command(commands, "efficiency", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
-    add_logs(parser)
-    add_replay_options(parser)
+    onednn_logs.add_logs(parser)
+    add = parser.add_argument_group("replay").add_argument
+    add("--replay", type=Path, metavar="FILE", help="a replay.json made before")
+    what = "who runs problems now (default: benchdnn where there is one, else torch)"
+    add("--runner", choices=("auto", "benchdnn", "torch"), default="auto", help=what)
+    what = "oneDNN's own benchmark (default: on PATH)"
+    add("--benchdnn", type=Path, metavar="FILE", help=what)
+    what = f"runs of each problem, fewer of slow ones (default: {REPEATS})"
+    add("--repeats", type=positive, default=REPEATS, metavar="N", help=what)
+    add("--no-cold", dest="cold", action="store_false", help="leave out runs with empty caches")
+    add("--threads", type=positive, metavar="N", help="compute threads (default: as in the log)")
     add_peaks_option(parser)
-    for name, what in (
-        ("--steps", "training steps that the log is of, where it marks none"),
-        ("--images-a-step", "images of all its ranks in a step, where it does not say"),
-    ):
-        parser.add_argument(name, type=positive, metavar="N", help=what)
+    what = "training steps that the log is of, where it marks none"
+    parser.add_argument("--steps", type=positive, metavar="N", help=what)
+    what = "images of all its ranks in a step, where it does not say"
+    parser.add_argument("--images-a-step", type=positive, metavar="N", help=what)
     add_output_options(parser, "write table and chart here")
     parser.set_defaults(run=efficiency_command)
-
-
-def add_replay_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for where the replay comes from, and how it is made."""
-    group = parser.add_argument_group("replay")
-    group.add_argument("--replay", type=Path, metavar="FILE", help="a replay.json made before")
-    group.add_argument(
-        "--runner",
-        choices=RUNNERS,
-        default="auto",
-        help="who runs problems now (default: benchdnn where there is one, else torch)",
-    )
-    group.add_argument(
-        "--benchdnn", type=Path, metavar="FILE", help="oneDNN's own benchmark (default: on PATH)"
-    )
-    group.add_argument(
-        "--repeats",
-        type=positive,
-        default=REPEATS,
-        metavar="N",
-        help=f"runs of each problem, fewer of slow ones (default: {REPEATS})",
-    )
-    group.add_argument(
-        "--no-cold", dest="cold", action="store_false", help="leave out runs with empty caches"
-    )
-    group.add_argument(
-        "--threads", type=positive, metavar="N", help="compute threads (default: as in the log)"
-    )
 
 
 def efficiency_command(
@@ -167,9 +127,12 @@ def efficiency_command(
     if made is not None and (runner != "auto" or benchdnn or threads):
         raise InputError("--replay: is made already; leave --runner, --benchdnn, --threads out")
     program = None if made else chosen_benchdnn(runner, benchdnn)
-    log = read_with_progress(logs, console)
-    require_fitting(steps_of(log), steps)
-    describe_log(console, log)
+    log = onednn_logs.read_with_progress(logs, console)
+    if steps is not None and (marked := steps_of(log).whole):
+        raise InputError(
+            f"--steps: the log marks its {len(marked)} steps itself; leave --steps out"
+        )
+    onednn_logs.describe_log(console, log)
     machine = choose_peaks(peaks, log, console=console, folder=out)
     if made is None:
         made = replay_now(
@@ -187,9 +150,10 @@ def efficiency_command(
         write_whole(json_file, json.dumps(content, indent=1))
     if out is not None:
         write_whole(out / "efficiency.csv", problem_table(efficiency).csv())
-        title = f"efficiency of {name_files(log.files)}, replayed through {made.runner}"
+        name = onednn_logs.name_files(log.files)
+        title = f"efficiency of {name}, replayed through {made.runner}"
         figure = draw_efficiency(efficiency, projection, title=title)
-        save_chart(figure, *chart_files(out, "efficiency"))
+        charts.save_chart(figure, *chart_files(out, "efficiency"))
         say(console, f"table and chart: {out}")
     return FINISHED
 
@@ -204,7 +168,7 @@ def chosen_benchdnn(runner: str, benchdnn: Path | None) -> Path | None:
     """Return the benchdnn to replay with; None: torch does it.
 
     Raises:
-        InputError: It is asked for and not there, or torch is asked for beside it.
+        InputError: benchdnn is not there, or is named beside `--runner torch`.
     """
     if runner == "torch":
         if benchdnn is not None:
@@ -239,32 +203,18 @@ def replay_now(
     conditions = conditions_of(log, threads=threads, cpus=None, say=note)
     calls = log.calls(steps_of(log).holds)
     name = f"benchdnn ({benchdnn})" if benchdnn else "torch's oneDNN"
-    with (
-        background_load() as others,
-        progress(console, f"replaying through {name}, problems", total=len(calls)) as advance,
-    ):
-
-        def show(done: int, _of: int) -> None:
-            advance(done, "")
-
+    title = f"replaying through {name}, problems"
+    with background_load() as others, progress(console, title, total=len(calls)) as advance:
+        options: dict[str, Any] = {
+            "conditions": conditions,
+            "repeats": repeats,
+            "cold": cold,
+            "progress": lambda done, _: advance(done, ""),
+        }
         if benchdnn is not None:
-            replay = replay_with_benchdnn(
-                calls,
-                benchdnn=benchdnn,
-                conditions=conditions,
-                repeats=repeats,
-                cold=cold,
-                progress=show,
-            )
+            replay = replay_with_benchdnn(calls, benchdnn=benchdnn, **options)
         else:
-            replay = replay_with_torch(
-                calls,
-                conditions=conditions,
-                repeats=repeats,
-                cold=cold,
-                progress=show,
-                say=note,
-            )
+            replay = replay_with_torch(calls, say=note, **options)
     return replace(replay, other_cores=others.cores)
 
 
@@ -286,31 +236,7 @@ lost: measured time beyond the hot replay's; only what was replayed is in ratios
 
 def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     """Print the replay, the ratio, its parts, what was not replayed, what loses most."""
-    describe_replay(console, efficiency)
-    if not efficiency.total.measured_ms:
-        say(console, "nothing could be replayed: there is no ratio")
-    else:
-        say(console, headline(efficiency))
-        console.print(parts_table(efficiency).for_console())
-        say(console, MEANING)
-        share = efficiency.total.cold_measured_ms / efficiency.total.measured_ms
-        if (hot_ratio(efficiency.total) or 0) > FASTER_THAN_ALONE:
-            say(console, ABOVE_1)
-        if 0 < share < ALMOST_ALL:
-            say(console, f"cold ratios are of the {share:.1%} of the time that were run cold")
-    print_not_replayed(console, efficiency)
-    worst = [problem for problem in efficiency.problems if problem.lost_ms > 0][:WORST]
-    if worst:
-        several = f"the {len(worst)} problems that lose most"
-        rows = [row_of(readable(problem.problem), problem) for problem in worst]
-        title = several if len(worst) > 1 else "what loses most"
-        table = Table(title, (text_column("problem"), *MEASURES), rows)
-        console.print(table.for_console(show_lines=True))
-
-
-def describe_replay(console: Console, efficiency: Efficiency) -> None:
-    """Print who replayed what, and what was otherwise than in the run."""
-    replay = efficiency.replay
+    replay, total = efficiency.replay, efficiency.total
     threads, done = replay.conditions.threads, len(efficiency.problems)
     say(
         console,
@@ -320,17 +246,30 @@ def describe_replay(console: Console, efficiency: Efficiency) -> None:
     )
     if efficiency.outside_ms > 0:
         say(console, f"left out: {efficiency.outside_ms:,.1f} ms that ran outside of whole steps")
-
-
-def headline(efficiency: Efficiency) -> str:
-    """Return the ratio of the run, and of how much of it."""
-    cold = cold_ratio(efficiency.total)
-    also = "" if cold is None else f", {cold:.2f} cold"
-    share = 1 - efficiency.not_replayed_share
-    return (
-        f"efficiency: {hot_ratio(efficiency.total):.2f} hot{also}; "
-        f"{share:.1%} of oneDNN's time was replayed"
-    )
+    if not total.measured_ms:
+        say(console, "nothing could be replayed: there is no ratio")
+    else:
+        cold = cold_ratio(total)
+        ratios = f"{hot_ratio(total):.2f} hot" + ("" if cold is None else f", {cold:.2f} cold")
+        share = f"{1 - efficiency.not_replayed_share:.1%} of oneDNN's time was replayed"
+        say(console, f"efficiency: {ratios}; {share}")
+        *rows, last = part_rows(efficiency)
+        columns = (text_column("kind and direction"), *MEASURES)
+        console.print(Table("efficiency by kind", columns, rows, totals=[last]).for_console())
+        say(console, MEANING)
+        cold_share = total.cold_measured_ms / total.measured_ms
+        if (hot_ratio(total) or 0) > FASTER_THAN_ALONE:
+            say(console, ABOVE_1)
+        if 0 < cold_share < ALMOST_ALL:
+            say(console, f"cold ratios are of the {cold_share:.1%} of the time that were run cold")
+    print_not_replayed(console, efficiency)
+    worst = [problem for problem in efficiency.problems if problem.lost_ms > 0][:WORST]
+    if worst:
+        rows = [row_of(readable(problem.problem), problem) for problem in worst]
+        several = f"the {len(worst)} problems that lose most"
+        title = several if len(worst) > 1 else "what loses most"
+        table = Table(title, (text_column("problem"), *MEASURES), rows)
+        console.print(table.for_console(show_lines=True))
 
 
 MEASURES = (
@@ -357,15 +296,8 @@ def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object
     return [*rows, row_of("all", efficiency.total, divisor=divisor)]
 
 
-def parts_table(efficiency: Efficiency) -> Table:
-    """Return the table of kinds and directions for the console."""
-    *rows, total = part_rows(efficiency)
-    columns = (text_column("kind and direction"), *MEASURES)
-    return Table("efficiency by kind", columns, rows, totals=[total])
-
-
 def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
-    """Print how much has no replay, and why."""
+    """Print how much has no replay, and why: problems of the same kind and reason together."""
     count = len(efficiency.not_replayed)
     if not count:
         return
@@ -375,23 +307,18 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
         f"{efficiency.not_replayed_ms:,.1f} ms, "
         f"{efficiency.not_replayed_share:.1%} of the time; left out of both sides of every ratio",
     )
-    for why, some in by_reason(efficiency.not_replayed)[:REASONS]:
-        milliseconds = sum(one.measured_ms for one in some)
-        example = printable(readable(some[0].problem))
-        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
-        say(console, f"  {milliseconds:,.1f} ms: {example}{more}: {printable(why)}")
-    rest = len(by_reason(efficiency.not_replayed)) - REASONS
-    if rest > 0:
-        say(console, f"  and for {rest} other reasons; --out and --json have them all")
-
-
-def by_reason(not_replayed: Sequence[NotReplayed]) -> list[tuple[str, list[NotReplayed]]]:
-    """Return problems of the same kind and reason together, the costliest first."""
-    reasons: dict[tuple[str, str], list[NotReplayed]] = {}
-    for one in not_replayed:
-        reasons.setdefault((one.problem.kind, one.why), []).append(one)
-    groups = [(why, some) for (_, why), some in reasons.items()]
-    return sorted(groups, key=lambda group: -sum(one.measured_ms for one in group[1]))
+    reasons: dict[tuple[str, str], list[NotReplayed]] = defaultdict(list)
+    for problem in efficiency.not_replayed:
+        reasons[problem.problem.kind, problem.why].append(problem)
+    groups = [(sum(p.measured_ms for p in group), group) for group in reasons.values()]
+    groups.sort(key=lambda group: -group[0])
+    for milliseconds, group in groups[:REASONS]:
+        example = printable(readable(group[0].problem))
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        say(console, f"  {milliseconds:,.1f} ms: {example}{more}: {printable(group[0].why)}")
+    remaining = len(groups) - REASONS
+    if remaining > 0:
+        say(console, f"  and for {remaining} other reasons; --out and --json have them all")
 
 
 def print_projection(
@@ -422,33 +349,26 @@ def print_projection(
 def projection_table(projection: Projection) -> Table:
     """Return a row for each speed; columns without values are left out."""
     elsewhere = projection.elsewhere_s
-    columns = (
-        text_column(""),
-        *(Column(name, significant, unit=" s") for name in ("in oneDNN", "elsewhere", "step")),
-        Column("images/s", ".3g"),
-        Column("times as fast", ".2f"),
-    )
+    names = ("in oneDNN", "elsewhere", "step")
+    columns = (text_column(""), *(Column(name, significant, unit=" s") for name in names),
+               Column("images/s", ".3g"), Column("times as fast", ".2f"))  # fmt: skip
     before = projection.measured.step_s or projection.measured.onednn_s
     rows = []
     for speed in projection.speeds:
         after = speed.onednn_s if speed.step_s is None else speed.step_s
         times = (speed.onednn_s, elsewhere, speed.step_s)
-        fast = before / after if after else ""
-        rows.append((speed.name, *times, speed.images_per_s or None, fast))
+        rows.append(
+            (speed.name, *times, speed.images_per_s or None, before / after if after else "")
+        )
     title = "oneDNN's part of a step" if elsewhere is None else "a step"
     return Table(title, columns, rows).without_empty_columns()
 
 
-COLUMNS = tuple(
-    map(
-        Column,
-        (
-            *("kind", "direction", "types", "layouts", "attributes", "auxiliary", "shape"),
-            *("implementation", "replay_implementation", "calls", "measured_ms"),
-            *("measured_a_call_ms", "hot_a_call_ms", "cold_a_call_ms", "roofline_a_call_ms"),
-            *("hot_ratio", "cold_ratio", "lost_ms", "replays", "why_not_replayed"),
-        ),
-    )
+COLUMNS = (
+    *("kind", "direction", "types", "layouts", "attributes", "auxiliary", "shape"),
+    *("implementation", "replay_implementation", "calls", "measured_ms"),
+    *("measured_a_call_ms", "hot_a_call_ms", "cold_a_call_ms", "roofline_a_call_ms"),
+    *("hot_ratio", "cold_ratio", "lost_ms", "replays", "why_not_replayed"),
 )
 """Of `efficiency.csv`. `measured_ms` is of all calls; `replays` are runs of which the replay's
 times are medians; what was not measured is empty."""
@@ -456,24 +376,24 @@ times are medians; what was not measured is empty."""
 
 def problem_table(efficiency: Efficiency) -> Table:
     """Return replayed problems, those that lose most first, then the others."""
+    rows = []
     problems: list[ProblemEfficiency | NotReplayed] = [*efficiency.problems]
-    rows = [problem_row(problem) for problem in (*problems, *efficiency.not_replayed)]
-    return Table("", COLUMNS, rows)
-
-
-def problem_row(item: ProblemEfficiency | NotReplayed) -> tuple[object, ...]:
-    """Return a problem with its times in the run, and alone where it has a replay."""
-    problem = item.problem
-    identity = (problem.kind, problem.direction, problem.types, problem.layouts,
-                problem.attributes, problem.auxiliary, problem.shape,
-                problem.implementation)  # fmt: skip
-    measured = (item.calls, item.measured_ms, item.measured_ms / item.calls)
-    if isinstance(item, NotReplayed):
-        return (*identity, "", *measured, *[None] * 7, item.why)
-    alone = item.replayed
-    times = (alone.hot_ms, alone.cold_ms, item.roofline_ms)
-    ratios = (hot_ratio(item), cold_ratio(item), item.lost_ms)
-    return (*identity, alone.implementation, *measured, *times, *ratios, alone.runs, "")
+    for timed in (*problems, *efficiency.not_replayed):
+        problem = timed.problem
+        identity = (problem.kind, problem.direction, problem.types, problem.layouts,
+                    problem.attributes, problem.auxiliary, problem.shape,
+                    problem.implementation)  # fmt: skip
+        measured = (timed.calls, timed.measured_ms, timed.measured_ms / timed.calls)
+        if isinstance(timed, NotReplayed):
+            rows.append((*identity, "", *measured, *[None] * 7, timed.why))
+        else:
+            alone = timed.replayed
+            times = (alone.hot_ms, alone.cold_ms, timed.roofline_ms)
+            ratios = (hot_ratio(timed), cold_ratio(timed), timed.lost_ms)
+            rows.append(
+                (*identity, alone.implementation, *measured, *times, *ratios, alone.runs, "")
+            )
+    return Table("", [Column(name) for name in COLUMNS], rows)
 
 
 def as_json(
@@ -516,7 +436,7 @@ def draw_efficiency(
 ) -> "Figure":
     """Draw ratios by kind and direction (left), and a step as measured and as it could be."""
     parts = efficiency.parts[:MOST]
-    figure = new_figure(width=13, height=2.6 + 0.42 * max(5, len(parts)))
+    figure = charts.new_figure(width=13, height=2.6 + 0.42 * max(5, len(parts)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_ratios(left, parts, efficiency.total)
     draw_projection(right, projection)
@@ -531,25 +451,26 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
     """Draw two bars for each part: hot above, cold below and paler."""
     axes.set_title("speed in the run, of the speed alone")
     if not parts:
-        write_in_place_of_chart(axes, "nothing was replayed")
+        charts.write_in_place_of_chart(axes, "nothing was replayed")
         return
+    grey = DIRECTION_COLOURS[""]
     bars = []
     for part in parts:
-        colour = DIRECTION_COLOURS.get(direction_name(part.direction), DIRECTION_COLOURS[""])
+        colour = DIRECTION_COLOURS.get(direction_name(part.direction), grey)
         share = part.measured_ms / total.measured_ms if total.measured_ms else 0
         name = f"{kind_and_direction(part.kind, part.direction)}\n{share:.1%} of the time"
         for ratio, opacity in ((hot_ratio(part), 1.0), (cold_ratio(part), PALER)):
             pieces = [] if ratio is None else [Piece(ratio, (colour, opacity))]
             bars.append(Bar(name, pieces, "" if ratio is None else f"{ratio:.2f}"))
-    horizontal_bars(axes, bars, bars_a_row=2, thickness=0.76, fontsize=8, name_size=8, room=1.05)
+    sizes: dict[str, Any] = {"thickness": 0.76, "fontsize": 8, "name_size": 8, "room": 1.05}
+    charts.horizontal_bars(axes, bars, bars_a_row=2, **sizes)
     axes.set_xlim(0, 1.08 * max(1.0, axes.get_xlim()[1]))
     axes.axvline(1, color="black", linewidth=0.8)
     overall = hot_ratio(total)
     if overall is not None:
         label = f"all, hot: {overall:.2f}"
-        axes.axvline(overall, color=RED, linestyle="--", linewidth=1, label=label)
+        axes.axvline(overall, color=charts.RED, linestyle="--", linewidth=1, label=label)
     axes.set_xlabel("replayed time / measured time: 1 is as fast as alone, less is slower")
-    grey = DIRECTION_COLOURS[""]
     axes.barh(0, 0, color=grey, label="hot replay")
     axes.barh(0, 0, color=(grey, PALER), label="cold replay (paler)")
     axes.legend(ncols=3, **BELOW)
@@ -558,20 +479,19 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
 def draw_projection(axes: "Axes", projection: Projection | None) -> None:
     """Draw a bar for each speed: oneDNN's primitives, and all else."""
     if projection is None:
-        write_in_place_of_chart(axes, "the log marks no steps")
+        charts.write_in_place_of_chart(axes, "the log marks no steps")
         return
     elsewhere = projection.elsewhere_s
     axes.set_title("oneDNN's seconds a step" if elsewhere is None else "seconds a step")
+    colours = {"oneDNN's primitives": charts.BLUE}
+    if elsewhere is not None:
+        colours["everything else, as measured"] = charts.PALE
     bars = []
     for speed in projection.speeds:
         images = f", {speed.images_per_s:.3g} images/s" if speed.images_per_s else ""
-        pieces = [Piece(speed.onednn_s, BLUE)]
-        if elsewhere is not None:
-            pieces.append(Piece(elsewhere, PALE))
+        times = (speed.onednn_s, elsewhere or 0.0)
+        pieces = [Piece(*piece) for piece in zip(times, colours.values(), strict=False)]
         bars.append(Bar(speed.name, pieces, f"{speed.step_s or speed.onednn_s:.3g} s{images}"))
-    horizontal_bars(axes, bars, thickness=0.6, fontsize=8, room=1.45)
+    charts.horizontal_bars(axes, bars, thickness=0.6, fontsize=8, room=1.45)
     axes.set_xlabel("seconds")
-    colours = {"oneDNN's primitives": BLUE}
-    if elsewhere is not None:
-        colours["everything else, as measured"] = PALE
-    colour_legend(axes, colours, columns=3, **BELOW)
+    charts.colour_legend(axes, colours, columns=3, **BELOW)

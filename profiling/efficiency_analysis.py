@@ -2,14 +2,14 @@
 
 "benchDNN.sh runs each primitive operation multiple times and takes the average; efficiency.py takes
 a weighted sum of all operations' time by the number of calls and produces an efficiency ratio"
-(Fu et al. 2023, section 2.3). Where a log marks its steps, only whole steps count. From the ratios
-follows what a step would take if oneDNN's primitives ran at another speed.
+(Fu et al. 2023, section 2.3). Where a log marks its steps, only whole steps count. The ratios give
+what a step would take if oneDNN's primitives ran at another speed.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import InputError
 from profiling.onednn_log.log import OneDnnLog, Where
 from profiling.onednn_log.work import Problem
 from profiling.peaks import Peaks, cautions_of_peaks, roofline_ms
@@ -31,18 +31,18 @@ class ProblemEfficiency:
 
     @property
     def hot_ms(self) -> float:
-        """What all its calls would take at the hot replay's speed."""
+        """The time of all its calls at the hot replay's speed."""
         return self.replayed.hot_ms * self.calls
 
     @property
     def cold_ms(self) -> float | None:
-        """The same of the cold replay."""
+        """The time of all its calls at the cold replay's speed, if it was run cold."""
         cold = self.replayed.cold_ms
         return None if cold is None else cold * self.calls
 
     @property
     def cold_measured_ms(self) -> float:
-        """Measured time that the cold replay is to be held against."""
+        """Measured time to compare with the cold replay's; 0 if it was not run cold."""
         return 0.0 if self.replayed.cold_ms is None else self.measured_ms
 
     @property
@@ -98,7 +98,7 @@ def cold_ratio(timed: Timed) -> float | None:
 
 @dataclass(frozen=True)
 class Steps:
-    """What is known of a log's steps."""
+    """The facts that a log has on its steps."""
 
     whole: frozenset[tuple[int | None, int | None]]
     """Rank and number of each step whose begin and end are marked; none: the log has no marks."""
@@ -109,7 +109,7 @@ class Steps:
     images: int | None
     """Of all the log's ranks together in a step."""
     ranks_of_run: int | None
-    """How many ranks trained, as the run says; None where it does not."""
+    """Number of ranks that trained; None where the log does not have it."""
 
     @property
     def count(self) -> int | None:
@@ -117,7 +117,7 @@ class Steps:
         return len(self.whole) or None
 
     def holds(self, where: Where) -> bool:
-        """Return whether what ran there counts."""
+        """Return whether executions in that place count."""
         return not self.whole or (where.rank, where.step) in self.whole
 
 
@@ -138,13 +138,12 @@ class Efficiency:
     outside_ms: float
     """oneDNN's time outside of whole steps, which counts nowhere."""
     cautions: Sequence[str]
-    """What made the replay differ from the run, other than running alone; what speaks against the
-    peaks."""
+    """Differences between replay and run, other than running alone; reasons against the peaks."""
 
     @property
     def not_replayed_ms(self) -> float:
-        """Measured time of what was not replayed."""
-        return sum(one.measured_ms for one in self.not_replayed)
+        """Measured time of problems without a replay."""
+        return sum(problem.measured_ms for problem in self.not_replayed)
 
     @property
     def measured_ms(self) -> float:
@@ -153,7 +152,7 @@ class Efficiency:
 
     @property
     def not_replayed_share(self) -> float:
-        """Of that time, what was not replayed."""
+        """The share of that time without a replay."""
         return self.not_replayed_ms / self.measured_ms if self.measured_ms else 0.0
 
 
@@ -187,34 +186,31 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
 
 def parts_of(problems: Sequence[ProblemEfficiency]) -> list[Part]:
     """Return sums by kind and direction, the costliest first."""
-    groups: dict[tuple[str, str], list[ProblemEfficiency]] = {}
-    for one in problems:
-        groups.setdefault((one.problem.kind, one.problem.direction), []).append(one)
-    parts = [sum_up(kind, direction, some) for (kind, direction), some in groups.items()]
+    groups: dict[tuple[str, str], list[ProblemEfficiency]] = defaultdict(list)
+    for timed in problems:
+        groups[timed.problem.kind, timed.problem.direction].append(timed)
+    parts = [sum_up(*key, group) for key, group in groups.items()]
     return sorted(parts, key=lambda part: -part.measured_ms)
 
 
 def sum_up(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -> Part:
     """Return the sums of some problems."""
-    cold = [one.cold_ms for one in problems if one.cold_ms is not None]
+    cold = [problem.cold_ms for problem in problems if problem.cold_ms is not None]
     return Part(
         kind=kind,
         direction=direction,
-        calls=sum(one.calls for one in problems),
-        measured_ms=sum(one.measured_ms for one in problems),
-        hot_ms=sum(one.hot_ms for one in problems),
+        calls=sum(problem.calls for problem in problems),
+        measured_ms=sum(problem.measured_ms for problem in problems),
+        hot_ms=sum(problem.hot_ms for problem in problems),
         cold_ms=sum(cold) if cold else None,
-        cold_measured_ms=sum(one.cold_measured_ms for one in problems),
+        cold_measured_ms=sum(problem.cold_measured_ms for problem in problems),
     )
 
 
 def steps_of(log: OneDnnLog) -> Steps:
     """Return what the marks and facts of a log have on its steps."""
-    walls = {
-        (where.rank, where.step): milliseconds
-        for where, milliseconds in log.phase_ms.items()
-        if where.phase is None
-    }
+    walls = {(where.rank, where.step): milliseconds
+             for where, milliseconds in log.phase_ms.items() if where.phase is None}  # fmt: skip
     of_ranks = {facts.get("rank"): facts for facts in log.facts}
     images = [facts.get("images_a_step") for facts in of_ranks.values()]
     ranks_of_run = next((facts.get("ranks") for facts in log.facts), None)
@@ -222,21 +218,9 @@ def steps_of(log: OneDnnLog) -> Steps:
         whole=frozenset(walls),
         ranks=max(1, len(log.ranks)),
         wall_ms=sum(walls.values()) / len(walls) if walls else None,
-        images=sum(one for one in images if isinstance(one, int)) or None,
+        images=sum(number for number in images if isinstance(number, int)) or None,
         ranks_of_run=ranks_of_run if isinstance(ranks_of_run, int) else None,
     )
-
-
-def require_fitting(steps: Steps, count: int | None) -> None:
-    """Refuse `--steps` beside a log that marks its steps.
-
-    Raises:
-        InputError: It does.
-    """
-    if count is not None and steps.whole:
-        raise InputError(
-            f"--steps: the log marks its {len(steps.whole)} steps itself; leave --steps out"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +238,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Projection:
-    """A step as it was, and as it could be; what is not oneDNN's stays as it was.
+    """A step as it was, and as it could be; time outside oneDNN stays as it was.
 
     Problems without a replay, or without a roofline, keep their measured time.
     """
@@ -266,7 +250,7 @@ class Projection:
     images: int | None
     """In a step, of all ranks in the log."""
     roofline_share: float
-    """Of oneDNN's measured time, what has a roofline."""
+    """The share of oneDNN's measured time that has a roofline."""
 
     @property
     def measured(self) -> Speed:
@@ -279,13 +263,8 @@ def project(
 ) -> Projection | None:
     """Return seconds and images a second of a step, at each speed.
 
-    Args:
-        efficiency: With its marks, if the log has any.
-        steps: How many the log is of, each rank's, where it marks none.
-        images_a_step: Of all ranks in the log; None: as the log says.
-
-    Returns:
-        None where it is not known how many steps the log is of.
+    `steps` is each rank's number of steps in a log without marks, and `images_a_step` of all ranks
+    in the log replaces the log's own. None where the number of steps is not known.
     """
     marked = efficiency.steps
     count = marked.count or (steps * marked.ranks if steps else None)
@@ -294,20 +273,26 @@ def project(
     images = images_a_step or marked.images
     measured = efficiency.measured_ms / count / 1000
     elsewhere = None if marked.wall_ms is None else marked.wall_ms / 1000 - measured
+    problems, speeds = efficiency.problems, []
 
-    def speed(name: str, onednn_ms: float) -> Speed:
+    def add_speed(name: str, onednn_ms: float) -> None:
         onednn_s = onednn_ms / count / 1000
         step_s = None if elsewhere is None else onednn_s + elsewhere
-        return Speed(name, onednn_s, step_s, images / step_s if images and step_s else None)
+        speeds.append(Speed(name, onednn_s, step_s, images / step_s if images and step_s else None))
 
-    speeds = [speed("as measured", efficiency.measured_ms)]
-    if efficiency.problems:
-        speeds.append(speed("at the hot replay's speed", total_ms(efficiency, hot)))
+    add_speed("as measured", efficiency.measured_ms)
+    if problems:
+        hot_ms = sum(problem.hot_ms for problem in problems)
+        add_speed("at the hot replay's speed", hot_ms + efficiency.not_replayed_ms)
     if efficiency.total.cold_ms is not None:
-        speeds.append(speed("at the cold replay's speed", total_ms(efficiency, cold_or_hot)))
-    bounded = [problem for problem in efficiency.problems if problem.roofline_ms is not None]
+        cold_ms = sum(p.hot_ms if p.cold_ms is None else p.cold_ms for p in problems)
+        add_speed("at the cold replay's speed", cold_ms + efficiency.not_replayed_ms)
+    bounded = [problem for problem in problems if problem.roofline_ms is not None]
     if bounded:
-        speeds.append(speed("at the roofline", total_ms(efficiency, roofline_or_measured)))
+        # Caches can beat the roofline: such problems keep their measured time.
+        times = (p.measured_ms if p.roofline_ms is None
+                 else min(p.measured_ms, p.roofline_ms * p.calls) for p in problems)  # fmt: skip
+        add_speed("at the roofline", sum(times) + efficiency.not_replayed_ms)
     bounded_ms = sum(problem.measured_ms for problem in bounded)
     return Projection(
         speeds=tuple(speeds),
@@ -315,25 +300,3 @@ def project(
         images=images,
         roofline_share=bounded_ms / efficiency.measured_ms if efficiency.measured_ms else 0.0,
     )
-
-
-def total_ms(efficiency: Efficiency, milliseconds: Callable[[ProblemEfficiency], float]) -> float:
-    """Return all replayed problems by some measure, and the measured time of the others."""
-    return sum(map(milliseconds, efficiency.problems)) + efficiency.not_replayed_ms
-
-
-def hot(problem: ProblemEfficiency) -> float:
-    """Return the time of all calls at the hot replay's speed."""
-    return problem.hot_ms
-
-
-def cold_or_hot(problem: ProblemEfficiency) -> float:
-    """Return it at the cold replay's speed; at the hot one's for what was not run cold."""
-    return problem.hot_ms if problem.cold_ms is None else problem.cold_ms
-
-
-def roofline_or_measured(problem: ProblemEfficiency) -> float:
-    """Return it at the roofline; as measured where there is none, or where caches beat it."""
-    if problem.roofline_ms is None:
-        return problem.measured_ms
-    return min(problem.measured_ms, problem.roofline_ms * problem.calls)

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InputError
 from profiling.efficiency_analysis import (
     Efficiency,
     cold_ratio,
     efficiency_of,
     hot_ratio,
     project,
-    require_fitting,
 )
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.work import readable
@@ -184,13 +182,6 @@ def test_a_step_that_was_cut_does_not_count(tmp_path: Path) -> None:
     efficiency = efficiency_of(read_logs([file]), replay_of(), peaks=None)
     assert efficiency.steps.count == 1
     assert efficiency.total.measured_ms == 2 * 10 + 20 + 5
-
-
-def test_steps_are_not_given_to_a_log_that_marks_them(tmp_path: Path) -> None:
-    efficiency = found(tmp_path)
-    require_fitting(efficiency.steps, None)
-    with pytest.raises(InputError, match=r"^--steps: the log marks its 2 steps itself"):
-        require_fitting(efficiency.steps, 2)
 
 
 def test_mismatches_are_told(tmp_path: Path) -> None:
