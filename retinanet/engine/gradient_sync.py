@@ -1,10 +1,11 @@
 """Averages of the ranks' gradients during the backward pass: torch's DDP, on CPUs.
 
-Ranks of one host average through memory that they share. Between processes of one host a network's way costs several copies by the kernel, on the cores that
-compute. Here each rank writes its gradients once, rounded if that is wanted, to memory that its
-neighbours have mapped too, and sums theirs from there. That memory has no file: `SharedMemory`
-makes it, and `map_memory` maps that of another process of the host.
-"""  # noqa: E501
+Ranks of one host average through memory that they share. Between processes of one host a network's
+way costs several copies by the kernel, on the cores that compute. Here each rank writes its
+gradients once, rounded if that is wanted, to memory that its neighbours have mapped too, and sums
+theirs from there. That memory has no file: `SharedMemory` makes it, and `map_memory` maps that of
+another process of the host.
+"""
 
 import ctypes
 import inspect

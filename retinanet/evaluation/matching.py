@@ -3,9 +3,10 @@
 `boxes_by_class` takes a split's boxes class after class. The library gets only boxes that overlap a
 true one of their image enough to be matched at all; the others are of no consequence to any match.
 
-Detections of an image and of a whole split are columns of numpy arrays. Of 7 million boxes, columns take 0.3 GB and dicts 7 GB: `true_boxes` and `found_boxes` make a dict a
-box, as COCO's tools and files have them, only for those that need them.
-"""  # noqa: E501
+Detections of an image and of a whole split are columns of numpy arrays. Of 7 million boxes, columns
+take 0.3 GB and dicts 7 GB: `true_boxes` and `found_boxes` make a dict a box, as COCO's tools and
+files have them, only for those that need them.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields

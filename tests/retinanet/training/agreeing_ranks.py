@@ -1,4 +1,4 @@
-"""What two ranks do together, as JSON lines of both; `test_distributed.py` runs this under mpirun."""  # noqa: E501
+"""What two ranks do together, as JSON lines of both; `test_distributed.py` runs this under mpirun."""
 
 import json
 import os
