@@ -70,11 +70,6 @@ class Checkpoint:
         """How far the run had come."""
         return self.state.position
 
-    @property
-    def trains_norms_on_ranks(self) -> bool:
-        """Whether each rank has running statistics of its own."""
-        return self.model.norm == "batch" and len(self.state.random_states) > 1
-
     def require_whole(self) -> None:
         """Check that nothing is missing to resume, and that every part is what was written.
 
@@ -82,7 +77,9 @@ class Checkpoint:
             InputError: Names the first file that is missing, cut short, changed, or holds a value
                 that is infinite or NaN.
         """
-        ranks = (RANKS_FILE,) if self.trains_norms_on_ranks else ()
+        # Where norms train, each rank has running statistics of its own.
+        needs_ranks = self.model.norm == "batch" and len(self.state.random_states) > 1
+        ranks = (RANKS_FILE,) if needs_ranks else ()
         for name in dict.fromkeys((MODEL_FILE, OPTIMIZER_FILE, *ranks, *self.state.parts)):
             file = self.require_unchanged(name)
             require_finite_tensors(mapped_tensors(file), file=file)
@@ -175,10 +172,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's JSON; its tensors are read on demand.
-
-    Args:
-        path: See `find_checkpoint`.
+    """Read the JSON of a checkpoint, see `find_checkpoint`; its tensors are read on demand.
 
     Raises:
         InputError: There is no checkpoint, or its `state.json` is damaged or of another kind.
@@ -190,8 +184,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint below `checkpoints/` of which every part is what was written.
 
-    Returns:
-        The checkpoint, or None where there is none; and what is wrong with each newer one.
+    None where there is none; and a line on what is wrong with each newer one.
     """
     problems = []
     for folder in newest_first(checkpoints):
@@ -206,11 +199,7 @@ def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def mapped_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; the file is mapped as long as one of them lives.
-
-    Raises:
-        InputError: It cannot be read, or is not safetensors.
-    """
+    """Return the tensors of a safetensors file; the file is mapped as long as one of them lives."""
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
@@ -247,12 +236,9 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str] = {}) -> None:
-    """Write a checkpoint's folder.
+    """Write a checkpoint's folder, in one that exists; replace an earlier one of this name.
 
-    Args:
-        final: Its name, in a folder that exists; replaced if it is there.
-        contents: What goes into it.
-        texts: Other files, by name.
+    `texts`: other files, by name.
 
     Raises:
         OSError: It cannot be written; nothing is left of it, and what was there stays.
@@ -264,7 +250,10 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
         parts = {}
         for name, tensors in contents.parts.items():
             file = partial / name
-            save(tensors, file)
+            try:
+                save_file(dict(tensors), file, metadata={"format": "pt"})
+            except SafetensorError as error:  # as which a full disk is reported
+                raise OSError(None, str(error)) from error
             parts[name] = Part(sha256=file_digest(file), bytes=file.stat().st_size)
         written = {STATE_FILE: state_text(replace(contents.state, parts=parts)), **texts}
         for name, text in written.items():
@@ -277,18 +266,6 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
     remove(final)
     partial.rename(final)
     flush_to_disk(final.parent)
-
-
-def save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:  # as which a full disk is reported
-        raise OSError(None, str(error)) from error
 
 
 def flush_to_disk(path: Path) -> None:
@@ -367,22 +344,14 @@ NAME = re.compile(r"step-([0-9]{6,18})")
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint folder that a user's path means.
 
-    Args:
-        path: A checkpoint's folder, a file in it, or a run's folder (its best, else its last).
+    The path is a checkpoint's folder, a file in it, or a run's folder (its best, else its last).
 
     Raises:
         InputError: There is none.
     """
-    candidates = (
-        path,
-        path.parent,
-        path / "checkpoints" / BEST,
-        path / "checkpoints" / LAST,
-        path / BEST,
-        path / LAST,
-    )
+    below = (path / "checkpoints" / BEST, path / "checkpoints" / LAST, path / BEST, path / LAST)
     if path.exists():
-        for candidate in candidates:
+        for candidate in (path, path.parent, *below):
             if (candidate / STATE_FILE).is_file():
                 return candidate
     reason = "holds no checkpoint" if path.exists() else "does not exist"
@@ -400,12 +369,8 @@ def newest_first(checkpoints: Path) -> list[Path]:
     """Return the checkpoints' folders below `checkpoints/`, the newest first."""
     if not checkpoints.is_dir():
         return []
-    folders = [
-        folder
-        for folder in checkpoints.iterdir()
-        if NAME.fullmatch(folder.name) and folder.is_dir()
-    ]
-    return sorted(folders, key=step_of, reverse=True)
+    folders = [path for path in checkpoints.iterdir() if NAME.fullmatch(path.name)]
+    return sorted(filter(Path.is_dir, folders), key=step_of, reverse=True)
 
 
 def trainable_names(model: nn.Module) -> list[str]:
@@ -442,7 +407,7 @@ def optimizer_state(
             raise InputError(f"{file}: {key} has the shape {list(tensor.shape)} of another model")
         state[places[name]][slot] = match_memory_format(parameters[name], tensor)
     # An optimizer would silently start anew for a parameter that has none.
-    slots = {slot for own in state.values() for slot in own}
+    slots = {slot for state_of_one in state.values() for slot in state_of_one}
     for name, index in places.items():
         for slot in sorted(slots - state[index].keys()):
             raise InputError(f"{file}: {name}/{slot} is missing; use another checkpoint")

@@ -6,8 +6,9 @@ write that fails is a warning: what was there before stays.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -59,14 +60,10 @@ class Checkpointer:
         every: str = "epoch",
         group: ProcessGroup | None = None,
     ) -> None:
-        """Write below a folder.
+        """Write to `runs/NAME/checkpoints`, and keep the last `keep` beside the best.
 
-        Args:
-            checkpoints: `runs/NAME/checkpoints`.
-            keep: How many of the last stay, beside the best.
-            warn: Called on rank 0, with a line, for each that could not be written.
-            every: How often, as in the configuration.
-            group: The ranks; None: one.
+        `warn` is called on rank 0, with a line, for each that could not be written. `every` is the
+        interval as in the configuration.
         """
         self._checkpoints = checkpoints
         self._keep = keep
@@ -84,19 +81,21 @@ class Checkpointer:
     def resume_from(self, checkpoint: Checkpoint, *, epoch: float) -> list[str]:
         """Tidy up around the checkpoint that a run is resumed from; rank 0 calls it.
 
-        Newer ones, which are damaged, and which the run writes again, get another name. Links that
-        a kill has left behind are set.
-
-        Returns:
-            Lines for the user.
+        Newer ones, which are damaged, and which the run writes again, get another name; a line for
+        the user is returned for each. Links that a kill has left behind are set.
         """
         position = checkpoint.position
-        self._timer.load_state_dict({"step": position.step, "epoch": epoch})
+        self._timer.restart(step=position.step, epoch=epoch)
         remove_unfinished(self._checkpoints)
         notes = []
         for folder in newest_first(self._checkpoints):
             if step_of(folder) > position.step:
-                notes.append(set_aside(folder))
+                aside = folder.with_name(f"damaged-{folder.name}")
+                numbers = count(2)
+                while aside.exists():
+                    aside = folder.with_name(f"damaged-{folder.name}-{next(numbers)}")
+                folder.rename(aside)
+                notes.append(f"{folder.name} is damaged: it is now {aside.name}")
         self._link(checkpoint.folder, position)
         self._step = position.step
         return notes
@@ -115,7 +114,7 @@ class Checkpointer:
         contents = gathered(self.group, model, optimizer, state)
         if contents is not None:
             self.write(contents)
-        self._timer.load_state_dict({"step": step, "epoch": epoch})
+        self._timer.restart(step=step, epoch=epoch)
 
     def is_there(self, step: int) -> bool:
         """Wait for the writer; return whether the checkpoint after `step` steps is on the disk."""
@@ -206,8 +205,8 @@ class Checkpointer:
     def _failed(self, error: OSError) -> None:
         step, self._step = self._step, None
         self._problem = error.strerror or str(error)
-        kept = newest_first(self._checkpoints)
-        stays = f"{kept[0].name} stays" if kept else "there is none yet"
+        folders = newest_first(self._checkpoints)
+        stays = f"{folders[0].name} stays" if folders else "there is none yet"
         self._warn(
             f"warning: {self._checkpoints}: the checkpoint after step {step} could not be "
             f"written: {self._problem}; {stays}, training goes on"
@@ -228,42 +227,26 @@ def gathered(
     }
     if averaged:
         parts[RANKS_FILE] = number_statistics(states)
-    return Contents(
-        parts, replace(state, random_states=[state_of_rank.random for state_of_rank in states])
-    )
-
-
-def set_aside(folder: Path) -> str:
-    """Give a damaged checkpoint a name that no run uses; return a line for the user."""
-    aside = folder.with_name(f"damaged-{folder.name}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = folder.with_name(f"damaged-{folder.name}-{number}")
-    folder.rename(aside)
-    return f"{folder.name} is damaged: it is now {aside.name}"
+    return Contents(parts, replace(state, random_states=[rank.random for rank in states]))
 
 
 class CheckpointTimer:
     """Decides when the next checkpoint is due; rank 0's counts for all ranks."""
 
     def __init__(self, every: str) -> None:
-        """`every`: as in the configuration; see `retinanet.config_types`."""
         self._interval = interval_of(every)
-        self._last_time = time.monotonic()
-        self._last_step = 0
-        self._last_epoch = 0.0
+        self.restart(step=0, epoch=0.0)
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def restart(self, *, step: int, epoch: float) -> None:
         """Count from now on: a checkpoint has been begun after `step` steps and `epoch` epochs."""
         self._last_time = time.monotonic()
-        self._last_step, self._last_epoch = int(state["step"]), int(state["epoch"])
+        self._last_step, self._last_epoch = step, int(epoch)
 
     def is_due(self, *, step: int, epoch: float) -> bool:
         """Return whether it is time for the next, after `step` steps and `epoch` epochs in all."""
-        count = self._interval.count
+        period = self._interval.count
         if self._interval.unit == "seconds":
-            return time.monotonic() - self._last_time >= count
+            return time.monotonic() - self._last_time >= period
         if self._interval.unit == "steps":
-            return step // count > self._last_step // count
-        return int(epoch) // count > int(self._last_epoch) // count
+            return step // period > self._last_step // period
+        return int(epoch) // period > self._last_epoch // period

@@ -50,7 +50,7 @@ class EpochStrategy(Protocol):
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
         """Train from after `step` to `last`, and yield what the ranks have agreed on.
 
-        The caller logs each before it asks for the next, and may close the generator where
+        The caller logs each before it requests the next, and may close the generator where
         `EpochStep.step` is given.
 
         Raises:
@@ -58,10 +58,11 @@ class EpochStrategy(Protocol):
         """
 
     def describe(self) -> dict[str, object]:
-        """Return rows for the console."""
+        """Return rows for the console; none for the ordinary way."""
+        return {}
 
     def close(self) -> None:
-        """Release what the ranks share; no epoch is trained any more."""
+        """Release what the ranks share, if anything; no epoch is trained any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +86,10 @@ class EpochContext:
         """Return whether one is due after so many steps, as this rank sees it."""
         return self.checkpointer.is_due(step=step, epoch=self.plan.epochs_done(step))
 
-    def with_load(self, own: StepResult) -> StepResult:
+    def with_load(self, result: StepResult) -> StepResult:
         """Return this rank's step with a note about other programs on its cores, if there are."""
         note = self.background_load.note()
-        return replace(own, notes=(note,)) if note else own
+        return replace(result, notes=(note,)) if note else result
 
     def check(self, result: StepResult, *, is_decided: bool = False) -> NonFiniteReport | None:
         """Return a report if a step was not finite; see `NonFiniteGuard.check`."""
@@ -107,15 +108,15 @@ class EpochContext:
         except InputError as problem:
             return (), problem
 
-    def loading_moved_out(self, own: StepResult) -> bool:
+    def loading_moved_out(self, result: StepResult) -> bool:
         """Return whether the epoch must continue from a loading process, as its steps show."""
-        reason = self.loading.move_out_if_needed(own)
+        reason = self.loading.move_out_if_needed(result)
         if reason:
             self.print_note(reason)
         return reason is not None
 
 
-class SynchronousEpoch:
+class SynchronousEpoch(EpochStrategy):
     """All ranks take every step together, and average their gradients."""
 
     def __init__(self, context: EpochContext, *, group: ProcessGroup, slow_rank: SlowRank) -> None:
@@ -129,26 +130,26 @@ class SynchronousEpoch:
         while step < last:
             here = context.plan.position(step)
             context.loading.batches.set_position(here.epoch, here.images)
-            for own in context.take_steps(
+            for result in context.take_steps(
                 agreed_batches(self._group, context.loading.train),
                 learning_rate=context.learning_rate,
                 first_step=step,
             ):
-                yield self._agree(own, stop)
-                step = own.step
+                yield self._agree(result, stop)
+                step = result.step
                 if step >= last:
                     return
-                if context.loading_moved_out(own):
-                    break
+                if context.loading_moved_out(result):
+                    break  # the iteration over batches begins again, in a loading process
 
-    def _agree(self, own: StepResult, stop: StopRequest) -> EpochStep:
+    def _agree(self, own_result: StepResult, stop: StopRequest) -> EpochStep:
         """Exchange the ranks' steps, and what each knows that concerns all of them."""
         context = self._context
         shared = self._group.all_gather(
             (
-                context.with_load(own),
+                context.with_load(own_result),
                 stop.received,
-                context.checkpoint_is_due(own.step),
+                context.checkpoint_is_due(own_result.step),
                 context.evaluator.is_ready,
             )
         )
@@ -169,10 +170,3 @@ class SynchronousEpoch:
             metric_is_ready=any(ready),
             problem=problem,
         )
-
-    def describe(self) -> dict[str, object]:
-        """Return nothing: this is the ordinary way."""
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: nothing is shared."""

@@ -1,7 +1,7 @@
 """The training step: forward, loss, backward, all-reduce, clipping, optimizer.
 
-`train_one_epoch` is the loop over an epoch's batches. Who is told where each step is, for a
-profile, is a `StepProfiler`; without one it is `NO_PROFILER`.
+`train_one_epoch` is the loop over an epoch's batches, and has the whole step but for the gradients
+of a batch, which `accumulate_gradients` computes.
 """
 
 import math
@@ -29,7 +29,8 @@ from retinanet.loss.detection import detection_loss
 from retinanet.training.nonfinite import BatchTerms, NonFiniteStep, find_nonfinite
 
 Update = Callable[[float], object]
-"""Takes an optimizer step at a learning rate, and clears the gradients."""
+"""Runs an optimizer step at a learning rate, and clears the gradients."""
+NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class StepResult:
 
 
 class StepProfiler(Protocol):
-    """Is called around each step and each phase of it.
+    """Is called around each step and each phase of it. The methods here do nothing.
 
     A step is one of the optimizer: from waiting for its images until its weights are updated. Its
     phases are `data` (the wait, also for other ranks' images), `forward`, `loss`, `backward`
@@ -105,31 +106,19 @@ class StepProfiler(Protocol):
 
     def notes(self, steps: range) -> list[str]:
         """Return what will not be measured in a run that takes these steps."""
-
-    def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
-        """Return the context of a step of this model, counted from 1 over the whole run."""
-
-    def phase(self, name: str) -> AbstractContextManager[object]:
-        """Return the context of a phase of the step."""
-
-
-NOTHING = nullcontext()
-
-
-class NullProfiler:
-    """A `StepProfiler` that does nothing."""
-
-    def notes(self, steps: range) -> list[str]:
-        """Return nothing."""
         return []
 
     def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
-        """Return a context that does nothing."""
+        """Return the context of a step of this model, counted from 1 over the whole run."""
         return NOTHING
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """Return a context that does nothing."""
+        """Return the context of a phase of the step."""
         return NOTHING
+
+
+class NullProfiler(StepProfiler):
+    """A profiler that measures nothing."""
 
 
 NO_PROFILER = NullProfiler()
@@ -156,18 +145,9 @@ def train_one_epoch(
     finite leaves weights, optimizer and running statistics as they were, on all ranks; its result
     has `nonfinite`, and the caller decides whether to continue.
 
-    Args:
-        prepared: The model and its optimizer, see `prepare_training`.
-        batches: The rest of the epoch; see `data.training_loader`.
-        learning_rate: From the number of steps done to the next step's rate.
-        first_step: Optimizer steps done before.
-        gradient_accumulation: Batches averaged into one step.
-        max_grad_norm: The norm to which a step's gradients are clipped; None: they are not.
-        focal_form: See `focal_loss`.
-        exchange: Averages the gradients over the ranks, where there are several.
-        update: Takes the optimizer's step instead of the prepared optimizer.
-        profiler: Is called around steps and phases; an exchange was made with the same.
-        main_cpus: Where the calling thread computes, see `launch.shares.Share.main_cpus`.
+    `learning_rate` maps the number of completed steps, `first_step` of them before the call, to the
+    next step's rate. `update` replaces the step of the prepared optimizer. The thread that calls
+    computes on `main_cpus`, see `launch.shares.Share.main_cpus`.
     """
     model = prepared.model
     model.train()
@@ -187,6 +167,7 @@ def train_one_epoch(
             nonfinite: tuple[NonFiniteStep, ...] = ()
             # Only now: loading processes were started while waiting for data, and are not bound.
             with calling_thread_on(main_cpus):
+                # Forward, loss, backward and all-reduce.
                 terms = accumulate_gradients(
                     prepared,
                     step_batches,
@@ -200,12 +181,16 @@ def train_one_epoch(
                         clip_gradients(model.parameters(), norm=norm, longest=max_grad_norm)
                         update(rate)
                     else:
+                        # The norm is that of averaged gradients: all ranks skip the same steps.
                         statistics.put_back()
                         nonfinite = (find_nonfinite(model, terms),)
                         prepared.optimizer.zero_grad(set_to_none=True)
             result = StepResult(
                 step=step + 1,
-                losses=mean_losses(terms),
+                losses={
+                    name: sum(batch.losses[name] / len(terms) for batch in terms)
+                    for name in terms[0].losses
+                },
                 gradient_norm=norm,
                 learning_rate=rate,
                 images=sum(len(batch.image_ids) for batch in step_batches),
@@ -283,14 +268,6 @@ def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:
         parameters["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-def mean_losses(batches: Sequence[BatchTerms]) -> dict[str, float]:
-    """Return each loss term's mean over batches."""
-    return {
-        name: sum(batch.losses[name] / len(batches) for batch in batches)
-        for name in batches[0].losses
-    }
 
 
 def require_finite(result: StepResult) -> StepResult:

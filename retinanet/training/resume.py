@@ -1,11 +1,11 @@
 """Resuming a run where it stopped: on the same ranks bit for bit, on others from the same image.
 
 What the next steps depend on beside the checkpoint is its `setup` and the configuration. A field
-that would give the checkpoint another meaning refuses to be changed; of any other field that steps
-depend on a changed value is reported.
+that would give the checkpoint another meaning must not change; of any other field that steps depend
+on a changed value is reported.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ from retinanet.training.run_folder import RunFolder
 from retinanet.training.train_state import State, TrainingPosition, load_rank_state_dict
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
+
+SPLIT = "split of batches"
+"""Under which the set-up has the images of each rank in a batch."""
+EVEN = "even"
+"""The value where all ranks have as many."""
+GROUPS = "compute groups"
+BETA1 = "beta1"
+DEFAULT_SETUP: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
+"""Values of checkpoints that do not have them."""
 
 
 def checkpoint_to_resume(
@@ -56,7 +65,7 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
     """Refuse to resume under settings that give the checkpoint another meaning.
 
     Raises:
-        InputError: Names the field, what it was and what it is.
+        InputError: Names the field, its value in the checkpoint and the value now.
     """
     tree = config_to_tree(config)
     must_match = [name for name, mark in resume_marks().items() if mark is Resume.MUST_MATCH]
@@ -67,28 +76,6 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
                 f"{checkpoint.folder}: cannot be resumed: {name} was {before}, is now {now}; "
                 f"{ADVICE}"
             )
-
-
-def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images: int) -> None:
-    """Refuse data that give the checkpoint another meaning.
-
-    Args:
-        checkpoint: The one to resume from.
-        classes: `ClassMap.to_json` of the training annotations.
-        images: Training images.
-
-    Raises:
-        InputError: Categories or images are not what they were.
-    """
-    begin = f"{checkpoint.folder}: cannot be resumed: the training annotations'"
-    if checkpoint.model.classes != classes:
-        raise InputError(f"{begin} categories changed; {ADVICE}")
-    before = checkpoint.position.images_per_epoch
-    if before != images:
-        raise InputError(
-            f"{begin} images changed: there were {before}, there are {images}; use the same "
-            "annotations, or another run.name"
-        )
 
 
 def restore_training(
@@ -102,23 +89,23 @@ def restore_training(
 ) -> TrainingPosition | None:
     """Restore weights and optimizer on rank 0, if it has a checkpoint; all ranks call it.
 
-    Args:
-        checkpoint: Rank 0's; the other ranks' do not matter.
-        group: All ranks.
-        model: Of the configuration.
-        optimizer: Of its parameters.
-        classes: `ClassMap.to_json` of the training annotations.
-        images: Training images.
-
-    Returns:
-        How far the run had come, on all ranks; None: it starts from the beginning.
+    `classes` is the `ClassMap.to_json` of the training annotations, `images` their number of
+    images. All ranks get the position of the run; None: it starts from the beginning.
 
     Raises:
-        InputError: The data changed in a way that gives the checkpoint another meaning, or it is
-            damaged.
+        InputError: Categories or images changed, so that the checkpoint would have another meaning,
+            or it is damaged.
     """
     if checkpoint:
-        require_same_data(checkpoint, classes=classes, images=images)
+        problem = f"{checkpoint.folder}: cannot be resumed: the training annotations'"
+        if checkpoint.model.classes != classes:
+            raise InputError(f"{problem} categories changed; {ADVICE}")
+        before = checkpoint.position.images_per_epoch
+        if before != images:
+            raise InputError(
+                f"{problem} images changed: there were {before}, there are {images}; use the same "
+                "annotations, or another run.name"
+            )
         checkpoint.load_training_state(model, optimizer)
     return group.from_first(lambda: checkpoint.position if checkpoint else None)
 
@@ -128,11 +115,8 @@ def restore_rank_states(
 ) -> None:
     """Restore what each rank had of its own, once the engine is prepared; all ranks call it.
 
-    Args:
-        checkpoint: Rank 0's; the other ranks' do not matter.
-        group: All ranks. Among another number of ranks no state belongs to any.
-        model: As the engine has arranged it.
-        folder: Of the checkpoints, for the error.
+    Rank 0 has the checkpoint. Among another number of ranks no state belongs to any. `folder` of
+    the checkpoints is for the error.
 
     Raises:
         InputError: The states are damaged.
@@ -145,19 +129,6 @@ def restore_rank_states(
             raise InputError(f"{folder}: {error}") from error
 
 
-def notes_on_differences(
-    checkpoint: Checkpoint, config: Config, setup: dict[str, Any]
-) -> list[str]:
-    """Return a line where a resumed run is not bit for bit what it would have been."""
-    changed = differences(checkpoint.state, config, setup)
-    if not changed:
-        return []
-    return [
-        f"resumed under other conditions: {'; '.join(changed)}; it goes on from the same image, "
-        "and not bit for bit as it would have"
-    ]
-
-
 def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> str:
     """Return that there is nothing to do in a resumed run, and what would make something to do."""
     best = "" if best_map is None else f"best mAP {best_map:.3f}; "
@@ -168,27 +139,13 @@ def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> s
     )
 
 
-SPLIT = "split of batches"
-"""Under which the set-up has the images of each rank in a batch."""
-EVEN = "even"
-"""What it says there where all have as many."""
-GROUPS = "compute groups"
-BETA1 = "beta1"
-DEFAULT_SETUP: dict[str, Any] = {SPLIT: EVEN, GROUPS: 1, BETA1: DEFAULT_BETA1}
-"""Values of checkpoints that do not have them."""
-
-
 def describe_setup(
     config: Config, *, ranks: int, engine: str, exchange: str, split: Sequence[int]
 ) -> dict[str, Any]:
     """Return what the bits of the next steps depend on, beside configuration and checkpoint.
 
-    Args:
-        config: The run's.
-        ranks: Of the run.
-        engine: `torch` or `ipex`.
-        exchange: What averages gradients; `none` for one rank.
-        split: Images of each rank in a batch.
+    `exchange` averages the gradients, `none` for one rank; `split` has the images of each rank in a
+    batch.
     """
     groups = config.distributed.groups
     return {
@@ -205,12 +162,32 @@ def describe_setup(
     }
 
 
+def notes_on_differences(
+    checkpoint: Checkpoint, config: Config, setup: dict[str, Any]
+) -> list[str]:
+    """Return a line where a resumed run is not bit for bit what it would have been."""
+    changed = differences(checkpoint.state, config, setup)
+    if not changed:
+        return []
+    return [
+        f"resumed under other conditions: {'; '.join(changed)}; it goes on from the same image, "
+        "and not bit for bit as it would have"
+    ]
+
+
 def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:
     """Return what is not as it was when the checkpoint was written, and changes the next steps."""
     before = {**DEFAULT_SETUP, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
-    was, tree = state.config, config_to_tree(config)
-    changes += [(name, field_of(was, name), now) for name, now in influential_fields(tree)]
+    tree, marks = config_to_tree(config), resume_marks()
+    has_fixed_rate = config.training.schedule == "constant"
+    free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
+    changes += [
+        (name, field_of(state.config, name), value)  # a section within a section counts as one
+        for section, fields in tree.items()
+        for name, value in ((f"{section}.{field}", value) for field, value in fields.items())
+        if marks.get(section) not in free and marks.get(name) not in free
+    ]
     return [f"{name} was {old}, is now {now}" for name, old, now in changes if old != now]
 
 
@@ -233,18 +210,6 @@ def recorded_split(checkpoint: Checkpoint | None, config: Config, *, ranks: int)
     counts = split if isinstance(split, list) else []
     is_split = len(counts) == ranks and all(type(count) is int and count > 0 for count in counts)
     return tuple(counts) if is_split and sum(counts) == ranks * batch_size else ()
-
-
-def influential_fields(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that steps depend on, by dotted name; sections in sections count as one."""
-    has_fixed_rate = field_of(tree, "training.schedule") == "constant"
-    marks = resume_marks()
-    free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
-    for section, fields in tree.items():
-        for field, value in fields.items():
-            name = f"{section}.{field}"
-            if marks.get(section) not in free and marks.get(name) not in free:
-                yield name, value
 
 
 def field_of(tree: dict[str, Any], name: str) -> Any:

@@ -44,6 +44,14 @@ class StepPlan:
     start: Position = Position()
     """Where these steps begin."""
 
+    def __post_init__(self) -> None:
+        """Raise InputError if an epoch has fewer batches than a step."""
+        if self.steps_per_epoch == 0:
+            raise InputError(
+                f"training.gradient_accumulation: {self.gradient_accumulation} batches a step, but "
+                f"an epoch has only {self.batches_per_epoch}; lower it or training.batch_size"
+            )
+
     @property
     def images_per_step(self) -> int:
         """Of all ranks together."""
@@ -62,8 +70,8 @@ class StepPlan:
     @property
     def first_steps(self) -> int:
         """Steps from the start to the end of its epoch."""
-        left = max(self.images_per_epoch, self.images_per_batch) - self.start.images
-        return max(0, left) // self.images_per_step
+        remaining = max(self.images_per_epoch, self.images_per_batch) - self.start.images
+        return max(0, remaining) // self.images_per_step
 
     @property
     def total_steps(self) -> int:
@@ -113,36 +121,6 @@ class StepPlan:
         return step == self.total_steps or (step > 0 and at_epoch_end)
 
 
-def plan_steps(
-    *,
-    images_per_epoch: int,
-    images_per_batch: int,
-    gradient_accumulation: int,
-    epochs: int,
-    max_steps: int | None,
-    evaluate_every: int,
-) -> StepPlan:
-    """Return the steps that a configuration asks for.
-
-    Raises:
-        InputError: An epoch has fewer batches than a step.
-    """
-    plan = StepPlan(
-        images_per_epoch=images_per_epoch,
-        images_per_batch=images_per_batch,
-        gradient_accumulation=gradient_accumulation,
-        epochs=epochs,
-        max_steps=max_steps,
-        evaluate_every=evaluate_every,
-    )
-    if plan.steps_per_epoch == 0:
-        raise InputError(
-            f"training.gradient_accumulation: {gradient_accumulation} batches a step, but an "
-            f"epoch has only {plan.batches_per_epoch}; lower it or training.batch_size"
-        )
-    return plan
-
-
 def learning_rate(settings: TrainingConfig, plan: StepPlan, step: int) -> float:
     """Return the learning rate of the next step, given the number of completed steps."""
     return settings.learning_rate * learning_rate_factor(
@@ -155,24 +133,13 @@ def learning_rate(settings: TrainingConfig, plan: StepPlan, step: int) -> float:
 
 
 def learning_rate_factor(
-    step: int,
-    *,
-    warmup_steps: int,
-    warmup_factor: float,
-    total_steps: int,
-    schedule: str,
+    step: int, *, warmup_steps: int, warmup_factor: float, total_steps: int, schedule: str
 ) -> float:
-    """Return the share of the full learning rate that a step uses.
+    """Return the share of the full learning rate that the step after `step` steps uses.
 
     The warm-up is linear from `warmup_factor` and advances every step, as MLPerf's reference does
-    (`torch.optim.lr_scheduler.LinearLR`). With `cosine` the rate then falls to zero.
-
-    Args:
-        step: Optimizer steps done before this one, from 0.
-        warmup_steps: Length of the warm-up. [steps]
-        warmup_factor: The share at step 0.
-        total_steps: Length of the whole run. [steps]
-        schedule: `constant` or `cosine`.
+    (`torch.optim.lr_scheduler.LinearLR`). Then the rate is `constant`, or with `cosine` falls to
+    zero at the run's end.
     """
     if step < warmup_steps:
         return warmup_factor + (1 - warmup_factor) * step / warmup_steps

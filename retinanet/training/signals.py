@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from common.errors import StoppedBeforeStart
@@ -31,10 +31,9 @@ class StopRequest:
     ) -> None:
         """Make a request that is not set yet.
 
-        Args:
-            starting: Whether a signal ends the run at once, until `hold_back` is called.
-            end_now: Ends the process after a second SIGINT that the main thread does not handle,
-                since it is inside a library.
+        While `starting`, until `hold_back` is called, a signal ends the run at once. `end_now` ends
+        the process after a second SIGINT that the main thread does not handle, since it is inside a
+        library.
         """
         self.received = ""
         """The signal that this process has received, such as `SIGTERM`; others may not know yet."""
@@ -69,12 +68,7 @@ class StopRequest:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
@@ -88,12 +82,9 @@ class StopRequest:
             raise KeyboardInterrupt if number == signal.SIGINT else StoppedBeforeStart(name)
         if not self.received:
             self._since = time.monotonic()
-        elif number == signal.SIGINT and self._is_another():
+        elif number == signal.SIGINT and is_another(self._since):
             raise KeyboardInterrupt
         self.received = name
-
-    def _is_another(self) -> bool:
-        return time.monotonic() - self._since > SECONDS_OF_ONE_CTRL_C
 
     def _watch(self) -> None:
         """Watch for signals in a thread, even while the main thread is inside a library."""
@@ -102,9 +93,13 @@ class StopRequest:
             if number[0] not in STOPS:
                 continue
             since = since or time.monotonic()
-            is_another = time.monotonic() - since > SECONDS_OF_ONE_CTRL_C
-            if number[0] != signal.SIGINT or not is_another:
+            if number[0] != signal.SIGINT or not is_another(since):
                 continue
             if not self._is_over.wait(SECONDS_TO_UNWIND):
                 self._end_now()
         os.close(reads)
+
+
+def is_another(since: float) -> bool:
+    """Return whether a signal is not the first one of `since` that came twice. [monotonic s]"""
+    return time.monotonic() - since > SECONDS_OF_ONE_CTRL_C

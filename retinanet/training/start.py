@@ -35,16 +35,12 @@ def check_or_train(
 ) -> int:
     """Join the other ranks, check or train as one of them, and return the exit code.
 
-    Args:
-        config: The run's.
-        arguments: Its command line.
-        place: This rank's cores and memory.
-        profiler: `module:function` of a `Profiling`. It is loaded by name, since it belongs to a
-            package above this one.
+    `profiler` is the `module:function` of a `Profiling`. It is loaded by name, since it belongs to
+    a package above this one.
 
     Raises:
         InputError: See `train`.
-        NonFiniteLossError: See `train`.
+        NonFiniteLossError: See `Trainer.fit`.
     """
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
         if arguments.check:
@@ -63,19 +59,11 @@ def train(
     log: MlperfLog,
     profiling: Profiling,
 ) -> int:
-    """Open what a run needs, train, and return the exit code.
-
-    Args:
-        config: The run's.
-        arguments: Its command line: `resume`, `auto_resume`, `overwrite`.
-        group: All ranks; each calls this.
-        place: This rank's cores and memory.
-        log: MLPerf's.
-        profiling: Opens the profiler.
+    """Open what a run needs, train, and return the exit code; all ranks call it.
 
     Raises:
-        InputError: Something the user gave does not fit; nothing was written. Or see `fit`.
-        NonFiniteLossError: See `fit`.
+        InputError: The user's input does not fit, and nothing was written; or see `Trainer.fit`.
+        NonFiniteLossError: See `Trainer.fit`.
     """
     engine = chosen_engine(config.engine.name)
     group = check_start(config, arguments, group=group, place=place, engine=engine)

@@ -1,9 +1,8 @@
-"""What a resumed run continues from: its progress, and the states that each rank has of its own.
+"""The state of a run: its progress, and the states that each rank has of its own.
 
 Random generators and the running statistics of norms that train differ between ranks. Everything
-else is equal on all of them.
-
-A checkpoint's `state.json` has all of this but tensors, and the SHA-256 of all parts.
+else is equal on all of them. A checkpoint's `state.json` has all of this but tensors, and the
+SHA-256 of all parts.
 """
 
 import hashlib
@@ -51,7 +50,7 @@ class TrainState:
         self.current_map = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, under its names; see `TrainingPosition`."""
+        """Return the fields under the names of `TrainingPosition`."""
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -61,7 +60,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what a checkpoint kept."""
+        """Continue from the values of `state_dict`."""
         self.advance(Position(state["step"], state["epoch"], state["images"]))
         self.current_map, self.best_map = state["map_here"], state["best_map"]
 
@@ -159,16 +158,14 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 def _restore(states: Mapping[str, Any]) -> None:
+    def numbers(text: str, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+        return np.frombuffer(bytearray.fromhex(text), dtype=kind)
+
     version, words, gauss = states["python"]
-    random.setstate((version, tuple(_numbers(words, np.uint32).tolist()), gauss))
+    random.setstate((version, tuple(numbers(words, np.uint32).tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, _numbers(keys, np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(torch.from_numpy(_numbers(states["torch"], np.uint8)))
-
-
-def _numbers(text: str, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    """Return the numbers whose memory a hexadecimal text describes."""
-    return np.frombuffer(bytearray.fromhex(text), dtype=kind)
+    np.random.set_state((name, numbers(keys, np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(torch.from_numpy(numbers(states["torch"], np.uint8)))
 
 
 FORMAT = 2
@@ -297,15 +294,6 @@ def read_state(folder: Path) -> State:
         )
     if written_digest != actual_digest:
         raise InputError(f"{file}: damaged: its SHA-256 is not the one that was written")
-    return checked(file, content)
-
-
-def checked(file: Path, content: dict[str, Any]) -> State:
-    """Return the state with every field of its type.
-
-    Raises:
-        InputError: Names the first field that is not.
-    """
     try:
         # As JSON, where strict means: no number from a text, but objects from mappings.
         state = SCHEMA.validate_json(json.dumps(content))

@@ -6,7 +6,6 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -22,19 +21,32 @@ from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from launch.run import stopping_notes
 from retinanet.config import Config, config_to_tree
+from retinanet.engine.engines import prepare_training
 from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
 from retinanet.model.retinanet import RetinaNet
 from retinanet.model_card import leave_card
+from retinanet.training.async_groups.epoch import GroupEpochs
+from retinanet.training.async_groups.groups import compute_group, make_compute_groups
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading
-from retinanet.training.distributed import agree_on_weights, average_norms
-from retinanet.training.epoch import EpochStep
+from retinanet.training.distributed import (
+    agree_on_weights,
+    average_norms,
+    make_exchange,
+    share_weights,
+)
+from retinanet.training.epoch import EpochContext, EpochStep, EpochStrategy, SynchronousEpoch
 from retinanet.training.evaluation import BackgroundEvaluation, Evaluator
-from retinanet.training.loop import StepProfiler
+from retinanet.training.loop import StepProfiler, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
-from retinanet.training.parallel import ParallelModel, averaging_ranks
+from retinanet.training.rank_speed import (
+    BackgroundLoad,
+    SlowRank,
+    advice_on_slow_rank,
+    settle_batches,
+)
 from retinanet.training.recorder import (
     NullRecorder,
     Recorder,
@@ -52,7 +64,7 @@ from retinanet.training.resume import (
     restore_training,
 )
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.schedule import Position, plan_steps
+from retinanet.training.schedule import Position, StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import ModelDescription, State, TrainingPosition, TrainState
 
@@ -78,20 +90,29 @@ class Trainer:
         log: MlperfLog,
         profiler: StepProfiler,
     ) -> None:
-        training = config.training
+        training, distributed = config.training, config.distributed
         self.config, self.folder, self.data = config, folder, data
         self.model, self.optimizer, self.engine = model, optimizer, engine
         self.place, self.console, self.log, self.profiler = place, console, log, profiler
+        self.share = place.pinned.share
+        """This rank's cores."""
         self.group = group
         """All ranks that are left."""
-        self.averaging = averaging_ranks(config, group, place)
+        self.averaging = group
         """Those of them that average their gradients with this one."""
+        if distributed.groups > 1:
+            self.averaging = compute_group(
+                group,
+                distributed.groups,
+                comm_cpus=self.share.comm_cpus,
+                timeout_s=distributed.timeout_s,
+            )
         self.print = partial(console.print, soft_wrap=True, markup=False)
         """Prints a line above the progress bar; on ranks other than 0 the console is quiet."""
         self.notes: list[str] = []
         """Printed before the first step."""
         self.state = TrainState()
-        self.plan = plan_steps(
+        self.plan = StepPlan(
             images_per_epoch=len(data.train),
             images_per_batch=training.batch_size * self.averaging.size,
             gradient_accumulation=training.gradient_accumulation,
@@ -105,7 +126,7 @@ class Trainer:
             evaluation_batch_size=config.evaluation.batch_size,
             seed=config.run.seed,
             workers=config.data.workers,
-            cores=place.pinned.share.loader_cpus,
+            cores=self.share.loader_cpus,
             bad_image_limit=config.data.bad_image_limit,
             rank=self.averaging.rank,
             ranks=self.averaging.size,
@@ -131,7 +152,7 @@ class Trainer:
             library=config.evaluation.metric,
             folder=folder.evaluations,
             console=console,
-            main_cpus=place.pinned.share.main_cpus,
+            main_cpus=self.share.main_cpus,
         )
         self.description = ModelDescription(
             num_classes=data.classes.num_classes,
@@ -145,9 +166,7 @@ class Trainer:
     def fit(self, checkpoint: Checkpoint | None, stop: StopRequest) -> int:
         """Train to the last step, the target or a signal; return the exit code.
 
-        Args:
-            checkpoint: The one that rank 0 resumes from; the other ranks' do not matter.
-            stop: Whether the run should end between two steps.
+        Rank 0 resumes from `checkpoint`; the other ranks' do not matter.
 
         Raises:
             InputError: An image cannot be read, and what was trained until then is in a checkpoint;
@@ -165,8 +184,8 @@ class Trainer:
         self.group.barrier()  # from here on a signal to any rank leaves what can be resumed
         self.begin(resume=checkpoint is not None)
         stop.agree(self.group.all_gather(stop.received))
-        while not stop and not self.is_done():
-            with self.checkpoint_before_error():
+        try:
+            while not stop and not self.is_done():
                 if self.evaluation_is_due():
                     self.evaluate(stop)
                 for step in self.train_epoch(stop):
@@ -177,6 +196,11 @@ class Trainer:
                         self.save()
                     if stop or self.is_finished():
                         break
+        except InputError as error:  # an unreadable image, for example: what was trained is saved
+            if self.state.step == 0:
+                raise
+            self.save_and_wait()
+            raise InputError(f"{error}; then go on with: {self.resuming_command}") from error
         self.save_and_wait()
         self.recorder.wait_for_files()
         self.strategy.close()
@@ -217,43 +241,86 @@ class Trainer:
         Raises:
             InputError: The engine or the exchange does not work here, or a state is damaged.
         """
-        ranks = self.averaging.size
-        self.parallel = ParallelModel(
-            self.config,
+        config, averaging = self.config, self.averaging
+        split = self.group.from_first(
+            lambda: recorded_split(checkpoint, config, ranks=averaging.size)
+        )
+        share_weights(self.group, self.model, self.optimizer)
+        self.prepared = prepare_training(
             self.model,
             self.optimizer,
             engine=self.engine,
-            group=self.group,
-            averaging=self.averaging,
-            place=self.place,
-            recorded_split=self.group.from_first(
-                lambda: recorded_split(checkpoint, self.config, ranks=ranks)
-            ),
+            precision=config.engine.precision,
+            convolutions=config.engine.convolutions,
+        )
+        self.model, self.optimizer = self.prepared.model, self.prepared.optimizer
+        self.batches = settle_batches(
+            config,
+            self.prepared,
+            group=averaging,
+            local_ranks=self.place.ranks.local_size,
+            recorded=split,
+        )
+        self.loading.batches.split = self.batches.images
+        self.exchange = make_exchange(
+            averaging,
+            self.prepared,
+            backend=config.distributed.backend,
+            compress=config.distributed.compress,
+            focal_form=config.engine.focal_loss,
+            timeout_s=config.distributed.timeout_s,
+            weight=self.batches.weight(averaging.rank),
             profiler=self.profiler,
         )
-        prepared = self.parallel.prepared
-        self.model, self.optimizer = prepared.model, prepared.optimizer
-        self.loading.batches.split = self.parallel.batches.images
-        self.strategy = self.parallel.make_strategy(
-            self.loading,
-            self.plan,
-            self.guard,
-            checkpointer=self.checkpointer,
-            evaluator=self.evaluator,
-            print_note=self.print,
-        )
+        self.exchange_name = self.exchange.way if self.exchange else "none"
+        self.strategy = self.make_strategy()
         restore_rank_states(
             checkpoint, group=self.group, model=self.model, folder=self.folder.checkpoints
         )
         if checkpoint is not None:
             self.notes += self.checkpointer.resume_from(checkpoint, epoch=self.epochs_done)
-            self.notes += notes_on_differences(checkpoint, self.config, self.setup())
+            self.notes += notes_on_differences(checkpoint, config, self.setup())
+
+    def make_strategy(self) -> EpochStrategy:
+        """Return the way in which ranks take steps: all together, or in groups that do not wait."""
+        config, group, share = self.config, self.group, self.share
+        place = f"rank {group.rank} on {group.hosts[group.rank]}"
+        context = EpochContext(
+            take_steps=partial(
+                train_one_epoch,
+                self.prepared,
+                gradient_accumulation=config.training.gradient_accumulation,
+                max_grad_norm=config.training.clip_gradient_norm,
+                focal_form=config.engine.focal_loss,
+                exchange=self.exchange,
+                profiler=self.profiler,
+                main_cpus=share.main_cpus,
+            ),
+            loading=self.loading,
+            plan=self.plan,
+            learning_rate=partial(learning_rate, config.training, self.plan),
+            guard=self.guard,
+            background_load=BackgroundLoad(share.cpus, place=place),
+            checkpointer=self.checkpointer,
+            evaluator=self.evaluator,
+            print_note=self.print,
+        )
+        if config.distributed.groups == 1:
+            slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
+            return SynchronousEpoch(context, group=group, slow_rank=slow_rank)
+        groups = make_compute_groups(
+            config,
+            self.prepared,
+            everybody=group,
+            own=self.averaging,
+            comm_cpus=share.comm_cpus,
+        )
+        return GroupEpochs(context, groups, prepared=self.prepared, settings=config.training)
 
     def begin(self, *, resume: bool) -> None:
         """Begin the run's folder and logs on rank 0, and print what is about to happen.
 
-        Args:
-            resume: Whether rank 0 resumes from a checkpoint; the other ranks' does not matter.
+        `resume`: whether rank 0 has a checkpoint; the other ranks' value does not matter.
 
         Raises:
             InputError: The folder cannot be written.
@@ -297,7 +364,7 @@ class Trainer:
     def train_epoch(self, stop: StopRequest) -> Iterator[EpochStep]:
         """Train to the epoch's or the run's end, and yield every step to be logged.
 
-        There is nothing to do once the run is finished or asked to stop.
+        Yields nothing once the run is finished or a signal came.
         """
         if stop or self.is_finished():
             return
@@ -317,7 +384,7 @@ class Trainer:
             InputError: An image cannot be read, or too many could not.
             NonFiniteLossError: The run cannot continue after the step.
         """
-        if step.group is not None:
+        if step.group is not None:  # some ranks have ended: the others share the evaluation
             self.group = self.checkpointer.group = step.group
             self.loading.share_evaluation(rank=step.group.rank, ranks=step.group.size)
         if step.nonfinite is not None:
@@ -370,6 +437,11 @@ class Trainer:
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
             self.recorder.bad_image(problem, step=self.state.step)
 
+    def log_bad_validation_images(self, problems: tuple[str, ...]) -> None:
+        """Write validation images that could not be read, each once; InputError if too many."""
+        new = tuple(self.loading.bad_images.note(problems))
+        self.log_bad_images(new, instead="it is evaluated as an image without detections")
+
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate the weights as they are, unless `stop` comes true before all is detected.
 
@@ -385,7 +457,7 @@ class Trainer:
         self.save()  # an evaluation may take as long as an epoch
         self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
         evaluation = self.evaluator.detect(
-            self.parallel.prepared,
+            self.prepared,
             self.position(),
             epochs=self.epochs_done,
             group=self.group,
@@ -398,20 +470,10 @@ class Trainer:
         # turns out to be reached, they are the result of the run.
         overlaps = self.config.evaluation.overlap and self.state.step < self.plan.total_steps
         if overlaps and self.checkpointer.is_there(self.state.step):
-            pinned = self.place.pinned
-            evaluation.start(spare_cpus=pinned.spare_cpus, training_cpus=pinned.share.cpus)
+            evaluation.start(spare_cpus=self.place.pinned.spare_cpus, training_cpus=self.share.cpus)
             self.evaluator.running = evaluation
         else:
             self.apply_evaluation(evaluation)
-
-    def log_bad_validation_images(self, problems: tuple[str, ...]) -> None:
-        """Write validation images that could not be read, each once.
-
-        Raises:
-            InputError: There are too many.
-        """
-        new = tuple(self.loading.bad_images.note(problems))
-        self.log_bad_images(new, instead="it is evaluated as an image without detections")
 
     def finish_evaluation(self) -> None:
         """Wait for the metric that is being computed in the background, and apply it."""
@@ -420,7 +482,7 @@ class Trainer:
             self.apply_evaluation(evaluation)
 
     def apply_evaluation(self, evaluation: BackgroundEvaluation) -> None:
-        """Take an evaluation's mAP into state, checkpoint and logs.
+        """Write an evaluation's mAP into state, checkpoint and logs.
 
         Where it reached the target some steps ago the run returns to the weights that reached it.
         """
@@ -502,21 +564,6 @@ class Trainer:
                 f"{self.resuming_command}"
             )
 
-    @contextmanager
-    def checkpoint_before_error(self) -> Iterator[None]:
-        """Save what was trained before an image could not be read, for example.
-
-        Raises:
-            InputError: What was wrong, and how to continue.
-        """
-        try:
-            yield
-        except InputError as error:
-            if self.state.step == 0:
-                raise
-            self.save_and_wait()
-            raise InputError(f"{error}; then go on with: {self.resuming_command}") from error
-
     def finish(self) -> None:
         """Print how the run ended, where its files are, and what to try next.
 
@@ -546,12 +593,12 @@ class Trainer:
             self.config,
             ranks=self.group.size,
             engine=self.engine,
-            exchange=self.parallel.way,
-            split=self.parallel.batches.images,
+            exchange=self.exchange_name,
+            split=self.batches.images,
         )
 
     def checkpoint_state(self) -> State:
-        """Return what a checkpoint says of the run, but for the states of its ranks."""
+        """Return a checkpoint's `state.json`, but for the states of its ranks."""
         return State(
             model=self.description,
             position=self.position(),
@@ -577,8 +624,8 @@ class Trainer:
             loading=self.loading.describe(),
             hosts=self.group.hosts,
             averaging_ranks=self.averaging.size,
-            exchange=self.parallel.way,
-            batches=self.parallel.batches,
+            exchange=self.exchange_name,
+            batches=self.batches,
             context=self.place,
             rows=self.strategy.describe(),
         )

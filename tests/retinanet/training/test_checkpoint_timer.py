@@ -7,11 +7,11 @@ from retinanet.training.checkpointer import CheckpointTimer
 def due_steps(every: str, *, steps: int, first: int = 0) -> list[int]:
     """Steps after which a checkpoint is due, in a run of four steps an epoch."""
     one = CheckpointTimer(every)
-    one.load_state_dict({"step": first, "epoch": first / 4})
+    one.restart(step=first, epoch=first / 4)
     found = []
     for step in range(first + 1, steps + 1):
         if one.is_due(step=step, epoch=step / 4):
-            one.load_state_dict({"step": step, "epoch": step / 4})
+            one.restart(step=step, epoch=step / 4)
             found.append(step)
     return found
 
@@ -39,5 +39,5 @@ def test_a_time_counts_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not one.is_due(step=1, epoch=0)
     now += 1
     assert one.is_due(step=2, epoch=0)
-    one.load_state_dict({"step": 2, "epoch": 0})
+    one.restart(step=2, epoch=0)
     assert not one.is_due(step=3, epoch=0)

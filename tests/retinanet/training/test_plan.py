@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import InputError
-from retinanet.training.schedule import Position, StepPlan, plan_steps
+from retinanet.training.schedule import Position, StepPlan
 
 
 def plan(
@@ -15,7 +15,7 @@ def plan(
     max_steps: int | None = None,
     every: int = 1,
 ) -> StepPlan:
-    return plan_steps(
+    return StepPlan(
         images_per_epoch=images,
         images_per_batch=batch,
         gradient_accumulation=accumulation,
