@@ -1,4 +1,4 @@
-"""What the ranks of a run do together: equal weights, merged steps, errors, averaged gradients."""
+"""Collective operations of a run's ranks: equal weights, merged steps, averaged gradients."""
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from data.dataset import Batch
 from launch.process_group import ProcessGroup
 from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.folded_forward import RunningStatistics
-from retinanet.engine.gradient_sync import GradientExchange, SharedGradients, share_gradients
+from retinanet.engine.gradient_sync import GradientExchange, share_gradients
 from retinanet.engine.kernel_calls import is_one_block
 from retinanet.training.loop import (
     NO_PROFILER,
@@ -45,13 +45,10 @@ def share_weights(group: ProcessGroup, model: nn.Module, optimizer: Optimizer) -
 
 
 def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
-    """Make sure that what trains is bitwise equal on all ranks; where it is not, use rank 0's.
+    """Make what trains bitwise equal on all ranks, rank 0's; return whether it was equal before.
 
     Averaged gradients are the same everywhere, so equal processors keep equal weights. On hosts of
     several kinds sums are rounded otherwise, and nothing else would ever bring them together.
-
-    Returns:
-        Whether they were equal.
     """
     if group.size == 1:
         return True
@@ -63,42 +60,35 @@ def agree_on_weights(group: ProcessGroup, model: nn.Module) -> bool:
 
 
 def checksum_of(tensors: Iterable[Tensor]) -> int:
-    """Return a checksum of all bits."""
+    """Return a checksum of all bits, of any number format."""
     checksum = 0
     for tensor in tensors:
-        checksum = zlib.crc32(bytes_of(tensor), checksum)
+        # One block of memory is read as it lies, without a copy.
+        is_block = is_one_block(tensor)
+        flat = tensor.as_strided((tensor.numel(),), (1,)) if is_block else tensor.flatten()
+        checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
     return checksum
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return a tensor's memory, of any number format, without a copy where it is one block."""
-    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_one_block(tensor) else tensor.flatten()
-    return flat.view(torch.uint8).numpy().data
 
 
 def averaged_norms(group: ProcessGroup, model: nn.Module) -> dict[str, Tensor]:
     """Return the means over the ranks of running statistics of norms that train; all call it.
 
-    Each rank has statistics of its own images.
-
-    Returns:
-        Copies under the names in the `state_dict`; none for one rank, or where norms are constants.
+    Each rank has statistics of its own images. They are copies under the names in the `state_dict`;
+    none for one rank, or where norms are constants.
     """
-    own = trained_norms(model) if group.size > 1 else {}
-    if not own:
-        return {}
-    copied = {name: values.clone() for name, values in own.items()}
+    norms = trained_norms(model) if group.size > 1 else {}
+    copied = {name: values.clone() for name, values in norms.items()}
     # A mean of equal numbers may be rounded, and averaging twice must change nothing.
-    if len(set(group.all_gather(checksum_of(copied.values())))) > 1:
+    if copied and len(set(group.all_gather(checksum_of(copied.values())))) > 1:
         group.average(copied.values())
     return copied
 
 
 def average_norms(group: ProcessGroup, model: nn.Module) -> None:
     """Replace each rank's running statistics by their means over the ranks."""
-    own = trained_norms(model)
+    norms = trained_norms(model)
     for name, averaged in averaged_norms(group, model).items():
-        own[name].copy_(averaged)
+        norms[name].copy_(averaged)
 
 
 def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -111,8 +101,7 @@ def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Ba
     """
     stream = iter(batches)
     while True:
-        error = ""
-        batch = None
+        error, batch = "", None
         try:
             batch = next(stream)
         except StopIteration:
@@ -170,12 +159,6 @@ def in_turn(group: ProcessGroup, make: Callable[[], Value]) -> Value:
     return made
 
 
-PASSES_UNTIL_SORTED = 2
-"""Backward passes after which DDP has the order in which gradients become ready."""
-SETTLING_SIDE = 128
-"""Of the image for them. [pixels]"""
-
-
 def make_exchange(
     group: ProcessGroup,
     prepared: PreparedTraining,
@@ -187,17 +170,11 @@ def make_exchange(
     weight: float | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> GradientExchange | None:
-    """Return what averages the gradients over the ranks; None where there is one rank.
+    """Return what averages the gradients over the ranks of a group; None where there is one rank.
 
-    Args:
-        group: The ranks that average; all of them call this.
-        prepared: The model as its engine runs it, equal on all ranks.
-        backend: `auto`, `shared`, `gloo` or `ccl`, as in the configuration.
-        compress: `none` or `bf16`.
-        focal_form: See `focal_loss`.
-        timeout_s: A rank whose gradients are missing for longer ends the job.
-        weight: Of this rank in the average; None: all count alike.
-        profiler: Is called around forward pass and losses.
+    All of them call it, with equal models. `backend` (`auto`, `shared`, `gloo` or `ccl`) and
+    `compress` are the configuration's. A rank whose gradients are missing for `timeout_s` ends the
+    job. `weight` is that of this rank in the average; None: all count alike.
 
     Raises:
         InputError: Shared memory is configured, and the ranks have none in common.
@@ -205,9 +182,16 @@ def make_exchange(
     if group.size == 1:
         return None
     shared = None
-    if backend == "shared" or (backend == "auto" and group.backend != "ccl"):
-        shared = share_on_one_host(
-            group, prepared.model, compress=compress == "bf16", timeout_s=timeout_s
+    if group.is_on_one_host and (
+        backend == "shared" or (backend == "auto" and group.backend != "ccl")
+    ):
+        parameters = prepared.model.parameters()
+        shared = share_gradients(
+            group.all_gather,
+            rank=group.rank,
+            values=sum(value.numel() for value in parameters if value.requires_grad),
+            compress=compress == "bf16",
+            timeout_s=timeout_s,
         )
     if backend == "shared" and shared is None:
         raise InputError(
@@ -227,12 +211,18 @@ def make_exchange(
     return exchange
 
 
+PASSES_UNTIL_SORTED = 2
+"""Backward passes after which DDP has the order in which gradients become ready."""
+SETTLING_SIDE = 128
+"""Of the image for them. [pixels]"""
+
+
 def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> None:
     """Make torch sort its buckets before the first step, not after the second.
 
     Over three and more ranks gloo adds a value's parts in an order that depends on its place in a
-    bucket. So a resumed run would round its first steps otherwise than the run that was stopped
-    had done. In shared memory the order is always that of the ranks.
+    bucket. So a resumed run would round its first steps otherwise than the run that was stopped.
+    In shared memory the order is always that of the ranks.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
@@ -242,21 +232,6 @@ def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> No
         accumulate_gradients(prepared, [batch], exchange=exchange)
         prepared.optimizer.zero_grad(set_to_none=True)
     statistics.put_back()
-
-
-def share_on_one_host(
-    group: ProcessGroup, model: nn.Module, *, compress: bool, timeout_s: float
-) -> SharedGradients | None:
-    """Return gradients in shared memory; None where ranks are on several hosts, or share none."""
-    if not group.is_on_one_host:
-        return None
-    return share_gradients(
-        group.all_gather,
-        rank=group.rank,
-        values=sum(value.numel() for value in model.parameters() if value.requires_grad),
-        compress=compress,
-        timeout_s=timeout_s,
-    )
 
 
 BOX = (0.2, 0.2, 0.6, 0.7)

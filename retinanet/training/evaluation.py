@@ -39,7 +39,7 @@ WRITTEN = "written"
 
 @dataclass(frozen=True, eq=False)
 class MetricWork:
-    """What the process gets."""
+    """The input of the process that computes the metric."""
 
     annotations: Annotations
     """The split's."""
@@ -73,13 +73,9 @@ class BackgroundEvaluation:
         detection_seconds: float,
         work: MetricWork | None,
     ) -> None:
-        """Describe it.
+        """Describe the evaluation of the weights at `position`, after so many `epochs`.
 
-        Args:
-            position: Of the weights that are evaluated.
-            epochs: The same, with the share of the running one.
-            detection_seconds: That detecting took.
-            work: What the metric is computed from; None on ranks other than 0.
+        `work` is what the metric is computed from, None on ranks other than 0.
         """
         self.position = position
         self.epochs = epochs
@@ -94,14 +90,11 @@ class BackgroundEvaluation:
             return
         context = multiprocessing.get_context("spawn")  # a fork would hold all memory of training
         self._answers, end = context.Pipe(duplex=False)
+        cpus, nice = (spare_cpus, 0) if spare_cpus else (training_cpus, NICE)
         self._process = context.Process(
             target=compute_metric,
             args=(self._work, end),
-            kwargs={
-                "cpus": spare_cpus or training_cpus,
-                "nice": 0 if spare_cpus else NICE,
-                "parent": os.getpid(),
-            },
+            kwargs={"cpus": cpus, "nice": nice, "parent": os.getpid()},
             daemon=True,
         )
         with signals_blocked():
@@ -164,15 +157,9 @@ class Evaluator:
         console: Console,
         main_cpus: tuple[int, ...],
     ) -> None:
-        """Evaluate on a split.
+        """Evaluate on this rank's `batches` of the validation images; files go to `folder`.
 
-        Args:
-            batches: Of the validation images, this rank's.
-            data: The run's.
-            library: See `coco_metric`.
-            folder: Where boxes, classes and charts go.
-            console: Shows the progress.
-            main_cpus: Where the calling thread computes, see `launch.shares.Share.main_cpus`.
+        The calling thread computes on `main_cpus`, see `launch.shares.Share.main_cpus`.
         """
         self._batches, self._data = batches, data
         self._library, self._folder = library, folder
@@ -195,18 +182,10 @@ class Evaluator:
         stop: StopRequest,
         note_bad_images: Callable[[tuple[str, ...]], None],
     ) -> BackgroundEvaluation | None:
-        """Detect with the weights as they are; the metric is still to be computed.
+        """Detect with the weights at `position` as they are; the metric is still to be computed.
 
-        Args:
-            prepared: The model as its engine runs it.
-            position: Of the weights.
-            epochs: The same, with the share of the running one.
-            group: The ranks that are left.
-            stop: Ends it early.
-            note_bad_images: Called with lines on images that cannot be read.
-
-        Returns:
-            None where it was ended early.
+        `stop` ends it early: then it returns None. `note_bad_images` gets a line for each image
+        that cannot be read.
 
         Raises:
             InputError: An image cannot be read.
@@ -244,7 +223,7 @@ class Evaluator:
 def compute_metric(
     work: MetricWork, end: Connection, *, cpus: Sequence[int], nice: int, parent: int
 ) -> None:
-    """Send metric and seconds, then `WRITTEN`, or why files are missing; runs in the process."""
+    """Send metric and seconds, then `WRITTEN` or why files are missing; runs in the process."""
     obey_parent(0, parent=parent)
     os.nice(nice)
     with suppress(OSError):  # a container may not permit it

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradients are not finite: what is known of one, and how many a run takes.
+"""Steps whose loss or gradients are not finite: a report of each, and how many a run takes.
 
 Such a step changes nothing: the update is skipped. `NonFiniteGuard` decides whether the run
 continues, and describes the step: in full for JSON, and in one line for the console.
@@ -52,7 +52,7 @@ class BatchTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteStep:
-    """What a rank knows of a step that was not finite and changed nothing.
+    """A rank's record of a step that was not finite and changed nothing.
 
     Gradients are averages over the ranks, and where a loss was not finite none of them is.
     """
@@ -124,11 +124,11 @@ class NonFiniteGuard:
         """Steps so far, those before a resume included."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the field of `TrainingPosition`."""
         return {"skipped_steps": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what a checkpoint kept."""
+        """Continue from the values of a checkpoint."""
         self.skipped = state["skipped_steps"]
 
     def check(
@@ -140,14 +140,9 @@ class NonFiniteGuard:
         learning_rate: float,
         is_decided: bool = False,
     ) -> NonFiniteReport | None:
-        """Note a step, and return a report if it was not finite.
+        """Note a step, and return a report if it was not finite: `ranks` has each rank's record.
 
-        Args:
-            step: Its number.
-            ranks: What each rank knows of it; empty: it was finite.
-            gradient_norm: Over all ranks.
-            learning_rate: The step's.
-            is_decided: Whether others have skipped it already: then it is only counted.
+        `is_decided`: other ranks have skipped it already, so that it is only counted.
         """
         if not ranks:
             self._norms.append((step, gradient_norm))
@@ -181,8 +176,18 @@ class NonFiniteGuard:
 
 
 def describe_step(ranks: Sequence[NonFiniteStep], annotations: Annotations) -> dict[str, Any]:
-    """Return all that the ranks know of a step; numbers that are not finite are JSON strings."""
-    loss_is_finite = all(batch.is_finite for rank in ranks for batch in rank.batches)
+    """Return the ranks' records of a step; numbers that are not finite are JSON strings."""
+
+    def image(image_id: int) -> dict[str, Any]:
+        rows = np.flatnonzero(annotations.image_ids == image_id)
+        name = annotations.file_names[int(rows[0])] if len(rows) else None
+        return {"id": image_id, "file_name": name}
+
+    def batch(terms: BatchTerms) -> dict[str, Any]:
+        losses = {name: json_number(value) for name, value in terms.losses.items()}
+        return {"losses": losses, "images": [image(image_id) for image_id in terms.image_ids]}
+
+    loss_is_finite = all(terms.is_finite for rank in ranks for terms in rank.batches)
     first = ranks[0]  # weights and averaged gradients are the same on all ranks
     return {
         "loss_is_finite": loss_is_finite,
@@ -192,23 +197,12 @@ def describe_step(ranks: Sequence[NonFiniteStep], annotations: Annotations) -> d
         "ranks": [
             {
                 "rank": number,
-                "batches": [describe_batch(batch, annotations) for batch in rank.batches],
+                "batches": [batch(terms) for terms in rank.batches],
                 "statistics_not_finite_before": names_as_json(rank.statistics),
             }
             for number, rank in enumerate(ranks)
         ],
     }
-
-
-def describe_batch(batch: BatchTerms, annotations: Annotations) -> dict[str, Any]:
-    """Return a batch's losses, and its images by id and file name."""
-    images = []
-    for image_id in batch.image_ids:
-        rows = np.flatnonzero(annotations.image_ids == image_id)
-        name = annotations.file_names[int(rows[0])] if len(rows) else None
-        images.append({"id": image_id, "file_name": name})
-    losses = {name: json_number(value) for name, value in batch.losses.items()}
-    return {"losses": losses, "images": images}
 
 
 def names_as_json(names: TensorNames) -> dict[str, Any]:
@@ -223,36 +217,33 @@ def json_number(value: float) -> float | str:
 
 def format_line(report: Mapping[str, Any]) -> str:
     """Return the most important of a report, without advice."""
-    what = "gradients" if report["loss_is_finite"] else "loss"
-    parts = [f"{what} not finite at step {report['step']}: {format_batches(report)}"]
-    gradients = report["gradients_not_finite"]
-    if gradients is not None:
-        parts.append(f"gradients not finite: {format_names(gradients)}")
-    norms = [format_number(one["gradient_norm"]) for one in report["gradient_norms_before"]]
+    loss_is_finite, ranks = report["loss_is_finite"], report["ranks"]
+    # The batches whose loss was not finite, or all where it was.
+    batches = []
+    for rank in ranks:
+        place = f"rank {rank['rank']}: " if len(ranks) > 1 else ""
+        for batch in rank["batches"]:
+            losses = batch["losses"]
+            if loss_is_finite or any(type(value) is str for value in losses.values()):
+                terms = ", ".join(f"{name} {format_number(losses[name])}" for name in losses)
+                images = [f"{image['id']} ({image['file_name']})" for image in batch["images"]]
+                shown = first_few(images, count=len(images), most=IMAGES_SHOWN)
+                batches.append(f"{place}{terms}, images {shown}")
+    shown = first_few(batches, count=len(batches), most=BATCHES_SHOWN)
+    what = "gradients" if loss_is_finite else "loss"
+    parts = [f"{what} not finite at step {report['step']}: {shown}"]
+    if report["gradients_not_finite"] is not None:
+        parts.append(f"gradients not finite: {format_names(report['gradients_not_finite'])}")
+    norms = [format_number(step["gradient_norm"]) for step in report["gradient_norms_before"]]
     if norms:
         parts.append(f"gradient norms before {', '.join(norms[-NORMS_SHOWN:])}")
     parts.append(f"learning rate {format_number(report['learning_rate'])}")
     before = [report["weights_not_finite_before"]]
-    before += [rank["statistics_not_finite_before"] for rank in report["ranks"]]
+    before += [rank["statistics_not_finite_before"] for rank in ranks]
     broken = next((names for names in before if names["count"]), None)
     if broken:
         parts.append(f"weights were already not finite before it: {format_names(broken)}")
     return "; ".join(parts)
-
-
-def format_batches(report: Mapping[str, Any]) -> str:
-    """Return the batches whose loss was not finite, or all where it was."""
-    lines = []
-    for rank in report["ranks"]:
-        place = f"rank {rank['rank']}: " if len(report["ranks"]) > 1 else ""
-        for batch in rank["batches"]:
-            losses = batch["losses"]
-            if report["loss_is_finite"] or any(type(value) is str for value in losses.values()):
-                terms = ", ".join(f"{name} {format_number(losses[name])}" for name in losses)
-                images = [f"{one['id']} ({one['file_name']})" for one in batch["images"]]
-                shown = first_few(images, count=len(images), most=IMAGES_SHOWN)
-                lines.append(f"{place}{terms}, images {shown}")
-    return first_few(lines, count=len(lines), most=BATCHES_SHOWN)
 
 
 def format_names(names: Mapping[str, Any]) -> str:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from common.errors import printable
-from common.machine import ProcessTime, busiest, ticks_on, waiting_of_threads
-from data.dataset import Batch
+from common.machine import busiest, ticks_on, waiting_of_threads
 from launch.limits import memory_left
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
@@ -88,12 +87,9 @@ class BackgroundLoad:
     """Measures how long compute threads wait for their cores, and who uses these meanwhile."""
 
     def __init__(self, cpus: Collection[int], *, place: str, seconds: float = SECONDS) -> None:
-        """Begin to watch.
+        """Begin to watch this rank's `cpus`; `place` in the note is the rank and its host.
 
-        Args:
-            cpus: Of this rank's compute threads.
-            place: The rank and its host, for the note.
-            seconds: Between two looks.
+        Two looks are `seconds` apart.
         """
         self._cpus = frozenset(cpus)
         self._place = place
@@ -123,22 +119,20 @@ class BackgroundLoad:
             return None
         self._silent_until = now + SILENT_SECONDS
         processes = busiest(before, self._ticks, seconds=seconds, least_cores=LEAST_CORES)
-        return describe_load(self._place, share=share, seconds=seconds, processes=processes)
-
-
-def describe_load(place: str, *, share: float, seconds: float, processes: list[ProcessTime]) -> str:
-    """Return the note: how long a thread waited, for whom, and what helps."""
-    named = [
-        f"{printable(process.name)} (process {process.process}, {process.cores:.1f} cores"
-        f"{', started by this run' if process.is_ours else ''})"
-        for process in processes[:MOST_NAMED]
-    ]
-    causes = ", ".join(named) or "no process that can be seen from here, perhaps another container"
-    return (
-        f"note: {place} shares its cores: a compute thread waited for its core for {share:.0%} of "
-        f"the last {seconds:.0f} s. Busy there: {causes}. A step waits for its slowest thread; end "
-        "or move the other work, or give this run fewer cores (launch.threads)"
-    )
+        named = [
+            f"{printable(process.name)} (process {process.process}, {process.cores:.1f} cores"
+            f"{', started by this run' if process.is_ours else ''})"
+            for process in processes[:MOST_NAMED]
+        ]
+        causes = ", ".join(named)
+        if not causes:
+            causes = "no process that can be seen from here, perhaps another container"
+        return (
+            f"note: {self._place} shares its cores: a compute thread waited for its core for "
+            f"{share:.0%} of the last {seconds:.0f} s. Busy there: {causes}. A step waits for its "
+            "slowest thread; end or move the other work, or give this run fewer cores "
+            "(launch.threads)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,19 +161,15 @@ def settle_batches(
 ) -> RankBatches:
     """Split batches as configured; all ranks call it, before gradients are exchanged.
 
-    Args:
-        config: The run's.
-        prepared: The model as its engine runs it.
-        group: The ranks.
-        local_ranks: Those of this host, which share its memory.
-        recorded: The split by speed that a resumed run had, see `recorded_split`; none: measure.
+    The `local_ranks` of this host share its memory. `recorded` is the split by speed that a resumed
+    run had, see `recorded_split`; without one it is measured.
 
     Raises:
         InputError: A list is not of these ranks, or not of this batch.
     """
-    given, batch_size = config.distributed.batch_split, config.training.batch_size
-    start = split_at_start(given, batch_size=batch_size, ranks=group.size)
-    if given != "speed":
+    setting, batch_size = config.distributed.batch_split, config.training.batch_size
+    start = split_at_start(setting, batch_size=batch_size, ranks=group.size)
+    if setting != "speed":
         return RankBatches(images=start)
     if recorded:
         return RankBatches(images=tuple(recorded), is_recorded=True)
@@ -222,31 +212,23 @@ def measured_speed(
     All ranks compute for the same time: none is done early and leaves caches and memory to the
     others, which no step would do. Weights, optimizer, running statistics and random states are
     unchanged afterwards.
-
-    Args:
-        prepared: The model, before its gradients are exchanged.
-        group: The ranks.
-        images: In each pass.
-        image_size: Of their sides. [pixels]
-        focal_form: See `focal_loss`.
     """
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
     statistics.keep()
     batch = dummy_batch(images, image_size)
-    seconds_of_pass(prepared, batch, focal_form=focal_form)  # kernels are built, memory is filled
-    slowest = max(group.all_gather(seconds_of_pass(prepared, batch, focal_form=focal_form)))
+
+    def seconds_of_pass() -> float:
+        start = time.perf_counter()
+        accumulate_gradients(prepared, [batch], focal_form=focal_form)
+        prepared.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - start
+
+    seconds_of_pass()  # kernels are built, memory is filled
+    slowest = max(group.all_gather(seconds_of_pass()))
     end = time.perf_counter() + PASSES * slowest
     seconds: list[float] = []
     while not seconds or time.perf_counter() < end:
-        seconds.append(seconds_of_pass(prepared, batch, focal_form=focal_form))
+        seconds.append(seconds_of_pass())
     statistics.put_back()
     return images / median(seconds)
-
-
-def seconds_of_pass(prepared: PreparedTraining, batch: Batch, *, focal_form: str) -> float:
-    """Time a forward and a backward pass; the gradients are dropped."""
-    began = time.perf_counter()
-    accumulate_gradients(prepared, [batch], focal_form=focal_form)
-    prepared.optimizer.zero_grad(set_to_none=True)
-    return time.perf_counter() - began
