@@ -62,7 +62,7 @@ class EpochStrategy(Protocol):
         return {}
 
     def close(self) -> None:
-        """Release what the ranks share, if anything; no epoch is trained any more."""
+        """Release what the ranks share; no epoch is trained any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,3 +170,6 @@ class SynchronousEpoch(EpochStrategy):
             metric_is_ready=any(ready),
             problem=problem,
         )
+
+    def close(self) -> None:
+        """Do nothing: nothing is shared."""
