@@ -1,4 +1,4 @@
-"""What to look at next: each finding with how much time it would save at most.
+"""Findings: what to look at next, each with how much time it would save at most.
 
 What two findings would save may be the same time, so the numbers do not add up. Findings rest on
 the log's problems (reorders, fallbacks, float32, what is slower than the peaks allow), on the log
@@ -7,7 +7,7 @@ beside the log (a reference, a replay, a trace, counters).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from types import MappingProxyType
@@ -18,11 +18,24 @@ from profiling.efficiency_analysis import Efficiency, hot_ratio
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
 from profiling.peaks import Peaks, roofline_ms
-from profiling.report.material import Counters, Measured, MeasuredProblem, parts_of, phases_of
+from profiling.report.material import (
+    Counters,
+    Material,
+    Measured,
+    MeasuredProblem,
+    parts_of,
+    phases_of,
+)
 from profiling.report.page import three, times
-from profiling.trace.analysis import Analysis, gap_share, short_share
+from profiling.trace.analysis import (
+    Analysis,
+    costliest_outside_onednn,
+    gap_share,
+    rows_of,
+    short_share,
+)
 from profiling.trace.operators import Category, category_of
-from profiling.trace.trace import BytesMoved, MovedRow
+from profiling.trace.trace import BytesMoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +47,66 @@ class Advice:
     """The numbers that it rests on."""
     todo: str
     section: str
-    """Of the page, where it shows."""
+    """The section of the page that shows it."""
     saves_ms: float | None = None
     """At most, of a step, or of a log without steps; None: not known."""
 
 
-def saving(one: Advice, measured: Measured) -> str:
-    """Return how much it would save, in words."""
-    if one.saves_ms is None:
+def saving(advice: Advice, measured: Measured) -> str:
+    """Return a sentence on how much it would save."""
+    if advice.saves_ms is None:
         return "How much it would save is not known."
     whole, of = (
         (measured.wall_ms, "of it") if measured.wall_ms else (measured.ms, "of oneDNN's time")
     )
-    share = f", {one.saves_ms / whole:.1%} {of}" if whole else ""
-    return f"At most {three(one.saves_ms)} ms {measured.unit}{share}."
+    share = f", {advice.saves_ms / whole:.1%} {of}" if whole else ""
+    return f"At most {three(advice.saves_ms)} ms {measured.unit}{share}."
+
+
+OPERATORS = 3
+"""Operators outside oneDNN that advice names."""
+
+
+def all_advice(material: Material) -> list[Advice]:
+    """Return all findings: what saves most first, what is not known last."""
+    measured, log, peaks = material.measured, material.log, material.peaks
+    replayed = material.efficiency.problems if material.efficiency else ()
+    alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
+    operators: list[tuple[str, float]] = []
+    if material.traced:
+        costly = costliest_outside_onednn(rows_of(material.traced.analysis))[:OPERATORS]
+        operators = [(f"{row.operator} ({row.phase})", row.self_ms) for row in costly]
+    findings = [
+        *lost_to_the_roofline(measured),
+        *reorders(measured),
+        *fallbacks(measured),
+        *slow_convolutions(measured, alone_ms=alone_ms),
+        *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=peaks),
+        *mostly_outside(measured, log, operators=operators),
+        *primitives_made_again(measured, log),
+        *uneven_ranks(log),
+        *uneven_steps(log),
+        *many_page_faults(material.counters),
+        *not_understood(log),
+    ]
+    if material.comparison:
+        findings += calls_the_reference_does_not_make(material.comparison)
+    if material.efficiency:
+        findings += slower_than_alone(material.efficiency)
+    if material.traced:
+        analysis = material.traced.analysis
+        findings += fragmented(analysis)
+        findings += memory_traffic(
+            material.traced.trace.bytes_moved,
+            bandwidth_gb_per_s=peaks.bandwidth_gb_per_s if peaks else None,
+            step_ms=analysis.wall_ns / 1e6 / analysis.count,
+        )
+    return most_saving_first(findings)
+
+
+def most_saving_first(findings: Iterable[Advice]) -> list[Advice]:
+    """Return findings in order; those whose saving is not known are last."""
+    return sorted(findings, key=lambda item: (item.saves_ms is None, -(item.saves_ms or 0.0)))
 
 
 MOST_PROBLEMS = 5
@@ -60,26 +119,22 @@ CONVOLUTIONS = ("convolution", "deconvolution")
 HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
 
 
-def reorders(measured: Measured) -> list[Advice]:
+def reorders(measured: Measured) -> Iterator[Advice]:
     """Advise on layouts that change between operators."""
-    some = [one for one in measured.problems if one.problem.kind == "reorder"]
-    total = sum(one.ms for one in some)
-    if not some or total <= REORDER_SHARE * measured.ms:
-        return []
-    evidence = (
-        f"{three(total)} ms {measured.unit} in {times(sum(one.calls for one in some))}, "
-        f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
-        f"{readable(some[0].problem)}, {three(some[0].ms)} ms."
-    )
-    advice = Advice(
-        title="Reorders: layouts or types change between operators",
-        evidence=evidence,
-        todo="Keep tensors in one layout from operator to operator (channels_last), and weights "
-        "in the layout that their convolution takes.",
-        section="problems",
-        saves_ms=total,
-    )
-    return [advice]
+    problems = [problem for problem in measured.problems if problem.problem.kind == "reorder"]
+    total = sum(problem.ms for problem in problems)
+    if problems and total > REORDER_SHARE * measured.ms:
+        yield Advice(
+            title="Reorders: layouts or types change between operators",
+            evidence=f"{three(total)} ms {measured.unit} in "
+            f"{times(sum(problem.calls for problem in problems))}, "
+            f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
+            f"{readable(problems[0].problem)}, {three(problems[0].ms)} ms.",
+            todo="Keep tensors in one layout from operator to operator (channels_last), and "
+            "weights in the layout that their convolution takes.",
+            section="problems",
+            saves_ms=total,
+        )
 
 
 def is_fallback(problem: Problem) -> bool:
@@ -92,78 +147,77 @@ def is_fallback(problem: Problem) -> bool:
 def fallbacks(measured: Measured) -> list[Advice]:
     """Advise on implementations that are not made for this machine."""
     groups: dict[tuple[str, str, str], list[MeasuredProblem]] = {}
-    for one in measured.problems:
-        if is_fallback(one.problem):
-            key = (one.problem.kind, one.problem.direction, one.problem.implementation)
-            groups.setdefault(key, []).append(one)
-    found = []
-    for (kind, direction, implementation), some in groups.items():
-        total = sum(one.ms for one in some)
-        if total <= FALLBACK_SHARE * measured.ms:
-            continue
-        saves = sum(one.ms if one.lost_ms is None else one.lost_ms for one in some)
-        found.append(
-            Advice(
-                title=f"{kind_and_direction(kind, direction)} falls back to {implementation}",
-                evidence=f"{three(total)} ms {measured.unit} in {len(some)} problems, "
-                f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
-                f"{readable(some[0].problem)}.",
-                todo="A log with ONEDNN_VERBOSE=dispatch says why better ones were passed over; "
-                "often it is a type, a layout or an attribute that they do not take.",
-                section="problems",
-                saves_ms=saves,
+    for item in measured.problems:
+        problem = item.problem
+        if is_fallback(problem):
+            key = (problem.kind, problem.direction, problem.implementation)
+            groups.setdefault(key, []).append(item)
+    findings = []
+    for (kind, direction, implementation), problems in groups.items():
+        total = sum(item.ms for item in problems)
+        if total > FALLBACK_SHARE * measured.ms:
+            saves = sum(item.ms if item.lost_ms is None else item.lost_ms for item in problems)
+            findings.append(
+                Advice(
+                    title=f"{kind_and_direction(kind, direction)} falls back to {implementation}",
+                    evidence=f"{three(total)} ms {measured.unit} in {len(problems)} problems, "
+                    f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
+                    f"{readable(problems[0].problem)}.",
+                    todo="A log with ONEDNN_VERBOSE=dispatch says why better ones were passed "
+                    "over; often it is a type, a layout or an attribute that they do not take.",
+                    section="problems",
+                    saves_ms=saves,
+                )
             )
-        )
-    return sorted(found, key=lambda one: -(one.saves_ms or 0.0))[:MOST_PROBLEMS]
-
-
-def in_bf16(problem: Problem) -> Problem:
-    """Return the same problem with BF16 in place of float32."""
-    memories = tuple(
-        replace(one, type="bf16") if one.type == "f32" else one for one in problem.memories
-    )
-    return replace(problem, memories=memories)
+    return most_saving_first(findings)[:MOST_PROBLEMS]
 
 
 def float32_beside_bf16(
     measured: Measured, *, instruction_sets: Sequence[str], peaks: Peaks | None
-) -> list[Advice]:
+) -> Iterator[Advice]:
     """Advise on arithmetic in float32 on a machine that has it in BF16."""
     rates = peaks.matrix_gflop_per_s if peaks else {}
     if peaks and rates.get("bf16", 0.0) < 1.2 * rates.get("f32", 0.0):
-        return []
+        return
     if not peaks and not any(map(HAS_BF16.search, instruction_sets)):
-        return []
-    some = [
-        one
-        for one in measured.problems
-        if one.problem.is_computing
-        and {m.type for m in one.problem.memories if m.is_there} == {"f32"}
+        return
+    problems = [
+        item
+        for item in measured.problems
+        if item.problem.is_computing
+        and {memory.type for memory in item.problem.memories if memory.is_there} == {"f32"}
     ]
-    total = sum(one.ms for one in some)
-    if not some or total <= FLOAT32_SHARE * measured.ms:
-        return []
-    by_kind = dict.fromkeys(kind_and_direction(p.problem.kind, p.problem.direction) for p in some)
-    advice = Advice(
+    total = sum(item.ms for item in problems)
+    if not problems or total <= FLOAT32_SHARE * measured.ms:
+        return
+    by_kind = dict.fromkeys(kind_and_direction(p.problem.kind, p.problem.direction)
+                            for p in problems)  # fmt: skip
+    speeds = (
+        f" Peaks: {rates['f32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in BF16."
+        if "f32" in rates
+        else ""
+    )
+    yield Advice(
         title="Arithmetic in float32 on a machine that has BF16",
         evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
-        f"{', '.join(by_kind)}."
-        + (f" Peaks: {rates['f32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in BF16."
-           if "f32" in rates else ""),
+        f"{', '.join(by_kind)}.{speeds}",
         todo="Train under BF16 autocast (here: engine.precision=bf16), weights kept in float32.",
         section="problems",
-        saves_ms=saved_in_bf16(some, peaks) if peaks else None,
-    )  # fmt: skip
-    return [advice]
+        saves_ms=saved_in_bf16(problems, peaks) if peaks else None,
+    )
 
 
-def saved_in_bf16(some: Sequence[MeasuredProblem], peaks: Peaks) -> float | None:
+def saved_in_bf16(problems: Sequence[MeasuredProblem], peaks: Peaks) -> float | None:
     """Return time beyond the roofline of the same problems in BF16."""
-    ideal = [roofline_ms(in_bf16(one.problem), peaks) for one in some]
-    if any(one is None for one in ideal):
-        return None
-    pairs = zip(some, ideal, strict=True)
-    return sum(max(0.0, one.ms - one.calls * (bound or 0.0)) for one, bound in pairs)
+    saved = 0.0
+    for item in problems:
+        memories = [replace(memory, type="bf16") if memory.type == "f32" else memory
+                    for memory in item.problem.memories]  # fmt: skip
+        bound = roofline_ms(replace(item.problem, memories=tuple(memories)), peaks)
+        if bound is None:
+            return None
+        saved += max(0.0, item.ms - item.calls * bound)
+    return saved
 
 
 SLOW_SHARE = 0.02
@@ -173,80 +227,68 @@ MUCH_FASTER = 0.7
 NOTHING: Mapping[Problem, float] = MappingProxyType({})
 
 
-def lost_to_the_roofline(measured: Measured) -> list[Advice]:
+def lost_to_the_roofline(measured: Measured) -> Iterator[Advice]:
     """Advise on kinds and directions that lose most against the machine's peaks."""
     parts = [part for part in parts_of(measured.problems) if part.kind != "reorder"]
-    worst = sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]
-    found = []
-    for part in worst:
+    for part in sorted(parts, key=lambda part: -part.lost_ms)[:MOST_PROBLEMS]:
         if part.lost_ms <= SLOW_SHARE * measured.ms:
             continue
         ideal = part.bounded_ms - part.lost_ms
-        first = max(part.problems, key=lambda one: one.lost_ms or 0.0)
-        found.append(
-            Advice(
-                title=f"{part.name}: {part.bounded_ms / ideal:.2f} times as long as the roofline "
-                "allows",
-                evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
-                f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
-                f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
-                todo="Sort the table of all problems by what is lost.",
-                section="problems",
-                saves_ms=part.lost_ms,
-            )
+        first = max(part.problems, key=lambda problem: problem.lost_ms or 0.0)
+        yield Advice(
+            title=f"{part.name}: {part.bounded_ms / ideal:.2f} times as long as the roofline "
+            "allows",
+            evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
+            f"at this machine's peaks it would be {three(ideal)} ms. Most is lost in "
+            f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
+            todo="Sort the table of all problems by what is lost.",
+            section="problems",
+            saves_ms=part.lost_ms,
         )
-    return found
 
 
 def slow_convolutions(
     measured: Measured, *, alone_ms: Mapping[Problem, float] = NOTHING
-) -> list[Advice]:
+) -> Iterator[Advice]:
     """Advise on costly convolutions below half of the peak rate.
 
     `alone_ms`: of one call of each problem that was run again alone, with warm caches.
     """
-    some = [
-        one
-        for one in measured.problems
-        if one.problem.kind in CONVOLUTIONS
-        and one.peak_share is not None
-        and one.peak_share < HALF
-        and one.share > SLOW_SHARE
-        and one.lost_ms
-        and not is_fallback(one.problem)
+    slow = [
+        item
+        for item in measured.problems
+        if item.problem.kind in CONVOLUTIONS
+        and item.peak_share is not None
+        and item.peak_share < HALF
+        and item.share > SLOW_SHARE
+        and item.lost_ms
+        and not is_fallback(item.problem)
     ]
-    return [
-        Advice(
-            title=f"{readable(one.problem)}: {one.peak_share:.0%} of the peak rate",
-            evidence=f"{three(one.ms)} ms {measured.unit} in {times(one.calls)} of "
-            f"{one.problem.implementation}, {one.share:.1%} of oneDNN's time, at "
-            f"{one.gflop_per_s:,.0f} GFLOP/s.{compared(one, alone_ms)}",
-            todo=why_slow(one, alone_ms),
+    for item in slow[:MOST_PROBLEMS]:
+        alone = alone_ms.get(item.problem)
+        compared = "" if alone is None else f" Alone it takes {three(alone * item.calls)} ms."
+        yield Advice(
+            title=f"{readable(item.problem)}: {item.peak_share:.0%} of the peak rate",
+            evidence=f"{three(item.ms)} ms {measured.unit} in {times(item.calls)} of "
+            f"{item.problem.implementation}, {item.share:.1%} of oneDNN's time, at "
+            f"{item.gflop_per_s:,.0f} GFLOP/s.{compared}",
+            todo=why_slow(item, alone),
             section="problems",
-            saves_ms=one.lost_ms,
+            saves_ms=item.lost_ms,
         )
-        for one in some[:MOST_PROBLEMS]
-    ]
 
 
-def compared(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
-    """Return what it takes alone, where that is known."""
-    alone = alone_ms.get(one.problem)
-    return "" if alone is None else f" Alone it takes {three(alone * one.calls)} ms."
-
-
-def why_slow(one: MeasuredProblem, alone_ms: Mapping[Problem, float]) -> str:
-    """Return the likely reason, from its sizes and its time alone."""
-    alone = alone_ms.get(one.problem)
-    if alone is not None and alone * one.calls < MUCH_FASTER * one.ms:
+def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
+    """Return the likely reason, from its sizes and the time of one call alone."""
+    if alone_ms is not None and alone_ms * item.calls < MUCH_FASTER * item.ms:
         return "The implementation can do better: it is what ran beside it, or before."
-    sizes = named_sizes(one.problem.shape)
+    sizes = named_sizes(item.problem.shape)
     groups = sizes.get("g", 1)
     each = min(sizes.get("ic", 0), sizes.get("oc", 0)) // groups
     if each < FEW_CHANNELS:
         of = "of a group meet" if groups > 1 else "meet"
         return f"Only {each} channels {of} here, fewer than a vector holds; wider is faster."
-    if alone is not None:
+    if alone_ms is not None:
         return "It is the implementation: another one, or another shape, may be faster."
     return (
         "`python -m profiling efficiency` runs it alone: if it is as slow there, it is the "
@@ -260,22 +302,19 @@ MANY_FAULTS = 20_000
 
 def mostly_outside(
     measured: Measured, log: OneDnnLog, *, operators: Sequence[tuple[str, float]] = ()
-) -> list[Advice]:
+) -> Iterator[Advice]:
     """Advise where more of a step is outside of oneDNN than inside.
 
     `operators`: those outside of oneDNN and their milliseconds a step, the costliest first.
     """
-    if measured.wall_ms is None:
-        return []
-    outside = measured.wall_ms - measured.ms
-    if outside <= measured.ms:
-        return []
+    if measured.wall_ms is None or (outside := measured.wall_ms - measured.ms) <= measured.ms:
+        return
     phases = sorted(phases_of(log), key=lambda phase: -phase.elsewhere_ms)
     largest = (
         f" Most of it is in {phases[0].name}: {three(phases[0].elsewhere_ms)} ms." if phases else ""
     )
     named = ", ".join(f"{name} {three(milliseconds)} ms" for name, milliseconds in operators)
-    advice = Advice(
+    yield Advice(
         title="More time outside of oneDNN than inside",
         evidence=f"{three(outside)} ms of a step of {three(measured.wall_ms)} ms are not in "
         f"oneDNN's primitives.{largest}",
@@ -285,128 +324,106 @@ def mostly_outside(
         section="trace" if operators else "phases",
         saves_ms=outside,
     )
-    return [advice]
 
 
-def primitives_made_again(measured: Measured, log: OneDnnLog) -> list[Advice]:
+def primitives_made_again(measured: Measured, log: OneDnnLog) -> Iterator[Advice]:
     """Advise on primitives that are made again since the cache has lost them."""
     misses = sum(count for state, count in log.creation_states.items() if "cache_miss" in state)
-    again = misses - len(log.creations)
-    if again <= 0:
-        return []
-    total = sum(one.total_ms for one in log.creations.values())
-    advice = Advice(
-        title="Primitives are made again and again",
-        evidence=f"{misses:,} were made (cache_miss) of {len(log.creations):,} different ones; "
-        f"making took {three(total)} ms of the log.",
-        todo="ONEDNN_PRIMITIVE_CACHE_CAPACITY may be too small for so many shapes, or shapes "
-        "change from step to step.",
-        section="log",
-        saves_ms=total / (measured.steps.count or 1),
-    )
-    return [advice]
+    total = sum(calls.total_ms for calls in log.creations.values())
+    if misses > len(log.creations):
+        yield Advice(
+            title="Primitives are made again and again",
+            evidence=f"{misses:,} were made (cache_miss) of {len(log.creations):,} different ones; "
+            f"making took {three(total)} ms of the log.",
+            todo="ONEDNN_PRIMITIVE_CACHE_CAPACITY may be too small for so many shapes, or shapes "
+            "change from step to step.",
+            section="log",
+            saves_ms=total / (measured.steps.count or 1),
+        )
 
 
-def not_understood(log: OneDnnLog) -> list[Advice]:
+def not_understood(log: OneDnnLog) -> Iterator[Advice]:
     """Advise on lines that are in no number of the page."""
-    if not log.not_understood_count:
-        return []
-    advice = Advice(
-        title="Lines of the log are not understood",
-        evidence=f"{log.not_understood_count:,} of {log.onednn_lines:,} lines look like oneDNN's "
-        "and are in no number here.",
-        todo="See them: a log may be cut or mixed with other output, or of a newer oneDNN.",
-        section="log",
-    )
-    return [advice]
+    if log.not_understood_count:
+        yield Advice(
+            title="Lines of the log are not understood",
+            evidence=f"{log.not_understood_count:,} of {log.onednn_lines:,} lines look like "
+            "oneDNN's and are in no number here.",
+            todo="See them: a log may be cut or mixed with other output, or of a newer oneDNN.",
+            section="log",
+        )
 
 
-def many_page_faults(counters: Sequence[Counters]) -> list[Advice]:
+def many_page_faults(counters: Sequence[Counters]) -> Iterator[Advice]:
     """Advise on memory that is returned to the kernel and requested again in every step."""
     rank = max(counters, key=lambda rank: rank.a_step("page-faults") or 0.0, default=None)
-    faults = (rank.a_step("page-faults") or 0.0) if rank else 0.0
-    if rank is None or faults < MANY_FAULTS:
-        return []
-    seconds = significant(rank.seconds / rank.steps, 3)
-    advice = Advice(
-        title="Memory is given back and asked for again",
-        evidence=f"{faults:,.0f} page faults a step of {seconds} s"
-        f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
-        todo="Let the allocator keep its memory (here: engine.allocator; elsewhere "
-        "GLIBC_TUNABLES, tcmalloc or jemalloc), and count again.",
-        section="ranks",
-    )
-    return [advice]
+    if rank and (faults := rank.a_step("page-faults") or 0.0) >= MANY_FAULTS:
+        yield Advice(
+            title="Memory is given back and asked for again",
+            evidence=f"{faults:,.0f} page faults a step of "
+            f"{significant(rank.seconds / rank.steps, 3)} s"
+            f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
+            todo="Let the allocator keep its memory (here: engine.allocator; elsewhere "
+            "GLIBC_TUNABLES, tcmalloc or jemalloc), and count again.",
+            section="ranks",
+        )
 
 
 Step = tuple[int | None, int | None]
 """Rank and number."""
 UNEVEN = 0.05
 UNEVEN_STEPS = 0.2
+MOST_RANKS = 16
 
 
-def uneven_ranks(log: OneDnnLog) -> list[Advice]:
+def uneven_ranks(log: OneDnnLog) -> Iterator[Advice]:
     """Advise on a rank that is slower than the others, for which they wait."""
     if len(log.ranks) < 2:
-        return []
-    found = []
-    for words, milliseconds in (
-        ("in oneDNN", means_by_rank(onednn_ms_by_step(log))),
-        ("from begin to end of a step", means_by_rank(wall_ms_by_step(log))),
+        return
+    for words, by_step in (
+        ("in oneDNN", onednn_ms_by_step(log)),
+        ("from begin to end of a step", wall_ms_by_step(log)),
     ):
-        if len(milliseconds) < 2 or not mean(milliseconds.values()):
+        by_rank: dict[int, list[float]] = {}
+        for (rank, _), milliseconds in by_step.items():
+            if rank is not None:
+                by_rank.setdefault(rank, []).append(milliseconds)
+        means = {rank: mean(steps) for rank, steps in sorted(by_rank.items())}
+        slowest = max(by_rank, key=lambda rank: means[rank], default=0)
+        average = mean(means.values()) if means else 0.0
+        if len(means) < 2 or not average or means[slowest] - average <= UNEVEN * average:
             continue
-        slowest = max(milliseconds, key=lambda rank: milliseconds[rank])
-        lost = milliseconds[slowest] - mean(milliseconds.values())
-        if lost <= UNEVEN * mean(milliseconds.values()):
-            continue
-        title = f"Rank {slowest} is slower than the others {words}"
-        listed = ", ".join(
-            f"rank {rank} {three(ms)} ms" for rank, ms in sorted(milliseconds.items())[:16]
+        listed = [f"rank {rank} {three(ms)} ms" for rank, ms in means.items()]
+        more = f", and {len(means) - MOST_RANKS} more" if len(means) > MOST_RANKS else ""
+        yield Advice(
+            title=f"Rank {slowest} is slower than the others {words}",
+            evidence=f"Time a step {words}: {', '.join(listed[:MOST_RANKS])}{more}; on average "
+            f"{three(average)} ms.",
+            todo="Ranks wait for the slowest. Look at its cores and its memory node: another "
+            "program there, fewer cores, or memory of another node.",
+            section="ranks",
+            saves_ms=means[slowest] - average,
         )
-        more = f", and {len(milliseconds) - 16} more" if len(milliseconds) > 16 else ""
-        found.append(
-            Advice(
-                title=title,
-                evidence=f"Time a step {words}: {listed}{more}; on average "
-                f"{three(mean(milliseconds.values()))} ms.",
-                todo="Ranks wait for the slowest. Look at its cores and its memory node: another "
-                "program there, fewer cores, or memory of another node.",
-                section="ranks",
-                saves_ms=lost,
-            )
-        )
-    return found
 
 
-def uneven_steps(log: OneDnnLog) -> list[Advice]:
+def uneven_steps(log: OneDnnLog) -> Iterator[Advice]:
     """Advise on a step that is much longer than the others of its rank."""
-    times = {where: ms for where, ms in log.phase_ms.items() if where.phase is None}
-    if len({where.step for where in times}) < 2:
-        return []
-    slowest = max(times, key=lambda where: times[where])
-    others = mean(ms for where, ms in times.items() if where.step != slowest.step)
-    if times[slowest] <= (1 + UNEVEN_STEPS) * others:
-        return []
-    rank = f" of rank {slowest.rank}" if slowest.rank is not None else ""
-    advice = Advice(
-        title=f"Step {slowest.step}{rank} is longer than the others",
-        evidence=f"{three(times[slowest])} ms, the others {three(others)} ms on average.",
+    wall_ms = wall_ms_by_step(log)
+    if len({number for _, number in wall_ms}) < 2:
+        return
+    rank, number = slowest = max(wall_ms, key=lambda step: wall_ms[step])
+    others = mean(ms for step, ms in wall_ms.items() if step[1] != number)
+    if wall_ms[slowest] <= (1 + UNEVEN_STEPS) * others:
+        return
+    yield Advice(
+        title=f"Step {number}{'' if rank is None else f' of rank {rank}'} is longer than the "
+        "others",
+        evidence=f"{three(wall_ms[slowest])} ms, the others {three(others)} ms on average.",
         todo="Means over so few steps say little then: log more of them, later in the run, and "
         "see that nothing else runs on the machine.",
         section="ranks",
-        saves_ms=(times[slowest] - others) / len(times),
+        saves_ms=(wall_ms[slowest] - others) / len(wall_ms),
     )
-    return [advice]
-
-
-def means_by_rank(of_steps: Mapping[Step, float]) -> dict[int, float]:
-    """Return the mean of each rank's whole steps."""
-    by_rank: dict[int, list[float]] = {}
-    for (rank, _), milliseconds in of_steps.items():
-        if rank is not None:
-            by_rank.setdefault(rank, []).append(milliseconds)
-    return {rank: mean(times) for rank, times in by_rank.items()}
 
 
 def wall_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
@@ -416,11 +433,11 @@ def wall_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
 
 def onednn_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
     """Return oneDNN's time in each whole step. [milliseconds]"""
-    found = dict.fromkeys(wall_ms_by_step(log), 0.0)
+    by_step = dict.fromkeys(wall_ms_by_step(log), 0.0)
     for where, problems in log.executions.items():
-        if where[:2] in found:
-            found[where[:2]] += sum(calls.total_ms for calls in problems.values())
-    return found
+        if where[:2] in by_step:
+            by_step[where[:2]] += sum(calls.total_ms for calls in problems.values())
+    return by_step
 
 
 MOST = 3
@@ -441,13 +458,12 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
             groups.setdefault((pair.question.kind, pair.question.direction), []).append(pair)
     whole = sum(pair.first.ms for pair in comparison.pairs)
     unit = "a step" if comparison.is_by_step else "in the log"
-    found = []
+    findings = []
     for (kind, direction), pairs in groups.items():
-        extra = sum(pair.extra_ms for pair in pairs)
+        extra, first = sum(pair.extra_ms for pair in pairs), pairs[0]
         if extra <= EXTRA_SHARE * whole:
             continue
-        first = pairs[0]
-        found.append(
+        findings.append(
             Advice(
                 title=f"{kind_and_direction(kind, direction)}: the reference makes fewer calls",
                 evidence=f"{times(sum(pair.extra_calls for pair in pairs))} more {unit} than "
@@ -459,7 +475,7 @@ def calls_the_reference_does_not_make(comparison: Comparison) -> list[Advice]:
                 saves_ms=extra,
             )
         )
-    return sorted(found, key=lambda one: -(one.saves_ms or 0.0))[:MOST]
+    return most_saving_first(findings)[:MOST]
 
 
 def alike_share(comparison: Comparison) -> float:
@@ -469,15 +485,14 @@ def alike_share(comparison: Comparison) -> float:
     return both / whole if whole else 0.0
 
 
-def slower_than_alone(efficiency: Efficiency) -> list[Advice]:
+def slower_than_alone(efficiency: Efficiency) -> Iterator[Advice]:
     """Advise on primitives that take longer in the run than alone."""
-    total = efficiency.total
+    total, count = efficiency.total, efficiency.steps.count or 1
     ratio = hot_ratio(total)
     if ratio is None or total.lost_ms <= LOST_SHARE * total.measured_ms:
-        return []
-    count = efficiency.steps.count or 1
+        return
     first = efficiency.problems[0]
-    advice = Advice(
+    yield Advice(
         title="Primitives are slower in the run than alone",
         evidence=f"Alone, with warm caches, they take {ratio:.0%} of the time. Most is lost in "
         f"{readable(first.problem)}: {three(first.lost_ms / count)} ms.",
@@ -486,62 +501,60 @@ def slower_than_alone(efficiency: Efficiency) -> list[Advice]:
         section="efficiency",
         saves_ms=total.lost_ms / count,
     )
-    return [advice]
 
 
-def fragmented(analysis: Analysis) -> list[Advice]:
+def fragmented(analysis: Analysis) -> Iterator[Advice]:
     """Advise on gaps between operators, and on operators too short to be worth their call."""
-    found = []
-    gaps = gap_share(analysis)
+    gaps, short = gap_share(analysis), short_share(analysis)
     if gaps > GAP_SHARE:
-        found.append(
-            Advice(
-                title="Time in which no operator runs",
-                evidence=f"{gaps:.1%} of the traced time: Python, waiting for data, or for ranks.",
-                todo="The timeline shows in which phase.",
-                section="trace",
-                saves_ms=sum(analysis.gaps_ns.values()) / 1e6 / analysis.count,
-            )
+        yield Advice(
+            title="Time in which no operator runs",
+            evidence=f"{gaps:.1%} of the traced time: Python, waiting for data, or for ranks.",
+            todo="The timeline shows in which phase.",
+            section="trace",
+            saves_ms=sum(analysis.gaps_ns.values()) / 1e6 / analysis.count,
         )
-    short = short_share(analysis)
     if short > SHORT_SHARE:
-        found.append(
-            Advice(
-                title="Many short operators",
-                evidence=f"{short:.1%} of the operators' time is in pieces shorter than 0.1 ms.",
-                todo="Merge small operators: fused optimizers, foreach, compiled losses.",
-                section="trace",
-                saves_ms=short * analysis.operator_ns / 1e6 / analysis.count,
-            )
+        yield Advice(
+            title="Many short operators",
+            evidence=f"{short:.1%} of the operators' time is in pieces shorter than 0.1 ms.",
+            todo="Merge small operators: fused optimizers, foreach, compiled losses.",
+            section="trace",
+            saves_ms=short * analysis.operator_ns / 1e6 / analysis.count,
         )
-    return found
 
 
 WORTHWHILE = 0.05
 """Share of a step from which on it is a finding."""
-
 CONVOLUTION_OPERATORS = ("aten::convolution", "torch_ipex::convolution")
 
 
 def memory_traffic(
     moved: BytesMoved | None, *, bandwidth_gb_per_s: float | None, step_ms: float
-) -> list[Advice]:
-    """Return how long a step's bytes take at the memory's bandwidth, as a share of the step.
+) -> Iterator[Advice]:
+    """Advise on the bytes that a step's operators read and write, at the memory's bandwidth.
 
     What could be saved is the traffic of operators that neither multiply matrices nor are our own
     kernels: fused with what makes their arguments, they need not read them.
     """
     if moved is None or not bandwidth_gb_per_s or not step_ms:
-        return []
+        return
     milliseconds = moved.total / bandwidth_gb_per_s / 1e6
-    fusible = [row for row in moved.rows if is_fusible(row)]
+    fusible = [
+        row
+        for row in moved.rows
+        # Without a namespace: our own kernels, as `retinanet.engine.kernel_calls` records them.
+        if "::" in row.operator
+        and not row.operator.startswith(CONVOLUTION_OPERATORS)
+        and category_of(row.operator) == Category.OTHER
+    ]
     saves = sum(row.total for row in fusible) / bandwidth_gb_per_s / 1e6
     if saves <= WORTHWHILE * step_ms:
-        return []
+        return
     first = ", ".join(
         f"{row.operator} ({row.phase}) {three(row.total / 1e9)} GB" for row in fusible[:3]
     )
-    advice = Advice(
+    yield Advice(
         title="Memory traffic of small operators",
         evidence=f"A step's operators read and write {three(moved.total / 1e9)} GB. At the "
         f"measured {three(bandwidth_gb_per_s)} GB/s that takes {three(milliseconds)} ms, "
@@ -552,15 +565,4 @@ def memory_traffic(
         "keep values in BF16.",
         section="trace",
         saves_ms=saves,
-    )
-    return [advice]
-
-
-def is_fusible(row: MovedRow) -> bool:
-    """Return whether an operator does little with each byte."""
-    own = "::" not in row.operator  # as `retinanet.engine.kernel_calls` has them
-    return (
-        not own
-        and not row.operator.startswith(CONVOLUTION_OPERATORS)
-        and category_of(row.operator) == Category.OTHER
     )

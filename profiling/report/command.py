@@ -2,10 +2,10 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -13,40 +13,16 @@ from common.cli import add_command
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
-from profiling.compare import Comparison, compare, marked_steps, names_of, side_of
+from profiling.compare import compare, marked_steps, names_of, side_of
 from profiling.efficiency_analysis import efficiency_of
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.replay import load_replay
-from profiling.report.advice import (
-    Advice,
-    calls_the_reference_does_not_make,
-    fallbacks,
-    float32_beside_bf16,
-    fragmented,
-    lost_to_the_roofline,
-    many_page_faults,
-    memory_traffic,
-    mostly_outside,
-    not_understood,
-    primitives_made_again,
-    reorders,
-    saving,
-    slow_convolutions,
-    slower_than_alone,
-    uneven_ranks,
-    uneven_steps,
-)
+from profiling.report.advice import Advice, all_advice, saving
 from profiling.report.material import Material, Traced, load_counters, measured_of, parts_of
 from profiling.report.page import render_page, three
 from profiling.report.sections import all_sections
-from profiling.trace.analysis import (
-    BesideLog,
-    analyze,
-    costliest_outside_onednn,
-    lay_beside,
-    rows_of,
-)
+from profiling.trace.analysis import BesideLog, analyze, lay_beside
 from profiling.trace.trace import read_trace
 
 ABOUT = """\
@@ -93,38 +69,25 @@ def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def report_command(
-    logs: list[Path],
-    *,
-    out: Path,
-    peaks: str,
-    replay: Path | None,
-    reference: Path | None,
-    trace: Path | None,
-    environment: Path | None,
-    title: str | None,
-    overwrite: bool,
+    logs: list[Path], *, out: Path, title: str | None, overwrite: bool, **options: Any
 ) -> int:
-    """Read, compute, draw and write; return the exit code.
+    """Read, compute, draw and write; return the exit code. `options`: of `gather`.
 
     Raises:
         InputError: A file cannot be read or written, or holds something else.
     """
     require_free_outputs([out], overwrite=overwrite)
     console = make_console()
-    material = gather(
-        logs,
-        peaks=peaks,
-        replay=replay,
-        reference=reference,
-        trace=trace,
-        environment=environment,
-        console=console,
-    )
-    advice = advice_of(material)
+    material = gather(logs, console=console, **options)
+    advice = all_advice(material)
     summary = [f"Caution: {caution}." for caution in material.cautions]
-    summary += summary_of(material, advice)
-    sections = all_sections(material, advice)
-    page = render_page(sections, title=title or title_of(material), summary=summary)
+    summary.append(summarize(material, advice))
+    if not title:
+        runs = dict.fromkeys(str(facts["run"]) for facts in material.log.facts if facts.get("run"))
+        name = ", ".join(runs) or Path(material.log.files[0]).name
+        goes = "a training step" if material.measured.steps.count else "oneDNN's time"
+        title = f"{name}: where {goes} goes"
+    page = render_page(all_sections(material, advice), title=title, summary=summary)
     write_whole(out, page)
     for sentence in summary:
         say(console, printable(sentence))
@@ -149,12 +112,20 @@ def gather(
     """
     inputs = find_inputs(logs, trace=trace, environment=environment)
     loaded = load_replay(replay) if replay else None
-    facts: Mapping[str, Any] | None = None
+    facts = None
     if inputs.environment:
         facts = read_json_object(inputs.environment, advice="expected a run's environment.json")
     counters = tuple(map(load_counters, inputs.counters))
     log = read_with_progress(list(inputs.logs), console)
-    comparison = compare_with(reference, log, logs[0], console) if reference else None
+    comparison = None
+    if reference:
+        other = read_with_progress(logs_of(reference), console)
+        # A step is compared with a step where both logs have them, else a whole log with the other.
+        by_step = bool(marked_steps(log) and marked_steps(other))
+        names = names_of(None, logs[0], reference)
+        sides = [side_of(name, side, by_step=by_step)
+                 for name, side in zip(names, (log, other), strict=True)]  # fmt: skip
+        comparison = compare(*sides, with_types=True, is_by_step=by_step)
     traced = read_traced(inputs.trace, log, console) if inputs.trace else None
     machine = choose_peaks(peaks, log, console=console, folder=None)
     return Material(
@@ -169,128 +140,53 @@ def gather(
     )
 
 
-OPERATORS = 3
-"""Outside oneDNN, that advice names."""
-
-
-def advice_of(material: Material) -> list[Advice]:
-    """Return all findings: what saves most first, what is not known last."""
-    measured, log = material.measured, material.log
-    replayed = material.efficiency.problems if material.efficiency else ()
-    alone_ms = {one.problem: one.replayed.hot_ms for one in replayed}
-    operators: list[tuple[str, float]] = []
-    if material.traced:
-        costly = costliest_outside_onednn(rows_of(material.traced.analysis))
-        operators = [(f"{one.operator} ({one.phase})", one.self_ms) for one in costly[:OPERATORS]]
-    found = [
-        *lost_to_the_roofline(measured),
-        *reorders(measured),
-        *fallbacks(measured),
-        *slow_convolutions(measured, alone_ms=alone_ms),
-        *float32_beside_bf16(measured, instruction_sets=log.instruction_sets, peaks=material.peaks),
-        *mostly_outside(measured, log, operators=operators),
-        *primitives_made_again(measured, log),
-        *uneven_ranks(log),
-        *uneven_steps(log),
-        *many_page_faults(material.counters),
-        *not_understood(log),
-    ]
-    if material.comparison:
-        found += calls_the_reference_does_not_make(material.comparison)
-    if material.efficiency:
-        found += slower_than_alone(material.efficiency)
-    if material.traced:
-        analysis = material.traced.analysis
-        found += fragmented(analysis)
-        found += memory_traffic(
-            material.traced.trace.bytes_moved,
-            bandwidth_gb_per_s=material.peaks.bandwidth_gb_per_s if material.peaks else None,
-            step_ms=analysis.wall_ns / 1e6 / analysis.count,
-        )
-    return sorted(found, key=lambda item: (item.saves_ms is None, -(item.saves_ms or 0.0)))
-
-
 KINDS = 3
 
 
-def title_of(material: Material) -> str:
-    """Return what the page is about."""
-    runs = dict.fromkeys(str(facts["run"]) for facts in material.log.facts if facts.get("run"))
-    name = ", ".join(runs) or Path(material.log.files[0]).name
-    goes = "a training step" if material.measured.steps.count else "oneDNN's time"
-    return f"{name}: where {goes} goes"
-
-
-def summary_of(material: Material, advice: Sequence[Advice]) -> list[str]:
+def summarize(material: Material, advice: Sequence[Advice]) -> str:
     """Return how long, in what, what it could be, what to look at first, in a few sentences."""
     measured = material.measured
     if not measured.problems:
-        return ["None of oneDNN's primitives ran within a whole step of this log."]
-    share = [f"{part.name} {part.share:.0%}"
-             for part in parts_of(measured.problems)[:KINDS]]  # fmt: skip
-    sentences = [f"{how_long(material)} Most of that is {', '.join(share)}."]
+        return "None of oneDNN's primitives ran within a whole step of this log."
+    if measured.wall_ms:
+        steps = measured.steps.count or 1
+        mean = f", the mean of {steps}," if steps > 1 else ""
+        text = (
+            f"A step{mean} takes {three(measured.wall_ms)} ms; {three(measured.ms)} ms of it "
+            f"({measured.ms / measured.wall_ms:.0%}) are in oneDNN's primitives."
+        )
+    else:
+        calls = sum(problem.calls for problem in measured.problems)
+        text = (
+            f"oneDNN's primitives take {three(measured.ms)} ms in this log: {calls:,.0f} calls of "
+            f"{len(measured.problems):,} different problems."
+        )
+    largest = [f"{part.name} {part.share:.0%}" for part in parts_of(measured.problems)[:KINDS]]
+    text += f" Most of that is {', '.join(largest)}."
     ideal = measured.roofline_ms
     if ideal is not None and measured.ms:
-        text = f"At this machine's measured peaks they would take {three(ideal)} ms"
+        text += f" At this machine's measured peaks they would take {three(ideal)} ms"
         if measured.wall_ms:
             step = measured.wall_ms - measured.ms + ideal
             text += f", and a step {measured.wall_ms / step:.2f} times as fast"
-        sentences.append(f"{text}.")
-    worth = [one for one in advice if one.saves_ms]
-    if worth:
-        sentences.append(f"Look first at: {worth[0].title}. {saving(worth[0], measured)}")
+        text += "."
+    first = next((item for item in advice if item.saves_ms), None)
+    if first:
+        text += f" Look first at: {first.title}. {saving(first, measured)}"
     if material.log.not_understood_count:
-        sentences.append(
-            f"{material.log.not_understood_count:,} lines of the log are not understood."
-        )
-    return [" ".join(sentences)]
-
-
-def how_long(material: Material) -> str:
-    """Return the time of a step and oneDNN's part of it, or of a whole log."""
-    measured = material.measured
-    if measured.wall_ms:
-        inside = measured.ms / measured.wall_ms
-        steps = measured.steps.count or 1
-        mean = f", the mean of {steps}," if steps > 1 else ""
-        return (
-            f"A step{mean} takes {three(measured.wall_ms)} ms; {three(measured.ms)} ms of it "
-            f"({inside:.0%}) are in oneDNN's primitives."
-        )
-    calls = sum(one.calls for one in measured.problems)
-    return (
-        f"oneDNN's primitives take {three(measured.ms)} ms in this log: {calls:,.0f} calls of "
-        f"{len(measured.problems):,} different problems."
-    )
-
-
-def compare_with(reference: Path, log: OneDnnLog, first: Path, console: Console) -> Comparison:
-    """Compare the log with another: a step with a step where both have them.
-
-    Raises:
-        InputError: The reference cannot be read.
-    """
-    other = read_with_progress(logs_of(reference), console)
-    by_step = bool(marked_steps(log) and marked_steps(other))
-    names = names_of(None, first, reference)
-    sides = [
-        side_of(name, one, by_step=by_step) for name, one in zip(names, (log, other), strict=True)
-    ]
-    return compare(*sides, with_types=True, is_by_step=by_step)
+        text += f" {material.log.not_understood_count:,} lines of the log are not understood."
+    return text
 
 
 def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
-    """Return a trace, with the log's part of the same steps and rank where they fit.
-
-    Raises:
-        InputError: It is no trace.
-    """
+    """Return a trace, with the log's part of the same steps and rank where they fit."""
     size = file.stat().st_size if file.is_file() else 0
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
         trace = read_trace(file, advance)
     analysis = analyze(trace)
     rank = rank_of(file)
-    of_rank = {where: one for where, one in log.executions.items() if where.rank in (rank, None)}
+    of_rank = {where: calls for where, calls in log.executions.items()
+               if where.rank in (rank, None)}  # fmt: skip
     beside: BesideLog | None
     try:
         beside = lay_beside(analysis, replace(log, executions=of_rank))
@@ -305,8 +201,7 @@ OF_A_RUN = ("config.yaml", "metrics.jsonl", LOGS)
 RANK = re.compile(r"rank(\d+)\.")
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """Paths; None or empty where there is nothing."""
 
     logs: tuple[Path, ...]
@@ -316,12 +211,9 @@ class Inputs:
 
 
 def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path | None) -> Inputs:
-    """Return the files that a report is made from, found beside the logs.
+    """Return the files that a report is made from, found beside logs, folders of logs, and runs.
 
-    Args:
-        paths: Logs, folders of logs, and folders of runs.
-        trace: As it was given; None: as it is found.
-        environment: The same.
+    A trace or an environment that is given goes before those that are found.
 
     Raises:
         InputError: A folder has no log.
@@ -334,11 +226,10 @@ def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path 
             counters += of_same_rank(path, files_by_rank(run / COUNTERS, (".json",)))
         elif not path.is_dir():
             environments.append(path.parent / ENVIRONMENT)
-    found = next((file for file in environments if file.is_file()), None)
     return Inputs(
         logs=tuple(log for path in paths for log in logs_of(path)),
         trace=trace or next(iter(traces), None),
-        environment=environment or found,
+        environment=environment or next(filter(Path.is_file, environments), None),
         counters=tuple(dict.fromkeys(counters)),
     )
 
@@ -350,12 +241,10 @@ def of_same_rank(path: Path, files: list[Path]) -> list[Path]:
 
 def run_of(path: Path) -> Path | None:
     """Return the run's folder of a path: itself, or of its logs or their folder."""
-    if not path.is_dir():
-        run = path.parent.parent
-        return run if path.parent.name == LOGS and is_run(run) else None
-    if is_run(path):
+    if path.is_dir() and is_run(path):
         return path
-    return path.parent if path.name == LOGS and is_run(path.parent) else None
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder.name == LOGS and is_run(folder.parent) else None
 
 
 def is_run(folder: Path) -> bool:
@@ -383,8 +272,8 @@ def files_by_rank(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     """Return `rank<N>` files of a folder, in order of N; others after them."""
     if not folder.is_dir():
         return []
-    files = [file for file in folder.iterdir() if file.name.endswith(endings)]
-    files = [file for file in files if not file.name.startswith(".")]
+    files = [file for file in folder.iterdir()
+             if file.name.endswith(endings) and not file.name.startswith(".")]  # fmt: skip
     return sorted(files, key=lambda file: (rank_of(file) is None, rank_of(file) or 0, file.name))
 
 

@@ -14,7 +14,7 @@ from common.errors import InputError
 from common.files import read_json_object
 from profiling.compare import Comparison
 from profiling.efficiency_analysis import Efficiency, Steps, steps_of
-from profiling.onednn_log.log import Calls, OneDnnLog
+from profiling.onednn_log.log import OneDnnLog, Where
 from profiling.onednn_log.work import Problem, gbyte, gflop, kind_and_direction
 from profiling.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
 from profiling.stats import merge_equal
@@ -24,7 +24,7 @@ from profiling.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace, and what it comes to."""
+    """A trace and its analysis."""
 
     trace: Trace
     analysis: Analysis
@@ -46,11 +46,11 @@ class MeasuredProblem:
     roofline_ms: float | None
     """Of all these calls at the machine's peaks; None where not known."""
     peak_share: float | None
-    """Of the peak rate of its type of number, what it reaches; None where not known."""
+    """Its rate over the peak rate of its type of number; None where not known."""
 
     @property
     def lost_ms(self) -> float | None:
-        """Beyond the roofline; 0 where caches made it faster than that."""
+        """Time beyond the roofline; 0 where caches made it faster than that."""
         return None if self.roofline_ms is None else max(0.0, self.ms - self.roofline_ms)
 
 
@@ -67,28 +67,28 @@ class Measured:
     @property
     def ms(self) -> float:
         """oneDNN's time."""
-        return sum(one.ms for one in self.problems)
+        return sum(problem.ms for problem in self.problems)
 
     @property
     def unit(self) -> str:
-        """Of what calls and times are."""
+        """What calls and times refer to."""
         return "a step" if self.steps.count else "in the log"
 
     @property
     def roofline_ms(self) -> float | None:
         """oneDNN's time if every problem were at its roofline; as measured where it has none."""
-        if all(one.roofline_ms is None for one in self.problems):
+        if all(problem.roofline_ms is None for problem in self.problems):
             return None
-        return sum(one.ms - (one.lost_ms or 0.0) for one in self.problems)
+        return sum(problem.ms - (problem.lost_ms or 0.0) for problem in self.problems)
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one rank."""
+    """perf's counters of one rank."""
 
     rank: int
     steps: int
-    """How many the counts are of."""
+    """Number of steps counted."""
     seconds: float
     counts: dict[str, float]
     """Of all steps together; times in milliseconds."""
@@ -115,11 +115,9 @@ class Material:
 
     @property
     def cautions(self) -> list[str]:
-        """What speaks against the numbers of peaks and replay."""
-        of_peaks = cautions_of_peaks(self.peaks, self.log)
-        return list(
-            dict.fromkeys([*of_peaks, *(self.efficiency.cautions if self.efficiency else [])])
-        )
+        """Reasons to doubt the numbers of peaks and replay."""
+        of_replay = self.efficiency.cautions if self.efficiency else []
+        return list(dict.fromkeys([*cautions_of_peaks(self.peaks, self.log), *of_replay]))
 
     @property
     def log_words(self) -> str:
@@ -135,42 +133,33 @@ def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     steps = steps_of(log)
     divisor = steps.count or 1
     merged = merge_equal(log.calls(steps.holds))
-    total = sum(one.total_ms for one in merged.values())
-    problems = [
-        measured_problem(problem, one, divisor=divisor, total_ms=total, peaks=peaks)
-        for problem, one in merged.items()
-    ]
-    return Measured(
-        sorted(problems, key=lambda one: -one.ms),
-        steps,
-        wall_ms=steps.wall_ms if steps.count else None,
-    )
-
-
-def measured_problem(
-    problem: Problem, calls: Calls, *, divisor: int, total_ms: float, peaks: Peaks | None
-) -> MeasuredProblem:
-    """Return the numbers of one problem; `divisor`: steps that the calls are of."""
-    seconds = calls.mean_ms / 1000
-    computed, moved = gflop(problem), gbyte(problem)
-    rate = computed / seconds if computed is not None and seconds else None
-    peak = matrix_peak(problem, peaks) if peaks else None
-    ideal = roofline_ms(problem, peaks) if peaks else None
-    return MeasuredProblem(
-        problem,
-        calls=calls.count / divisor,
-        ms=calls.total_ms / divisor,
-        share=calls.total_ms / total_ms if total_ms else 0.0,
-        gflop_per_s=rate,
-        gbyte_per_s=moved / seconds if moved is not None and seconds else None,
-        roofline_ms=None if ideal is None else ideal * calls.count / divisor,
-        peak_share=rate / peak if rate is not None and peak else None,
-    )
+    total_ms = sum(calls.total_ms for calls in merged.values())
+    problems = []
+    for problem, calls in merged.items():
+        seconds = calls.mean_ms / 1000
+        computed, moved = gflop(problem), gbyte(problem)
+        rate = computed / seconds if computed is not None and seconds else None
+        peak = matrix_peak(problem, peaks) if peaks else None
+        ideal = roofline_ms(problem, peaks) if peaks else None
+        problems.append(
+            MeasuredProblem(
+                problem,
+                calls=calls.count / divisor,
+                ms=calls.total_ms / divisor,
+                share=calls.total_ms / total_ms if total_ms else 0.0,
+                gflop_per_s=rate,
+                gbyte_per_s=moved / seconds if moved is not None and seconds else None,
+                roofline_ms=None if ideal is None else ideal * calls.count / divisor,
+                peak_share=rate / peak if rate is not None and peak else None,
+            )
+        )
+    problems.sort(key=lambda problem: -problem.ms)
+    return Measured(problems, steps, wall_ms=steps.wall_ms if steps.count else None)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPart:
-    """Problems of one kind and direction."""
+    """Problems of one kind and direction. Calls and times are those of a step."""
 
     kind: str
     direction: str
@@ -183,44 +172,43 @@ class MeasuredPart:
 
     @property
     def calls(self) -> float:
-        """Of a step, as all that follows."""
-        return sum(one.calls for one in self.problems)
+        """Number of calls."""
+        return sum(problem.calls for problem in self.problems)
 
     @property
     def ms(self) -> float:
-        """oneDNN's time in them."""
-        return sum(one.ms for one in self.problems)
+        """oneDNN's time."""
+        return sum(problem.ms for problem in self.problems)
 
     @property
     def share(self) -> float:
         """Of all of oneDNN's time."""
-        return sum(one.share for one in self.problems)
+        return sum(problem.share for problem in self.problems)
 
     @property
     def bounded_ms(self) -> float:
-        """Time of those that have a roofline."""
-        return sum(one.ms for one in self.problems if one.roofline_ms is not None)
+        """Time of the problems that have a roofline."""
+        return sum(problem.ms for problem in self.problems if problem.roofline_ms is not None)
 
     @property
     def lost_ms(self) -> float:
-        """Of those, time beyond it."""
-        return sum(one.lost_ms or 0.0 for one in self.problems)
+        """Time of these problems beyond their roofline."""
+        return sum(problem.lost_ms or 0.0 for problem in self.problems)
 
     @property
     def gflop_per_s(self) -> float | None:
-        """Of those whose arithmetic is counted."""
-        counted = [one for one in self.problems if one.gflop_per_s is not None]
-        milliseconds = sum(one.ms for one in counted)
-        work = sum((one.gflop_per_s or 0.0) * one.ms for one in counted)
-        return work / milliseconds if milliseconds else None
+        """Rate of the problems whose arithmetic is counted."""
+        counted = [(p.gflop_per_s, p.ms) for p in self.problems if p.gflop_per_s is not None]
+        milliseconds = sum(ms for _, ms in counted)
+        return sum(rate * ms for rate, ms in counted) / milliseconds if milliseconds else None
 
 
 def parts_of(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
     """Return sums by kind and direction, the costliest first."""
     groups: dict[tuple[str, str], list[MeasuredProblem]] = {}
-    for one in problems:
-        groups.setdefault((one.problem.kind, one.problem.direction), []).append(one)
-    parts = [MeasuredPart(kind, direction, some) for (kind, direction), some in groups.items()]
+    for problem in problems:
+        groups.setdefault((problem.problem.kind, problem.problem.direction), []).append(problem)
+    parts = [MeasuredPart(*key, group) for key, group in groups.items()]
     return sorted(parts, key=lambda part: -part.ms)
 
 
@@ -243,7 +231,7 @@ class Phase:
 
     @property
     def elsewhere_ms(self) -> float:
-        """What is not oneDNN's."""
+        """Time outside oneDNN."""
         return max(0.0, self.wall_ms - self.onednn_ms)
 
 
@@ -252,44 +240,25 @@ def phases_of(log: OneDnnLog) -> list[Phase]:
     steps = steps_of(log)
     if not steps.count or steps.wall_ms is None:
         return []
-    names = list(dict.fromkeys(
-        where.phase for where in log.phase_ms if where.phase and steps.holds(where)
-    ))  # fmt: skip
-    found = [
-        Phase(
-            name,
-            wall_ms=sum(
-                ms for where, ms in log.phase_ms.items()
-                if where.phase == name and steps.holds(where)
-            ) / steps.count,
-            kinds_ms=kinds_of(log, name),
-        )
-        for name in names
-    ]  # fmt: skip
-    rest = steps.wall_ms - sum(phase.wall_ms for phase in found)
-    between = kinds_of(log, None)
-    if found:
-        found.append(Phase(BETWEEN, wall_ms=rest, kinds_ms=between))
-    return found
+    whole_ms: dict[str, float] = {}
+    for where, ms in log.phase_ms.items():
+        if where.phase and steps.holds(where):
+            whole_ms[where.phase] = whole_ms.get(where.phase, 0.0) + ms
 
+    def kinds_ms(phase: str | None) -> dict[str, float]:
+        def keep(where: Where) -> bool:
+            return steps.holds(where) and where.phase == phase
 
-def kinds_of(log: OneDnnLog, phase: str | None) -> dict[str, float]:
-    """Return oneDNN's time in a phase of a mean step, by kind; the costliest first."""
-    steps = steps_of(log)
-    calls = log.calls(lambda where: steps.holds(where) and where.phase == phase)
-    kinds: dict[str, float] = {}
-    for problem, one in calls.items():
-        kinds[problem.kind] = kinds.get(problem.kind, 0.0) + one.total_ms / (steps.count or 1)
-    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+        kinds: dict[str, float] = {}
+        for problem, calls in log.calls(keep).items():
+            kinds[problem.kind] = kinds.get(problem.kind, 0.0) + calls.total_ms / len(steps.whole)
+        return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
-
-def largest_kinds(phases: Sequence[Phase], count: int) -> list[str]:
-    """Return the kinds that cost most over all phases."""
-    totals: dict[str, float] = {}
-    for phase in phases:
-        for kind, ms in phase.kinds_ms.items():
-            totals[kind] = totals.get(kind, 0.0) + ms
-    return sorted(totals, key=lambda kind: -totals[kind])[:count]
+    phases = [Phase(name, ms / steps.count, kinds_ms(name)) for name, ms in whole_ms.items()]
+    if phases:
+        between_ms = steps.wall_ms - sum(phase.wall_ms for phase in phases)
+        phases.append(Phase(BETWEEN, between_ms, kinds_ms(None)))
+    return phases
 
 
 ADVICE = "expected what profile.perf=true writes to runs/NAME/perf"
@@ -301,22 +270,17 @@ def load_counters(file: Path) -> Counters:
     Raises:
         InputError: It cannot be read, or is no such file.
     """
-    content = read_json_object(file, advice=ADVICE)
+    content: Any = read_json_object(file, advice=ADVICE)
     try:
-        return counters_of(content)
+        counters = Counters(
+            rank=int(content["rank"]),
+            steps=len(content["steps"]),
+            seconds=float(content["seconds"]),
+            counts={str(name): float(c["value"]) for name, c in content["counters"].items()},
+            not_counted=tuple(map(str, content["not_counted"])),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file}: {type(error).__name__}: {error}; {ADVICE}") from error
-
-
-def counters_of(content: Any) -> Counters:
-    """Return counters from JSON; raise KeyError, TypeError or ValueError if it is no such."""
-    steps = len(content["steps"])
-    if not steps:
-        raise ValueError("steps: none were counted")
-    return Counters(
-        rank=int(content["rank"]),
-        steps=steps,
-        seconds=float(content["seconds"]),
-        counts={str(name): float(one["value"]) for name, one in content["counters"].items()},
-        not_counted=tuple(map(str, content["not_counted"])),
-    )
+    if not counters.steps:
+        raise InputError(f"{file}: ValueError: steps: none were counted; {ADVICE}")
+    return counters

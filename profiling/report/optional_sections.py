@@ -4,7 +4,7 @@ A replay (the run's primitives against the same ones alone), a reference (anothe
 torch.profiler, and perf's counters beside the ranks' steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from common.charts import Column, Table, text_column
@@ -64,6 +64,17 @@ def efficiency_section(material: Material) -> Section:
         )
         return Section("efficiency", heading, [missing])
     projection = project(efficiency, steps=None, images_a_step=None)
+    spoken = "; ".join(
+        f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
+        for part in efficiency.parts[:8]
+    )
+    bars = chart(
+        lambda: draw_efficiency(efficiency, projection, title=""),
+        name="efficiency",
+        label=f"Bars of replayed over measured time: {spoken}.",
+        caption="Left: time alone over time in the run; 1: as fast as alone. Right: a step as it "
+        "was, and as it could be.",
+    )
     *rows, total = (row[:-1] for row in part_rows(efficiency, divisor=efficiency.steps.count or 1))
     columns = (
         text_column("kind"),
@@ -75,8 +86,7 @@ def efficiency_section(material: Material) -> Section:
         Column("cold ratio", ".1%"),
     )
     table = Table("Measured and alone, by kind and direction", columns, rows, totals=[total])
-    blocks: list[Block] = [Text(efficiency_texts(efficiency))]
-    blocks += [efficiency_chart(efficiency, projection), table]
+    blocks: list[Block] = [Text(efficiency_texts(efficiency)), bars, table]
     if projection:
         blocks.append(projection_table(projection))
     return Section("efficiency", heading, blocks)
@@ -100,21 +110,6 @@ def efficiency_texts(efficiency: Efficiency) -> list[str]:
             "the time, were not run again; no ratio has them."
         )
     return lines
-
-
-def efficiency_chart(efficiency: Efficiency, projection: Projection | None) -> Chart:
-    """Return bars of ratios, and of a step at each speed."""
-    spoken = "; ".join(
-        f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
-        for part in efficiency.parts[:8]
-    )
-    return chart(
-        lambda: draw_efficiency(efficiency, projection, title=""),
-        name="efficiency",
-        label=f"Bars of replayed over measured time: {spoken}.",
-        caption="Left: time alone over time in the run; 1: as fast as alone. Right: a step as it "
-        "was, and as it could be.",
-    )
 
 
 def projection_table(projection: Projection) -> Table:
@@ -153,13 +148,27 @@ def comparison_section(material: Material) -> Section:
             "--reference OTHER.log",
         )
         return Section("comparison", heading, [missing])
+
+    def draw() -> "Figure":
+        figure = draw_comparison(comparison)
+        figure.suptitle("")
+        return figure
+
+    spoken = "; ".join(
+        f"{kind.name} {significant(kind.first.ms)} against {significant(kind.second.ms)} ms"
+        for kind in kinds_of(comparison.pairs)[:8]
+    )
+    bars = chart(
+        draw,
+        name="comparison",
+        label=f"Bars of both sides: {spoken}.",
+        caption="Left: time by kind and direction. Right: what the calls cost that only one side "
+        "makes.",
+    )
     *rows, total = kind_rows(comparison, SIDES, total="all", not_called=None)
     columns = both_columns("kind", "this / reference")
-    blocks: list[Block] = [
-        Text(comparison_texts(comparison)),
-        comparison_chart(comparison),
-        Table("By kind and direction", columns, rows, totals=[total]),
-    ]
+    table = Table("By kind and direction", columns, rows, totals=[total])
+    blocks: list[Block] = [Text(comparison_texts(comparison)), bars, table]
     if comparison.only_one:
         title = "Calls that only one side makes, or makes more of"
         blocks.append(pairs_table(comparison.only_one, title=title, with_extra=True))
@@ -191,58 +200,42 @@ def comparison_texts(comparison: Comparison) -> list[str]:
     return lines
 
 
-def comparison_chart(comparison: Comparison) -> Chart:
-    """Return bars of both sides."""
-    spoken = "; ".join(
-        f"{kind.name} {significant(kind.first.ms)} against {significant(kind.second.ms)} ms"
-        for kind in kinds_of(comparison.pairs)[:8]
-    )
-
-    def draw() -> "Figure":
-        figure = draw_comparison(comparison)
-        figure.suptitle("")
-        return figure
-
-    return chart(
-        draw,
-        name="comparison",
-        label=f"Bars of both sides: {spoken}.",
-        caption="Left: time by kind and direction. Right: what the calls cost that only one side "
-        "makes.",
-    )
-
-
 def both_columns(first: str, last: str) -> list[Column]:
     """Return columns of a table with calls and times of both sides."""
-    calls = (Column(f"calls, {side}", count) for side in ("this", "reference"))
-    times = (Column(f"ms, {side}", three) for side in ("this", "reference"))
+    calls, times = (
+        [Column(f"{name}, {side}", form) for side in ("this", "reference")]
+        for name, form in (("calls", count), ("ms", three))
+    )
     return [text_column(first), *calls, *times, Column(last, three)]
 
 
 def pairs_table(pairs: Sequence[Pair], *, title: str, with_extra: bool) -> Table:
     """Return a row for each question."""
     rows = pair_rows(pairs[:MOST_PAIRS], SIDES, with_extra=with_extra, not_called=None)
-    notes = [f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
-             "compare --out DIR` writes all."] if len(pairs) > MOST_PAIRS else []  # fmt: skip
+    note = (
+        f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
+        "compare --out DIR` writes all."
+    )
     last = "cost of these calls, ms" if with_extra else "this / reference"
+    notes = [note] if len(pairs) > MOST_PAIRS else []
     return Table(title, both_columns("problem", last), rows, notes=notes)
 
 
 MOST_STEPS = 200
 """Rows of the table of steps."""
-COUNTED = (
-    ("task-clock", "CPU time, ms"),
-    ("page-faults", "page faults"),
-    ("context-switches", "context switches"),
-    ("cpu-migrations", "moves between CPUs"),
-    ("cycles", "cycles"),
-    ("instructions", "instructions"),
-    ("branch-misses", "branch misses"),
-    ("cache-references", "cache references"),
-    ("cache-misses", "cache misses"),
-    ("dTLB-load-misses", "TLB misses of loads"),
-)
-"""perf's events, and what to call them."""
+COUNTED = {
+    "task-clock": "CPU time, ms",
+    "page-faults": "page faults",
+    "context-switches": "context switches",
+    "cpu-migrations": "moves between CPUs",
+    "cycles": "cycles",
+    "instructions": "instructions",
+    "branch-misses": "branch misses",
+    "cache-references": "cache references",
+    "cache-misses": "cache misses",
+    "dTLB-load-misses": "TLB misses of loads",
+}
+"""perf's events, and their names on the page."""
 
 
 def ranks_section(material: Material) -> Section:
@@ -257,11 +250,8 @@ def ranks_section(material: Material) -> Section:
              wall[rank, step] - inside[rank, step])
             for rank, step in order[:MOST_STEPS]
         ]  # fmt: skip
-        columns = [
-            text_column("step"),
-            Column("rank"),
-            *(Column(name, three) for name in ("ms", "in oneDNN, ms", "elsewhere, ms")),
-        ]
+        times = (Column(name, three) for name in ("ms", "in oneDNN, ms", "elsewhere, ms"))
+        columns = [text_column("step"), Column("rank"), *times]
         more = len(order) > MOST_STEPS
         notes = [f"The first {MOST_STEPS} of {len(order):,}."] if more else []
         blocks.append(Table("Each rank's steps", columns, rows, notes=notes))
@@ -276,16 +266,14 @@ def ranks_section(material: Material) -> Section:
 
 def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
     """Return counts of a mean step, and what was not counted."""
-    events = [
-        (event, name) for event, name in COUNTED if any(event in rank.counts for rank in counters)
-    ]
+    events = [event for event in COUNTED if any(event in rank.counts for rank in counters)]
     rows = []
     for rank in counters:
         clock = rank.a_step("task-clock")
         seconds = rank.seconds / rank.steps
         busy = clock / 1000 / seconds if clock is not None and seconds else None
-        rows.append((str(rank.rank), seconds, busy, *(rank.a_step(event) for event, _ in events)))
-    names = ("s a step", "busy CPUs", *(name for _, name in events))
+        rows.append((str(rank.rank), seconds, busy, *map(rank.a_step, events)))
+    names = ("s a step", "busy CPUs", *(COUNTED[event] for event in events))
     columns = [text_column("rank"), *(Column(name, three) for name in names)]
     blocks: list[Block] = [Table("perf's counters of a mean step", columns, rows)]
     missing = dict.fromkeys(event for rank in counters for event in rank.not_counted)
@@ -325,40 +313,37 @@ def trace_section(material: Material) -> Section:
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *analysis.times_ms(None))],
     )
-    charts = trace_charts(traced, costly)
-    blocks: list[Block] = [text, *charts, phases, operator_table(analysis, costly)]
-    return Section("trace", heading, blocks)
+    operators = operator_table(analysis, costly)
+    return Section("trace", heading, [text, *trace_charts(traced, costly), phases, operators])
 
 
-def trace_charts(traced: Traced, costly: Sequence[Costly]) -> list[Chart]:
+def trace_charts(traced: Traced, costly: Sequence[Costly]) -> Iterable[Chart]:
     """Return phases, one step in time, costly operators."""
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
+    known = analysis.modules_are_known
     spoken = "; ".join(
         f"{operator.operator} {significant(operator.self_ms)} ms" for operator in costly[:8]
     )
-    known = analysis.modules_are_known
-    return [
-        chart(
-            lambda: draw_split(analysis, title=""),
-            name="split",
-            label=f"Bars of {step} by phases and what runs; the table below has the numbers.",
-            caption=f"Phases of {step}, and what each is spent in.",
-        ),
-        chart(
-            lambda: draw_timeline(traced.trace, analysis, title=""),
-            name="timeline",
-            label="One step in time: what runs when, and a closer look.",
-            caption="One step from left to right: what runs on each thread, how often operators "
-            "change, and a closer look where they change most.",
-        ),
-        chart(
-            lambda: draw_operators(costly[:BARS], title="", modules_are_known=known),
-            name="operators",
-            label=f"Bars of the costliest operators outside oneDNN: {spoken}.",
-            caption="The operators outside oneDNN that cost most, by their own time.",
-        ),
-    ]
+    yield chart(
+        lambda: draw_split(analysis, title=""),
+        name="split",
+        label=f"Bars of {step} by phases and what runs; the table below has the numbers.",
+        caption=f"Phases of {step}, and what each is spent in.",
+    )
+    yield chart(
+        lambda: draw_timeline(traced.trace, analysis, title=""),
+        name="timeline",
+        label="One step in time: what runs when, and a closer look.",
+        caption="One step from left to right: what runs on each thread, how often operators "
+        "change, and a closer look where they change most.",
+    )
+    yield chart(
+        lambda: draw_operators(costly[:BARS], title="", modules_are_known=known),
+        name="operators",
+        label=f"Bars of the costliest operators outside oneDNN: {spoken}.",
+        caption="The operators outside oneDNN that cost most, by their own time.",
+    )
 
 
 def operator_table(analysis: Analysis, costly: Sequence[Costly]) -> Table:

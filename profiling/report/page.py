@@ -13,7 +13,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -33,10 +33,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart."""
+    """A chart, as `chart` makes it."""
 
     svg: str
-    """As `chart` makes it."""
     caption: str
     """What it shows and how to read it."""
 
@@ -57,7 +56,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What would be here, and the command that makes it."""
+    """A text on what is missing here, and the command that makes it."""
 
     text: str
     command: str
@@ -65,21 +64,20 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Something to look at next."""
+    """Something to look at next. `section`: the name of the section that shows it."""
 
     title: str
     evidence: str
     saves: str
     todo: str
     section: str
-    """The name of the section that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestions:
-    """What to look at next, in order."""
+    """Suggestions in order of importance."""
 
-    found: Sequence[Suggestion]
+    items: Sequence[Suggestion]
 
 
 Block = Table | Chart | Facts | Text | Missing | Suggestions
@@ -87,22 +85,15 @@ Block = Table | Chart | Facts | Text | Missing | Suggestions
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chapter of the page."""
+    """A chapter of the page. `name`: for links to it."""
 
     name: str
-    """For links to it."""
     heading: str
-    blocks: Sequence[Block] = field(default_factory=list)
+    blocks: Sequence[Block] = ()
 
 
 def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[str]) -> str:
-    """Return the whole page as HTML.
-
-    Args:
-        sections: In the order in which a person reads them.
-        title: Heading and name of the page.
-        summary: Sentences for who reads no further.
-    """
+    """Return the whole page as HTML; `summary`: sentences for who reads no further."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -112,6 +103,12 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
         lstrip_blocks=True,
     )
     style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    policy = (
+        "default-src 'none'",
+        f"style-src '{digest(style)}'",
+        f"script-src '{digest(script)}'",
+        *("img-src data:", "base-uri 'none'", "form-action 'none'"),
+    )
     environment.filters["with_code"] = with_code
     environment.globals["plain"] = plain
     return environment.get_template("page.html").render(
@@ -123,7 +120,7 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
         markup=Markup,
         style=Markup(style),
         script=Markup(script),
-        policy=content_policy(style, script),
+        policy="; ".join(policy),
     )
 
 
@@ -141,22 +138,8 @@ def with_code(text: str) -> Markup:
     return Markup("").join(marked)
 
 
-def content_policy(style: str, script: str) -> str:
-    """Return a Content-Security-Policy that allows only these two, and no loading."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src '{digest(style)}'",
-            f"script-src '{digest(script)}'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
-
-
 def digest(text: str) -> str:
-    """Return a hash as policies have it."""
+    """Return a hash in the notation of a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -195,11 +178,7 @@ def listed(words: list[str], most: int) -> str:
 def chart(draw: Callable[[], "Figure"], *, name: str, label: str, caption: str) -> Chart:
     """Draw a figure and make it part of the page.
 
-    Args:
-        draw: Makes the figure.
-        name: Of this chart alone.
-        label: Read by screen readers.
-        caption: Shown below it.
+    `name` is this chart's alone; screen readers read the label; the caption is shown below it.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks
@@ -227,13 +206,7 @@ DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
-    """Return a figure as markup for the middle of a page.
-
-    Args:
-        figure: A chart.
-        name: Unlike that of every other chart of the page; goes before all ids.
-        label: Read by screen readers.
-    """
+    """Return a figure as markup for the middle of a page; `name` goes before all its ids."""
     root = ET.fromstring(NOT_XML.sub("�", as_svg(figure)))
     clean(root, name)
     width = float(root.attrib.pop("width").removesuffix("pt"))
@@ -250,9 +223,9 @@ def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
 
 def clean(element: ET.Element, name: str) -> None:
     """Remove from an element and all below it what may not be there, in place."""
-    element.tag = local(element.tag)
+    element.tag = local_name(element.tag)
     assert element.tag in ELEMENTS, f"<{element.tag}> is in no chart that is known"
-    attributes = {local(key): value for key, value in element.attrib.items()}
+    attributes = {local_name(key): value for key, value in element.attrib.items()}
     styles = [pair.partition(":") for pair in attributes.pop("style", "").split(";")]
     attributes |= {key.strip(): value.strip() for key, _, value in styles if value}
     element.attrib.clear()
@@ -261,16 +234,14 @@ def clean(element: ET.Element, name: str) -> None:
             assert key in ATTRIBUTES, f"{key}= is in no chart that is known"
             element.set(key, changed(key, value, name))
     for child in list(element):
-        if local(child.tag) in DROPPED:
+        if local_name(child.tag) in DROPPED:
             element.remove(child)
         else:
             clean(child, name)
-    element.tail = None
-    if element.tag in ("text", "tspan") and element.text:
-        rest = printable(element.text).lstrip(" ")
-        element.text = NO_BREAK * (len(element.text) - len(rest)) + rest
-    else:
-        element.text = None
+    text, element.text, element.tail = element.text, None, None
+    if element.tag in ("text", "tspan") and text:
+        words = printable(text).lstrip(" ")
+        element.text = NO_BREAK * (len(text) - len(words)) + words
 
 
 def changed(key: str, value: str, name: str) -> str:
@@ -289,6 +260,6 @@ def changed(key: str, value: str, name: str) -> str:
     return value
 
 
-def local(tag: str) -> str:
+def local_name(tag: str) -> str:
     """Return a name without its namespace."""
     return tag.rpartition("}")[2]

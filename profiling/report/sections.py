@@ -5,7 +5,6 @@ all problems, and what else the log says. Sections that need more than a log are
 `profiling.report.optional_sections`.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,6 @@ from common.charts import (
 from common.console import significant
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
-from profiling.peaks import Peaks
 from profiling.report.advice import Advice, saving
 from profiling.report.material import (
     Material,
@@ -37,7 +35,6 @@ from profiling.report.material import (
     MeasuredPart,
     MeasuredProblem,
     Phase,
-    largest_kinds,
     parts_of,
     phases_of,
 )
@@ -70,14 +67,15 @@ if TYPE_CHECKING:
 
 def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
     """Return what ran, where time goes, what it could be, what to look at next, and all numbers."""
-    if not material.measured.problems:
+    log, measured = material.log, material.measured
+    if not measured.problems:
         nothing = Text(["The log has no whole step with primitives of oneDNN in it."])
-        return [what_ran(material), Section("kinds", "Where oneDNN's time goes", [nothing]),
-                ranks_section(material), log_remarks(material.log)]  # fmt: skip
+        kinds = Section("kinds", "Where oneDNN's time goes", [nothing])
+        return [what_ran(material), kinds, ranks_section(material), log_remarks(log)]
     return [
         what_ran(material),
-        phases_section(material.log),
-        kinds_section(material.measured),
+        phases_section(log),
+        kinds_section(measured),
         trace_section(material),
         what_it_could_be(material),
         efficiency_section(material),
@@ -85,69 +83,73 @@ def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
         what_next(material, advice),
         problems_section(material),
         ranks_section(material),
-        log_remarks(material.log),
+        log_remarks(log),
     ]
 
 
-OF_A_RUN = (
-    ("run", "run"),
-    ("ranks", "ranks"),
-    ("threads", "threads a rank"),
-    ("images_a_step", "images a step and rank"),
-    ("image_size", "image size"),
-    ("precision", "precision"),
-    ("engine", "engine"),
-    ("convolutions", "convolutions"),
-    ("own_kernels", "own kernels"),
-    ("allocator", "allocator"),
-    ("torch", "torch"),
-    ("ipex", "IPEX"),
-    ("host", "host"),
-)
-"""Of `profilednn_facts`, and what to call them."""
-OF_A_MACHINE = (
-    ("processor", "processor"),
-    ("usable_cpus", "CPUs that it may use"),
-    ("cpu_capability", "torch's instruction set"),
-    ("system", "system"),
-    ("python", "Python"),
-)
-"""Of environment.json."""
+OF_A_RUN = {
+    "run": "run",
+    "ranks": "ranks",
+    "threads": "threads a rank",
+    "images_a_step": "images a step and rank",
+    "image_size": "image size",
+    "precision": "precision",
+    "engine": "engine",
+    "convolutions": "convolutions",
+    "own_kernels": "own kernels",
+    "allocator": "allocator",
+    "torch": "torch",
+    "ipex": "IPEX",
+    "host": "host",
+}
+"""Entries of `profilednn_facts`, and their names on the page."""
+OF_A_MACHINE = {
+    "processor": "processor",
+    "usable_cpus": "CPUs that it may use",
+    "cpu_capability": "torch's instruction set",
+    "system": "system",
+    "python": "Python",
+}
+"""Entries of environment.json."""
 
 
 def what_ran(material: Material) -> Section:
     """Return library, machine, run and size of the log; of equal names the first counts."""
-    log, steps = material.log, material.measured.steps
-    environment = material.environment or {}
+    log, environment = material.log, material.environment or {}
     threads = " and ".join(map(str, log.threads))
     packages = environment.get("packages")
     packages = packages if isinstance(packages, Mapping) else {}
     commands = [environment.get("command"), *(facts.get("command") for facts in log.facts)]
     command = next((words for words in commands if isinstance(words, list)), [])
-    numbers = sorted({number for _, number in steps.whole if number is not None})
+    numbers = sorted({number for _, number in material.measured.steps.whole if number is not None})
     values_of_run = [
         (name, dict.fromkeys(text_of(facts.get(key)) for facts in log.facts))
-        for key, name in OF_A_RUN
+        for key, name in OF_A_RUN.items()
     ]
     pairs = [
         ("library", " and ".join(f"oneDNN {version}" for version in log.versions)),
         ("instruction set", "; ".join(log.instruction_sets)),
         ("oneDNN's threads", f"{threads}, {' and '.join(log.runtimes)}" if threads else ""),
         *((name, ", ".join(filter(None, values))) for name, values in values_of_run),
-        *((name, text_of(environment.get(key))) for key, name in OF_A_MACHINE),
+        *((name, text_of(environment.get(key))) for key, name in OF_A_MACHINE.items()),
         ("packages", listed([f"{name} {version}" for name, version in packages.items()], 12)),
         ("command", " ".join(map(str, command))),
         ("logs", listed(log.files, 6)),
         ("read", f"{log.lines:,} lines, {log.onednn_lines:,} of them oneDNN's"),
         ("steps", listed([f"{number:,}" for number in numbers], 20)),
     ]
-    known = dict(reversed([(name, value) for name, value in pairs if value]))
-    shown = Facts([(name, known[name]) for name in dict.fromkeys(n for n, v in pairs if v)])
-    missing = [] if material.environment else [
-        Missing("Of the machine the log tells no more. A run of ours writes environment.json; "
-                "give it with", "--environment runs/NAME/environment.json")
-    ]  # fmt: skip
-    return Section("what-ran", "What ran, and on what", [shown, *missing])
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if value:
+            values.setdefault(name, value)
+    blocks: list[Block] = [Facts(list(values.items()))]
+    if not material.environment:
+        text = (
+            "Of the machine the log tells no more. A run of ours writes environment.json; "
+            "give it with"
+        )
+        blocks.append(Missing(text, "--environment runs/NAME/environment.json"))
+    return Section("what-ran", "What ran, and on what", blocks)
 
 
 def text_of(value: object) -> str:
@@ -158,7 +160,7 @@ def text_of(value: object) -> str:
 
 
 def phases_section(log: OneDnnLog) -> Section:
-    """Return a step by phases: oneDNN's time in each, and what is not oneDNN's."""
+    """Return a step by phases: oneDNN's time in each, and the time outside oneDNN."""
     phases = phases_of(log)
     heading = "Where a step's time goes"
     if not phases:
@@ -177,12 +179,9 @@ def phases_section(log: OneDnnLog) -> Section:
     )
     whole = sum(phase.wall_ms for phase in phases)
     rows = [
-        (phase.name, phase.wall_ms, phase.wall_ms / whole if whole else None, phase.onednn_ms,
-         phase.elsewhere_ms)
-        for phase in phases
-    ]  # fmt: skip
-    inside = sum(phase.onednn_ms for phase in phases)
-    outside = sum(phase.elsewhere_ms for phase in phases)
+        (p.name, p.wall_ms, p.wall_ms / whole if whole else None, p.onednn_ms, p.elsewhere_ms)
+        for p in phases
+    ]
     columns = (
         text_column("phase"),
         Column("ms", three, meaning="From begin to end of the phase"),
@@ -190,6 +189,8 @@ def phases_section(log: OneDnnLog) -> Section:
         Column("in oneDNN, ms", three),
         Column("elsewhere, ms", three),
     )
+    inside = sum(phase.onednn_ms for phase in phases)
+    outside = sum(phase.elsewhere_ms for phase in phases)
     total = ("whole step", whole, 1.0 if whole else None, inside, outside)
     table = Table("A mean step by phases", columns, rows, totals=[total])
     return Section("phases", heading, [bars, table])
@@ -198,33 +199,32 @@ def phases_section(log: OneDnnLog) -> Section:
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 """Of the largest kinds."""
 SMALLEST_LABELLED = 0.05
-"""Of the longest phase, from which a piece has its milliseconds in it."""
+"""Share of the longest phase from which on a piece has its milliseconds in it."""
 
 
 def draw_phases(phases: Sequence[Phase]) -> "Figure":
     """Draw a bar for each phase, in pieces by kind of primitive. [milliseconds a step]"""
-    kinds = largest_kinds(phases, len(COLOURS))
+    totals: dict[str, float] = {}
+    for phase in phases:
+        for kind, ms in phase.kinds_ms.items():
+            totals[kind] = totals.get(kind, 0.0) + ms
+    largest = sorted(totals, key=lambda kind: -totals[kind])[: len(COLOURS)]
+    colour_of = dict(zip(largest, COLOURS, strict=False))
     longest = max(phase.wall_ms for phase in phases)
     bars = []
     for phase in phases:
-        others = sum(ms for kind, ms in phase.kinds_ms.items() if kind not in kinds)
-        values = [phase.kinds_ms.get(kind, 0.0) for kind in kinds]
-        pieces = [
-            Piece(ms, colour, f"{ms:,.0f}" if ms > SMALLEST_LABELLED * longest else "")
-            for ms, colour in (
-                *zip(values, COLOURS, strict=False),
-                (others, DARK),
-                (phase.elsewhere_ms, PALE),
-            )
-        ]
+        lengths = [(phase.kinds_ms.get(kind, 0.0), colour) for kind, colour in colour_of.items()]
+        others = sum(ms for kind, ms in phase.kinds_ms.items() if kind not in colour_of)
+        lengths += [(others, DARK), (phase.elsewhere_ms, PALE)]
+        pieces = [Piece(ms, colour, f"{ms:,.0f}" if ms > SMALLEST_LABELLED * longest else "")
+                  for ms, colour in lengths]  # fmt: skip
         bars.append(Bar(phase.name, pieces, f"{significant(phase.wall_ms)} ms"))
     figure = new_figure(height=1.6 + 0.5 * len(phases))
     axes = figure.subplots()
     horizontal_bars(axes, bars, room=1.15)
     axes.set_xlabel("milliseconds a step")
-    names = (kind.replace("_", " ") for kind in kinds)
-    colours = dict(zip(names, COLOURS, strict=False))
-    if any(set(phase.kinds_ms) - set(kinds) for phase in phases):
+    colours = {kind.replace("_", " "): colour for kind, colour in colour_of.items()}
+    if len(totals) > len(largest):
         colours["other kinds"] = DARK
     colours["not in oneDNN"] = PALE
     colour_legend(figure, colours, columns=4, loc="outside lower center", frameon=False)
@@ -280,16 +280,31 @@ def what_it_could_be(material: Material) -> Section:
         )
         blocks.append(Missing(text, "python -m profiling peaks --json peaks.json"))
     else:
-        blocks.append(Text([possible(measured), peaks_text(peaks)]))
+        rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in peaks.matrix_gflop_per_s.items())
+        text = (
+            f"Peaks: {peaks.threads} threads of {peaks.cpu}; {rates} GFLOP/s; memory "
+            f"{peaks.bandwidth_gb_per_s:,.0f} GB/s."
+        )
+        blocks.append(Text([possible(measured), text]))
         if measured.roofline_ms is not None:
             parts = parts_of(measured.problems)
             blocks += [lost_chart(parts, measured.unit), lost_table(parts, measured)]
-    blocks.append(roofline_chart(material))
-    return Section("could-be", "What it could be", blocks)
+    rows = rows_of(material.log.calls(measured.steps.holds))
+    under = " Lines: the machine's peaks." if peaks else ""
+    few = f" The {DOTS:,} costliest problems of {len(rows):,} are shown."
+    roofline = chart(
+        lambda: draw_roofline(rows[:DOTS], peaks, title=""),
+        name="roofline",
+        label="Roofline: what each problem reaches; the table of all problems has the numbers.",
+        caption="Left: a dot for each problem that multiplies; the further right, the more work "
+        "for each byte; the higher, the faster; its area is its share of the time. Right: what "
+        f"only moves data.{under}{few if len(rows) > DOTS else ''}",
+    )
+    return Section("could-be", "What it could be", [*blocks, roofline])
 
 
 def possible(measured: Measured) -> str:
-    """Return oneDNN's part and a whole step at the roofline, in words."""
+    """Return sentences on oneDNN's part and a whole step at the roofline."""
     ideal = measured.roofline_ms
     if ideal is None:
         return "For none of its problems a bound is known."
@@ -306,48 +321,38 @@ def possible(measured: Measured) -> str:
     return f"{text} No program reaches that everywhere; it is what lies between that counts."
 
 
-def peaks_text(peaks: Peaks) -> str:
-    """Return which peaks were measured, on what."""
-    rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in peaks.matrix_gflop_per_s.items())
-    return (
-        f"Peaks: {peaks.threads} threads of {peaks.cpu}; {rates} GFLOP/s; memory "
-        f"{peaks.bandwidth_gb_per_s:,.0f} GB/s."
-    )
+BARS = 12
+PALER = 0.35
 
 
 def lost_chart(parts: Sequence[MeasuredPart], unit: str) -> Chart:
-    """Return bars of time at and beyond the roofline."""
+    """Return a bar for each kind and direction: full up to the roofline, pale beyond it."""
+
+    def draw() -> "Figure":
+        bars = []
+        for part in [part for part in parts if part.bounded_ms][:BARS]:
+            colour = DIRECTION_COLOURS.get(direction_name(part.direction), DIRECTION_COLOURS[""])
+            beyond = Piece(part.lost_ms, (colour, PALER))
+            pieces = [Piece(part.bounded_ms - part.lost_ms, colour), beyond]
+            whole, lost = significant(part.bounded_ms), significant(part.lost_ms)
+            bars.append(Bar(part.name, pieces, f"{whole} ms, {lost} beyond the roofline"))
+        figure = new_figure(height=1.6 + 0.42 * len(bars))
+        axes = figure.subplots()
+        horizontal_bars(axes, bars, room=1.5)
+        axes.set_xlabel(f"milliseconds {unit}; full: at the roofline, pale: beyond it")
+        return figure
+
     spoken = "; ".join(
         f"{part.name} {significant(part.lost_ms)} of {significant(part.bounded_ms)} ms"
         for part in parts[:8]
     )
     return chart(
-        lambda: draw_lost(parts, unit=unit),
+        draw,
         name="lost",
         label=f"Bars of time beyond the roofline: {spoken}.",
         caption="Full: the time that each kind would take at the machine's peaks (arithmetic or "
         "memory, what takes longer). Pale: what it takes beyond that.",
     )
-
-
-BARS = 12
-PALER = 0.35
-
-
-def draw_lost(parts: Sequence[MeasuredPart], *, unit: str) -> "Figure":
-    """Draw a bar for each kind and direction: full up to the roofline, pale what is beyond it."""
-    bars = []
-    for part in [part for part in parts if part.bounded_ms][:BARS]:
-        colour = DIRECTION_COLOURS.get(direction_name(part.direction), DIRECTION_COLOURS[""])
-        beyond = Piece(part.lost_ms, (colour, PALER))
-        pieces = [Piece(part.bounded_ms - part.lost_ms, colour), beyond]
-        whole, lost = significant(part.bounded_ms), significant(part.lost_ms)
-        bars.append(Bar(part.name, pieces, f"{whole} ms, {lost} beyond the roofline"))
-    figure = new_figure(height=1.6 + 0.42 * len(bars))
-    axes = figure.subplots()
-    horizontal_bars(axes, bars, room=1.5)
-    axes.set_xlabel(f"milliseconds {unit}; full: at the roofline, pale: beyond it")
-    return figure
 
 
 def lost_table(parts: Sequence[MeasuredPart], measured: Measured) -> Table:
@@ -364,35 +369,13 @@ def lost_table(parts: Sequence[MeasuredPart], measured: Measured) -> Table:
         Column("of roofline", ".1%"),
         Column("lost, ms", three),
     )
-    lost_ms = sum(part.lost_ms for part in parts)
+    total = ("all", measured.ms, measured.roofline_ms, None, sum(part.lost_ms for part in parts))
     note = (
         "Data that stays in a cache can be faster than the roofline says; of such problems "
         "nothing counts as lost."
     )
-    return Table(
-        "What is lost against the roofline, most first",
-        columns,
-        rows,
-        totals=[("all", measured.ms, measured.roofline_ms, None, lost_ms)],
-        notes=[note],
-    )
-
-
-def roofline_chart(material: Material) -> Chart:
-    """Return a dot for each problem, below the ceilings if there are any."""
-    rows = rows_of(material.log.calls(material.measured.steps.holds))
-    few = (
-        f" The {DOTS:,} costliest problems of {len(rows):,} are shown." if len(rows) > DOTS else ""
-    )
-    under = " Lines: the machine's peaks." if material.peaks else ""
-    return chart(
-        lambda: draw_roofline(rows[:DOTS], material.peaks, title=""),
-        name="roofline",
-        label="Roofline: what each problem reaches; the table of all problems has the numbers.",
-        caption="Left: a dot for each problem that multiplies; the further right, the more work "
-        "for each byte; the higher, the faster; its area is its share of the time. Right: what "
-        f"only moves data.{under}{few}",
-    )
+    title = "What is lost against the roofline, most first"
+    return Table(title, columns, rows, totals=[total], notes=[note])
 
 
 MEANING = (
@@ -403,24 +386,23 @@ MEANING = (
 
 def what_next(material: Material, advice: Sequence[Advice]) -> Section:
     """Return each piece of advice with its numbers."""
-    heading = "What to look at next"
-    if not advice:
-        needed = "" if material.peaks else (
-            " Much of what is looked for needs the machine's peaks (--peaks)."
-        )  # fmt: skip
-        text = Text([f"Nothing stands out in what was given.{needed}"])
-        return Section("next", heading, [text])
-    shown = [
-        Suggestion(
-            sentence(item.title).rstrip("."),
-            item.evidence,
-            saving(item, material.measured),
-            item.todo,
-            item.section,
-        )
-        for item in advice
-    ]
-    return Section("next", heading, [Text([MEANING]), Suggestions(shown)])
+    if advice:
+        suggestions = [
+            Suggestion(
+                sentence(item.title).rstrip("."),
+                item.evidence,
+                saving(item, material.measured),
+                item.todo,
+                item.section,
+            )
+            for item in advice
+        ]
+        blocks: list[Block] = [Text([MEANING]), Suggestions(suggestions)]
+    else:
+        needed = " Much of what is looked for needs the machine's peaks (--peaks)."
+        text = f"Nothing stands out in what was given.{'' if material.peaks else needed}"
+        blocks = [Text([text])]
+    return Section("next", "What to look at next", blocks)
 
 
 MOST_PROBLEMS = 500
@@ -453,18 +435,15 @@ def problems_section(material: Material) -> Section:
             f"other {len(others):,} are one row. All are in primitives.csv of `python -m profiling "
             f"stats {material.log_words} --out DIR`."
         ]
+    totals = []
+    for name, group in sums:
+        part = MeasuredPart("", "", group)
+        totals.append((name, "", part.calls, part.ms, part.share, None, None, None, part.lost_ms))
     table = Table(
         "oneDNN's problems, the costliest first",
         columns,
         [problem_row(problem)[: len(columns)] for problem in shown],
-        totals=[
-            (
-                *(name, "", sum(one.calls for one in some), sum(one.ms for one in some)),
-                *(sum(one.share for one in some), None, None, None),
-                sum(one.lost_ms or 0.0 for one in some),
-            )[: len(columns)]
-            for name, some in sums
-        ],
+        totals=[total[: len(columns)] for total in totals],
         notes=notes,
     )
     return Section("problems", "All problems", [table])
@@ -500,28 +479,20 @@ def log_remarks(log: OneDnnLog) -> Section:
         ("Errors, warnings and failed checks", log.messages),
     ):
         if counter:
-            blocks.append(counted(title, counter))
-    blocks.append(
-        not_understood(log) if log.not_understood else Text(["Every line is understood."])
-    )
+            more = len(counter) - MOST_REMARKS
+            notes = [f"{more:,} other texts are left out."] if more > 0 else []
+            columns = (text_column("text"), Column("lines", ","))
+            rows = counter.most_common(MOST_REMARKS)
+            blocks.append(Table(title, columns, rows, notes=notes))
+    if log.not_understood:
+        more = log.not_understood_count - len(log.not_understood)
+        table = Table(
+            "Lines that look like oneDNN's and are not understood",
+            (text_column("line"), text_column("why"), text_column("its beginning")),
+            [(f"{line.file}:{line.line}", line.why, line.text[:80]) for line in log.not_understood],
+            notes=[f"And {more:,} more."] if more > 0 else [],
+        )
+        blocks.append(table)
+    else:
+        blocks.append(Text(["Every line is understood."]))
     return Section("log", "What else the log says", blocks)
-
-
-def counted(title: str, counter: Counter[str]) -> Table:
-    """Return texts, the most frequent first."""
-    more = len(counter) - MOST_REMARKS
-    notes = [f"{more:,} other texts are left out."] if more > 0 else []
-    columns = (text_column("text"), Column("lines", ","))
-    return Table(title, columns, counter.most_common(MOST_REMARKS), notes=notes)
-
-
-def not_understood(log: OneDnnLog) -> Table:
-    """Return the first lines of which nothing is in any number."""
-    rows = [(f"{line.file}:{line.line}", line.why, line.text[:80]) for line in log.not_understood]
-    more = log.not_understood_count - len(rows)
-    return Table(
-        "Lines that look like oneDNN's and are not understood",
-        (text_column("line"), text_column("why"), text_column("its beginning")),
-        rows,
-        notes=[f"And {more:,} more."] if more > 0 else [],
-    )
