@@ -36,16 +36,15 @@ class SplitFacts:
     """A split of the data set."""
 
     annotations: str
-    """Its file."""
     images: str
-    """Its folder."""
+    """The folder."""
     number_of_images: int
     number_of_boxes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What is known of a checkpoint that was evaluated."""
+    """Facts about a checkpoint that was evaluated."""
 
     name: str
     """The run's."""
@@ -60,7 +59,7 @@ class CardFacts:
     parameters: int
     is_pretrained: bool
     is_drawn: bool
-    """Whether the data are scenes that were drawn for it."""
+    """Whether the data are synthetic scenes."""
     train: SplitFacts
     validation: SplitFacts
     settings: Mapping[str, str]
@@ -68,11 +67,6 @@ class CardFacts:
     summary: Mapping[str, float]
     """`METRICS` to values; nan where nothing could be measured."""
     classes: tuple[ClassResult, ...]
-
-    @property
-    def is_its_own_test(self) -> bool:
-        """Whether it was evaluated on the pictures that it was trained on."""
-        return self.train.annotations == self.validation.annotations
 
 
 WEAK = 0.1
@@ -82,7 +76,7 @@ FEW = 1000
 
 
 def sentences(facts: CardFacts) -> Iterator[str]:
-    """Yield what the model is for and what not, the most important first."""
+    """Yield sentences on what the model is for and what not, the most important first."""
     if facts.is_drawn:
         yield (
             "It was trained on drawn scenes: it shows that training works here, and finds nothing "
@@ -92,7 +86,7 @@ def sentences(facts: CardFacts) -> Iterator[str]:
         yield (
             "It is for pictures like those that it was trained on, and for the classes below alone."
         )
-    if facts.is_its_own_test:
+    if facts.train.annotations == facts.validation.annotations:
         yield (
             "It was evaluated on the pictures that it was trained on: the numbers say how well it "
             "has learnt them by heart, and nothing of how it does on others."
@@ -103,7 +97,14 @@ def sentences(facts: CardFacts) -> Iterator[str]:
         yield f"{facts.train.number_of_images} pictures are few to learn from."
     if not facts.is_pretrained:
         yield "The training began with random weights, not with those of a pretrained backbone."
-    yield from sentences_on_classes(facts)
+    measured = [result for result in facts.classes if not math.isnan(result.map)]
+    if unknown := len(facts.classes) - len(measured):
+        yield (
+            f"{unknown} of {len(facts.classes)} classes have no box in the pictures of the "
+            "evaluation: how well they are found is not known."
+        )
+    if weak := sum(result.map < WEAK for result in measured):
+        yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
     small, large = facts.summary["map_small"], facts.summary["map_large"]
     if small < large / 2:  # false where one is not known
         yield (
@@ -120,20 +121,6 @@ def sentences(facts: CardFacts) -> Iterator[str]:
     )
 
 
-def sentences_on_classes(facts: CardFacts) -> Iterator[str]:
-    """Yield how many classes were not measured, and how many are hardly found."""
-    measured = [result for result in facts.classes if not math.isnan(result.map)]
-    unknown = len(facts.classes) - len(measured)
-    if unknown:
-        yield (
-            f"{unknown} of {len(facts.classes)} classes have no box in the pictures of the "
-            "evaluation: how well they are found is not known."
-        )
-    weak = sum(result.map < WEAK for result in measured)
-    if weak:
-        yield f"{weak} of {len(measured)} measured classes have a mAP below {WEAK}."
-
-
 SUMMARY_ROWS = [
     (name, metric.label)
     for name, metric in METRICS.items()
@@ -148,6 +135,16 @@ LONGEST = 200
 
 def model_card(facts: CardFacts) -> str:
     """Return the whole card."""
+    summary = [(words, format_metric(facts.summary[name])) for name, words in SUMMARY_ROWS]
+    splits = [
+        (name, f"{split.number_of_images:,}", f"{split.number_of_boxes:,}", split.annotations,
+         split.images)
+        for name, split in (("training", facts.train), ("validation", facts.validation))
+    ]  # fmt: skip
+    names = ", ".join(plain(result.name) for result in facts.classes[:NAMES_SHOWN])
+    if len(facts.classes) > NAMES_SHOWN:
+        names += f" and {len(facts.classes) - NAMES_SHOWN} more"
+    measured_on = f"COCO's metric on {facts.validation.number_of_images} pictures"
     parts = [
         f"---\n{head(facts)}---",
         f"# {plain(facts.name)}: RetinaNet-ResNeXt50, step {facts.step}",
@@ -155,10 +152,11 @@ def model_card(facts: CardFacts) -> str:
         f"and a feature pyramid, {facts.parameters / 1e6:.1f} million parameters, for pictures of "
         f"{facts.image_size}×{facts.image_size} pixels. This page was written by the training from "
         "what it knows. Correct it, and it will not be written over.",
-        f"## Numbers\n\n{summary_table(facts)}",
+        "## Numbers\n\n" + table((measured_on, "value"), summary),
         classes_part(facts.classes),
-        "## What it is for, and what not\n\n" + "\n".join(f"- {one}" for one in sentences(facts)),
-        f"## Data\n\n{data_table(facts)}\n\nClasses: {class_names(facts)}",
+        "## What it is for, and what not\n\n" + "\n".join(f"- {text}" for text in sentences(facts)),
+        "## Data\n\n" + table(("split", "images", "boxes", "annotations", "folder"), splits),
+        f"Classes: {names}",
         "## Training\n\n" + table(("what", "value"), [*facts.settings.items()]),
         f"## Use\n\n{commands(facts)}",
         "## Licence\n\nThe licence of these weights is for whoever trained them to choose, and the "
@@ -196,15 +194,9 @@ def head(facts: CardFacts) -> str:
     return text.getvalue()
 
 
-def summary_table(facts: CardFacts) -> str:
-    """Return a table of COCO's numbers on the validation pictures."""
-    rows = [(words, format_metric(facts.summary[name])) for name, words in SUMMARY_ROWS]
-    return table((f"COCO's metric on {facts.validation.number_of_images} pictures", "value"), rows)
-
-
 def classes_part(classes: Sequence[ClassResult]) -> str:
     """Return a table of the classes; of many the best and the worst."""
-    ranked = sorted((one for one in classes if not math.isnan(one.map)), key=lambda one: -one.map)
+    ranked = sorted((c for c in classes if not math.isnan(c.map)), key=lambda c: -c.map)
     title = "## Classes\n\n"
     if not ranked:
         return f"{title}No class could be measured: the pictures have no boxes."
@@ -212,28 +204,9 @@ def classes_part(classes: Sequence[ClassResult]) -> str:
         title += f"The {CLASSES_SHOWN} best and the {CLASSES_SHOWN} worst of {len(ranked)}:\n\n"
         ranked = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
     rows = [
-        (one.name, format_metric(one.map), format_metric(one.map_50), str(one.true_boxes))
-        for one in ranked
+        (c.name, format_metric(c.map), format_metric(c.map_50), str(c.true_boxes)) for c in ranked
     ]
     return title + table(("class", "mAP", "mAP, IoU 0.50", "true boxes"), rows)
-
-
-def data_table(facts: CardFacts) -> str:
-    """Return a table of the two splits."""
-
-    def row(name: str, split: SplitFacts) -> tuple[str, ...]:
-        counts = f"{split.number_of_images:,}", f"{split.number_of_boxes:,}"
-        return name, *counts, split.annotations, split.images
-
-    rows = [row("training", facts.train), row("validation", facts.validation)]
-    return table(("split", "images", "boxes", "annotations", "folder"), rows)
-
-
-def class_names(facts: CardFacts) -> str:
-    """Return the names of all classes, as far as a page can show them."""
-    names = [plain(one.name) for one in facts.classes[:NAMES_SHOWN]]
-    rest = len(facts.classes) - len(names)
-    return ", ".join(names) + (f" and {rest} more" if rest else "")
 
 
 def commands(facts: CardFacts) -> str:
@@ -271,17 +244,10 @@ MARK = "<!-- Written by the training. SHA-256 of all above: "
 
 
 def write_card(folder: Path, text: str) -> bool:
-    """Write `MODEL_CARD.md` into a checkpoint's folder, unless a user has edited it.
+    """Write `MODEL_CARD.md` into a checkpoint's folder, and return whether it was written.
 
-    Args:
-        folder: Is not made: a checkpoint that was removed meanwhile does not come back.
-        text: Ends with an end of line.
-
-    Returns:
-        Whether it was written.
-
-    Raises:
-        OSError: It cannot be written.
+    A card that a user has edited stays. The folder is not made: a checkpoint that was removed
+    meanwhile does not come back. Raises OSError.
     """
     file = folder / CARD
     if file.exists() and not is_ours(file.read_bytes()):
@@ -306,61 +272,44 @@ def is_ours(content: bytes) -> bool:
 
 
 def leave_card(run: RunFacts, evaluation: Evaluation, *, step: int, epochs: float) -> str | None:
-    """Write the card of a checkpoint whose weights were evaluated.
+    """Write the card of the checkpoint of a step, whose weights were evaluated.
 
-    Nothing that goes wrong here ends a training.
-
-    Args:
-        run: What it is.
-        evaluation: Of the weights.
-        step: Of the checkpoint.
-        epochs: The same in epochs, with the share of the running one.
-
-    Returns:
-        A line for the user, where the card was not written.
+    Return a line for the user where it was not written. Nothing that goes wrong ends a training.
     """
     folder = checkpoint_folder(run.folder.checkpoints, step)
     if not folder.is_dir():  # it could not be written, or newer ones have taken its place
         return None
     try:
-        facts = facts_of(run, evaluation, folder=folder, step=step, epochs=epochs)
+        facts = CardFacts(
+            name=run.config.run.name,
+            checkpoint=str(folder),
+            python=installed("python"),
+            step=step,
+            total_steps=run.total_steps,
+            epochs=epochs,
+            image_size=run.model.image_size,
+            parameters=run.parameters,
+            is_pretrained=run.config.model.pretrained_backbone is not None,
+            is_drawn=run.config.data.scenes is not None,
+            train=split_facts(run, "train", run.data.train),
+            validation=split_facts(run, "validation", run.data.validation),
+            settings=settings_of(run, step=step, epochs=epochs),
+            summary=evaluation.summary,
+            classes=evaluation.classes,
+        )
         if not write_card(folder, model_card(facts)):
             return f"note: {folder / CARD} was edited, and stays as it is"
     except FileNotFoundError:
         return None  # the checkpoint has just been removed, as newer ones are there
     except Exception as error:  # whatever it is, days of training are worth more than a page
-        reason = (
-            isinstance(error, OSError) and error.strerror
-        ) or f"{type(error).__name__}: {error}"
+        reason = error.strerror if isinstance(error, OSError) else None
+        reason = reason or f"{type(error).__name__}: {error}"
         return f"warning: {folder / CARD}: cannot be written: {reason}; training goes on"
     return None
 
 
-def facts_of(
-    run: RunFacts, evaluation: Evaluation, *, folder: Path, step: int, epochs: float
-) -> CardFacts:
-    """Return what a run knows of a checkpoint."""
-    return CardFacts(
-        name=run.config.run.name,
-        checkpoint=str(folder),
-        python=installed("python"),
-        step=step,
-        total_steps=run.total_steps,
-        epochs=epochs,
-        image_size=run.model.image_size,
-        parameters=run.parameters,
-        is_pretrained=run.config.model.pretrained_backbone is not None,
-        is_drawn=run.config.data.scenes is not None,
-        train=split_facts(run, "train", run.data.train),
-        validation=split_facts(run, "validation", run.data.validation),
-        settings={**settings_of(run, step=step, epochs=epochs), **circumstances(run, step=step)},
-        summary=evaluation.summary,
-        classes=evaluation.classes,
-    )
-
-
 def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> SplitFacts:
-    """Describe one split; images are those that are looked at."""
+    """Return the facts of one split; its images are those that training looks at."""
     settings = run.config.data
     root = settings.root if settings.scenes is None else run.folder.scenes
     split = configured_split(settings, name, root=root)
@@ -373,37 +322,30 @@ def split_facts(run: RunFacts, name: SplitName, dataset: DetectionDataset) -> Sp
 
 
 def settings_of(run: RunFacts, *, step: int, epochs: float) -> dict[str, str]:
-    """Return how the run was configured."""
+    """Return the run's settings, and from its files where, how long and with what it trained."""
     training, ranks = run.config.training, len(run.hosts)
-    warmup = f"after a warm-up of {training.warmup_epochs:g} epochs"
-    return {
-        "steps": f"{step} of {run.total_steps}, {epochs:.4g} epochs",
-        "images in a step": f"{run.images_per_step}, by {ranks} "
-        f"{'rank' if ranks == 1 else 'ranks'}",
-        "optimizer": training.optimizer,
-        "learning rate": f"{training.learning_rate:g}, {training.schedule} {warmup}",
-        "precision": f"{run.model.precision}, engine {run.engine}",
-        "norms": run.model.norm,
-        "layers of the backbone that train": f"{run.model.trainable_layers} of 5",
-        "seed": str(run.config.run.seed),
-    }
-
-
-def circumstances(run: RunFacts, *, step: int) -> dict[str, str]:
-    """Return where, how long and with what the run trained, as its files have it."""
     environment = json.loads((run.folder.path / "environment.json").read_text(encoding="utf-8"))
-    packages = environment.get("packages", {})
-    code = environment.get("code", {})
-    commit = code.get("commit") or "not known"
+    packages, code = environment.get("packages", {}), environment.get("code", {})
     seconds = [
         record["seconds"]
         for record in read_json_lines(run.folder.metrics)
         if record.get("kind") == "step" and record["step"] <= step
     ]
     return {
+        "steps": f"{step} of {run.total_steps}, {epochs:.4g} epochs",
+        "images in a step": f"{run.images_per_step}, by {ranks} "
+        f"{'rank' if ranks == 1 else 'ranks'}",
+        "optimizer": training.optimizer,
+        "learning rate": f"{training.learning_rate:g}, {training.schedule} after a warm-up of "
+        f"{training.warmup_epochs:g} epochs",
+        "precision": f"{run.model.precision}, engine {run.engine}",
+        "norms": run.model.norm,
+        "layers of the backbone that train": f"{run.model.trainable_layers} of 5",
+        "seed": str(run.config.run.seed),
         "time in steps": clock(math.fsum(seconds)),
         "processor": f"{environment.get('processor') or 'not known'}, "
         f"{environment.get('usable_cpus', '?')} CPUs",
         "versions": ", ".join(f"{name} {version}" for name, version in packages.items()),
-        "code": commit + (" with changes of its own" if code.get("is_modified") else ""),
+        "code": (code.get("commit") or "not known")
+        + (" with changes of its own" if code.get("is_modified") else ""),
     }

@@ -29,7 +29,6 @@ from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
 from data.verify.report import require_free_outputs, say, verify
 from data.verify.splits import TrainingRules
-from retinanet.config import Config
 from retinanet.config_file import configured_split, load_config
 
 
@@ -56,11 +55,6 @@ def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     how_many.add_argument(
         "--sample", type=positive, metavar="N", help="decode only N images of each split"
     )
-    add_output_arguments(parser)
-
-
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is written, and where."""
     add_json_option(
         parser, "write everything here too: the first 1000 places of each kind, every class"
     )
@@ -99,11 +93,15 @@ def run(
     require_free_outputs(json_file=json_file, clean_folder=clean_folder, splits=names)
     root = data.root
     if data.scenes is not None:
-        root = scenes_folder(settings)
+        # These load torch, 400 MB and seconds that checking a data set does without.
+        from retinanet.training.data import require_no_files
+        from retinanet.training.run_folder import RunFolder
+
+        require_no_files(data)
+        root = RunFolder(settings.run.root / settings.run.name).scenes
         if not root.is_dir():
             say(console, f"{root}: not drawn yet; there is nothing to verify before the run does")
             return FINISHED
-    decoder = resolve_decoder(data.decoder)
 
     def command_with_config(program: str, *more: str) -> str:
         arguments = shlex.join(["--config", config, *overrides, *more])
@@ -112,7 +110,7 @@ def run(
     return verify(
         {name: configured_split(data, name, root=root) for name in names},
         TrainingRules(
-            decoder=decoder,
+            decoder=resolve_decoder(data.decoder),
             image_size=data.image_size,
             class_indices=data.class_indices,
             num_classes=settings.model.num_classes,
@@ -126,17 +124,3 @@ def run(
         command_with_config=command_with_config,
         console=console,
     )
-
-
-def scenes_folder(config: Config) -> Path:
-    """Return the folder in which a run draws its scenes.
-
-    Raises:
-        InputError: Files are configured beside them.
-    """
-    # These load torch, 400 MB and seconds that checking a data set does without.
-    from retinanet.training.data import require_no_files
-    from retinanet.training.run_folder import RunFolder
-
-    require_no_files(config.data)
-    return RunFolder(config.run.root / config.run.name).scenes

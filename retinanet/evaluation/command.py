@@ -16,7 +16,6 @@ from retinanet.config_file import config_from_tree
 from retinanet.config_types import MetricLibrary
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import evaluate_split
-from retinanet.evaluation.metric import Evaluation
 from retinanet.evaluation.output import (
     evaluation_files,
     evaluation_name,
@@ -41,18 +40,9 @@ def evaluate(
     json_file: Path | None,
     overwrite: bool,
 ) -> int:
-    """Print the metric of a checkpoint.
+    """Print the metric of a checkpoint, on its run's validation split if no files are given.
 
-    Args:
-        checkpoint: See `find_checkpoint`.
-        annotations: COCO-format JSON; None takes the validation split of the checkpoint's run.
-        images: Its folder of images.
-        batch_size: Images at once.
-        metric: What computes it, see `coco_metric`.
-        out: Folder for the boxes, the classes' numbers, the chart and the pictures.
-        pictures: So many images with true beside found boxes in `out`.
-        json_file: Where the numbers go too.
-        overwrite: Whether files that exist may be replaced.
+    `out`: the folder for the boxes, the classes' numbers, the chart and so many `pictures`.
 
     Raises:
         InputError: A file is missing or not what it should be, or an output exists.
@@ -60,9 +50,9 @@ def evaluate(
     require_free_json(json_file, overwrite=overwrite)
     trained = read_trained(checkpoint)
     name = evaluation_name(trained.position.step)
+    sheet_file = Path(out or "", f"{name}.pictures.png")
     if out is not None:
-        files = [*evaluation_files(out, name=name), sheet_file(out, name=name)]
-        require_free_outputs(files, overwrite=overwrite)
+        require_free_outputs([*evaluation_files(out, name=name), sheet_file], overwrite=overwrite)
     dataset = validation_split(trained, annotations=annotations, images=images)
     console = make_console()
     model = trained.build_model()
@@ -82,11 +72,16 @@ def evaluate(
             dataset.annotations, dataset.image_folder, result.detections, count=pictures
         )
         if sheet is not None:
-            save_picture(sheet, sheet_file(out, name=name))
+            save_picture(sheet, sheet_file)
         what = "boxes, classes, chart" + (" and pictures" if sheet is not None else "")
         console.print(f"{what}: {out}/{name}.*", soft_wrap=True, markup=False)
     if json_file is not None:
-        write_whole(json_file, json.dumps(as_json(result.evaluation), indent=1))
+        content: dict[str, object] = {
+            name: None if math.isnan(value) else value
+            for name, value in result.evaluation.summary.items()
+        }
+        content["per_class"] = result.evaluation.per_class
+        write_whole(json_file, json.dumps(content, indent=1))
     return FINISHED
 
 
@@ -94,8 +89,7 @@ def read_trained(path: Path) -> Checkpoint:
     """Read a run's checkpoint, without its tensors.
 
     Raises:
-        InputError: It is a pickle, an exported model or nothing of ours; the message says what to
-            give.
+        InputError: It is a pickle, an exported model or no checkpoint at all.
     """
     refuse_what_is_no_checkpoint(path)
     return read_checkpoint(path)
@@ -140,16 +134,3 @@ def validation_split(
         decoder=resolve_decoder("auto"),  # pixels are the same with all
         source=str(split.annotations),
     )
-
-
-def sheet_file(folder: Path, *, name: str) -> Path:
-    """Return the file of an evaluation's pictures."""
-    return folder / f"{name}.pictures.png"
-
-
-def as_json(evaluation: Evaluation) -> dict[str, object]:
-    """Return the numbers for a file; what could not be measured is null."""
-    summary = {
-        name: None if math.isnan(value) else value for name, value in evaluation.summary.items()
-    }
-    return {**summary, "per_class": evaluation.per_class}

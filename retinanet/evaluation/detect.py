@@ -39,13 +39,9 @@ def detect_batch(
     forward: Forward,
     score_threshold: float = SCORE_THRESHOLD,
 ) -> list[Detections]:
-    """Return detections in pixels of the network's input.
+    """Return the detections in uint8 images [N, 3, S, S], in pixels of the network's input.
 
-    Args:
-        model: In evaluation mode.
-        images: uint8 [N, 3, S, S].
-        forward: The model as an engine runs it.
-        score_threshold: Detections are surer than this.
+    `forward` is the model, which is in evaluation mode, as an engine runs it.
     """
     with torch.inference_mode():
         normalized = normalize(images)
@@ -65,8 +61,7 @@ def detect(
 ) -> Iterator[ImageDetections]:
     """Yield the detections of every image, scaled to the images' original sizes.
 
-    A generator, so that the caller may show progress or stop. `main_cpus`: where the calling
-    thread computes, see `launch.shares.Share.main_cpus`.
+    `main_cpus`: where the calling thread computes, see `launch.shares.Share.main_cpus`.
     """
     model.eval()
     for batch in batches:
@@ -114,14 +109,6 @@ def evaluate_split(
 ) -> SplitResult:
     """Detect in every image of a split and compute COCO's metric, in one process.
 
-    Args:
-        model: A trained one.
-        loader: Of the split.
-        classes: Of the model's class indices.
-        forward: The model as an engine runs it.
-        console: Shows the progress.
-        library: What computes the metric, see `coco_metric`.
-
     Raises:
         InputError: An image cannot be read.
     """
@@ -146,6 +133,9 @@ def detect_split(
 ) -> SplitDetections | None:
     """Detect in every image of a split, each on one rank.
 
+    Return all ranks' detections on rank 0, none on the others; None if a rank was asked to stop
+    before the end.
+
     Args:
         model: Its weights are equal on all ranks.
         loader: This rank's part of the split.
@@ -156,10 +146,6 @@ def detect_split(
         stop: Ends it early.
         note_bad_images: Gets those that could not be read, in which nothing is found.
         main_cpus: See `detect`.
-
-    Returns:
-        All ranks' detections on rank 0, none on the others; None if a rank was asked to stop
-        before the end.
 
     Raises:
         InputError: A rank cannot read an image; raised on all of them.
@@ -178,9 +164,8 @@ def detect_split(
     )
     parts = group.all_gather(replace(part, detections=[]))
     stop.agree([other.received for other in parts])
-    for other in parts:
-        if other.error:
-            raise InputError(other.error)
+    if error := next((other.error for other in parts if other.error), ""):
+        raise InputError(error)
     if stop:
         return None
     note_bad_images(tuple(problem for other in parts for problem in other.bad_images))
@@ -196,7 +181,6 @@ class Part:
     detections: list[ImageDetections]
     bad_images: list[str]
     error: str = ""
-    """Why it could not go on."""
     received: str = ""
     """The signal that asked it to stop."""
 

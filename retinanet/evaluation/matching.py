@@ -45,7 +45,7 @@ class Matches:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Overlaps:
-    """What may be matched in one image."""
+    """The boxes that may be matched in one image."""
 
     image_id: int
     true_rows: range
@@ -74,7 +74,7 @@ class Boxes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoxesOfClass:
-    """All of one class."""
+    """All boxes of one class."""
 
     truth: Boxes
     found: Boxes
@@ -94,27 +94,23 @@ def matches_of(boxes: BoxesOfClass) -> Matches:
         [CATEGORY],
         True,
     )
-    matched, ignored = [], []
+    # Of no image at all, so that there is something to join.
+    matched = [np.zeros((len(PARAMETERS.iouThrs), 0), np.bool_)]
+    ignored = [matched[0]]
     for result in results:  # of all images for the first range of area, then the next
         # A result's fields are accessible only through its pickle state.
         true_ids, _, scores, _, is_ignored, *_ = result.__getstate__()
         shape = len(PARAMETERS.iouThrs), len(scores)
         matched.append(np.array(true_ids, dtype=np.bool_).reshape(shape))
         ignored.append(np.array(is_ignored, dtype=np.bool_).reshape(shape))
+    rows = np.concatenate([*(image.found_rows for image in images), np.zeros(0, np.intp)])
+    # Columns are of all images for one range after the other: [T, A·C] becomes [A, T, C].
+    by_area = len(PARAMETERS.iouThrs), len(PARAMETERS.areaRng), len(rows)
     return Matches(
-        rows=np.concatenate([*(image.found_rows for image in images), np.zeros(0, np.intp)]),
-        is_matched=by_area(matched),
-        is_ignored=by_area(ignored),
+        rows=rows,
+        is_matched=np.concatenate(matched, axis=1).reshape(by_area).swapaxes(0, 1),
+        is_ignored=np.concatenate(ignored, axis=1).reshape(by_area).swapaxes(0, 1),
     )
-
-
-def by_area(parts: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return [A, T, C] from the images' [T, c], those for the first range of area first."""
-    areas, thresholds = len(PARAMETERS.areaRng), len(PARAMETERS.iouThrs)
-    if not parts:
-        return np.zeros((areas, thresholds, 0), np.bool_)
-    one_after_another = np.concatenate(parts, axis=1)
-    return one_after_another.reshape(thresholds, areas, -1).swapaxes(0, 1)
 
 
 def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
@@ -123,8 +119,9 @@ def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
     images = np.intersect1d(truth.image_ids, found.image_ids)
     crowds = truth.is_crowd.astype(np.uint8)
     true_rows_of, found_rows_of = (rows_by_id(part.image_ids, images) for part in (truth, found))
-    edges = zip(images.tolist(), true_rows_of, found_rows_of, strict=True)
-    for image_id, true_rows, found_rows in edges:
+    for image_id, true_rows, found_rows in zip(
+        images.tolist(), true_rows_of, found_rows_of, strict=True
+    ):
         ious = iou(found.boxes[found_rows], truth.boxes[true_rows], crowds[true_rows])
         places = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
         if len(places):
@@ -197,9 +194,9 @@ class SplitDetections:
         ids = np.array([image.image_id for image in found], dtype=np.int64)
         return cls(
             image_ids=np.repeat(ids, counts),
-            boxes=joined([image.boxes for image in found], np.float32).reshape(-1, 4),
-            scores=joined([image.scores for image in found], np.float32),
-            category_ids=joined([image.category_ids for image in found], np.int64),
+            boxes=np.concatenate([np.zeros((0, 4)), *(i.boxes for i in found)], dtype=np.float32),
+            scores=np.concatenate([np.zeros(0), *(i.scores for i in found)], dtype=np.float32),
+            category_ids=np.concatenate([np.zeros(0, int), *(i.category_ids for i in found)]),
         )
 
     def __len__(self) -> int:
@@ -251,7 +248,7 @@ def boxes_by_class(
                 scores=np.zeros(len(rows)),
                 is_crowd=annotations.box_is_crowd[rows],
             ),
-            found=found_boxes_of(detections, found[found_part]),
+            found=counting_boxes(detections, found[found_part]),
         )
 
 
@@ -261,7 +258,7 @@ def places_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.arange(len(image_ids)) - np.repeat(first, counts)
 
 
-def found_boxes_of(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
+def counting_boxes(detections: SplitDetections, rows: NDArray[np.intp]) -> Boxes:
     """Return rows of detections, of each image the first `MOST_BOXES`, with their areas."""
     rows = rows[places_in_image(detections.image_ids[rows]) < MOST_BOXES]
     boxes = xywh(detections.boxes[rows])
@@ -280,11 +277,6 @@ def rows_by_id(column: NDArray[np.int64], ids: NDArray[np.int64]) -> list[slice]
     return [slice(int(first), int(last)) for first, last in zip(*edges, strict=True)]
 
 
-def joined(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
-    """Concatenate arrays; there may be none."""
-    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
-
-
 def xywh(boxes: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return COCO's xywh boxes [N, 4] of xyxy boxes [N, 4]."""
     corners = boxes.astype(np.float64)
@@ -293,48 +285,30 @@ def xywh(boxes: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def true_boxes(annotations: Annotations) -> list[dict[str, Any]]:
     """Return a split's boxes as COCO's tools read them, with ids from 1: 0 is their "no match"."""
-    image_ids = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
-    columns = zip(
-        image_ids.tolist(),
-        annotations.box_category_ids.tolist(),
-        xywh(annotations.boxes).tolist(),
-        annotations.box_areas.tolist(),
-        annotations.box_is_crowd.tolist(),
-        strict=True,
+    return as_dicts(
+        image_id=np.repeat(annotations.image_ids, np.diff(annotations.box_offsets)),
+        category_id=annotations.box_category_ids,
+        bbox=xywh(annotations.boxes),
+        area=annotations.box_areas,
+        iscrowd=annotations.box_is_crowd.astype(np.int64),
     )
-    return [
-        {
-            "id": number,
-            "image_id": image_id,
-            "category_id": category_id,
-            "bbox": box,
-            "area": area,
-            "iscrowd": int(is_crowd),
-        }
-        for number, (image_id, category_id, box, area, is_crowd) in enumerate(columns, start=1)
-    ]
 
 
 def found_boxes(detections: SplitDetections, rows: slice) -> list[dict[str, Any]]:
     """Return rows of detections in COCO's result format, with what `COCO.loadRes` adds."""
     boxes = xywh(detections.boxes[rows])
-    columns = zip(
-        detections.image_ids[rows].tolist(),
-        detections.category_ids[rows].tolist(),
-        boxes.tolist(),
-        detections.scores[rows].astype(np.float64).tolist(),
-        (boxes[:, 2] * boxes[:, 3]).tolist(),
-        strict=True,
+    return as_dicts(
+        image_id=detections.image_ids[rows],
+        category_id=detections.category_ids[rows],
+        bbox=boxes,
+        score=detections.scores[rows].astype(np.float64),
+        area=boxes[:, 2] * boxes[:, 3],
+        iscrowd=np.zeros(len(boxes), np.int64),
     )
-    return [
-        {
-            "id": number,
-            "image_id": image_id,
-            "category_id": category_id,
-            "bbox": box,
-            "score": score,
-            "area": area,
-            "iscrowd": 0,
-        }
-        for number, (image_id, category_id, box, score, area) in enumerate(columns, start=1)
-    ]
+
+
+def as_dicts(**columns: NDArray[Any]) -> list[dict[str, Any]]:
+    """Return a dict a row, numbered from 1."""
+    names = ("id", *columns)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(names, (number, *row), strict=True)) for number, row in enumerate(rows, 1)]

@@ -75,13 +75,10 @@ METRICS = {
     "mar_large": Metric("recall", None, "large", 100, "mAR large", "mean recall, large objects"),
 }
 """pycocotools' twelve numbers in its order, under the names torchmetrics gives them."""
-
 CLASS_METRICS = ("map", "map_50", "map_75", "mar_100")
 """Those that are kept for each class too, see `ClassResult`."""
-
 CURVES = {"0.50": "map_50", "0.75": "map_75", "0.50:0.95": "map"}
 """Of a precision-recall chart, with the number that each curve's area is."""
-
 COLOURS = {"map": "#2f9e44", "map_50": "#f08c00", "map_75": "#9c36b5"}
 """Of curves in charts."""
 
@@ -124,7 +121,7 @@ class Evaluation:
     @property
     def per_class(self) -> dict[str, float]:
         """Return the mAP (IoU 0.50:0.95) of each class that has true boxes, by name."""
-        return {one.name: one.map for one in self.classes if not math.isnan(one.map)}
+        return {c.name: c.map for c in self.classes if not math.isnan(c.map)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +176,6 @@ def coco_metric(
 
     Crowd and group boxes are ignored regions: neither finding nor missing them counts. Every
     image of the split counts, so images left out of `detections` count as missed.
-
-    Args:
-        annotations: The split.
-        detections: Of its images.
-        library: What matches boxes, `pycocotools` or `faster-coco-eval`, see the module.
     """
     tables = TABLES[library](annotations, detections)
     return Evaluation(
@@ -257,9 +249,6 @@ def coco_of(annotations: Annotations, boxes: list[dict[str, Any]]) -> COCO:
     return coco
 
 
-Counts = NDArray[np.int64]
-
-
 def tables_of_class(
     boxes: BoxesOfClass, matches: Matches
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -281,8 +270,7 @@ def tables_of_class(
         wanted = int((inside & ~truth.is_crowd).sum())
         if not wanted:
             continue
-        never = (found.areas >= smallest) & (found.areas <= largest) & ~candidate
-        never = never[order]
+        never = ((found.areas >= smallest) & (found.areas <= largest) & ~candidate)[order]
         counts = ~matches.is_ignored[area][:, columns]
         right = counts & matches.is_matched[area][:, columns]
         wrong = counts & ~right
@@ -298,16 +286,13 @@ def tables_of_class(
 
 
 def precision_and_recall(
-    right: Counts, wrong: Counts, *, wanted: int
+    right: NDArray[np.int64], wrong: NDArray[np.int64], *, wanted: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the precision [T, R] at the thresholds of recall and the recall [T] of all boxes.
 
     The precision is the best at that recall or a higher one; 0 where a recall is not reached.
-
-    Args:
-        right: [T, C] boxes until each place that are at a true box.
-        wrong: [T, C] those that are not.
-        wanted: True boxes that count.
+    `right` and `wrong` [T, C]: boxes until each place that are at a true box, and that are not, of
+    the `wanted` that count.
     """
     precision = np.zeros((len(right), len(PARAMETERS.recThrs)))
     if not right.shape[1]:

@@ -1,7 +1,7 @@
-"""What an evaluation leaves on the disk: boxes, the classes' numbers, a chart, and pictures.
+"""The files of an evaluation: boxes, the classes' numbers, a chart, and pictures.
 
-A sheet of pictures shows some validation images, the true boxes of each beside the found ones. How
-boxes are drawn here is how `python -m retinanet predict` draws them.
+A sheet of pictures shows some validation images, the true boxes of each beside the found ones.
+`python -m retinanet predict` draws boxes in the same way.
 """
 
 import io
@@ -9,8 +9,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib.font_manager
 import numpy as np
@@ -27,9 +27,6 @@ from data.annotations import Annotations, image_path
 from data.decoding import decode_image
 from retinanet.evaluation.matching import ImageDetections, SplitDetections, found_boxes
 from retinanet.evaluation.metric import CLASS_METRICS, COLOURS, CURVES, Evaluation
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BOXES_AT_ONCE = 100_000
 RESULT_FIELDS = ("image_id", "category_id", "bbox", "score")
@@ -89,72 +86,55 @@ def classes_as_csv(evaluation: Evaluation) -> str:
     for result in evaluation.classes:
         values = (getattr(result, name) for name in CLASS_METRICS)
         numbers = (None if math.isnan(value) else round(value, 6) for value in values)
-        counted = (getattr(result, name) for name in counts)
-        rows.append((result.category_id, result.name, *numbers, *counted))
+        rows.append((result.category_id, result.name, *numbers, *attrgetter(*counts)(result)))
     return as_csv(("category_id", "name", *CLASS_METRICS, *counts), rows)
 
 
 def evaluation_chart(evaluation: Evaluation, *, title: str) -> bytes:
     """Return a PNG: precision against recall at three IoUs, and the classes' mAP, ranked."""
     ranked = sorted(evaluation.per_class.items(), key=lambda item: -item[1])
-    bars = min(len(ranked), CLASSES_IN_CHART)
-    figure = new_figure(width=12, height=max(4.5, 1.2 + 0.18 * bars))
+    shown, half = ranked, CLASSES_IN_CHART // 2
+    classes_title = f"mAP of {len(ranked)} classes"
+    if len(ranked) > CLASSES_IN_CHART:
+        shown = [*ranked[:half], *ranked[-half:]]
+        classes_title = f"mAP of the {half} best and the {half} worst of {len(ranked)} classes"
+    figure = new_figure(width=12, height=max(4.5, 1.2 + 0.18 * len(shown)))
     left, right = figure.subplots(1, 2)
     figure.suptitle(f"{printable(title)}: mAP {evaluation.map:.3f}")
-    draw_curves(left, evaluation)
-    draw_classes(right, ranked)
-    return as_png(figure)
 
-
-def draw_curves(axes: "Axes", evaluation: Evaluation) -> None:
-    """Draw precision against recall, the mean over classes."""
-    recalls = np.linspace(0, 1, 101)
     for name, precision in evaluation.curves.items():
         area = 0.0 if np.isnan(precision).all() else float(precision.mean())
         label = f"IoU {name}: area {area:.3f}"
-        axes.plot(recalls, precision, color=COLOURS[CURVES[name]], label=label)
-    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
-    axes.set_title("precision and recall, mean over classes", fontsize=11)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best")
+        left.plot(np.linspace(0, 1, 101), precision, color=COLOURS[CURVES[name]], label=label)
+    left.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    left.set_title("precision and recall, mean over classes", fontsize=11)
+    left.grid(alpha=0.3)
+    left.legend(loc="best")
 
-
-def draw_classes(axes: "Axes", ranked: Sequence[tuple[str, float]]) -> None:
-    """Draw a bar for each class; of many classes for the best and the worst."""
-    shown = list(ranked)
-    title = f"mAP of {len(ranked)} classes"
-    if len(ranked) > CLASSES_IN_CHART:
-        half = CLASSES_IN_CHART // 2
-        shown = [*ranked[:half], *ranked[-half:]]
-        title = f"mAP of the {half} best and the {half} worst of {len(ranked)} classes"
-        axes.axhline(half - 0.5, color="#333333", linewidth=0.8)
+    if len(shown) < len(ranked):
+        right.axhline(half - 0.5, color="#333333", linewidth=0.8)
     places = range(len(shown))
-    axes.barh(places, [value for _, value in shown], color=BLUE)
-    axes.set_yticks(places, [printable(name)[:CHART_NAME_LENGTH] for name, _ in shown], fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel="mAP, IoU 0.50:0.95", xlim=(0, 1), ylim=(max(len(shown), 1) - 0.5, -0.5))
-    axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.3, axis="x")
+    right.barh(places, [value for _, value in shown], color=BLUE)
+    right.set_yticks(places, [printable(name)[:CHART_NAME_LENGTH] for name, _ in shown], fontsize=8)
+    right.invert_yaxis()
+    right.set(xlabel="mAP, IoU 0.50:0.95", xlim=(0, 1), ylim=(max(len(shown), 1) - 0.5, -0.5))
+    right.set_title(classes_title, fontsize=11)
+    right.grid(alpha=0.3, axis="x")
+    return as_png(figure)
 
 
 Pixels = NDArray[np.uint8]
 """[H, W, 3] RGB"""
-
 LEAST_SIDE = 480
 """Smaller pictures are enlarged, so that labels can be read. [pixels]"""
-
 MOST_ENLARGED = 4096
 """The longer side of a picture is enlarged to that at most. [pixels]"""
-
 MOST_BOXES = 40
 """A picture with more boxes than this cannot be read."""
-
 MOST_TRUE_BOXES = 1000
-"""True ones are all to be seen, but for what no picture can show."""
-
+"""True boxes are all drawn, up to this limit."""
 LONGEST_NAME = 60
 """Characters of a class's name in a label."""
-
 PALETTE = (
     "#e6194b", "#3c8ddc", "#2f9e44", "#f08c00", "#9c36b5",
     "#0b7285", "#c2255c", "#5f3dc4", "#846358", "#66801a",
@@ -171,11 +151,7 @@ def draw_boxes(
 ) -> Pixels:
     """Return a copy of a picture, enlarged if it is small, with labelled boxes.
 
-    Args:
-        pixels: uint8 [H, W, 3].
-        boxes: [B, 4] xyxy in pixels of the picture.
-        labels: B texts.
-        colours: B colours.
+    `boxes` [B, 4] are xyxy in pixels of the picture; each has a label and a colour.
     """
     picture = Image.fromarray(pixels)
     scale = max(1.0, min(LEAST_SIDE / min(picture.size), MOST_ENLARGED / max(picture.size)))
@@ -184,13 +160,12 @@ def draw_boxes(
         picture = picture.resize(size, Image.Resampling.BICUBIC)
     tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     if len(boxes):
-        line = max(2, round(min(picture.size) / 200))
         tensor = draw_bounding_boxes(
             tensor,
             torch.from_numpy(boxes * scale),
             labels=[f" {printable(label)} " for label in labels],
             colors=list(colours),
-            width=line,
+            width=max(2, round(min(picture.size) / 200)),
             font=matplotlib.font_manager.findfont("DejaVu Sans"),
             font_size=max(13, round(min(picture.size) / 34)),
             label_colors=["white"] * len(boxes),
@@ -208,24 +183,15 @@ def draw_detections(
 ) -> Pixels:
     """Return a picture with the boxes found in it, each with its class and score.
 
-    Args:
-        pixels: uint8 [H, W, 3].
-        found: Detections in pixels of the picture.
-        names: Category ids to names.
-        least_score: Boxes below it are not drawn; of the rest at most `MOST_BOXES`, the best.
+    Of the boxes from `least_score` on, at most `MOST_BOXES` are drawn, the best. `names`: of the
+    category ids.
     """
     keep = np.flatnonzero(found.scores >= least_score)[:MOST_BOXES]
     keep = keep[::-1]  # the best is painted last, over the others
-    ids = [int(category_id) for category_id in found.category_ids[keep]]
-    return draw_boxes(
-        pixels,
-        found.boxes[keep],
-        labels=[
-            f"{names[category_id]} {score:.2f}"
-            for category_id, score in zip(ids, found.scores[keep], strict=True)
-        ],
-        colours=[colour_of(category_id) for category_id in ids],
-    )
+    ids = found.category_ids[keep].tolist()
+    scores = found.scores[keep]
+    labels = [f"{names[number]} {score:.2f}" for number, score in zip(ids, scores, strict=True)]
+    return draw_boxes(pixels, found.boxes[keep], labels=labels, colours=[*map(colour_of, ids)])
 
 
 def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
@@ -233,17 +199,12 @@ def draw_truth(pixels: Pixels, annotations: Annotations, index: int) -> Pixels:
     every = annotations.boxes_of(index)
     rows = slice(every.start, min(every.stop, every.start + MOST_TRUE_BOXES))
     names = category_names(annotations)
-    ids = [int(category_id) for category_id in annotations.box_category_ids[rows]]
+    ids = annotations.box_category_ids[rows].tolist()
     crowds = annotations.box_is_crowd[rows]
-    return draw_boxes(
-        pixels,
-        annotations.boxes[rows],
-        labels=[
-            f"{names[category_id]} (group)" if crowd else names[category_id]
-            for category_id, crowd in zip(ids, crowds, strict=True)
-        ],
-        colours=[colour_of(category_id) for category_id in ids],
-    )
+    labels = [f"{names[number]} (group)" if crowd else names[number]
+              for number, crowd in zip(ids, crowds, strict=True)]  # fmt: skip
+    boxes = annotations.boxes[rows]
+    return draw_boxes(pixels, boxes, labels=labels, colours=[*map(colour_of, ids)])
 
 
 def category_names(annotations: Annotations) -> dict[int, str]:
@@ -272,7 +233,6 @@ def save_picture(pixels: Pixels, file: Path) -> None:
 
 SHOWN_SCORE = 0.4
 """Predictions below this are not drawn in a run's pictures, where any reaches it."""
-
 UNSURE_BOXES = 3
 """So many are drawn where none does."""
 
@@ -303,26 +263,33 @@ def evaluation_sheet(
     *,
     count: int,
 ) -> Pixels | None:
-    """Return one picture of some images: true boxes left, predictions right, two pairs a row.
+    """Return one picture of up to `count` images: true boxes left, predictions right.
 
-    Args:
-        annotations: The split.
-        image_folder: Its images.
-        detections: Of all images of the split.
-        count: Images to show; 0 gives no picture.
-
-    Returns:
-        uint8 [H, W, 3], or None where there is nothing to show.
+    Two images are in a row. `detections` are of all images of the split. None where there is
+    nothing to show.
     """
     names = category_names(annotations)
-    pairs = []
+    pictures = []
     for index, pixels in spread_images(annotations, image_folder, count=count):
-        truth = draw_truth(pixels, annotations, index)
-        found = detections.of_image(int(annotations.image_ids[index]))
-        least_score, caption = shown_scores(found)
-        prediction = draw_detections(pixels, found, names=names, least_score=least_score)
-        pairs.append((truth, prediction, caption))
-    return compose_sheet(pairs) if pairs else None
+        detected = detections.of_image(int(annotations.image_ids[index]))
+        least_score, caption = shown_scores(detected)
+        prediction = draw_detections(pixels, detected, names=names, least_score=least_score)
+        pictures += [(draw_truth(pixels, annotations, index), "true"), (prediction, caption)]
+    if not pictures:
+        return None
+    rows = -(-len(pictures) // 4)
+    figure = new_figure(width=16, height=4.3 * rows)
+    figure.set_dpi(100)
+    axes = figure.subplots(rows, 4, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, (picture, caption) in zip(axes.flat, pictures, strict=False):
+        axis.imshow(picture)
+        axis.set_title(caption, fontsize=11)
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def shown_scores(found: ImageDetections) -> tuple[float, str]:
@@ -336,23 +303,3 @@ def shown_scores(found: ImageDetections) -> tuple[float, str]:
         return SHOWN_SCORE, f"predicted, score ≥ {SHOWN_SCORE:g}"
     best = found.scores[:UNSURE_BOXES]
     return float(best[-1]), f"predicted, none ≥ {SHOWN_SCORE:g}: the best {len(best)}"
-
-
-def compose_sheet(pairs: Sequence[tuple[Pixels, Pixels, str]]) -> Pixels:
-    """Return pairs of pictures with the second's caption, two pairs a row, as one picture."""
-    rows = -(-len(pairs) // 2)
-    figure = new_figure(width=16, height=4.3 * rows)
-    figure.set_dpi(100)
-    axes = figure.subplots(rows, 4, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for place, (truth, prediction, predicted) in enumerate(pairs):
-        row, column = divmod(place, 2)
-        for offset, picture, caption in ((0, truth, "true"), (1, prediction, predicted)):
-            axis = axes[row, 2 * column + offset]
-            axis.imshow(picture)
-            axis.set_title(caption, fontsize=11)
-    canvas = figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
