@@ -5,7 +5,7 @@ split, on a picture of the user's, or on synthetic images.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -43,18 +43,14 @@ def export(
 ) -> int:
     """Write the file, and keep it only if it finds what the checkpoint finds.
 
-    Args:
-        checkpoint: See `find_checkpoint`.
-        out: `.onnx` or `.pt2`; its description goes beside it, with `.json` behind.
-        score_threshold: Detections are surer than this.
-        image: A picture to check it on; None: validation images of the run.
-        overwrite: Whether files that exist may be replaced.
+    `out` ends in `.onnx` or `.pt2`; its description goes beside it, with `.json` behind. `image` is
+    a picture to check it on; None: validation images of the run.
 
     Raises:
         InputError: A file is missing or not what it should be, packages are missing, an output
             exists, or the program finds something else.
     """
-    chosen = format_of(out)
+    file_format = format_of(out)
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
     trained = read_trained(checkpoint)
@@ -65,17 +61,16 @@ def export(
     partial = out.with_name(f".{out.stem}.partial{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_program(
-            model,
-            partial,
-            image_size=trained.model.image_size,
-            score_threshold=score_threshold,
-            classes=trained.model.num_classes,
-            description=description,
-        )
-        run = chosen.load(partial)
+        write_program(model, partial, classes=trained.model.num_classes, description=description)
+        run = file_format.load(partial)
         comparison = compare_program(model, run, images, score_threshold=score_threshold)
-        require_same(comparison, out, chosen.runs_by, what)
+        if comparison.differing:
+            raise InputError(
+                f"{out}: not kept: run by {file_format.runs_by} on {what} it does not find what "
+                f"the checkpoint finds: {comparison.differing} boxes differ by more than "
+                f"{BOX_TOLERANCE} pixels or {SCORE_TOLERANCE} of a score, {comparison.same} are "
+                "the same; try the other format"
+            )
         partial.replace(out)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}; set --out") from error
@@ -88,7 +83,7 @@ def export(
         f"({out.stat().st_size / 1e6:.0f} MB), {beside.name}",
         soft_wrap=True,
     )
-    checked = f"checked by {chosen.runs_by} on {what}: {describe_comparison(comparison)}"
+    checked = f"checked by {file_format.runs_by} on {what}: {describe_comparison(comparison)}"
     console.print(checked, soft_wrap=True)
     return FINISHED
 
@@ -98,28 +93,14 @@ class Comparison:
     """Two sets of detections side by side."""
 
     same: int
-    """That both have, within the tolerances."""
+    """Detections that both have, within the tolerances."""
     differing: int
-    """That only one has, and rounding does not explain."""
+    """Those that only one has, and rounding does not explain."""
     at_the_edge: int
-    """That only one has, at an edge of what is kept: score, IoU, or number."""
+    """Those that only one has, at an edge of what is kept: score, IoU, or number."""
     box_difference: float
     """The largest among those that both have. [pixels of the network's input]"""
     score_difference: float
-
-
-def require_same(comparison: Comparison, out: Path, runtime: str, what: str) -> None:
-    """Refuse a program that finds something else.
-
-    Raises:
-        InputError: Says how many boxes differ.
-    """
-    if comparison.differing:
-        raise InputError(
-            f"{out}: not kept: run by {runtime} on {what} it does not find what the checkpoint "
-            f"finds: {comparison.differing} boxes differ by more than {BOX_TOLERANCE} pixels or "
-            f"{SCORE_TOLERANCE} of a score, {comparison.same} are the same; try the other format"
-        )
 
 
 def describe_comparison(comparison: Comparison) -> str:
@@ -143,13 +124,9 @@ def describe_comparison(comparison: Comparison) -> str:
 def compare_program(
     model: RetinaNet, run: Detector, images: Tensor, *, score_threshold: float
 ) -> Comparison:
-    """Detect in images by both, all at once, and the first also alone.
+    """Detect in images, uint8 [N, 3, S, S], by both, all at once, and the first also alone.
 
-    Args:
-        model: The checkpoint's, in evaluation mode; computes in float32.
-        run: The exported program.
-        images: uint8 [N, 3, S, S].
-        score_threshold: That of the program.
+    The model is in evaluation mode, and computes in float32.
     """
     images = images.contiguous()
     forward = torch_forward(model, precision="float32")
@@ -168,10 +145,9 @@ def compare_program(
 
 def detections_of(outputs: tuple[Tensor, Tensor, Tensor]) -> list[Detections]:
     """Return a program's outputs image by image, without the rows that hold no detection."""
-    columns = zip(*outputs, strict=True)
     return [
         Detections(boxes[scores > 0], scores[scores > 0], labels[scores > 0])
-        for boxes, scores, labels in columns
+        for boxes, scores, labels in zip(*outputs, strict=True)
     ]
 
 
@@ -217,10 +193,8 @@ def matches(wanted: Detections, found: Detections) -> Iterator[tuple[int, int]]:
 def is_at_the_edge(one: Detections, row: int, other: Detections, *, score_threshold: float) -> bool:
     """Return whether a detection that `other` has not is one that rounding may add or drop."""
     score, label = float(one.scores[row]), one.labels[row]
-    edges: Sequence[float] = [score_threshold]
-    for detections in (one, other):
-        if len(detections.scores) == DETECTIONS_PER_IMAGE:
-            edges = [*edges, float(detections.scores[-1])]
+    full = [side for side in (one, other) if len(side.scores) == DETECTIONS_PER_IMAGE]
+    edges = [score_threshold, *(float(side.scores[-1]) for side in full)]
     if any(abs(score - edge) <= SCORE_TOLERANCE for edge in edges):
         return True
     rivals = other.boxes[(other.labels == label) & (other.scores >= score - SCORE_TOLERANCE)]
@@ -229,16 +203,10 @@ def is_at_the_edge(one: Detections, row: int, other: Detections, *, score_thresh
 
 
 def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, str]:
-    """Return images uint8 [N, 3, S, S], and how to call them.
+    """Return images uint8 [N, 3, S, S] for the checkpoint's network, and a name for them.
 
-    Those of the run's validation split, or drawn scenes where that is not here.
-
-    Args:
-        checkpoint: Whose network's input they fit.
-        image: A picture of the user's to take instead.
-
-    Raises:
-        InputError: The user's picture cannot be read.
+    They are the user's picture, or of the run's validation split, or, where that is missing,
+    synthetic. Raises InputError where the user's picture cannot be read.
     """
     size = checkpoint.model.image_size
     if image is not None:
@@ -246,11 +214,11 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
         return resize_image(pixels, size)[None], str(image)
     try:
         split = validation_split(checkpoint, annotations=None, images=None)
-        shown = spread_images(split.annotations, split.image_folder, count=CHECK_IMAGES)
-        found = [pixels for _, pixels in shown]
-        what = f"{len(found)} validation images"
+        images = spread_images(split.annotations, split.image_folder, count=CHECK_IMAGES)
+        pictures = [pixels for _, pixels in images]
+        what = f"{len(pictures)} validation images"
     except InputError:
         random = Random(0)
-        found = [np.asarray(draw_scene(random)[0]) for _ in range(CHECK_IMAGES)]
+        pictures = [np.asarray(draw_scene(random)[0]) for _ in range(CHECK_IMAGES)]
         what = f"{CHECK_IMAGES} drawn scenes, as the run's validation images are not here"
-    return torch.stack([resize_image(pixels.copy(), size) for pixels in found]), what
+    return torch.stack([resize_image(pixels.copy(), size) for pixels in pictures]), what

@@ -36,10 +36,8 @@ from retinanet.training.train_state import MODEL_FILE
 
 NO_LABEL = -1
 """The label of a row that holds no detection."""
-
 OUTSIDE = ((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0))
 """Boxes that always stay: torch.export assumes that at least two do."""
-
 Suppress: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Boxes [N, C, 4], scores [N, C] (0: none) and labels [N, C] to which of them stay, bool [N, C]."""
 
@@ -60,13 +58,10 @@ class DetectorProgram(nn.Module):
         score_threshold: float,
         suppress: Suppress | None = None,
     ) -> None:
-        """Make the program of a copy of a model.
+        """Make the program of a copy of a model, which is in evaluation mode and float32.
 
-        Args:
-            model: In evaluation mode, float32.
-            image_size: S, the side of the images. [pixels]
-            score_threshold: Detections are surer than this.
-            suppress: Non-maximum suppression within each class; None: torchvision's.
+        `image_size` is S, the side of the images in pixels; `suppress` is non-maximum suppression
+        within each class, None torchvision's.
         """
         super().__init__()
         self.network = fold_norms(model).requires_grad_(requires_grad=False)
@@ -83,15 +78,11 @@ class DetectorProgram(nn.Module):
             self.register_buffer(f"anchors_{level}", anchors)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Detect.
+        """Return the detections in images, uint8 [N, 3, S, S] RGB.
 
-        Args:
-            images: uint8 [N, 3, S, S] RGB.
-
-        Returns:
-            Boxes float32 [N, D, 4] xyxy in pixels of the input; scores float32 [N, D], best first;
-            labels int64 [N, D], the model's class indices. D is 300, or less where there are fewer
-            candidates. Rows without a detection: boxes and score 0, label -1.
+        Boxes float32 [N, D, 4] xyxy in pixels of the input; scores float32 [N, D], best first;
+        labels int64 [N, D], the model's class indices. D is 300, or less where there are fewer
+        candidates. Rows without a detection: boxes and score 0, label -1.
         """
         outputs = self.network(images.to(torch.float32) * self.scale - self.offset)
         levels = zip(outputs.cls_logits, outputs.bbox_regression, strict=True)
@@ -118,14 +109,10 @@ class DetectorProgram(nn.Module):
 def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best candidates of a level: boxes [N, C, 4], scores [N, C] and labels [N, C].
 
-    An anchor may answer for several classes. Those with one of the C best scores are among the C
-    anchors whose best score is highest: only these are looked at closely.
-
-    Args:
-        logits: [N, A, K].
-        deltas: [N, A, 4].
-        anchors: [A, 4] xyxy pixels.
+    They are of logits [N, A, K], deltas [N, A, 4] and anchors [A, 4] (xyxy, pixels).
     """
+    # An anchor may answer for several classes. Those with one of the C best scores are among the C
+    # anchors whose best score is highest: only these are looked at closely.
     _, number, classes = logits.shape
     _, rows = logits.amax(dim=2).topk(min(CANDIDATES_PER_LEVEL, number), dim=1)
     logits = logits.gather(1, rows[:, :, None].expand(-1, -1, classes)).flatten(1)
@@ -136,12 +123,9 @@ def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor) -> tuple[Tens
 
 
 def suppress_by_class(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
-    """Suppress boxes within each image and class by torchvision's operator, see `Suppress`.
-
-    Boxes of different images or classes are moved apart, in float64, since in
-    float32 they would lose digits.
-    """
+    """Suppress boxes within each image and class by torchvision's operator, see `Suppress`."""
     number, candidates = scores.shape
+    # Boxes of different images or classes are moved apart, in float64: float32 would lose digits.
     images = torch.arange(number, device=scores.device)[:, None]
     of_class = images * (labels.amax() + 1) + labels
     apart = boxes.double() + (of_class * (boxes.amax() + 1).double())[:, :, None]
@@ -213,18 +197,6 @@ def suppress_in_onnx(classes: int) -> Suppress:
     return suppress
 
 
-def translations() -> dict[Callable[..., Any], Any]:
-    """Return what torch.onnx.export puts in the operator's place; needs onnxscript."""
-    import onnxscript  # noqa: PLC0415
-
-    opset: Any = onnxscript.opset18
-
-    def non_max_suppression(boxes: Any, scores: Any) -> Any:
-        return opset.NonMaxSuppression(boxes, scores, DETECTIONS_PER_IMAGE, NMS_IOU, 0.0)
-
-    return {torch.ops.retinanet.onnx_non_max_suppression.default: non_max_suppression}
-
-
 OPSET = 18
 """Of ONNX: the exporter's own, which runtimes since 2023 know."""
 OUTPUTS = ("boxes", "scores", "labels")
@@ -242,7 +214,7 @@ class Format:
     runtime: str
     """The package that runs it."""
     packages: tuple[str, ...]
-    """That are not in requirements.txt."""
+    """Those that are not in requirements.txt."""
     suppress: Callable[[int], Suppress]
     """Non-maximum suppression for a number of classes."""
     write: Callable[[torch.export.ExportedProgram, Path, dict[str, Any]], None]
@@ -256,49 +228,46 @@ class Format:
 
 
 def format_of(file: Path) -> Format:
-    """Return the format that a file's name asks for.
+    """Return the format of a file's name.
 
     Raises:
-        InputError: It asks for none that is known, or packages are missing.
+        InputError: It is none that is known, or packages are missing.
     """
-    known = FORMATS.get(file.suffix)
-    if known is None:
+    file_format = FORMATS.get(file.suffix)
+    if file_format is None:
         raise InputError(
             f"--out: {file}: {file.suffix or 'no ending'} is no format; end it in .onnx (ONNX) or "
             ".pt2 (torch.export)"
         )
-    require_packages(*known.packages, purpose=f"--out: {file}")
-    return known
+    require_packages(*file_format.packages, purpose=f"--out: {file}")
+    return file_format
 
 
 def write_program(
-    model: RetinaNet,
-    file: Path,
-    *,
-    image_size: int,
-    score_threshold: float,
-    classes: int,
-    description: dict[str, Any],
+    model: RetinaNet, file: Path, *, classes: int, description: dict[str, Any]
 ) -> None:
-    """Write a model's detector in the format that the file's name asks for.
+    """Write a model's detector, for any number of images, in the format of the file's name.
 
-    Args:
-        model: In evaluation mode.
-        file: What to write.
-        image_size: S.
-        score_threshold: Detections are surer than this.
-        classes: K.
-        description: Goes into the file too.
+    The model has K `classes` and is in evaluation mode. Image size and threshold are those of the
+    description, which goes into the file too, see `description_of`.
     """
-    chosen = FORMATS[file.suffix]
+    file_format = FORMATS[file.suffix]
     program = DetectorProgram(
         model,
-        image_size=image_size,
-        score_threshold=score_threshold,
-        suppress=chosen.suppress(classes),
+        image_size=description["image_size"],
+        score_threshold=description["score_threshold"],
+        suppress=file_format.suppress(classes),
     )
     with quiet():
-        chosen.write(exported(program), file, description)
+        file_format.write(exported(program), file, description)
+
+
+def exported(program: DetectorProgram) -> torch.export.ExportedProgram:
+    """Return the program for any number of images."""
+    images = torch.zeros(2, 3, program.image_size, program.image_size, dtype=torch.uint8)
+    number = {"images": {0: torch.export.Dim("N", min=1)}}
+    with torch.no_grad():
+        return torch.export.export(program, (images,), dynamic_shapes=number, strict=False)
 
 
 def write_torch(
@@ -313,6 +282,14 @@ def write_onnx(
     program: torch.export.ExportedProgram, file: Path, description: dict[str, Any]
 ) -> None:
     """Write ONNX with the weights inside; values of its metadata are text, or JSON."""
+    import onnxscript  # noqa: PLC0415
+
+    opset: Any = onnxscript.opset18
+
+    def non_max_suppression(boxes: Any, scores: Any) -> Any:
+        return opset.NonMaxSuppression(boxes, scores, DETECTIONS_PER_IMAGE, NMS_IOU, 0.0)
+
+    operator = torch.ops.retinanet.onnx_non_max_suppression.default
     onnx_program = torch.onnx.export(
         program,
         (),
@@ -320,7 +297,7 @@ def write_onnx(
         output_names=OUTPUTS,
         opset_version=OPSET,
         dynamo=True,
-        custom_translation_table=translations(),
+        custom_translation_table={operator: non_max_suppression},
         external_data=False,
         verbose=False,
     )
@@ -336,15 +313,6 @@ def write_onnx(
         }
     )
     onnx_program.save(str(file), external_data=False)
-
-
-def exported(program: DetectorProgram) -> torch.export.ExportedProgram:
-    """Return the program for any number of images."""
-    size = program.image_size
-    images = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-    number = {"images": {0: torch.export.Dim("N", min=1)}}
-    with torch.no_grad():
-        return torch.export.export(program, (images,), dynamic_shapes=number, strict=False)
 
 
 def load_torch(file: Path) -> Detector:
@@ -414,7 +382,7 @@ RESIZE = (
 
 
 def description_of(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
-    """Return all that somebody needs who has the file alone; plain values for JSON."""
+    """Return everything needed to use the file alone, as plain values for JSON."""
     size = checkpoint.model.image_size
     return {
         "model": "RetinaNet-ResNeXt50",

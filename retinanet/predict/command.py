@@ -21,7 +21,6 @@ from retinanet.predict.search import (
     PictureDetector,
     Search,
     Source,
-    Sources,
     box_file,
     counted,
     find_sources,
@@ -53,6 +52,8 @@ def predict(
 ) -> int:
     """Find a checkpoint's classes in pictures and videos.
 
+    Return 2 if a picture or video could not be read, 130 if a signal came before the end.
+
     Args:
         checkpoint: See `find_checkpoint`.
         pictures: Files, folders, videos and cameras; a photo is turned upright as its EXIF
@@ -67,9 +68,6 @@ def predict(
         json_file: Where boxes go as JSON: `bbox` as xywh in pixels of the upright picture.
         overwrite: Whether files that exist may be replaced.
 
-    Returns:
-        2 if a picture or video could not be read, 130 if a signal came before the end.
-
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
@@ -79,8 +77,8 @@ def predict(
         sources = numbered(sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
-    outputs = [source.drawn for source in sources.all if draws]
-    outputs += [json_file] if json_file else []
+    json_files = [json_file] if json_file else []
+    outputs = [*(source.drawn for source in sources.all if draws), *json_files]
     require_free(outputs, overwrite=overwrite, advice="give --overwrite or another --out")
     detector = PictureDetector(read_trained(checkpoint), least_score=least_score, only=only)
     console = make_console()
@@ -99,31 +97,21 @@ def predict(
         for video in sources.videos:
             if not stop.received:
                 detect_in_video(video, search, every=every)
-    written = [*([folder] if draws else []), *([json_file] if json_file else [])]
-    console.print(describe_outcome(sources, counter, written), soft_wrap=True)
+    written = [*([folder] if draws else []), *json_files]
+    line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
+    if sources.passed_over:
+        line += f"; {counted(sources.passed_over, 'other file')} passed over"
+    if counter.problems:
+        line += f"; {counter.problems} could not be read, see above"
+    console.print(line, soft_wrap=True)
     if stop.received:
         console.print(f"{stop.received}: ended before all was looked at; what is written is whole")
         return INTERRUPTED
     return BAD_INPUT if counter.problems else FINISHED
 
 
-def describe_outcome(sources: Sources, counter: DetectionCounter, written: Sequence[Path]) -> str:
-    """Return in a line what was found, where it went, and what was not looked at."""
-    line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
-    if sources.passed_over:
-        line += f"; {counted(sources.passed_over, 'other file')} passed over"
-    if counter.problems:
-        line += f"; {counter.problems} could not be read, see above"
-    return line
-
-
 def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
-    """Look at all pictures, until a signal asks to stop; errors of those that cannot be read are
-    printed.
-
-    Args:
-        pictures: Where they are, and where their drawn copies go.
-        search: What finds boxes, and where they go.
+    """Find boxes in all pictures, until a signal asks to stop; print what cannot be read.
 
     Raises:
         InputError: An output cannot be written.
@@ -138,14 +126,20 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
         for batch in read_ahead(pictures, pool, batch_size=search.batch_size):
             if search.stop.received:
                 break
-            readable = readable_of(batch, search.counter)
+            readable = []
+            for source, pixels in batch:
+                if isinstance(pixels, InputError):
+                    search.counter.problem(str(pixels))
+                else:
+                    readable.append((source, pixels))
             found = search.detector.find([pixels for _, pixels in readable]) if readable else []
             finish(drawing)
             for (source, pixels), detections in zip(readable, found, strict=True):
                 records = search.record(source.file, detections)
                 if search.draws:
-                    names = search.detector.names
-                    drawn = draw_detections(pixels, detections, names=names, least_score=0)
+                    drawn = draw_detections(
+                        pixels, detections, names=search.detector.names, least_score=0
+                    )
                     drawing.append(pool.submit(save_picture, drawn, source.drawn))
                 if total <= FEW:
                     where = f" → {source.drawn}" if search.draws else ""
@@ -180,25 +174,8 @@ def read(file: Path) -> Pixels | InputError:
         return error
 
 
-def readable_of(
-    batch: Sequence[tuple[Source, Pixels | InputError]], counter: DetectionCounter
-) -> list[tuple[Source, Pixels]]:
-    """Return the pictures that could be read; the errors of the others are printed."""
-    readable = []
-    for source, pixels in batch:
-        if isinstance(pixels, InputError):
-            counter.problem(str(pixels))
-        else:
-            readable.append((source, pixels))
-    return readable
-
-
 def finish(drawing: list[Future[None]]) -> None:
-    """Wait for drawn copies.
-
-    Raises:
-        InputError: One could not be written.
-    """
+    """Wait for drawn copies. Raises InputError where one could not be written."""
     while drawing:
         drawing.pop().result()
 

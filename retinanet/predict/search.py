@@ -1,4 +1,4 @@
-"""What `predict` looks at, what finds the boxes, and where these go.
+"""The sources that `predict` looks at, the detector, and the file and counts of its boxes.
 
 Sources are pictures, folders of them, videos and cameras. A `Search` has what all of them share:
 the detector, the JSON file of the boxes, the counts, and the signal that ends it early.
@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.signals import StopRequest
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
-"""What cameras and their programs write, in lower case."""
+"""Of files that cameras and their programs write, in lower case."""
 
 Kind = Literal["picture", "video", "camera"]
 ENDINGS = {"picture": ".boxes.png", "video": ".boxes.mp4", "camera": ".boxes.mp4"}
@@ -48,35 +48,34 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """All of them, in the order of the command line; folders by name."""
+    """All of them: pictures, then videos and cameras; each in the order of the command line."""
 
-    pictures: tuple[Source, ...]
-    videos: tuple[Source, ...]
-    """Cameras too."""
+    all: tuple[Source, ...]
     passed_over: int
     """Files in folders that are no pictures by their names."""
 
     @property
-    def all(self) -> tuple[Source, ...]:
-        """Return pictures first, then videos."""
-        return (*self.pictures, *self.videos)
+    def pictures(self) -> list[Source]:
+        """The pictures."""
+        return [source for source in self.all if source.kind == "picture"]
+
+    @property
+    def videos(self) -> list[Source]:
+        """The videos and cameras."""
+        return [source for source in self.all if source.kind != "picture"]
 
 
 def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
-    """Look for pictures and videos.
+    """Return the pictures and videos of files, folders, and cameras such as /dev/video0.
 
     A file's drawn copy goes to `out`, a folder's to `out`/NAME/…, where NAME is the folder's and
     the rest its tree. It is called by the file's stem, or, where two in one folder share that, by
-    their whole names.
-
-    Args:
-        paths: Files, folders, cameras such as /dev/video0.
-        out: Where drawn copies go; nothing in it is looked at.
+    their whole names. Nothing that is in `out` already is looked at.
 
     Raises:
         InputError: One is missing, or is a folder without pictures.
     """
-    found: list[tuple[Path, Kind, Path]] = []
+    files: list[tuple[Path, Kind, Path]] = []
     passed_over = 0
     for path in paths:
         if path.is_dir():
@@ -84,59 +83,42 @@ def find_sources(paths: Sequence[Path], *, out: Path) -> Sources:
             if not pictures:
                 raise InputError(f"{path}: holds no pictures ({', '.join(SUFFIXES)})")
             name = path.resolve().name
-            found += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
+            files += [(file, "picture", name / file.relative_to(path).parent) for file in pictures]
             passed_over += others
-        elif path.exists():
-            found.append((path, kind_of(path), Path()))
+        elif path.is_char_device():
+            files.append((path, "camera", Path()))
+        elif path.exists():  # what has neither's name is tried as a picture
+            is_video = path.suffix.lower() in VIDEO_SUFFIXES
+            files.append((path, "video" if is_video else "picture", Path()))
         else:
             raise InputError(f"{path}: no such picture, folder or video")
-    sources = with_drawn_copies(found, out=out)
-    return Sources(
-        pictures=tuple(source for source in sources if source.kind == "picture"),
-        videos=tuple(source for source in sources if source.kind != "picture"),
-        passed_over=passed_over,
-    )
-
-
-def kind_of(path: Path) -> Kind:
-    """Return the kind by the file's name; what is called neither is tried as a picture."""
-    if path.is_char_device():
-        return "camera"
-    return "video" if path.suffix.lower() in VIDEO_SUFFIXES else "picture"
+    stems = Counter((folder, file.stem + ENDINGS[kind]) for file, kind, folder in files)
+    crowded = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
+    sources = []
+    for file, kind, folder in files:
+        ending = ENDINGS[kind]
+        stem = file.name if (folder, Path(ending).suffix) in crowded else file.stem
+        sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
+    sources.sort(key=lambda source: source.kind != "picture")
+    return Sources(tuple(sources), passed_over)
 
 
 def pictures_below(folder: Path, *, out: Path) -> tuple[list[Path], int]:
-    """Return the pictures of a tree, by name, and the number of other files; not those in `out`.
-
-    Raises:
-        InputError: A folder in it cannot be read.
-    """
+    """Return the pictures of a tree, by name, and the number of other files; not those in `out`."""
 
     def refuse(error: OSError) -> None:  # os.walk would pass over it without a word
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
     pictures: list[Path] = []
     others = 0
-    left_out = out.resolve()
+    excluded = out.resolve()
     for parent, folders, files in os.walk(folder, onerror=refuse):
         here = Path(parent)
-        folders[:] = sorted(name for name in folders if (here / name).resolve() != left_out)
+        folders[:] = sorted(name for name in folders if (here / name).resolve() != excluded)
         wanted = [here / name for name in sorted(files) if name.lower().endswith(SUFFIXES)]
         pictures += wanted
         others += len(files) - len(wanted)
     return pictures, others
-
-
-def with_drawn_copies(found: Sequence[tuple[Path, Kind, Path]], *, out: Path) -> list[Source]:
-    """Return the sources with the names of their drawn copies."""
-    stems = Counter((folder, file.stem + ENDINGS[kind]) for file, kind, folder in found)
-    crowded = {(folder, Path(name).suffix) for (folder, name), count in stems.items() if count > 1}
-    sources = []
-    for file, kind, folder in found:
-        ending = ENDINGS[kind]
-        stem = file.name if (folder, Path(ending).suffix) in crowded else file.stem
-        sources.append(Source(file, kind, out / folder / f"{stem}{ending}"))
-    return sources
 
 
 def numbered(sources: Sources) -> Sources:
@@ -144,21 +126,15 @@ def numbered(sources: Sources) -> Sources:
 
     Where any copy would replace a file, all get the lowest free number: `NAME.boxes-2.png`.
     """
-    number, free = 1, sources
-    while any(os.path.lexists(source.drawn) for source in free.all):
+    number, free = 1, sources.all
+    while any(os.path.lexists(source.drawn) for source in free):
         number += 1
-        free = replace(
-            sources,
-            pictures=tuple(with_number(source, number) for source in sources.pictures),
-            videos=tuple(with_number(source, number) for source in sources.videos),
+        free = tuple(
+            replace(source, drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
+            for source in sources.all
+            for drawn in [source.drawn]
         )
-    return free
-
-
-def with_number(source: Source, number: int) -> Source:
-    """Return a source whose drawn copy has a number before its suffix."""
-    drawn = source.drawn
-    return replace(source, drawn=drawn.with_name(f"{drawn.stem}-{number}{drawn.suffix}"))
+    return replace(sources, all=free)
 
 
 AddBoxes = Callable[[Sequence[dict[str, Any]]], None]
@@ -166,12 +142,9 @@ AddBoxes = Callable[[Sequence[dict[str, Any]]], None]
 
 @contextmanager
 def box_file(file: Path | None) -> Iterator[AddBoxes]:
-    """Yield a function that adds boxes to a JSON array, an object a line.
+    """Yield a function that adds boxes to a JSON array, an object a line; without a file to none.
 
     However the context is left, the file gets its name then, and is JSON with the boxes so far.
-
-    Args:
-        file: Where to; None: nothing is written.
 
     Raises:
         InputError: It cannot be written; the function raises it too.
@@ -212,37 +185,35 @@ def box_file(file: Path | None) -> Iterator[AddBoxes]:
 
 
 class PictureDetector:
-    """A checkpoint's model as it is used on pictures of any size."""
+    """A checkpoint's model for pictures of any size, in the precision of its training."""
 
     def __init__(
         self, checkpoint: Checkpoint, *, least_score: float, only: Sequence[str] = ()
     ) -> None:
         """Load the checkpoint's weights.
 
-        Args:
-            checkpoint: Whose model it is; it runs in the precision in which it was trained.
-            least_score: Boxes below it are left out.
-            only: Names of the classes that are wanted; none given: all.
+        Boxes below `least_score` are left out, and those of other classes if `only` names some.
 
         Raises:
             InputError: A class is not known, or the weights cannot be read.
         """
         self._classes = ClassMap.from_json(checkpoint.model.classes)
-        self._wanted = np.array(wanted_ids(self._classes, only), dtype=np.int64)
+        for name in only:
+            if name not in self._classes.names:
+                known = ", ".join(sorted(set(self._classes.names)))
+                raise InputError(f"--class: {name!r} is none of the checkpoint's classes: {known}")
+        pairs = list(zip(self._classes.category_ids, self._classes.names, strict=True))
+        wanted = [number for number, name in pairs if not only or name in only]
+        self._wanted = np.array(wanted, dtype=np.int64)
         self._size = checkpoint.model.image_size
         self._least_score = least_score
         self._model = checkpoint.build_model().eval()
         self._forward = torch_forward(self._model, precision=checkpoint.model.precision)
-        pairs = zip(self._classes.category_ids, self._classes.names, strict=True)
         self.names = {category_id: name[:LONGEST_NAME] for category_id, name in pairs}
         """Category ids to names."""
 
     def find(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
-        """Return detections in pixels of the pictures, best first.
-
-        Args:
-            pictures: RGB uint8 [H, W, 3] each, of any sizes.
-        """
+        """Return detections in pixels of the RGB pictures, which have any sizes; best first."""
         input_size = (self._size, self._size)
         shape = (len(pictures), 3, *input_size)
         images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
@@ -252,29 +223,17 @@ class PictureDetector:
         batch = detect_batch(self._model, images, forward=self._forward, score_threshold=threshold)
         results = []
         for place, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
-            size = (pixels.shape[0], pixels.shape[1])
             result = on_original(
-                detections, self._classes,
-                image_id=place, input_size=input_size, original_size=size,
-            )  # fmt: skip
+                detections,
+                self._classes,
+                image_id=place,
+                input_size=input_size,
+                original_size=(pixels.shape[0], pixels.shape[1]),
+            )
             rows = result.scores >= self._least_score
             rows &= np.isin(result.category_ids, self._wanted)
             results.append(result.of_rows(rows))
         return results
-
-
-def wanted_ids(classes: ClassMap, only: Collection[str]) -> list[int]:
-    """Return the category ids of the classes with these names; of all, if there are none.
-
-    Raises:
-        InputError: A name is not known.
-    """
-    for name in only:
-        if name not in classes.names:
-            known = ", ".join(sorted(set(classes.names)))
-            raise InputError(f"--class: {name!r} is none of the checkpoint's classes: {known}")
-    pairs = zip(classes.category_ids, classes.names, strict=True)
-    return [category_id for category_id, name in pairs if not only or name in only]
 
 
 class DetectionCounter:
@@ -332,29 +291,23 @@ class Search:
     """Looked at between two batches."""
 
     def record(self, file: Path, found: ImageDetections, **more: float) -> list[dict[str, Any]]:
-        """Write and count the boxes of a picture or frame, best first.
+        """Write, count and return the boxes of a picture or frame, best first, as in the JSON.
 
-        Args:
-            file: The picture, or the video that it is a frame of.
-            found: Its boxes.
-            more: Fields that all of them get, such as the frame's number.
-
-        Returns:
-            The boxes as they are in the JSON.
+        `file` is the picture, or the video that it is a frame of. All get the fields in `more`,
+        such as the frame's number.
 
         Raises:
             InputError: They cannot be written.
         """
-        names = self.detector.names
-        rows = zip(xywh(found.boxes), found.scores, found.category_ids, strict=True)
+        rows = zip(xywh(found.boxes), found.scores, found.category_ids.tolist(), strict=True)
         records: list[dict[str, Any]] = [
             {
                 "file": str(file),
                 **more,
                 "bbox": [round(edge, 2) for edge in box.tolist()],
                 "score": round(float(score), 4),
-                "category_id": int(category_id),
-                "category": names[int(category_id)],
+                "category_id": category_id,
+                "category": self.detector.names[category_id],
             }
             for box, score, category_id in rows
         ]

@@ -5,7 +5,7 @@ PyAV (FFmpeg's libraries) reads video files and cameras, and writes videos that 
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,9 +25,7 @@ from retinanet.evaluation.output import draw_detections
 from retinanet.predict.search import DetectionCounter, Search, Source, counted
 
 if TYPE_CHECKING:
-    from av import VideoFrame
     from av.container import InputContainer
-    from av.video.stream import VideoStream
 
 MOST_WAITING = 32
 """Frames that wait for the network, whether they are looked at or not: memory is kept small."""
@@ -55,15 +53,10 @@ CODECS = {
 
 
 def detect_in_video(source: Source, search: Search, *, every: int) -> None:
-    """Look at a video's frames, until it ends or a signal asks to stop.
+    """Find boxes in every n-th frame of a video, until it ends or a signal asks to stop.
 
-    A frame that is not looked at shows the boxes of the one before. The error of a video that
-    cannot be opened or is damaged is printed.
-
-    Args:
-        source: The video or camera, and where the drawn copy goes.
-        search: What finds boxes, and where they go.
-        every: 1 looks at all frames, 2 at every second one, from the first on.
+    The frames between show the boxes of the one before. The error of a video that cannot be opened
+    or is damaged is printed.
 
     Raises:
         InputError: An output cannot be written.
@@ -82,17 +75,30 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         title = printable(str(source.file))
         advance = stack.enter_context(frames_progress(search.console, title, video.total))
         seconds, shown = 0.0, NOTHING
-        waiting = groups(video.frames, search.counter, every=every, batch_size=search.batch_size)
-        for frames in waiting:
-            shown = look_at(source, frames, video, search, every=every, shown=shown, write=write)
-            seconds = seconds_at(frames[-1], video)
+        for frames in groups(
+            video.frames, search.counter, every=every, batch_size=search.batch_size
+        ):
+            wanted = [frame for frame in frames if frame.number % every == 0]
+            found = search.detector.find([frame.pixels for frame in wanted]) if wanted else []
+            boxes = dict(zip((frame.number for frame in wanted), found, strict=True))
+            for frame in frames:
+                seconds = round(float(frame.place * video.time_base), 3)
+                if frame.number in boxes:
+                    shown = boxes[frame.number]
+                    search.record(source.file, shown, frame=frame.number, seconds=seconds)
+                if write is not None:
+                    names = search.detector.names
+                    drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
+                    write(drawn, frame.place)
+            search.counter.frames += len(wanted)
             advance(frames[-1].number + 1, "")
             if search.stop.received:
                 break
         else:
-            if ends_early(seconds, video.seconds):
-                said = f"ends after {seconds:.1f} of {video.seconds:.1f} seconds; it was cut short"
-                search.counter.problem(f"{source.file}: {said}")
+            # The stated end is that of the last frame, and often not exact.
+            if video.seconds - seconds > max(1.0, video.seconds / 10):
+                text = f"ends after {seconds:.1f} of {video.seconds:.1f} seconds; it was cut short"
+                search.counter.problem(f"{source.file}: {text}")
     where = f" → {source.drawn}" if search.draws else ""
     looked_at = counted(search.counter.frames - frames_before, "frame")
     line = printable(f"{source.file}{where}: {looked_at} looked at")
@@ -122,7 +128,7 @@ class Video:
     total: int
     """Frames, as far as the file says; 0 where it does not."""
     seconds: float
-    """That it lasts, as far as the file says; 0 where it does not."""
+    """Its length, as far as the file says; 0 where it does not."""
     frames: Iterator[Frame]
     """Raises InputError where the file is damaged."""
 
@@ -134,17 +140,10 @@ the one before. Raises InputError where it cannot be written."""
 
 @contextmanager
 def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator[WriteFrame]:
-    """Yield a function that writes frames; however the context is left, the file plays.
+    """Yield a function that writes frames to an .mp4; however the context is left, the file plays.
 
-    The file is opened at the first frame, and has its name at the end.
-
-    Args:
-        file: An .mp4.
-        rate: Frames a second.
-        time_base: Of the frames' places. [seconds]
-
-    Raises:
-        InputError: It cannot be written.
+    The file is opened at the first frame, and has its name at the end. Raises InputError where it
+    cannot be written.
     """
     import av  # noqa: PLC0415
 
@@ -155,7 +154,9 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
     def write(pixels: NDArray[np.uint8], place: int) -> None:
         nonlocal container, stream
         try:
-            pixels = with_even_sides(pixels)
+            height, width = pixels.shape[:2]
+            # The codecs take even sides only: the last row or column is doubled.
+            pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             if stream is None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 container = av.open(str(partial), "w", format="mp4")
@@ -182,56 +183,6 @@ def video_writer(file: Path, *, rate: Fraction, time_base: Fraction) -> Iterator
                 with suppress(OSError):
                     partial.unlink(missing_ok=True)
                 raise InputError(f"{file}: cannot be written: {reason(problem)}") from problem
-
-
-def look_at(
-    source: Source,
-    frames: Sequence[Frame],
-    video: Video,
-    search: Search,
-    *,
-    every: int,
-    shown: ImageDetections,
-    write: WriteFrame | None,
-) -> ImageDetections:
-    """Find the boxes of some frames, and draw them on these and on those between.
-
-    Args:
-        source: The video.
-        frames: In order.
-        video: The same, open.
-        search: What finds boxes, and where they go.
-        every: Every how many frames are looked at.
-        shown: The boxes of the frame before.
-        write: Writes a frame of the drawn copy.
-
-    Returns:
-        The boxes of the last frame.
-    """
-    wanted = [frame for frame in frames if frame.number % every == 0]
-    found = search.detector.find([frame.pixels for frame in wanted]) if wanted else []
-    boxes = dict(zip((frame.number for frame in wanted), found, strict=True))
-    for frame in frames:
-        if frame.number in boxes:
-            shown = boxes[frame.number]
-            place = {"frame": frame.number, "seconds": seconds_at(frame, video)}
-            search.record(source.file, shown, **place)
-        if write is not None:
-            names = search.detector.names
-            drawn = draw_detections(frame.pixels, shown, names=names, least_score=0)
-            write(drawn, frame.place)
-    search.counter.frames += len(wanted)
-    return shown
-
-
-def seconds_at(frame: Frame, video: Video) -> float:
-    """Return when a frame is shown, from the first one on. [seconds]"""
-    return round(float(frame.place * video.time_base), 3)
-
-
-def ends_early(seconds: float, stated: float) -> bool:
-    """Return whether the last frame is more than a second, and a tenth, before the stated end."""
-    return stated - seconds > max(1.0, stated / 10)
 
 
 def groups(
@@ -262,14 +213,9 @@ def groups(
 
 
 def frames_progress(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
-    """Show the progress of a video; of one whose length is not known the frames so far."""
+    """Show the progress of a video; if its length is not known, print the frames so far."""
     if total:
         return progress(console, f"{title}, frames", total=total)
-    return nullcontext(frames_so_far(console, title))
-
-
-def frames_so_far(console: Console, title: str) -> Advance:
-    """Return a function that prints a line every `SECONDS_BETWEEN_LINES`."""
     last = time.monotonic()
 
     def advance(done: int, note: str) -> None:
@@ -278,7 +224,7 @@ def frames_so_far(console: Console, title: str) -> Advance:
             last = time.monotonic()
             console.print(f"{title}: frame {done}; Ctrl-C ends it", soft_wrap=True)
 
-    return advance
+    return nullcontext(advance)
 
 
 @contextmanager
@@ -313,32 +259,21 @@ def open_video(source: Source) -> Iterator[Video]:
         stream.thread_type = "AUTO"
         rate = stream.average_rate or stream.guessed_rate or USUAL_RATE
         time_base = stream.time_base or 1 / rate
+        duration = container.duration or 0
         yield Video(
             rate=rate,
             time_base=time_base,
-            total=total_frames(container, stream, rate),
-            seconds=(container.duration or 0) / MICROSECONDS,
+            total=stream.frames or round(duration * rate / MICROSECONDS),
+            seconds=duration / MICROSECONDS,
             frames=frames_of(source, container, step=max(1, round(1 / (rate * time_base)))),
         )
 
 
-def total_frames(container: "InputContainer", stream: "VideoStream", rate: Fraction) -> int:
-    """Return the number of frames, from the file or its duration; 0 if neither is known."""
-    if stream.frames:
-        return stream.frames
-    return round(container.duration * rate / MICROSECONDS) if container.duration else 0
-
-
 def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iterator[Frame]:
-    """Yield the frames, each later than the one before, whatever the file says.
+    """Yield the frames, upright, each later than the one before, whatever the file says.
 
-    Args:
-        source: Named in messages.
-        container: Open.
-        step: What lies between two frames where the file does not say.
-
-    Raises:
-        InputError: The file is damaged; the frames before are good.
+    `step` lies between two frames where the file does not say. Raises InputError where the file is
+    damaged; the frames before are good.
     """
     import av  # noqa: PLC0415
 
@@ -350,7 +285,11 @@ def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iter
             if first is None:
                 first = frame.pts or 0
             place = last + step if frame.pts is None else max(frame.pts - first, last + 1)
-            yield Frame(number, upright(frame), place)
+            pixels = frame.to_ndarray(format="rgb24")
+            upright: NDArray[np.uint8] = np.ascontiguousarray(
+                np.rot90(pixels, k=round(frame.rotation / 90))
+            )
+            yield Frame(number, upright, place)
             last = place
             number += 1
     except (av.FFmpegError, OSError) as error:
@@ -359,18 +298,6 @@ def frames_of(source: Source, container: "InputContainer", *, step: int) -> Iter
         raise InputError(f"{source.file}: holds no frames that can be decoded")
 
 
-def upright(frame: "VideoFrame") -> NDArray[np.uint8]:
-    """Return a frame's pixels, rotated as the file says."""
-    pixels = frame.to_ndarray(format="rgb24")
-    return np.ascontiguousarray(np.rot90(pixels, k=round(frame.rotation / 90)))
-
-
 def reason(error: Exception) -> str:
     """Return FFmpeg's message."""
     return getattr(error, "strerror", None) or str(error)
-
-
-def with_even_sides(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Double the last row or column where their number is odd, which the codecs do not take."""
-    height, width = pixels.shape[:2]
-    return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
