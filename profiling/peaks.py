@@ -1,11 +1,8 @@
 """`python -m profiling peaks`: what this machine can do at most. Loads no torch.
 
-Peaks are measured by a worker (`common.processes.JsonWorker`, with `profiling.peaks_measure`) so
-that the caller needs no torch; a JSON file holds them for other commands, whose option `--peaks` is
-here too. What they allow is the roofline (Williams, Waterman and Patterson, 2009).
-
-The worker's specification is a `Share`. Each answer says what is measured next and the percentage
-that is done, and the last one has the peaks.
+A worker measures (`common.processes.JsonWorker`, with `profiling.peaks_measure`), so that the
+caller needs no torch. A JSON file holds the peaks for other commands, whose option `--peaks` is
+here too. They give the roofline (Williams, Waterman and Patterson, 2009).
 """
 
 import argparse
@@ -52,18 +49,11 @@ examples:
 def add_peaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `peaks` to the commands of a command line."""
     parser = add_command(commands, "peaks", about=ABOUT, examples=EXAMPLES)
-    parser.add_argument(
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="compute threads, one a core (default: the cores that this process may use)",
-    )
+    what = "compute threads, one a core (default: the cores that this process may use)"
+    parser.add_argument("--threads", type=positive, metavar="N", help=what)
     add_json_option(parser, "write everything here too; other commands read it with --peaks")
-    parser.add_argument(
-        "--keep-disturbed",
-        action="store_true",
-        help="write --json's file even if other work kept cores busy meanwhile",
-    )
+    what = "write --json's file even if other work kept cores busy meanwhile"
+    parser.add_argument("--keep-disturbed", action="store_true", help=what)
     parser.set_defaults(run=peaks_command)
 
 
@@ -80,7 +70,7 @@ def peaks_command(*, threads: int | None, json_file: Path | None, keep_disturbed
         advance(100, "")
     print_peaks(make_console(), peaks)
     if json_file is not None:
-        if are_disturbed(peaks) and not keep_disturbed:
+        if peaks.are_disturbed and not keep_disturbed:
             raise InputError(
                 f"--json: {json_file} is not written, since other work kept "
                 f"{peaks.other_cores:.2f} cores busy meanwhile; end that, or add --keep-disturbed"
@@ -118,9 +108,14 @@ class Peaks:
     """What was not possible on the way, such as binding threads to cores."""
 
     def best(self, type_name: str) -> str:
-        """Return what reached the peak of a type; empty where the file does not say."""
+        """Return what reached the peak of a type; empty where the file does not have it."""
         rates = self.rates.get(type_name, {})
         return max(rates, key=lambda name: rates[name], default="")
+
+    @property
+    def are_disturbed(self) -> bool:
+        """Whether other work kept cores busy while the peaks were measured."""
+        return self.other_cores > DISTURBING_CORES
 
 
 ADVICE = "write one with python -m profiling peaks --json FILE"
@@ -154,32 +149,33 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
     Raises:
         ValueError: A field is missing or is something else; names it.
     """
+
+    def require(valid: object, otherwise: str) -> None:
+        if not valid:
+            raise ValueError(otherwise)
+
+    def are_rates(values: object) -> bool:
+        return isinstance(values, dict) and all(map(is_rate, values.values()))
+
     for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
         require(name in content, f"{name} is missing")
     rates, threads = content["matrix_gflop_per_s"], content["threads"]
-    valid = isinstance(rates, dict) and rates and all(map(is_rate, rates.values()))
-    require(valid, "matrix_gflop_per_s: expected a rate above 0 for each type")
-    valid = is_rate(content["bandwidth_gb_per_s"])
-    require(valid, "bandwidth_gb_per_s: expected a number above 0")
-    valid = isinstance(threads, int) and is_rate(threads)
-    require(valid, "threads: expected a whole number of at least 1")
+    wrong = "matrix_gflop_per_s: expected a rate above 0 for each type"
+    require(rates and are_rates(rates), wrong)
+    wrong = "bandwidth_gb_per_s: expected a number above 0"
+    require(is_rate(content["bandwidth_gb_per_s"]), wrong)
+    wrong = "threads: expected a whole number of at least 1"
+    require(isinstance(threads, int) and is_rate(threads), wrong)
     require(isinstance(content["cpu"], str), "cpu: expected a name")
     for name in ("versions", "rates", "bandwidths", "left_out"):
         require(isinstance(content.get(name, {}), dict), f"{name}: expected an object")
-    for works in content.get("rates", {}).values():
-        valid = isinstance(works, dict) and all(map(is_rate, works.values()))
-        require(valid, "rates: expected a rate above 0 for each work of each type")
+    wrong = "rates: expected a rate above 0 for each work of each type"
+    require(all(map(are_rates, content.get("rates", {}).values())), wrong)
     for name in ("cpus", "notes"):
         require(isinstance(content.get(name, []), list), f"{name}: expected a list")
-    names = [one.name for one in fields(Peaks) if one.name in content]
+    values = {item.name: content[item.name] for item in fields(Peaks) if item.name in content}
     lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("cpus", "notes")}
-    return Peaks(**{**{name: content[name] for name in names}, **lists})
-
-
-def require(valid: object, otherwise: str) -> None:
-    """Raise ValueError where something is not valid."""
-    if not valid:
-        raise ValueError(otherwise)
+    return Peaks(**{**values, **lists})
 
 
 def is_rate(value: object) -> bool:
@@ -221,14 +217,25 @@ count alike. s8 is signed times signed, u8 unsigned times signed bytes."""
 
 
 def print_peaks(console: Console, peaks: Peaks) -> None:
-    """Print what was measured on what, as tables, and what the words mean."""
+    """Print machine and peaks, as tables, and what the terms mean."""
     versions = ", ".join(f"{name} {version}" for name, version in peaks.versions.items())
     threads = f"{peaks.threads} thread{'s' if peaks.threads > 1 else ''}"
     where = f" on CPUs {format_cpu_list(peaks.cpus)}" if peaks.cpus else ""
     if disturbed := disturbance(peaks.other_cores):
         print_cautions(console, [disturbed])
     say(console, f"{peaks.cpu}, {threads}{where}; {versions}")
-    console.print(rates_table(peaks).for_console())
+    # Works down, types across.
+    rows = []
+    for work in dict.fromkeys(work for works in peaks.rates.values() for work in works):
+        cells = [
+            f"{works[work]:,.0f} {'*' if work == peaks.best(name) else ' '}"
+            if work in works
+            else ""
+            for name, works in peaks.rates.items()
+        ]
+        rows.append((work, *cells))
+    columns = (text_column("GFLOP/s"), *map(Column, peaks.rates))
+    console.print(Table("", columns, rows).for_console())
     memory = [
         (name, f"{rate:,.1f} {'*' if rate == peaks.bandwidth_gb_per_s else ' '}")
         for name, rate in peaks.bandwidths.items()
@@ -239,31 +246,12 @@ def print_peaks(console: Console, peaks: Peaks) -> None:
         say(console, line)
 
 
-def rates_table(peaks: Peaks) -> Table:
-    """Return the rates, works down, types across; the peak of each type is marked."""
-    rows = []
-    for work in dict.fromkeys(work for works in peaks.rates.values() for work in works):
-        marked = [
-            f"{works[work]:,.0f} {'*' if work == peaks.best(name) else ' '}"
-            if work in works
-            else ""
-            for name, works in peaks.rates.items()
-        ]
-        rows.append((work, *marked))
-    return Table("", (text_column("GFLOP/s"), *map(Column, peaks.rates)), rows)
-
-
-def are_disturbed(peaks: Peaks) -> bool:
-    """Return whether other work kept cores busy while the peaks were measured."""
-    return peaks.other_cores > DISTURBING_CORES
-
-
 def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
     """Return a line for each thing that makes the peaks unfit for the log; none if they fit."""
     if peaks is None:
         return []
     cautions = []
-    if are_disturbed(peaks):
+    if peaks.are_disturbed:
         cautions.append(
             f"peaks: disturbed: other work kept {peaks.other_cores:.2f} cores busy while they were "
             "measured, so they are too low, and what is held against them looks better than it is"
@@ -283,16 +271,7 @@ LARGEST_SHARE = 1 / 8
 """Of the memory that is free: there are two buffers, and other programs."""
 
 
-def memory_buffer_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return several times the size of all last-level caches, so that no cache holds a buffer.
-
-    Less where free memory is short.
-    """
-    wanted = TIMES_THE_CACHES * last_level_bytes(cpus)
-    return min(wanted, round(available_mb() * 1e6 * LARGEST_SHARE))
-
-
-def last_level_bytes(cpus: Path) -> int:
+def last_level_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
     """Return the size of all last-level caches together; 0 if the kernel hides them."""
     caches: dict[frozenset[int], tuple[int, int]] = {}
     for folder in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
@@ -310,15 +289,13 @@ def measure_peaks(
     cpus: Sequence[int] = (),
     advance: Advance = lambda done, note: None,
 ) -> Peaks:
-    """Measure with one thread on each of so many cores, in about ten seconds.
+    """Measure with one thread on each of so many cores of `cpus`, in about ten seconds.
 
-    Args:
-        threads: How many; None: one for each core.
-        cpus: The CPUs to choose from; none: all that this process may use.
-        advance: Called with the percentage that is done, and what is being measured.
+    `threads` of None is one for each core, and no `cpus` are all that this process may use.
+    `advance` gets the percentage that is done, and what is being measured.
 
     Raises:
-        InputError: torch is not installed, or there are fewer cores than threads.
+        InputError: torch is not installed, there are fewer cores than threads, or the worker died.
     """
     share = choose_cores(threads=threads, cpus=cpus)
     if find_spec("torch") is None:
@@ -326,23 +303,13 @@ def measure_peaks(
             "peaks cannot be measured: torch is not installed in this environment; "
             "measure where it is, and bring the file of python -m profiling peaks --json FILE"
         )
-    return peaks_of(ask_worker(share, advance))
-
-
-def ask_worker(share: Share, advance: Advance) -> dict[str, object]:
-    """Let a worker measure; return the peaks as JSON has them.
-
-    Raises:
-        InputError: It ended before.
-    """
     try:
         with closing(JsonWorker("profiling.peaks", asdict(share))) as worker:
             while "found" not in (answer := worker.ask("next")):
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
         raise InputError(f"peaks cannot be measured: {error}") from error
-    found: dict[str, object] = answer["found"]
-    return found
+    return peaks_of(answer["found"])
 
 
 MEASURE = "measure"
@@ -363,14 +330,10 @@ def add_peaks_option(parser: argparse.ArgumentParser) -> None:
 def choose_peaks(
     choice: str, log: OneDnnLog, *, console: Console, folder: Path | None
 ) -> Peaks | None:
-    """Return the peaks that `--peaks` asks for; None if there are to be none, or torch is missing.
+    """Return the peaks of `--peaks`: `measure`, `none` or a file; None without torch, too.
 
-    Args:
-        choice: `measure`, `none`, or a file.
-        log: For its number of threads.
-        console: For progress and notes.
-        folder: Measured peaks are written to `peaks.json` below it, unless other work disturbed
-            them.
+    They are measured with the log's number of threads, and written to `peaks.json` in the folder
+    unless other work disturbed them.
 
     Raises:
         InputError: The file is not there or holds no peaks.
@@ -388,7 +351,7 @@ def choose_peaks(
     except InputError as error:
         say(console, f"note: no peaks: {error}")
         return None
-    if folder is not None and are_disturbed(peaks):
+    if folder is not None and peaks.are_disturbed:
         (folder / "peaks.json").unlink(missing_ok=True)  # an earlier call's, which is replaced
         say(console, "note: these peaks were disturbed and are not kept")
     elif folder is not None:
@@ -397,7 +360,7 @@ def choose_peaks(
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
-    """Take the cores before torch is loaded; each answer is the next message of `measurement`."""
+    """Take the cores of a `Share` before torch is loaded; answers are those of `measurement`."""
     share = share_of(specification)
     notes = take_cores(share)
     messages = measurement(share, notes + check_cores(share))
@@ -413,7 +376,10 @@ def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"percent": 0, "next": "which types there are"}
         works, left_out = prepare_works()
         rates = yield from measure_rates(works)
-        bandwidths = measure_bandwidths(buffer_bytes=memory_buffer_bytes())
+        # No cache holds a buffer, if free memory has room for it.
+        buffer_bytes = TIMES_THE_CACHES * last_level_bytes()
+        buffer_bytes = min(buffer_bytes, round(available_mb() * 1e6 * LARGEST_SHARE))
+        bandwidths = measure_bandwidths(buffer_bytes=buffer_bytes)
     found = {
         "matrix_gflop_per_s": {name: max(works.values()) for name, works in rates.items()},
         "bandwidth_gb_per_s": max(bandwidths.values()),

@@ -1,8 +1,8 @@
 """Measure the peaks on this process's threads. Loads torch.
 
-What only arithmetic limits: a matrix product and large 3x3 convolutions in each type of number,
-sized for the number of threads. What only memory limits: moving more than any cache holds. Times
-are medians of a few repetitions.
+Arithmetic limits a matrix product and large 3x3 convolutions, timed in each type of number and
+sized for the number of threads. Memory limits copies of more than any cache holds. Times are
+medians of a few repetitions.
 """
 
 import re
@@ -18,18 +18,29 @@ from common.machine import installed_versions
 
 TYPES = ("f32", "bf16", "f16", "s8", "u8")
 """By oneDNN's names."""
+FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 ROUNDS = 2
 """Their better median counts: another program may disturb one of them."""
-WORK_REPETITIONS = 3
+WORK_REPETITIONS, REPETITIONS = 3, 5
+"""Of arithmetic, and of moving memory."""
 PROBES = 3
+PROBE_SIZE = 512
+"""A product that is done soon even where the type is emulated number by number, and that takes
+longer than a busy machine may keep one of the threads waiting."""
 EMULATED = 1 / 8
 """Of float32's rate; a slower type is emulated."""
+BUFFER_BYTES = 256 * 2**20
+"""Many times what the caches of most processors hold."""
+CHANNELS, SMALL_OUT = 256, 720
+LARGE, SMALL = 100, 50
+"""Sides of maps: P3's and P4's of images of 800x800."""
+LEAST_IMAGES = 2
 
 Rates = dict[str, dict[str, float]]
 
 
 class Work(NamedTuple):
-    """Something to be timed."""
+    """An operation to be timed."""
 
     gflop: float
     """10⁹ multiplications and additions."""
@@ -54,6 +65,17 @@ def prepare_works() -> tuple[dict[str, dict[str, Work]], dict[str, str]]:
     return works, left_out
 
 
+def probed_rate(type_name: str) -> float:
+    """Return GFLOP/s of a small product; the best of a few, since a busy machine is not emulation.
+
+    Raises:
+        RuntimeError: torch cannot multiply the type here.
+    """
+    work = products(type_name, PROBE_SIZE)
+    work.call()
+    return work.gflop / min(median_seconds(work.call, repetitions=1) for _ in range(PROBES))
+
+
 def measure_rates(
     works: dict[str, dict[str, Work]],
 ) -> Generator[dict[str, Any], None, Rates]:
@@ -63,7 +85,8 @@ def measure_rates(
     for done, (type_name, name) in enumerate(plan):
         yield {"percent": 100 * done // len(plan), "next": f"{type_name}, {name}"}
         work = works[type_name][name]
-        rate = work.gflop / repeated(work)
+        work.call()  # does not count
+        rate = work.gflop / median_seconds(work.call, repetitions=WORK_REPETITIONS)
         rates[type_name][name] = max(rate, rates[type_name].get(name, 0.0))
     return rates
 
@@ -72,43 +95,17 @@ def measure_bandwidths(*, buffer_bytes: int) -> dict[str, float]:
     """Return GB/s of each way to move memory, reading and writing counted."""
     rates: dict[str, float] = {}
     size = max(BUFFER_BYTES, buffer_bytes)
-    calls = movers(size)
-    for name, call in list(calls.items()) * ROUNDS:
+    for name, call in list(movers(size).items()) * ROUNDS:
         call()
         rate = 2 * size / median_seconds(call, repetitions=REPETITIONS) / 1e9
         rates[name] = max(rate, rates.get(name, 0.0))
     return rates
 
 
-def probed_rate(type_name: str) -> float:
-    """Return GFLOP/s of a small product; the best of a few, since a busy machine is not emulation.
-
-    Raises:
-        RuntimeError: torch cannot multiply the type here.
-    """
-    work = products(type_name, PROBE_SIZE)
-    work.call()
-    best = min(median_seconds(work.call, repetitions=1) for _ in range(PROBES))
-    return work.gflop / best
-
-
-def repeated(work: Work) -> float:
-    """Return median seconds, after a call that does not count."""
-    work.call()
-    return median_seconds(work.call, repetitions=WORK_REPETITIONS)
-
-
 def versions() -> dict[str, str]:
     """Return the versions of torch and of the oneDNN that is built into it."""
-    found = installed_versions(["torch"])
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
-    return found | ({"oneDNN": onednn[1]} if onednn else {})
-
-
-BUFFER_BYTES = 256 * 2**20
-"""Many times what the caches of most processors hold."""
-
-REPETITIONS = 5
+    return installed_versions(["torch"]) | ({"oneDNN": onednn[1]} if onednn else {})
 
 
 def movers(buffer_bytes: int = BUFFER_BYTES) -> dict[str, Callable[[], object]]:
@@ -119,6 +116,41 @@ def movers(buffer_bytes: int = BUFFER_BYTES) -> dict[str, Callable[[], object]]:
         "copy": lambda: target.copy_(source),
         "scale in place": lambda: target.mul_(1.0),
     }
+
+
+def works_of(type_name: str, *, threads: int) -> dict[str, Work]:
+    """Return everything that is timed for one type, by what it is.
+
+    Raises:
+        RuntimeError: torch cannot do it here.
+    """
+    size, images = matrix_size(threads), max(LEAST_IMAGES, threads)
+    works = {f"matrix product {size}³": products(type_name, size)}
+    if type_name in FLOATS:  # RetinaNet's largest kinds of convolution
+        for channels_out, side in ((CHANNELS, LARGE), (SMALL_OUT, SMALL)):
+            pair = convolution(images, (CHANNELS, channels_out), side, FLOATS[type_name])
+            name = f"3x3 {CHANNELS}→{channels_out} at {side}x{side}"
+            works[f"{name}, forward"], works[f"{name}, backward data"] = pair
+    if type_name == "u8":
+        name = f"3x3 {CHANNELS}→{CHANNELS} at {LARGE}x{LARGE}, forward"
+        works[name] = byte_convolution(images)
+    return works
+
+
+def matrix_size(threads: int) -> int:
+    """Return a multiple of 512 with about 9 · 10⁹ operations or more for each thread."""
+    least: float = 2048 * (threads / 2) ** (1 / 3)
+    return max(2048, -(-round(least) // 512) * 512)
+
+
+def products(type_name: str, size: int) -> Work:
+    """Return a square matrix product in the type; of s8 · s8, it is summed in s32."""
+    if type_name == "u8":
+        return byte_product(size)
+    if type_name != "s8":
+        return matrix_product(size, FLOATS[type_name])
+    left, right = (torch.randint(-127, 127, (size, size), dtype=torch.int8) for _ in range(2))
+    return Work(2 * size**3 / 1e9, lambda: torch._int_mm(left, right))
 
 
 def matrix_product(size: int, dtype: torch.dtype) -> Work:
@@ -134,20 +166,24 @@ def convolution(
 
     `channels` are those in and out; everything is channels_last, and padding counts as work.
     """
+
+    def random_maps(*shape: int) -> Tensor:
+        return torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last)
+
     channels_in, channels_out = channels
     gflop = convolution_gflop(images, channels, size)
-    maps = channels_last(images, channels_in, size, dtype)
-    gradient = channels_last(images, channels_out, size, dtype)
-    weight = channels_last(channels_out, channels_in, 3, dtype)
+    maps = random_maps(images, channels_in, size, size)
+    gradient = random_maps(images, channels_out, size, size)
+    weight = random_maps(channels_out, channels_in, 3, 3)
 
     def forward() -> Tensor:
         with torch.no_grad():
             return torch.conv2d(maps, weight, padding=1)
 
     def backward() -> Tensor:
-        ones, wanted = [1, 1], [True, False, False]
+        ones, output_mask = [1, 1], [True, False, False]
         return torch.ops.aten.convolution_backward(
-            gradient, maps, weight, None, ones, ones, ones, False, [0, 0], 1, wanted
+            gradient, maps, weight, None, ones, ones, ones, False, [0, 0], 1, output_mask
         )[0]
 
     return Work(gflop, forward), Work(gflop, backward)
@@ -156,70 +192,6 @@ def convolution(
 def convolution_gflop(images: int, channels: tuple[int, int], size: int) -> float:
     """Return the arithmetic of a 3x3 convolution that keeps the size of its maps. [10⁹]"""
     return 2 * images * size * size * channels[0] * channels[1] * 9 / 1e9
-
-
-def channels_last(images: int, channels: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Return random maps [images, channels, size, size] in channels_last."""
-    maps = torch.randn(images, channels, size, size).to(dtype)
-    return maps.contiguous(memory_format=torch.channels_last)
-
-
-FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-CHANNELS = 256
-LARGE, SMALL = 100, 50
-"""Sides of maps: P3's and P4's of images of 800x800."""
-SMALL_OUT = 720
-LEAST_IMAGES = 2
-PROBE_SIZE = 512
-"""A product that is done soon even where the type is emulated number by number, and that takes
-longer than a busy machine may keep one of the threads waiting."""
-
-
-def works_of(type_name: str, *, threads: int) -> dict[str, Work]:
-    """Return everything that is timed for one type, by what it is.
-
-    Raises:
-        RuntimeError: torch cannot do it here.
-    """
-    size, images = matrix_size(threads), max(LEAST_IMAGES, threads)
-    works = {f"matrix product {size}³": products(type_name, size)}
-    if type_name in FLOATS:
-        works |= convolutions(FLOATS[type_name], images)
-    if type_name == "u8":
-        name = f"3x3 {CHANNELS}→{CHANNELS} at {LARGE}x{LARGE}, forward"
-        works[name] = byte_convolution(images)
-    return works
-
-
-def products(type_name: str, size: int) -> Work:
-    """Return a square matrix product in the type."""
-    makers: dict[str, Callable[[int], Work]] = {"s8": signed_product, "u8": byte_product}
-    if type_name in makers:
-        return makers[type_name](size)
-    return matrix_product(size, FLOATS[type_name])
-
-
-def matrix_size(threads: int) -> int:
-    """Return a multiple of 512 with about 9 · 10⁹ operations or more for each thread."""
-    least: float = 2048 * (threads / 2) ** (1 / 3)
-    return max(2048, -(-round(least) // 512) * 512)
-
-
-def convolutions(dtype: torch.dtype, images: int) -> dict[str, Work]:
-    """Return RetinaNet's largest kinds of convolution."""
-    works = {}
-    for channels_out, side in ((CHANNELS, LARGE), (SMALL_OUT, SMALL)):
-        forward, backward = convolution(images, (CHANNELS, channels_out), side, dtype)
-        name = f"3x3 {CHANNELS}→{channels_out} at {side}x{side}"
-        works[f"{name}, forward"] = forward
-        works[f"{name}, backward data"] = backward
-    return works
-
-
-def signed_product(size: int) -> Work:
-    """Return s8 · s8, summed in s32."""
-    left, right = (torch.randint(-127, 127, (size, size), dtype=torch.int8) for _ in range(2))
-    return Work(2 * size**3 / 1e9, lambda: torch._int_mm(left, right))
 
 
 # Plain bytes with scales beside them, since torch is removing tensors of quantized types.
