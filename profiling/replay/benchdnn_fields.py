@@ -5,7 +5,7 @@ benchdnn 2.x and 3.x differ in names of options and algorithms and in what they 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -82,56 +82,24 @@ def auxiliary_of(problem: Problem) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def algorithm_of(problem: Problem, *, prefix: str) -> str:
-    """Return the algorithm without the name of its kind: `relu` of `eltwise_relu`."""
+def algorithm_of(problem: Problem) -> str:
+    """Return the algorithm, which begins with the name of its kind: `eltwise_relu`."""
     if not problem.algorithm:
         raise NotExpressibleError("the log does not tell its algorithm")
-    return problem.algorithm.removeprefix(prefix)
+    return problem.algorithm
 
 
 def tensor(problem: Problem, *roles: str) -> MemoryDescriptor:
     """Return the first of these tensors that the problem has."""
-    for role in roles:
-        memory = problem.memory(role)
-        if memory is not None:
-            return memory
-    raise NotExpressibleError(f"the log does not tell of {' or '.join(roles)}")
+    memory = next(filter(None, map(problem.memory, roles)), None)
+    if memory is None:
+        raise NotExpressibleError(f"the log does not tell of {' or '.join(roles)}")
+    return memory
 
 
 def sources_of(problem: Problem) -> list[MemoryDescriptor]:
     """Return all inputs of a primitive with several, in the log's order."""
     return [memory for memory in problem.memories if re.fullmatch(r"src_?\d*", memory.role)]
-
-
-Option = Callable[[Problem, Dialect], list[str]]
-"""Returns one or several of a problem's options."""
-
-
-def direction(problem: Problem, _: Dialect) -> list[str]:
-    """Return `--dir`."""
-    return [f"--dir={direction_of(problem)}"]
-
-
-def algorithm(prefix: str, names: Mapping[str, str] | None = None) -> Option:
-    """Return what gives `--alg`: the log's without `prefix`, and by `names` where that differs."""
-
-    def option(problem: Problem, _: Dialect) -> list[str]:
-        name = algorithm_of(problem, prefix=prefix)
-        return [f"--alg={(names or {}).get(name, name)}"]
-
-    return option
-
-
-def fields(*names: str) -> Option:
-    """Return what gives options of the same names as required auxiliary fields."""
-
-    def option(problem: Problem, _: Dialect) -> list[str]:
-        values = auxiliary_of(problem)
-        if not values.keys() >= set(names):
-            raise NotExpressibleError(f"the log does not tell its {' and '.join(names)}")
-        return [f"--{name}={values[name]}" for name in names]
-
-    return option
 
 
 DIMENSIONS = re.compile(r"\d+(?:x\d+)*")
@@ -161,6 +129,11 @@ def product_rank(problem: Problem) -> int:
     return tensor_sizes(problem, 2)[0].count("x") + 1
 
 
+def leaves_choice(memory: MemoryDescriptor, dialect: Dialect) -> bool:
+    """Return whether the library chooses the layout."""
+    return dialect.layouts == "any" or "a" in memory.properties or memory.kind == "any"
+
+
 def free_tag(memory: MemoryDescriptor, dialect: Dialect) -> str:
     """Return the layout's tag for an option that also accepts `any`.
 
@@ -168,11 +141,6 @@ def free_tag(memory: MemoryDescriptor, dialect: Dialect) -> str:
     `any` repeats that choice, and the tag of another machine would not.
     """
     return ANY if leaves_choice(memory, dialect) else fixed_tag(memory)
-
-
-def leaves_choice(memory: MemoryDescriptor, dialect: Dialect) -> bool:
-    """Return whether the library chooses the layout."""
-    return dialect.layouts == "any" or "a" in memory.properties or memory.kind == "any"
 
 
 def fixed_tag(memory: MemoryDescriptor) -> str:
@@ -206,12 +174,8 @@ def layout_options(
 ) -> list[str]:
     """Return `--stag --wtag --dtag`, and `--strides` where a tensor is not dense.
 
-    Args:
-        memories: In the order of the driver's strides; None where a log has no such tensor.
-        names: The names of the tags' options, in the same order.
-        dialect: benchdnn's.
-        takes_any: Whether the driver accepts `any`.
-        takes_strides: Whether it accepts strides; a tensor has either these or a tag.
+    `memories` and the `names` of their options are in the order of the driver's strides; None
+    stands where a log has no such tensor. A tensor has either strides or a tag.
     """
     options, strides = [], []
     for memory, name in zip(memories, names, strict=True):
@@ -272,35 +236,34 @@ DEFAULT_TYPES = {"attr-scales": "f32", "attr-zero-points": "s32"}
 
 def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
     """Return the attributes `attr-scratchpad:user attr-post-ops:sum` as benchdnn's options."""
-    words = (word.partition(":") for word in problem.attributes.split())
-    return [
-        attribute_option(problem, name, value, dialect)
-        for name, _, value in words
-        if name not in SET_BY_BENCHDNN
-    ]
-
-
-def attribute_option(problem: Problem, name: str, value: str, dialect: Dialect) -> str:
-    """Return one attribute as an option."""
-    if name in COPIED:
-        return f"--{name}={value}"
-    if name == "attr-post-ops":
-        return post_operation_option(value, dialect)
-    if name in DEFAULT_TYPES:
-        entries = [quantization(problem, name, entry) for entry in value.split("+")]
-        return f"--{name}={'+'.join(entries)}"
-    if name == "attr-deterministic":
-        return f"--{name}={'true' if value in ('1', 'true') else 'false'}"
-    if name == "attr-dropout":
-        return f"--{name}={DROPOUT}" + (f":{value}" if value else "")
-    if name not in ("attr-oscale", "attr-output-scales"):
-        raise NotExpressibleError(f"benchdnn knows no attribute {name!r}")
-    if dialect.major != 2:  # 3.0 replaced them by scales of each tensor
-        raise NotExpressibleError(
-            "output scales are oneDNN 2.x's (write with --dialect 2 for a benchdnn of that version)"
-        )
-    policy = "common" if value.partition(":")[0] == "0" else "per_oc"
-    return f"--attr-oscale={policy}:{SCALE}"
+    options = []
+    for word in problem.attributes.split():
+        name, _, value = word.partition(":")
+        if name in COPIED:
+            options.append(f"--{name}={value}")
+        elif name == "attr-post-ops":
+            # Up to 2.1 they are separated by `;`, and in quotes.
+            entries = value.strip("'\";").replace(";", "+").split("+")
+            operations = (post_operation(*entry.split(":"), dialect=dialect) for entry in entries)
+            options.append(f"--{name}={'+'.join(operations)}")
+        elif name in DEFAULT_TYPES:
+            entries = [quantization(problem, name, entry) for entry in value.split("+")]
+            options.append(f"--{name}={'+'.join(entries)}")
+        elif name == "attr-deterministic":
+            options.append(f"--{name}={'true' if value in ('1', 'true') else 'false'}")
+        elif name == "attr-dropout":
+            options.append(f"--{name}={DROPOUT}" + (f":{value}" if value else ""))
+        elif name in ("attr-oscale", "attr-output-scales"):
+            if dialect.major != 2:  # 3.0 replaced them by scales of each tensor
+                raise NotExpressibleError(
+                    "output scales are oneDNN 2.x's (write with --dialect 2 for a benchdnn of that "
+                    "version)"
+                )
+            policy = "common" if value.partition(":")[0] == "0" else "per_oc"
+            options.append(f"--attr-oscale={policy}:{SCALE}")
+        elif name not in SET_BY_BENCHDNN:
+            raise NotExpressibleError(f"benchdnn knows no attribute {name!r}")
+    return options
 
 
 def quantization(problem: Problem, name: str, entry: str) -> str:
@@ -347,16 +310,6 @@ def policy_of(problem: Problem, role: str, mask: int) -> str:
 MASK_POLICIES = {0: "common", 1: "per_dim_0", 2: "per_oc", 3: "per_dim_01"}
 """Masks of post-operations; all others are `per_tensor`."""
 
-HARDSWISH = ("0.166667", "0.5")
-"""The constants of 2.x, x · (x / 6 + 1 / 2), which are parameters in 3.x."""
-
-
-def post_operation_option(text: str, dialect: Dialect) -> str:
-    """Return `--attr-post-ops` of `sum:0.5+eltwise_relu`; up to 2.1 with `;`, and in quotes."""
-    entries = text.strip("'\";").replace(";", "+").split("+")
-    words = "+".join(post_operation(*entry.split(":"), dialect=dialect) for entry in entries)
-    return f"--attr-post-ops={words}"
-
 
 def post_operation(name: str, *values: str, dialect: Dialect) -> str:
     """Return one post-operation: `binary_add:f32:15:acdb` (type, mask, layout) and the like."""
@@ -377,6 +330,10 @@ def post_operation(name: str, *values: str, dialect: Dialect) -> str:
     if name in ("sum", "dw") or name.startswith("dw_"):
         return ":".join([name, *values])
     raise NotExpressibleError(f"benchdnn knows no post-operation {name!r}")
+
+
+HARDSWISH = ("0.166667", "0.5")
+"""The constants of 2.x, x · (x / 6 + 1 / 2), which are parameters in 3.x."""
 
 
 def eltwise(name: str, values: Sequence[str], dialect: Dialect) -> tuple[str, str, str]:

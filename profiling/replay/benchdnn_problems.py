@@ -1,34 +1,30 @@
 """A log's problems for benchdnn: the options of each driver, and the problem files.
 
-`DRIVERS` has a row for each kind of primitive: benchdnn's driver, the functions that give its
-options in their order, and how its sizes are written. A problem file is what `benchdnn --DRIVER
---batch=FILE` reads; there is one for each driver. Functions that build options raise
-NotExpressibleError where benchdnn has none.
+`DRIVERS` has a row for each kind of primitive: how its tensors, algorithm, fields and sizes are
+written. A problem file is what `benchdnn --DRIVER --batch=FILE` reads; there is one for each
+driver. Functions that build options raise NotExpressibleError where benchdnn has none.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from common.files import require_free_outputs, write_whole
 from profiling.onednn_log.log import Calls
+from profiling.onednn_log.work import DRIVERS as DRIVER_NAMES
 from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.replay.benchdnn_fields import (
     Dialect,
     NotExpressibleError,
-    Option,
     ProblemLine,
-    algorithm,
     algorithm_of,
     attribute_options,
     auxiliary_of,
-    direction,
     direction_of,
     eltwise,
-    fields,
     fixed_tag,
     free_tag,
     layout_options,
@@ -41,31 +37,8 @@ from profiling.replay.benchdnn_fields import (
     triple_option,
 )
 
-
-def flags(problem: Problem, dialect: Dialect) -> list[str]:
-    """Return global statistics, scale, shift, ReLU; before 3.0 one tensor held scale and shift."""
-    values = auxiliary_of(problem).get("flags", "")
-    return [f"--flags={values.replace('S', 'CH') if dialect.major != 2 else values}"]
-
-
-def eltwise_algorithm(problem: Problem, dialect: Dialect) -> list[str]:
-    """Return the function of every element, and its parameters."""
-    values = auxiliary_of(problem)
-    parameters = values.get("alpha", "0"), values.get("beta", "0")
-    name, alpha, beta = eltwise(algorithm_of(problem, prefix=""), parameters, dialect)
-    return [f"--alg={name}", f"--alpha={alpha}", f"--beta={beta}"]
-
-
-def softmax_algorithm(problem: Problem, _: Dialect) -> list[str]:
-    """Return whether it is softmax or its logarithm."""
-    is_log = problem.kind == "logsoftmax" or problem.algorithm == "softmax_log"
-    return [f"--alg={'LOGSOFTMAX' if is_log else 'SOFTMAX'}"]
-
-
-def reduction_parameters(problem: Problem, _: Dialect) -> list[str]:
-    """Return the norm's exponent and epsilon."""
-    values = auxiliary_of(problem)
-    return [f"--p={values.get('p', '0')}", f"--eps={values.get('eps', '0')}"]
+Option = Callable[[Problem, Dialect], list[str]]
+"""Returns one or several of a problem's options."""
 
 
 def one_tensor(problem: Problem, dialect: Dialect) -> list[str]:
@@ -99,16 +72,12 @@ def two_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     return [pair_option(source.type, destination.type, dialect), f"--tag={tags}"]
 
 
-def layer_statistics(problem: Problem, _: Dialect) -> list[str]:
-    """Return the layout of layer normalization's statistics, and the type of scale and shift."""
-    options = []
-    statistics = problem.memory("stats")
-    if statistics is not None and statistics.tag:
-        options.append(f"--stat_tag={fixed_tag(statistics)}")
-    scale = problem.memory("scale") or problem.memory("shift")
-    if scale is not None and scale.type != "f32":
-        options.append(f"--ss_dt={scale.type}")
-    return options
+def source_and_result(
+    types: str, tags: str, destination: MemoryDescriptor, dialect: Dialect
+) -> list[str]:
+    """Return types and layouts, given those of the source or sources."""
+    options = f"--sdt={types}", f"--ddt={destination.type}"
+    return [*options, f"--stag={tags}", f"--dtag={free_tag(destination, dialect)}"]
 
 
 def softmax_tensors(problem: Problem, dialect: Dialect) -> list[str]:
@@ -142,51 +111,29 @@ def resized_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     return [*types, f"--tag={tags.pop() if tags else fixed_tag(source)}"]
 
 
-def several_inputs(count: int | None = None) -> Option:
-    """Return what gives types and layouts of all inputs, which must be `count`, and the result."""
-
-    def option(problem: Problem, dialect: Dialect) -> list[str]:
-        sources, destination = sources_of(problem), tensor(problem, "dst")
-        if not sources or count not in (None, len(sources)):
-            raise NotExpressibleError(f"the log tells of {len(sources)} inputs")
-        types = [memory.type for memory in sources]
-        if problem.kind == "concat":
-            types = sorted(set(types))
-            if len(types) > 1:
-                raise NotExpressibleError(
-                    f"benchdnn's concat takes one type, not {' and '.join(types)}"
-                )
-        tags = ":".join(map(fixed_tag, sources))
-        return source_and_result(":".join(types), tags, destination, dialect)
-
-    return option
-
-
-def source_and_result(
-    types: str, tags: str, destination: MemoryDescriptor, dialect: Dialect
-) -> list[str]:
-    """Return types and layouts, given those of the source or sources."""
-    return [
-        f"--sdt={types}",
-        f"--ddt={destination.type}",
-        f"--stag={tags}",
-        f"--dtag={free_tag(destination, dialect)}",
-    ]
-
-
-def reduction_tensors(problem: Problem, dialect: Dialect) -> list[str]:
-    """Return types and layouts of source and result."""
-    source = tensor(problem, "src")
-    return source_and_result(source.type, fixed_tag(source), tensor(problem, "dst"), dialect)
+def several_inputs(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return types and layouts of all inputs and the result."""
+    is_reduction = problem.kind == "reduction"
+    sources = [tensor(problem, "src")] if is_reduction else sources_of(problem)
+    destination = tensor(problem, "dst")
+    if not sources or (problem.kind == "binary" and len(sources) != 2):
+        raise NotExpressibleError(f"the log tells of {len(sources)} inputs")
+    types = [memory.type for memory in sources]
+    if problem.kind == "concat":
+        types = sorted(set(types))
+        if len(types) > 1:
+            raise NotExpressibleError(
+                f"benchdnn's concat takes one type, not {' and '.join(types)}"
+            )
+    tags = ":".join(map(fixed_tag, sources))
+    return source_and_result(":".join(types), tags, destination, dialect)
 
 
 def prelu_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     """Return types and layouts of data and slopes."""
     data, weights = tensor(problem, "data", "src"), tensor(problem, "wei")
-    return [
-        f"--sdt={data.type}:{weights.type}",
-        f"--stag={fixed_tag(data)}:{free_tag(weights, dialect)}",
-    ]
+    tags = f"{fixed_tag(data)}:{free_tag(weights, dialect)}"
+    return [f"--sdt={data.type}:{weights.type}", f"--stag={tags}"]
 
 
 WITH_BIAS = {"FWD_D": "FWD_B", "FWD_I": "FWD_B", "BWD_W": "BWD_WB"}
@@ -201,7 +148,7 @@ def bias_of(problem: Problem) -> MemoryDescriptor | None:
 
 def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     """Return direction, types and layouts of convolutions and inner products."""
-    towards = direction_of(problem)
+    direction = direction_of(problem)
     memories = (
         tensor(problem, "src", "diff_src"),
         tensor(problem, "wei", "diff_wei"),
@@ -210,7 +157,7 @@ def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     )
     takes_strides = problem.kind == "convolution" and dialect.major != 2
     return [
-        f"--dir={WITH_BIAS[towards] if bias_of(problem) else towards}",
+        f"--dir={WITH_BIAS[direction] if bias_of(problem) else direction}",
         triple_option(memories, dialect),
         *layout_options(memories, TRIPLE_TAGS, dialect, takes_strides=takes_strides),
     ]
@@ -236,64 +183,48 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     if any(memory.kind == "sparse" for memory in memories):
         raise NotExpressibleError("a product of sparse matrices; the log does not tell how sparse")
     masks = auxiliary_of(problem).get("runtime_dims_masks")
-    options = [
-        triple_option(memories, dialect),
-        # Layouts of sizes that are known at run time only cannot be chosen before.
-        *layout_options(memories, TRIPLE_TAGS, dialect, takes_any=not masks),
-    ]
+    options = [triple_option(memories, dialect)]
+    # Layouts of sizes that are known at run time only cannot be chosen before.
+    options += layout_options(memories, TRIPLE_TAGS, dialect, takes_any=not masks)
     bias = problem.memory("bia")
     if bias is not None:
         # A bit for each dimension with values of its own; without a mask, one for each column.
         mask = re.search(r"mask(\d+)", f"{bias.flags} {problem.auxiliary}")
-        options += [
-            f"--bia_dt={bias.type}",
-            f"--bia_mask={mask[1] if mask else 1 << (rank - 1)}",
-        ]
+        bias_mask = mask[1] if mask else 1 << (rank - 1)
+        options += [f"--bia_dt={bias.type}", f"--bia_mask={bias_mask}"]
     return [*options, *([f"--runtime_dims_masks={masks}"] if masks else [])]
 
 
 COMPENSATIONS = {"s8m": "s8s8_comp", "zpm": "zp_comp"}
 """What int8 weights contain beside their values, followed by the mask, in 2.x and 3.x."""
+VALUES_ONLY = ("", "f0")
+"""Flags of tensors that contain nothing else."""
 
 
 def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     """Return types and layouts of a copy; its layouts are never the library's choice."""
     source, destination = tensor(problem, "src"), tensor(problem, "dst")
-    if has_compensation(source):
+    if source.flags not in VALUES_ONLY:
         raise NotExpressibleError(f"its source has more than values ({source.flags})")
-    options = [
-        f"--sdt={source.type}",
-        f"--ddt={destination.type}",
-        *layout_options(
-            (source, destination),
-            ("stag", "dtag"),
-            dialect,
-            takes_any=False,
-            takes_strides=dialect.major != 2,
-        ),
-    ]
-    if has_compensation(destination):
-        options.append(f"--oflag={compensation(destination)}")
+    options = [f"--sdt={source.type}", f"--ddt={destination.type}"]
+    pair, has_strides = (source, destination), dialect.major != 2
+    options += layout_options(
+        pair, ("stag", "dtag"), dialect, takes_any=False, takes_strides=has_strides
+    )
+    if destination.flags not in VALUES_ONLY:  # `f8:s8m1` becomes `s8s8_comp:1`
+        names = []
+        for word in destination.flags.split(":")[1:]:
+            match = re.fullmatch(r"(s8m|zpm)(\d+)", word)
+            if not match:
+                raise NotExpressibleError(
+                    f"benchdnn does not know its result's {word} {destination.flags}"
+                )
+            names.append(f"{COMPENSATIONS[match[1]]}:{match[2]}")
+        if not names:
+            raise NotExpressibleError(f"benchdnn does not know its result's {destination.flags}")
+        options.append(f"--oflag={'+'.join(names)}")
     mask = auxiliary_of(problem).get("runtime-dim-mask")
     return [*options, *([f"--runtime-dim-mask={mask}"] if mask else [])]
-
-
-def has_compensation(memory: MemoryDescriptor) -> bool:
-    """Return whether the tensor contains more than its values."""
-    return memory.flags not in ("", "f0")
-
-
-def compensation(memory: MemoryDescriptor) -> str:
-    """Return `f8:s8m1` as `s8s8_comp:1`."""
-    names = []
-    for word in memory.flags.split(":")[1:]:
-        match = re.fullmatch(r"(s8m|zpm)(\d+)", word)
-        if not match:
-            raise NotExpressibleError(f"benchdnn does not know its result's {word} {memory.flags}")
-        names.append(f"{COMPENSATIONS[match[1]]}:{match[2]}")
-    if not names:
-        raise NotExpressibleError(f"benchdnn does not know its result's {memory.flags}")
-    return "+".join(names)
 
 
 PROPAGATIONS = {"forward_training": "FWD_D", "forward_inference": "FWD_I", "backward": "BWD_DW"}
@@ -323,24 +254,17 @@ def rnn_tensors(problem: Problem, dialect: Dialect) -> list[str]:
                 "no strides"
             )
     layers = [tensor(problem, role) for role in ("src_layer", "wei_layer", "dst_layer")]
-    configuration = rnn_types(problem)
-    return [
+    types = rnn_types(problem)
+    options = [
         f"--prop={PROPAGATIONS[problem.direction]}",
-        f"--cfg={configuration}",
+        f"--cfg={types}",
         f"--tag={':'.join(free_tag(memory, dialect) for memory in layers)}",
-        *cell_options(problem),
-        "--trivial-strides=true",
-        *(["--scaling=common"] if configuration in INT8 else []),
     ]
-
-
-def cell_options(problem: Problem) -> list[str]:
-    """Return the cell and its parts."""
     values = auxiliary_of(problem)
     cell, way = values.get("alg", ""), values.get("direction", "")
     if cell not in CELLS or way not in CELL_DIRECTIONS:
         raise NotExpressibleError(f"benchdnn's rnn knows no cell {cell!r} in direction {way!r}")
-    options = [f"--alg={cell.upper()}", f"--direction={CELL_DIRECTIONS[way]}"]
+    options += [f"--alg={cell.upper()}", f"--direction={CELL_DIRECTIONS[way]}"]
     if cell == "vanilla_rnn":
         activation = values.get("activation", "undef").removeprefix("eltwise_")
         options.append(f"--activation={activation.upper()}")
@@ -350,7 +274,7 @@ def cell_options(problem: Problem) -> list[str]:
         options.append("--with-projection=true")
     if values.get("flags"):
         options.append(f"--flags={values['flags']}")
-    return options
+    return [*options, "--trivial-strides=true", *(["--scaling=common"] if types in INT8 else [])]
 
 
 def rnn_types(problem: Problem) -> str:
@@ -375,66 +299,102 @@ def rnn_notes(problem: Problem) -> tuple[str, ...]:
     return () if problem.memory("src_iter") else ("benchdnn gives a first state",)
 
 
-def no_notes(_: Problem) -> tuple[str, ...]:
-    """Return that benchdnn runs what the log holds."""
-    return ()
+def flags(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return global statistics, scale, shift, ReLU; before 3.0 one tensor held scale and shift."""
+    values = auxiliary_of(problem).get("flags", "")
+    return [f"--flags={values.replace('S', 'CH') if dialect.major != 2 else values}"]
+
+
+def layer_statistics(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return the layout of layer normalization's statistics, type of scale and shift, and flags."""
+    options = []
+    statistics = problem.memory("stats")
+    if statistics is not None and statistics.tag:
+        options.append(f"--stat_tag={fixed_tag(statistics)}")
+    scale = problem.memory("scale") or problem.memory("shift")
+    if scale is not None and scale.type != "f32":
+        options.append(f"--ss_dt={scale.type}")
+    return [*options, *flags(problem, dialect)]
+
+
+def eltwise_algorithm(problem: Problem, dialect: Dialect) -> list[str]:
+    """Return the function of every element, and its parameters."""
+    values = auxiliary_of(problem)
+    parameters = values.get("alpha", "0"), values.get("beta", "0")
+    name, alpha, beta = eltwise(algorithm_of(problem), parameters, dialect)
+    return [f"--alg={name}", f"--alpha={alpha}", f"--beta={beta}"]
+
+
+def softmax_algorithm(problem: Problem, _: Dialect) -> list[str]:
+    """Return whether it is softmax or its logarithm."""
+    is_log = problem.kind == "logsoftmax" or problem.algorithm == "softmax_log"
+    return [f"--alg={'LOGSOFTMAX' if is_log else 'SOFTMAX'}"]
+
+
+def reduction_parameters(problem: Problem, _: Dialect) -> list[str]:
+    """Return the norm's exponent and epsilon."""
+    values = auxiliary_of(problem)
+    return [f"--p={values.get('p', '0')}", f"--eps={values.get('eps', '0')}"]
 
 
 class Driver(NamedTuple):
-    """How benchdnn runs one kind of primitive."""
+    """How benchdnn runs one kind of primitive: its options in their order, then the sizes."""
 
-    name: str
-    options: tuple[Option, ...]
-    """In the order in which they are written; options of attributes follow."""
-    tensors: int | None = None
+    tensors: Option
+    directed: bool = False
+    """Whether `--dir` stands before the tensors."""
+    algorithms: Mapping[str, str] | None = None
+    """benchdnn's names of algorithms where they differ from oneDNN's; None: has no `--alg`."""
+    parameters: Option | None = None
+    fields: tuple[str, ...] = ()
+    """Required auxiliary fields whose options have the same names."""
+    sized_tensors: int | None = None
     """The number of tensors whose sizes are written, 0: all inputs; None: sizes have names."""
-    notes: Callable[[Problem], tuple[str, ...]] = no_notes
+    notes: Callable[[Problem], tuple[str, ...]] | None = None
     """See `ProblemLine.notes`."""
 
 
 CONVOLUTIONS = {"direct": "DIRECT", "winograd": "WINO", "auto": "AUTO"}
 RESPONSES = {"across_channels": "ACROSS", "within_channel": "WITHIN"}
 AVERAGES = {"avg": "avg_np", "avg_exclude_padding": "avg_np", "avg_include_padding": "avg_p"}
-POOLING = Driver("pool", (direction, resized_tensors, algorithm("pooling_", AVERAGES)))
-SOFTMAX = Driver(
-    "softmax", (direction, softmax_tensors, softmax_algorithm, fields("axis")), tensors=1
-)
+CONVOLUTION = Driver(weighted_tensors, algorithms=CONVOLUTIONS, notes=bias_notes)
 
 DRIVERS: Mapping[str, Driver] = {
     # Its epsilon is not in a log; benchdnn's default serves.
-    "batch_normalization": Driver("bnorm", (direction, one_tensor, flags)),
-    "binary": Driver("binary", (several_inputs(2), algorithm("binary_")), tensors=2),
-    "concat": Driver("concat", (several_inputs(), fields("axis")), tensors=0),
-    "convolution": Driver(
-        "conv", (weighted_tensors, algorithm("convolution_", CONVOLUTIONS)), notes=bias_notes
-    ),
-    "deconvolution": Driver(
-        "deconv", (weighted_tensors, algorithm("deconvolution_", CONVOLUTIONS)), notes=bias_notes
-    ),
-    "eltwise": Driver("eltwise", (direction, one_tensor, eltwise_algorithm), tensors=1),
-    "group_normalization": Driver("gnorm", (direction, two_tensors, flags)),
-    "inner_product": Driver("ip", (weighted_tensors,), notes=bias_notes),
+    "batch_normalization": Driver(one_tensor, directed=True, parameters=flags),
+    "binary": Driver(several_inputs, algorithms={}, sized_tensors=2),
+    "concat": Driver(several_inputs, fields=("axis",), sized_tensors=0),
+    "convolution": CONVOLUTION,
+    "deconvolution": CONVOLUTION,
+    "eltwise": Driver(one_tensor, directed=True, parameters=eltwise_algorithm, sized_tensors=1),
+    "group_normalization": Driver(two_tensors, directed=True, parameters=flags),
+    "inner_product": Driver(weighted_tensors, notes=bias_notes),
     "layer_normalization": Driver(
-        "lnorm", (direction, two_tensors, layer_statistics, flags), tensors=1
+        two_tensors, directed=True, parameters=layer_statistics, sized_tensors=1
     ),
-    "logsoftmax": SOFTMAX,
-    "lrn": Driver("lrn", (direction, one_tensor, algorithm("lrn_", RESPONSES))),
-    "matmul": Driver("matmul", (matmul_tensors,), tensors=2),
-    "pooling": POOLING,
-    "pooling_v2": POOLING,
-    "prelu": Driver("prelu", (direction, prelu_tensors), tensors=2),
+    "lrn": Driver(one_tensor, directed=True, algorithms=RESPONSES),
+    "matmul": Driver(matmul_tensors, sized_tensors=2),
+    "pooling": Driver(resized_tensors, directed=True, algorithms=AVERAGES),
+    "prelu": Driver(prelu_tensors, directed=True, sized_tensors=2),
     "reduction": Driver(
-        "reduction", (reduction_tensors, algorithm("reduction_"), reduction_parameters), tensors=2
+        several_inputs, algorithms={}, parameters=reduction_parameters, sized_tensors=2
     ),
-    "reorder": Driver("reorder", (reorder_tensors,), tensors=1),
-    "resampling": Driver("resampling", (direction, resized_tensors, algorithm("resampling_"))),
-    "rnn": Driver("rnn", (rnn_tensors,), notes=rnn_notes),
-    "shuffle": Driver("shuffle", (direction, one_tensor, fields("axis", "group")), tensors=1),
-    "softmax": SOFTMAX,
-    "softmax_v2": SOFTMAX,
+    "reorder": Driver(reorder_tensors, sized_tensors=1),
+    "resampling": Driver(resized_tensors, directed=True, algorithms={}),
+    "rnn": Driver(rnn_tensors, notes=rnn_notes),
+    "shuffle": Driver(one_tensor, directed=True, fields=("axis", "group"), sized_tensors=1),
+    "softmax": Driver(
+        softmax_tensors,
+        directed=True,
+        parameters=softmax_algorithm,
+        fields=("axis",),
+        sized_tensors=1,
+    ),
     # The factors of a sum are not in a log; benchdnn's are 1.
-    "sum": Driver("sum", (several_inputs(),), tensors=1),
+    "sum": Driver(several_inputs, sized_tensors=1),
 }
+OTHER_NAMES = {"logsoftmax": "softmax", "softmax_v2": "softmax", "pooling_v2": "pooling"}
+"""Kinds of earlier versions, which the same drivers run."""
 
 OTHER_COMPONENTS = {
     "graph": "a partition of a graph: benchdnn's --graph runs a JSON file of the graph, which "
@@ -467,18 +427,30 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
         raise NotExpressibleError(f"it ran on {problem.engine}, and replays are of CPUs")
     if problem.kind in NO_DRIVER:
         raise NotExpressibleError(NO_DRIVER[problem.kind])
-    if problem.kind not in DRIVERS:
+    kind = OTHER_NAMES.get(problem.kind, problem.kind)
+    if kind not in DRIVERS:
         raise NotExpressibleError(f"{problem.kind} is no kind of primitive that is known here")
-    if problem.kind == "group_normalization" and dialect.major == 2:  # oneDNN has it from 3.2 on
+    if kind == "group_normalization" and dialect.major == 2:  # oneDNN has it from 3.2 on
         raise NotExpressibleError("benchdnn 2.x has no group normalization")
-    driver = DRIVERS[problem.kind]
-    options = [word for option in driver.options for word in option(problem, dialect)]
+    driver = DRIVERS[kind]
+    options = [f"--dir={direction_of(problem)}"] if driver.directed else []
+    options += driver.tensors(problem, dialect)
+    if driver.algorithms is not None:
+        name = algorithm_of(problem).removeprefix(f"{kind}_")
+        options.append(f"--alg={driver.algorithms.get(name, name)}")
+    if driver.parameters is not None:
+        options += driver.parameters(problem, dialect)
+    values = auxiliary_of(problem)
+    if not values.keys() >= set(driver.fields):
+        raise NotExpressibleError(f"the log does not tell its {' and '.join(driver.fields)}")
+    options += [f"--{name}={values[name]}" for name in driver.fields]
     options += attribute_options(problem, dialect)
-    if driver.tensors is None:
+    if driver.sized_tensors is None:
         sizes = require_sizes(problem)
     else:
-        sizes = ":".join(tensor_sizes(problem, driver.tensors or len(sources_of(problem))))
-    return ProblemLine(driver.name, tuple(options), sizes, driver.notes(problem))
+        sizes = ":".join(tensor_sizes(problem, driver.sized_tensors or len(sources_of(problem))))
+    notes = driver.notes(problem) if driver.notes else ()
+    return ProblemLine(DRIVER_NAMES.get(kind, kind), tuple(options), sizes, notes)
 
 
 NOT_EXPRESSIBLE = "not-expressible.txt"
@@ -503,13 +475,8 @@ def write_problem_files(
     """Write `conv.txt`, `matmul.txt` …, and what benchdnn cannot run into `not-expressible.txt`.
 
     Each problem is one line that stands alone, costliest first, after a comment with its calls
-    and times. Two problems that differ in nothing that benchdnn reads share a line.
-
-    Args:
-        calls: The problems, with their calls in the log.
-        folder: Where files go.
-        dialect: benchdnn's.
-        overwrite: Whether to replace an earlier call's files.
+    and times. Two problems that differ in nothing that benchdnn reads share a line. `overwrite`
+    replaces an earlier call's files.
 
     Raises:
         InputError: A file exists, or cannot be written.
@@ -520,25 +487,22 @@ def write_problem_files(
         by_driver[line.driver].append(problem)
     files = {driver: folder / f"{driver}.txt" for driver in by_driver}
     contents = {
-        files[driver]: file_text(driver, problems, lines, calls, dialect)
+        files[driver]: file_text(driver, {problem: lines[problem] for problem in problems},
+                                 calls, dialect)
         for driver, problems in by_driver.items()
-    }
+    }  # fmt: skip
     refused = folder / NOT_EXPRESSIBLE
     if reasons:
         contents[refused] = refused_text(reasons, calls)
     require_free_outputs(list(contents), overwrite=overwrite)
     if overwrite:
-        remove_earlier(folder, keep=contents)
+        # An earlier call's files are not of this log.
+        for name in (*(f"{DRIVER_NAMES.get(kind, kind)}.txt" for kind in DRIVERS), NOT_EXPRESSIBLE):
+            if folder / name not in contents:
+                (folder / name).unlink(missing_ok=True)
     for file, text in contents.items():
         write_whole(file, text)
     return ProblemFiles(files=files, lines=lines, not_expressible=reasons, refused=refused)
-
-
-def remove_earlier(folder: Path, *, keep: Collection[Path]) -> None:
-    """Remove an earlier call's problem files, which are not of this log."""
-    for name in (*(f"{driver.name}.txt" for driver in DRIVERS.values()), NOT_EXPRESSIBLE):
-        if folder / name not in keep:
-            (folder / name).unlink(missing_ok=True)
 
 
 def express(
@@ -556,7 +520,6 @@ def express(
 
 def file_text(
     driver: str,
-    problems: list[Problem],
     lines: Mapping[Problem, ProblemLine],
     calls: Mapping[Problem, Calls],
     dialect: Dialect,
@@ -567,25 +530,25 @@ def file_text(
         f"# benchdnn --mode=P --{driver} --batch={driver}.txt",
         f"# For benchdnn {dialect.major}.x; layouts: {layouts}.",
     ]
-    by_line: dict[str, list[Problem]] = defaultdict(list)
-    for problem in problems:
-        by_line[lines[problem].text].append(problem)
-    for line, same in by_line.items():
-        text.append("")
-        for problem in same:
-            notes = "".join(f"; {note}" for note in lines[problem].notes)
-            text.append(f"# {format_calls(calls[problem])}; {problem.implementation}{notes}")
-        text.append(line)
+    by_text: dict[str, list[str]] = defaultdict(list)
+    for problem, line in lines.items():
+        notes = "".join(f"; {note}" for note in line.notes)
+        comment = f"# {format_calls(calls[problem])}; {problem.implementation}{notes}"
+        by_text[line.text].append(comment)
+    for line_text, comments in by_text.items():
+        text += ["", *comments, line_text]
     return "\n".join(text) + "\n"
 
 
 def refused_text(reasons: Mapping[Problem, str], calls: Mapping[Problem, Calls]) -> str:
     """Return the problems that benchdnn cannot run as in the log, with the reasons."""
-    total = sum(one.total_ms for one in calls.values()) or 1.0
+    total = sum(problem_calls.total_ms for problem_calls in calls.values()) or 1.0
     text = []
     for problem, reason in reasons.items():
         share = calls[problem].total_ms / total
-        memories = " ".join(f"{one.role}:{one.type}:{one.layout}" for one in problem.memories)
+        memories = " ".join(
+            f"{memory.role}:{memory.type}:{memory.layout}" for memory in problem.memories
+        )
         values = (problem.engine, problem.kind, problem.implementation, problem.direction,
                   memories, problem.attributes, problem.auxiliary, problem.shape)  # fmt: skip
         text.append(f"{format_calls(calls[problem])}, {share:.2%} of the time: {reason}")
