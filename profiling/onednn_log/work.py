@@ -78,6 +78,11 @@ class Problem:
     """As in the log: `mb2_ic64oc64_ih200oh200kh1…`, `400x256:256x64`, `2x256x100x100`."""
 
     @property
+    def name(self) -> str:
+        """Kind and direction: `convolution forward_training`, `matmul`."""
+        return self.kind if self.direction == "undef" else f"{self.kind} {self.direction}"
+
+    @property
     def types(self) -> str:
         """Of each tensor that is there: `src:bf16 wei:bf16 dst:bf16`."""
         return types_of(self.memories)

@@ -22,7 +22,7 @@ from common.errors import InputError
 from common.processes import signal_name, start_process, stop_process
 from launch.environment import BINDING_VARIABLES, prefer_memory
 from launch.limits import read_allowance
-from profiling.onednn_log.log import Calls, OneDnnLog, read_logs
+from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, head_of, meaning_of, milliseconds
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
 from profiling.replay.benchdnn_fields import Dialect, Layouts, ProblemLine
@@ -31,6 +31,8 @@ from profiling.replay.replay import Conditions, Replay, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 """A problem that every version of benchdnn runs at once."""
+LISTING = ("--eltwise", "--mode=L", "--cold-cache=all", *SMALLEST[1:])
+"""The same, not run, with an option that not every version has."""
 
 PATIENCE = 120.0
 """Seconds that filling tensors and making the primitive may take, beside the runs."""
@@ -80,40 +82,25 @@ def ask_benchdnn(path: Path, conditions: Conditions) -> Benchdnn:
     """
     with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
         output = Path(folder, "output")
-        log = first_log(path, output, conditions)
-        listing = (*SMALLEST[:1], "--mode=L", "--cold-cache=all", *SMALLEST[1:])
-        run_benchdnn(path, listing, output, conditions=conditions, patience=PATIENCE)
+        try:
+            ended = run_benchdnn(path, SMALLEST, output, conditions=conditions, patience=PATIENCE)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be started: {error.strerror}") from error
+        if ended.status != 0:
+            raise InputError(f"{path}: does not run: {ended.why}")
+        try:
+            log = read_logs([output])
+        except InputError:
+            raise InputError(
+                f"{path}: is no benchdnn, or one whose oneDNN writes no log (build it with "
+                "ONEDNN_VERBOSE=ON, which is the default)"
+            ) from None
+        if not log.versions:
+            raise InputError(f"{path}: its oneDNN does not tell its version")
+        run_benchdnn(path, LISTING, output, conditions=conditions, patience=PATIENCE)
         has_cold_cache = "LISTED" in output.read_text(encoding="utf-8", errors="replace")
-    return Benchdnn(
-        path=path,
-        version=log.versions[0],
-        instruction_set=log.instruction_sets[0] if log.instruction_sets else "",
-        has_cold_cache=has_cold_cache,
-    )
-
-
-def first_log(path: Path, output: Path, conditions: Conditions) -> OneDnnLog:
-    """Return oneDNN's log of benchdnn's smallest problem.
-
-    Raises:
-        InputError: It does not run, or its library writes no log.
-    """
-    try:
-        ended = run_benchdnn(path, SMALLEST, output, conditions=conditions, patience=PATIENCE)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be started: {error.strerror}") from error
-    if ended.status != 0:
-        raise InputError(f"{path}: does not run: {ended.why}")
-    try:
-        log = read_logs([output])
-    except InputError:
-        raise InputError(
-            f"{path}: is no benchdnn, or one whose oneDNN writes no log (build it with "
-            "ONEDNN_VERBOSE=ON, which is the default)"
-        ) from None
-    if not log.versions:
-        raise InputError(f"{path}: its oneDNN does not tell its version")
-    return log
+    instruction_set = log.instruction_sets[0] if log.instruction_sets else ""
+    return Benchdnn(path, log.versions[0], instruction_set, has_cold_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +113,9 @@ class Ended:
     """In a few words; benchdnn prints an error for some options, and ends with 0."""
 
 
+ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
+
+
 def run_benchdnn(
     path: Path,
     arguments: Sequence[str],
@@ -136,14 +126,8 @@ def run_benchdnn(
 ) -> Ended:
     """Run it to its end. Whatever ends this call, Ctrl-C too, the process is gone afterwards.
 
-    Its output goes to a file: reading it as it comes would take time from the measurement.
-
-    Args:
-        path: The program.
-        arguments: Its arguments.
-        output: The file for both output streams; replaced.
-        conditions: Its threads, cores and memory nodes.
-        patience: Seconds that it may take.
+    Both output streams go to the file `output`, which is replaced: reading them as they come would
+    take time from the measurement. It is killed after `patience` seconds.
 
     Raises:
         OSError: It cannot be started.
@@ -156,24 +140,37 @@ def run_benchdnn(
             return Ended(None, f"took longer than {patience:.0f} s and was ended")
         finally:
             stop_process(process)
-    return Ended(status, describe_end(status, output))
+    if status < 0:
+        return Ended(status, f"ended by {signal_name(-status)}")
+    errors = (line.strip() for line in lines_of(output) if ERROR.search(line))
+    return Ended(status, next(errors, "") or (f"ended with status {status}" if status else ""))
 
 
 def start(
     path: Path, arguments: Sequence[str], stream: int, conditions: Conditions
 ) -> "subprocess.Popen[str]":
-    """Start it from another thread.
-
-    A process inherits cores and memory policy of the thread that starts it, and those of another
-    thread can be set without touching this one's.
-    """
+    """Start it with the requested threads, each on its core, and with oneDNN's log."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in BINDING_VARIABLES and not name.endswith("_VERBOSE_TIMESTAMP")
+    }
+    environment |= {
+        "OMP_NUM_THREADS": str(conditions.threads),
+        "OMP_PROC_BIND": "close",
+        "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in conditions.cpus) or "cores",
+        "ONEDNN_VERBOSE": "1",
+        "DNNL_VERBOSE": "1",
+    }
 
     def start_here() -> "subprocess.Popen[str]":
         set_placement(conditions)
         return start_process(
-            [path, *arguments], stdout=stream, stderr=stream, environment=environment(conditions)
+            [path, *arguments], stdout=stream, stderr=stream, environment=environment
         )
 
+    # A process inherits cores and memory policy of the thread that starts it, and those of another
+    # thread can be set without touching this one's.
     with ThreadPoolExecutor(max_workers=1) as pool:
         starting = pool.submit(start_here)
         try:
@@ -186,8 +183,7 @@ def start(
 def set_placement(conditions: Conditions) -> str | None:
     """Set cores and memory nodes of the calling thread and of what it starts.
 
-    Returns:
-        Why memory nodes are not as requested, in a sentence.
+    Return why memory nodes are not as requested, in a sentence.
     """
     if conditions.cpus:
         os.sched_setaffinity(0, conditions.cpus)
@@ -204,37 +200,9 @@ def memory_note(conditions: Conditions) -> str | None:
         return pool.submit(set_placement, conditions).result()
 
 
-def environment(conditions: Conditions) -> dict[str, str]:
-    """Return variables for the requested threads, each on its core, and for oneDNN's log."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in BINDING_VARIABLES and not name.endswith("_VERBOSE_TIMESTAMP")
-    }
-    return {
-        **inherited,
-        "OMP_NUM_THREADS": str(conditions.threads),
-        "OMP_PROC_BIND": "close",
-        "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in conditions.cpus) or "cores",
-        "ONEDNN_VERBOSE": "1",
-        "DNNL_VERBOSE": "1",
-    }
-
-
-ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
-
-
-def describe_end(status: int, output: Path) -> str:
-    """Return why it ended: the signal's name, or the first line about an error."""
-    if status < 0:
-        return f"ended by {signal_name(-status)}"
-    errors = (line.strip() for line in lines_of(output) if ERROR.search(line))
-    return next(errors, "") or (f"ended with status {status}" if status else "")
-
-
 SIGN = "profilednn"
 TEMPLATE = f"--perf-template={SIGN},%-time%,%0time%,%prb%"
-"""benchdnn's line after it has measured a problem, which tells where its runs end in the log."""
+"""benchdnn's line after it has measured a problem, which shows where its runs end in the log."""
 
 KINDS = {driver: kind for kind, driver in DRIVERS.items()}
 """oneDNN's name of a driver's primitives, where the two differ."""
@@ -253,15 +221,10 @@ class Timed:
 
 
 def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
-    """Return what was measured, in order.
+    """Return what a run of a driver measured, in order; `runs` as requested.
 
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
     runs that count are those right before the line of its template.
-
-    Args:
-        output: benchdnn's output.
-        driver: The driver that was run.
-        runs: The number of runs that were requested.
 
     Raises:
         ValueError: The log's last lines before a template's are not `runs` of one problem of the
@@ -271,8 +234,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
     heads: list[Head] = []
     is_refused = False
     for line in lines_of(output):
-        marker = MARKER.match(line)
-        if marker:
+        if marker := MARKER.match(line):
             head = head_of(line[marker.end() :])
             if head.text.startswith(("exec,", "primitive,exec,")):
                 heads.append(head)
@@ -286,11 +248,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
 
 
 def last_runs(heads: list[Head], *, driver: str, runs: int) -> Timed:
-    """Return the last executions of the log as one problem's runs.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Return the last executions of the log as one problem's runs; ValueError: they are not."""
     counted = heads[-runs:]
     if len(counted) < runs or len({head.text for head in counted}) != 1:
         raise ValueError(f"its log does not show {runs} runs of one problem")
@@ -343,6 +301,10 @@ class Batch(NamedTuple):
     runs: int
     """Runs that count: fewer than requested where they would take long."""
 
+    def expected_seconds(self, *, cold: bool) -> float:
+        """Return about how long it takes."""
+        return START_SECONDS + (1 + self.runs) * (2 if cold else 1) * self.mean_ms / 1000
+
 
 def batches_of(
     lines: Mapping[Problem, ProblemLine], calls: Mapping[Problem, Calls], *, repeats: int
@@ -360,17 +322,6 @@ def batches_of(
     return batches
 
 
-def expected_seconds(batch: Batch, *, cold: bool) -> float:
-    """Return about how long a batch takes."""
-    return START_SECONDS + (1 + batch.runs) * (2 if cold else 1) * batch.mean_ms / 1000
-
-
-def is_worth_cold(problem: Problem) -> bool:
-    """Return whether its tensors are large enough; where their size is not known, they are."""
-    size = gbyte(problem)
-    return size is None or size >= LEAST_COLD_GB
-
-
 def replay_with_benchdnn(
     calls: Mapping[Problem, Calls],
     *,
@@ -381,19 +332,10 @@ def replay_with_benchdnn(
     progress: Callable[[int, int], None],
     layouts: Layouts = "log",
 ) -> Replay:
-    """Run a log's problems again with benchdnn, each alone.
+    """Run a log's problems again with benchdnn, each alone, at most `repeats` times.
 
-    Args:
-        calls: The problems, with their calls in the log.
-        benchdnn: The program.
-        conditions: Threads, cores and memory nodes.
-        repeats: Runs of each that count, fewer where they would take long.
-        cold: Also with data that is not in the caches.
-        progress: Called with the number of problems done, and of all.
-        layouts: Those of the log, or the library's choice.
-
-    Returns:
-        A replay in which every problem has a time or a reason why it has none.
+    `cold` adds runs whose data is not in the caches; `progress` gets the number of problems done,
+    and of all. Every problem of the replay has a time or a reason why it has none.
 
     Raises:
         InputError: benchdnn does not run.
@@ -409,12 +351,7 @@ def replay_with_benchdnn(
 
 def empty_replay(benchdnn: Benchdnn, conditions: Conditions) -> Replay:
     """Return a replay without problems."""
-    return Replay(
-        runner="benchdnn",
-        version=benchdnn.version,
-        instruction_set=benchdnn.instruction_set,
-        conditions=conditions,
-    )
+    return Replay("benchdnn", benchdnn.version, benchdnn.instruction_set, conditions)
 
 
 def run_batches(
@@ -428,7 +365,9 @@ def run_batches(
     """Fill a replay, batch by batch; what is in it stays there when this is interrupted."""
     progress(0, len(batches))
     for done, batch in enumerate(batches, start=1):
-        is_cold = cold and benchdnn.has_cold_cache and is_worth_cold(batch.problems[0])
+        size = gbyte(batch.problems[0])
+        is_large = size is None or size >= LEAST_COLD_GB
+        is_cold = cold and benchdnn.has_cold_cache and is_large
         result = run_batch(batch, benchdnn=benchdnn, conditions=replay.conditions, cold=is_cold)
         for problem in batch.problems:
             if isinstance(result, ReplayTime):
@@ -449,23 +388,16 @@ def run_batch(
     line, runs = batch.line, batch.runs
     # Running alone it is rarely slower than in the log; ten times that is a hang.
     patience = PATIENCE + 10 * (runs + 1) * 2 * batch.mean_ms / 1000
-    arguments = [
-        f"--fix-times-per-prb={runs}",
-        f"--{line.driver}",
-        TEMPLATE,
-        *line.words,
-        *(["--cold-cache=all", *line.words] if cold else []),
-    ]
+    arguments = [f"--fix-times-per-prb={runs}", f"--{line.driver}", TEMPLATE, *line.words]
+    if cold:
+        arguments += ["--cold-cache=all", *line.words]
     why = ""
-    for mode in (("--mode=P",), ("--mode=P", "--mode-modifier=M")):
+    for mode in (["--mode=P"], ["--mode=P", "--mode-modifier=M"]):
         with tempfile.TemporaryDirectory(prefix="benchdnn-") as folder:
             output = Path(folder, "output")
+            words = [*mode, *arguments]
             ended = run_benchdnn(
-                benchdnn.path,
-                [*mode, *arguments],
-                output,
-                conditions=conditions,
-                patience=patience,
+                benchdnn.path, words, output, conditions=conditions, patience=patience
             )
             result = result_of(output, ended, driver=line.driver, runs=runs)
         if isinstance(result, ReplayTime):
@@ -484,12 +416,8 @@ def result_of(output: Path, ended: Ended, *, driver: str, runs: int) -> ReplayTi
         return f"benchdnn's output is not understood: {error}"
     if not timed:
         return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
-    return ReplayTime(
-        hot_ms=typical(timed[0].milliseconds),
-        cold_ms=typical(timed[1].milliseconds) if len(timed) > 1 else None,
-        runs=runs,
-        implementation=timed[0].problem.implementation,
-    )
+    hot, *cold = (typical(measured.milliseconds) for measured in timed)
+    return ReplayTime(hot, cold[0] if cold else None, runs, timed[0].problem.implementation)
 
 
 FINE_MS = 0.01

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.cli import add_json_option, positive
+from common.cli import add_command, add_json_option, positive
 from common.console import make_console, print_cautions, progress, say
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_json, require_free_outputs, write_whole
@@ -30,17 +29,15 @@ from profiling.replay.benchdnn import (
     ask_benchdnn,
     batches_of,
     empty_replay,
-    expected_seconds,
     find_benchdnn,
     memory_note,
     run_batches,
 )
-from profiling.replay.benchdnn_fields import Dialect
+from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
 from profiling.replay.replay import (
     Conditions,
     Replay,
-    ReplayTime,
     conditions_of,
     mismatches,
     save_replay,
@@ -70,70 +67,44 @@ examples:
 
 def add_benchdnn(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `benchdnn` to a command line."""
-    parser = commands.add_parser(
-        "benchdnn",
-        description=ABOUT,
-        epilog=f"{FILES}\n\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "benchdnn", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
     add_logs(parser)
-    add_file_options(parser)
-    add_run_options(parser)
-    add_json_option(parser)
-    parser.set_defaults(run=benchdnn_command)
-
-
-def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for what is written, for which benchdnn, and of which problems."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write files here")
-    parser.add_argument(
-        "--benchdnn", type=Path, metavar="PATH", help="the program (default: the one on PATH)"
-    )
-    parser.add_argument(
-        "--write-only", action="store_true", help="write problem files and run nothing"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="write files here")
+    add("--benchdnn", type=Path, metavar="PATH", help="the program (default: the one on PATH)")
+    add("--write-only", action="store_true", help="write problem files and run nothing")
+    add(
         "--dialect",
         type=int,
         choices=(2, 3),
         help="benchdnn's major version (default: that of the one that runs, else 3)",
     )
-    parser.add_argument(
+    add(
         "--layout",
         choices=("log", "any"),
         default="log",
         help="log: as in the log, and the library's choice where it was so there; any: the "
         "library's choice wherever benchdnn lets it choose (default: log)",
     )
-    parser.add_argument(
-        "--top", type=positive, metavar="N", help="only the N costliest problems (default: all)"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier call in DIR"
-    )
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for how problems are run."""
-    parser.add_argument(
+    add("--top", type=positive, metavar="N", help="only the N costliest problems (default: all)")
+    add("--overwrite", action="store_true", help="replace files of an earlier call in DIR")
+    add(
         "--repeats",
         type=positive,
         default=20,
         metavar="N",
         help="runs of each problem that count, fewer where they take seconds (default: 20)",
     )
-    parser.add_argument(
+    add(
         "--cold",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="also run with data driven out of the caches",
     )
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads (default: as in the log)"
-    )
-    parser.add_argument(
-        "--cpus", metavar="LIST", help="CPUs such as 0-3 (default: those of the log, if it says)"
-    )
+    add("--threads", type=positive, metavar="N", help="threads (default: as in the log)")
+    add("--cpus", metavar="LIST", help="CPUs such as 0-3 (default: those of the log, if it says)")
+    add_json_option(parser)
+    parser.set_defaults(run=benchdnn_command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +126,7 @@ def benchdnn_command(
     benchdnn: Path | None,
     write_only: bool,
     dialect: int | None,
-    layout: str,
+    layout: Layouts,
     top: int | None,
     overwrite: bool,
     json_file: Path | None,
@@ -173,40 +144,40 @@ def benchdnn_command(
     require_free_json(json_file)
     if write_only and json_file is not None:
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
-    require_free_outputs([out / REPLAY], overwrite=overwrite)
+    replay_file = out / REPLAY
+    require_free_outputs([replay_file], overwrite=overwrite)
     path = None if write_only else find_benchdnn(benchdnn)
     log = read_with_progress(logs, console)
     calls = costliest(log.calls(), top, console)
-    work = program = None
+    program, major = None, dialect or 3
     if not write_only:
         conditions = conditions_of(
             log, threads=threads, cpus=cpus, say=lambda line: say(console, f"note: {line}")
         )
-        work = Work(calls, conditions, repeats, cold, out / REPLAY)
         program = ask_benchdnn(path, conditions) if path else None
-    major = major_of(program, dialect)
+    if program is not None:
+        major = program.dialect
+        if dialect not in (None, major):
+            raise InputError(
+                f"--dialect {dialect}: {program.path} is of oneDNN {program.version} and speaks "
+                f"{major}; leave the option out, or add --write-only"
+            )
     if overwrite:
-        (out / REPLAY).unlink(missing_ok=True)
-    language = Dialect(major, "any" if layout == "any" else "log")
-    files = write_problem_files(calls, out, dialect=language, overwrite=overwrite)
+        replay_file.unlink(missing_ok=True)
+    files = write_problem_files(calls, out, dialect=Dialect(major, layout), overwrite=overwrite)
     print_files(console, files, calls)
-    if work is None:
+    if write_only:
         return FINISHED
+    work = Work(calls, conditions, repeats, cold, replay_file)
     with background_load() as others:
         if program is not None:
             replay = run_with_benchdnn(console, program, files, work)
         else:
             replay = run_with_torch(console, work)
     replay = replace(replay, other_cores=others.cores)
-    save_replay(replay, work.file)
-    rows = rows_of(calls, replay)
-    notes = mismatches(log, replay)
-    print_cautions(console, notes)
-    print_replay(console, rows)
-    if json_file is not None:
-        content = as_json(rows, replay, notes)
-        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
-    say(console, f"times of all problems: {work.file}")
+    save_replay(replay, replay_file)
+    finish(console, rows_of(calls, replay), replay, mismatches(log, replay), json_file=json_file)
+    say(console, f"times of all problems: {replay_file}")
     return FINISHED
 
 
@@ -215,30 +186,12 @@ def costliest(
 ) -> dict[Problem, Calls]:
     """Return the `top` costliest problems, and print their share of the log's time."""
     chosen = sorted(calls, key=lambda problem: -calls[problem].total_ms)[:top]
-    total = sum(one.total_ms for one in calls.values())
+    total = sum(problem_calls.total_ms for problem_calls in calls.values())
     if len(chosen) < len(calls) and total:
         share = sum(calls[problem].total_ms for problem in chosen) / total
-        say(
-            console,
-            f"the {len(chosen)} costliest of {len(calls):,} problems: {share:.1%} of the time",
-        )
+        count = f"the {len(chosen)} costliest of {len(calls):,} problems"
+        say(console, f"{count}: {share:.1%} of the time")
     return {problem: calls[problem] for problem in chosen}
-
-
-def major_of(program: Benchdnn | None, dialect: int | None) -> int:
-    """Return the major version of the options to write.
-
-    Raises:
-        InputError: `--dialect` is not that of the benchdnn that runs.
-    """
-    if program is None:
-        return dialect or 3
-    if dialect not in (None, program.dialect):
-        raise InputError(
-            f"--dialect {dialect}: {program.path} is of oneDNN {program.version} and speaks "
-            f"{program.dialect}; leave the option out, or add --write-only"
-        )
-    return program.dialect
 
 
 def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, Calls]) -> None:
@@ -246,17 +199,13 @@ def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, C
     for driver, file in files.files.items():
         count = sum(line.driver == driver for line in files.lines.values())
         say(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
-    if files.not_expressible:
-        total = sum(one.total_ms for one in calls.values())
-        lost = sum(calls[problem].total_ms for problem in files.not_expressible)
-        count = len(files.not_expressible)
-        say(
-            console,
-            f"{files.refused}: {count:,} that benchdnn has no words for, {part_of(lost, total)}",
-        )
+    if refused := files.not_expressible:
+        total = sum(problem_calls.total_ms for problem_calls in calls.values())
+        part = format_share(sum(calls[problem].total_ms for problem in refused), total)
+        say(console, f"{files.refused}: {len(refused):,} that benchdnn has no words for, {part}")
 
 
-def part_of(part: float, total: float) -> str:
+def format_share(part: float, total: float) -> str:
     """Return a time as a share of the log's."""
     return f"{part / total:.2%} of the time" if total else "no time"
 
@@ -277,16 +226,24 @@ def run_with_benchdnn(
     replay = empty_replay(benchdnn, work.conditions)
     replay.not_replayed.update(files.not_expressible)
     batches = batches_of(files.lines, work.calls, repeats=work.repeats)
-    spent = [0.0, *accumulate(expected_seconds(batch, cold=work.cold) for batch in batches)]
+    spent = [0.0, *accumulate(batch.expected_seconds(cold=work.cold) for batch in batches)]
     whole = int(spent[-1]) + 1
     saved = time.monotonic()
+
+    def save_part() -> None:
+        """Save what there is so far; the other problems are in it as interrupted."""
+        interrupted = dict.fromkeys(work.calls, "interrupted before its turn")
+        for problem in replay.times.keys() | replay.not_replayed.keys():
+            interrupted.pop(problem, None)
+        reasons = {**replay.not_replayed, **interrupted}
+        save_replay(replace(replay, not_replayed=reasons), work.file)
 
     def show(done: int, total: int) -> None:
         nonlocal saved
         seconds = int(spent[done]) if done < total else whole
         advance(seconds, f"{done} of {total} problems")
         if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-            save_part(replay, work)
+            save_part()
             saved = time.monotonic()
 
     # The costliest come first, so that a plain count of problems would promise a long wait.
@@ -294,20 +251,11 @@ def run_with_benchdnn(
         try:
             run_batches(batches, replay, benchdnn=benchdnn, cold=work.cold, progress=show)
         except KeyboardInterrupt:
-            save_part(replay, work)
+            save_part()
             count = f"{len(replay.times):,} of {len(work.calls):,} problems"
             say(console, f"interrupted: times of {count} are kept in {work.file}")
             raise
     return replay
-
-
-def save_part(replay: Replay, work: Work) -> None:
-    """Save what a replay has so far; the other problems are in it as interrupted."""
-    reached = replay.times.keys() | replay.not_replayed.keys()
-    missing = {
-        problem: "interrupted before its turn" for problem in work.calls if problem not in reached
-    }
-    save_replay(replace(replay, not_replayed={**replay.not_replayed, **missing}), work.file)
 
 
 def run_with_torch(console: Console, work: Work) -> Replay:
@@ -358,20 +306,14 @@ class ReplayedRow:
 def rows_of(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]:
     """Return a row for each problem, costliest first."""
     rows = []
-    for problem, one in calls.items():
-        time: ReplayTime | None = replay.times.get(problem)
-        reason = replay.not_replayed.get(problem, "was not reached")
-        rows.append(
-            ReplayedRow(
-                problem=problem,
-                calls=one.count,
-                log_ms=one.mean_ms,
-                hot_ms=time.hot_ms if time else None,
-                cold_ms=time.cold_ms if time else None,
-                implementation=time.implementation if time else "",
-                why_not="" if time else reason,
-            )
-        )
+    for problem, in_log in calls.items():
+        in_both = (problem, in_log.count, in_log.mean_ms)
+        if time := replay.times.get(problem):
+            row = ReplayedRow(*in_both, time.hot_ms, time.cold_ms, time.implementation, "")
+        else:
+            reason = replay.not_replayed.get(problem, "was not reached")
+            row = ReplayedRow(*in_both, None, None, "", reason)
+        rows.append(row)
     return sorted(rows, key=lambda row: -row.total_ms)
 
 
@@ -399,7 +341,7 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
         if row.why_not:
             by_reason[row.why_not].append(row)
     for reason, same in by_reason.items():
-        part = part_of(sum(row.total_ms for row in same), total)
+        part = format_share(sum(row.total_ms for row in same), total)
         kinds = ", ".join(dict.fromkeys(row.problem.kind for row in same))
         say(console, printable(f"not replayed: {len(same):,} ({kinds}), {part}: {reason}"))
 
@@ -430,10 +372,8 @@ def replay_table(rows: Sequence[ReplayedRow]) -> Table:
 def describe(row: ReplayedRow) -> str:
     """Return what it is, and how it was done: once where log and replay do it alike."""
     problem = row.problem
-    direction = "" if problem.direction == "undef" else f" {problem.direction}"
     ways = " → ".join(dict.fromkeys((problem.implementation, row.implementation)))
-    lines = (f"{problem.kind}{direction}", problem.shape, problem.types, ways)
-    return "\n".join(line for line in lines if line)
+    return "\n".join(filter(None, (problem.name, problem.shape, problem.types, ways)))
 
 
 def three_digits(milliseconds: float) -> str:
@@ -441,9 +381,20 @@ def three_digits(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
 
 
-def as_json(rows: Sequence[ReplayedRow], replay: Replay, notes: Sequence[str]) -> dict[str, Any]:
-    """Return all numbers for programs."""
-    return {
+def finish(
+    console: Console,
+    rows: Sequence[ReplayedRow],
+    replay: Replay,
+    notes: Sequence[str],
+    *,
+    json_file: Path | None,
+) -> None:
+    """Print cautions and the replay, and write all numbers for programs."""
+    print_cautions(console, notes)
+    print_replay(console, rows)
+    if json_file is None:
+        return
+    content = {
         "runner": replay.runner,
         "version": replay.version,
         "instruction_set": replay.instruction_set,
@@ -454,3 +405,4 @@ def as_json(rows: Sequence[ReplayedRow], replay: Replay, notes: Sequence[str]) -
             {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.ratio} for row in rows
         ],
     }
+    write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))

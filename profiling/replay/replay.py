@@ -6,16 +6,15 @@ them if kind, direction, sizes, types and fused operations are equal (`work_of`)
 far as the caller and not the library chooses them (`same_layouts`).
 """
 
-import json
 import os
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
-from common.files import read_json_object, write_whole
+from common.files import read_json_object, write_json
 from launch.pinning import choose_cores
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.results import disturbance
@@ -76,21 +75,17 @@ def save_replay(replay: Replay, file: Path) -> None:
     Raises:
         InputError: It cannot be written there.
     """
-    content = {
+    times, reasons = replay.times.items(), replay.not_replayed.items()
+    write_json(file, {
         "format": FORMAT,
         "runner": replay.runner,
         "version": replay.version,
         "instruction_set": replay.instruction_set,
         "conditions": asdict(replay.conditions),
         "other_cores": replay.other_cores,
-        "times": [
-            {"problem": asdict(problem), **asdict(time)} for problem, time in replay.times.items()
-        ],
-        "not_replayed": [
-            {"problem": asdict(problem), "why": why} for problem, why in replay.not_replayed.items()
-        ],
-    }
-    write_whole(file, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        "times": [{"problem": asdict(problem), **asdict(time)} for problem, time in times],
+        "not_replayed": [{"problem": asdict(problem), "why": why} for problem, why in reasons],
+    })  # fmt: skip
 
 
 def load_replay(file: Path) -> Replay:
@@ -103,36 +98,29 @@ def load_replay(file: Path) -> Replay:
     if content.get("format") != FORMAT:
         raise InputError(f"{file}: holds no replay; {ADVICE}")
     try:
-        return replay_of(content)
+        conditions = content["conditions"]
+        return Replay(
+            runner=content["runner"],
+            version=content["version"],
+            instruction_set=content["instruction_set"],
+            conditions=Conditions(
+                threads=int(conditions["threads"]),
+                cpus=tuple(conditions["cpus"]),
+                memory_nodes=tuple(conditions["memory_nodes"]),
+            ),
+            times={problem_of(entry["problem"]): time_of(entry) for entry in content["times"]},
+            not_replayed={
+                problem_of(entry["problem"]): entry["why"] for entry in content["not_replayed"]
+            },
+            other_cores=float(content.get("other_cores", 0.0)),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{file}: is damaged: {type(error).__name__}: {error}") from error
 
 
-def replay_of(content: dict[str, Any]) -> Replay:
-    """Return a replay from JSON.
-
-    Raises:
-        KeyError, TypeError, ValueError: A field is missing, or of another kind.
-    """
-    conditions = content["conditions"]
-    return Replay(
-        runner=content["runner"],
-        version=content["version"],
-        instruction_set=content["instruction_set"],
-        conditions=Conditions(
-            threads=int(conditions["threads"]),
-            cpus=tuple(conditions["cpus"]),
-            memory_nodes=tuple(conditions["memory_nodes"]),
-        ),
-        times={problem_of(one["problem"]): time_of(one) for one in content["times"]},
-        not_replayed={problem_of(one["problem"]): one["why"] for one in content["not_replayed"]},
-        other_cores=float(content.get("other_cores", 0.0)),
-    )
-
-
 def problem_of(fields: dict[str, Any]) -> Problem:
     """Return a problem from JSON."""
-    memories = tuple(MemoryDescriptor(**one) for one in fields["memories"])
+    memories = tuple(MemoryDescriptor(**memory) for memory in fields["memories"])
     return Problem(**{**fields, "memories": memories})
 
 
@@ -156,21 +144,23 @@ def conditions_of(
 ) -> Conditions:
     """Return the first rank's threads, cores and memory nodes, within what this process may use.
 
-    Args:
-        log: Its facts take precedence over its header, which has threads only.
-        threads: Replaces the log's.
-        cpus: Replaces the log's; as `0-3`.
-        say: Called with a line for each difference from the log and its reason.
+    The log's facts take precedence over its header, which has threads only; `threads` and `cpus`
+    (such as `0-3`) replace both. `say` gets a line for each difference from the log.
 
     Raises:
         InputError: `cpus` is no list, or has a CPU that this process may not use.
     """
     facts: dict[str, Any] = log.facts[0] if log.facts else {}
     allowed = frozenset(os.sched_getaffinity(0))
-    if cpus is None:
-        chosen = within(numbers(facts.get("cpus")), allowed, say=say)
+    if cpus is not None:
+        chosen = parse_cpus_option(cpus, allowed)
     else:
-        chosen = given(cpus, allowed)
+        logged = numbers(facts.get("cpus"))
+        chosen = logged & allowed
+        if logged - allowed:
+            instead = format_cpu_list(chosen) or f"any of {format_cpu_list(allowed)}"
+            say(f"CPUs {format_cpu_list(logged)} of the log, {instead} here: this process may use "
+                "no others")  # fmt: skip
     available = choose_cores(threads=None, cpus=tuple(chosen)).threads
     wanted = threads or next(iter(log.run_threads), available)
     count = min(wanted, available)
@@ -179,43 +169,12 @@ def conditions_of(
         say(f"{wanted} threads {whose}, {count} here: there are no more cores for them")
     if log.ranks[1:] and cpus is None and facts:
         say(f"the log is of {len(log.ranks)} ranks; its problems run again alone, as rank 0 had it")
-    return Conditions(
-        threads=count,
-        cpus=tuple(sorted(chosen)),
-        memory_nodes=tuple(sorted(numbers(facts.get("memory_nodes")))) if chosen else (),
-    )
+    nodes = numbers(facts.get("memory_nodes")) if chosen else ()
+    return Conditions(count, tuple(sorted(chosen)), tuple(sorted(nodes)))
 
 
-def numbers(value: object) -> frozenset[int]:
-    """Return CPUs or nodes of a log's facts: `0-3`, or a list; nothing where there are none."""
-    if isinstance(value, list):
-        return frozenset(one for one in value if isinstance(one, int))
-    try:
-        return parse_cpu_list(value) if isinstance(value, str) else frozenset()
-    except ValueError:
-        return frozenset()
-
-
-def within(
-    logged: frozenset[int], allowed: frozenset[int], *, say: Callable[[str], None]
-) -> frozenset[int]:
-    """Return those of the log's CPUs that this process may use; empty where there are none."""
-    usable = logged & allowed
-    if logged - allowed:
-        instead = format_cpu_list(usable) or f"any of {format_cpu_list(allowed)}"
-        say(
-            f"CPUs {format_cpu_list(logged)} of the log, {instead} here: this process may use no "
-            "others"
-        )
-    return usable
-
-
-def given(text: str, allowed: frozenset[int]) -> frozenset[int]:
-    """Return the CPUs of `--cpus`.
-
-    Raises:
-        InputError: It is no list of CPUs, or has one that may not be used.
-    """
+def parse_cpus_option(text: str, allowed: frozenset[int]) -> frozenset[int]:
+    """Return the CPUs of `--cpus`; InputError: it is no list, or has one that is not allowed."""
     try:
         chosen = parse_cpu_list(text)
     except ValueError as error:
@@ -227,25 +186,29 @@ def given(text: str, allowed: frozenset[int]) -> frozenset[int]:
     return chosen
 
 
+def numbers(value: object) -> frozenset[int]:
+    """Return CPUs or nodes of a log's facts: `0-3`, or a list; nothing where there are none."""
+    if isinstance(value, list):
+        return frozenset(number for number in value if isinstance(number, int))
+    try:
+        return parse_cpu_list(value) if isinstance(value, str) else frozenset()
+    except ValueError:
+        return frozenset()
+
+
 def mismatches(log: OneDnnLog, replay: Replay) -> list[str]:
     """Return a line for each difference from the log's run, and for other work meanwhile."""
     lines = []
     if disturbed := disturbance(replay.other_cores):
         lines.append(f"the replay was {disturbed}")
-    if log.instruction_sets and replay.instruction_set not in log.instruction_sets:
-        lines.append(
-            f"instruction set: {' and '.join(log.instruction_sets)} in the log, "
-            f"{replay.instruction_set or 'unknown'} in the replay"
-        )
-    threads = log.run_threads
-    if threads and replay.conditions.threads not in threads:
-        counts = " and ".join(map(str, threads))
-        lines.append(f"threads: {counts} in the log, {replay.conditions.threads} in the replay")
-    if log.versions and replay.version not in log.versions:
-        lines.append(
-            f"oneDNN: {' and '.join(log.versions)} in the log, "
-            f"{replay.version or 'unknown'} in the replay"
-        )
+    for name, logged, replayed in (
+        ("instruction set", log.instruction_sets, replay.instruction_set),
+        ("threads", log.run_threads, replay.conditions.threads),
+        ("oneDNN", log.versions, replay.version),
+    ):
+        if logged and replayed not in logged:
+            in_log = " and ".join(map(str, logged))
+            lines.append(f"{name}: {in_log} in the log, {replayed or 'unknown'} in the replay")
     return lines
 
 
@@ -272,13 +235,24 @@ def work_of(problem: Problem) -> Work:
 
     The library chooses implementations, and their names differ between versions.
     """
+    types = set()
+    for memory in problem.memories:
+        role = role_of(memory)
+        is_missing_in_some = role == "dst" and problem.kind in WITHOUT_RESULT
+        if memory.is_there and role not in WRITTEN_BY_LIBRARY and not is_missing_in_some:
+            types.add((role, memory.type))
+    words = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
+    algorithm = words.get("alg", "")
+    if problem.kind in ("convolution", "deconvolution"):
+        algorithm = "winograd" if "winograd" in algorithm else ""
+    flags = frozenset(words.get("flags", "").replace("S", "CH"))
     return Work(
         kind=problem.kind,
         direction=problem.direction,
         shape=plain_shape(problem),
-        types=types_of(problem),
+        types=frozenset(types),
         fused=(*post_ops(problem), *other_attributes(problem)),
-        details=details_of(problem),
+        details=(algorithm, words.get("axis", ""), words.get("direction", ""), flags),
     )
 
 
@@ -289,33 +263,10 @@ def plain_shape(problem: Problem) -> str:
     return HEIGHT_OF_ONE.sub("", problem.shape)
 
 
-def types_of(problem: Problem) -> frozenset[tuple[str, str]]:
-    """Return roles and types; `data` and gradients have the names of their tensors."""
-    types = set()
-    for memory in problem.memories:
-        role = role_of(memory)
-        if not memory.is_there or role in WRITTEN_BY_LIBRARY:
-            continue
-        if role == "dst" and problem.kind in WITHOUT_RESULT:
-            continue
-        types.add((role, memory.type))
-    return frozenset(types)
-
-
 def role_of(memory: MemoryDescriptor) -> str:
     """Return the tensor's name: `src` for `diff_src`, `data` and `src0`."""
     role = re.sub(r"\d+$", "", memory.role.removeprefix("diff_"))
     return {"data": "src", "bias": "bia"}.get(role, role)
-
-
-def details_of(problem: Problem) -> Hashable:
-    """Return what of the auxiliary field changes the work."""
-    words = dict(word.split(":", 1) for word in problem.auxiliary.split() if ":" in word)
-    algorithm = words.get("alg", "")
-    if problem.kind in ("convolution", "deconvolution"):
-        algorithm = "winograd" if "winograd" in algorithm else ""
-    flags = set(words.get("flags", "").replace("S", "CH"))
-    return (algorithm, words.get("axis", ""), words.get("direction", ""), frozenset(flags))
 
 
 def same_layouts(wanted: Problem, ran: Problem) -> bool:
@@ -326,26 +277,33 @@ def same_layouts(wanted: Problem, ran: Problem) -> bool:
     the library's choice, which differs between versions.
     """
     exact = wanted.kind in ("reorder", "matmul")
-    for one in wanted.memories:
-        other = next((memory for memory in ran.memories if memory.role == one.role), None)
-        if other is None or not (one.is_there and other.is_there):
+    for memory in wanted.memories:
+        other = next((other for other in ran.memories if other.role == memory.role), None)
+        if other is None or not (memory.is_there and other.is_there):
             continue
-        if exact and not same_layout(wanted, one, other):
+        if exact and not same_layout(wanted, memory, other):
             return False
-        is_image = role_of(one) in ("src", "dst")
-        if not exact and is_image and is_channels_last(one.tag) != is_channels_last(other.tag):
+        is_image = role_of(memory) in ("src", "dst")
+        if not exact and is_image and is_channels_last(memory.tag) != is_channels_last(other.tag):
             return False
     return True
 
 
-def same_layout(problem: Problem, one: MemoryDescriptor, other: MemoryDescriptor) -> bool:
-    """Return whether two descriptions of a problem's tensor are one layout."""
-    if (one.kind, one.strides) != (other.kind, other.strides):
+def same_layout(problem: Problem, memory: MemoryDescriptor, other: MemoryDescriptor) -> bool:
+    """Return whether two descriptions of a reorder's or product's tensor are one layout.
+
+    The place of a dimension of 1 makes no difference.
+    """
+    if (memory.kind, memory.strides) != (other.kind, other.strides):
         return False
-    if is_plain(one.tag) and is_plain(other.tag):
-        dims = dims_of(problem, one.role)
-        return one.tag == other.tag or (bool(dims) and same_order(one.tag, other.tag, dims))
-    return one.tag == other.tag
+    if memory.tag == other.tag or not (is_plain(memory.tag) and is_plain(other.tag)):
+        return memory.tag == other.tag
+    dims = dims_of(problem, memory.role)
+    orders = [
+        [place for place in order_of(tag) if place >= len(dims) or dims[place] != 1]
+        for tag in (memory.tag, other.tag)
+    ]
+    return bool(dims) and orders[0] == orders[1]
 
 
 def dims_of(problem: Problem, role: str) -> tuple[int, ...]:
@@ -363,16 +321,16 @@ def dims_of(problem: Problem, role: str) -> tuple[int, ...]:
 
 
 def difference(wanted: Problem, ran: Problem) -> str:
-    """Return in a few words why `found` is not the work that was requested."""
+    """Return in a few words why what ran is not the work that was requested."""
     wanted_work, work = work_of(wanted), work_of(ran)
-    made = {
+    texts = {
         "shape": ran.shape,
         "types": ran.types,
         "direction": ran.direction,
         "fused": f"with {' '.join(work.fused) or 'nothing fused'}",
         "details": ran.auxiliary or "plain",
     }
-    for field_name, text in made.items():
+    for field_name, text in texts.items():
         if getattr(wanted_work, field_name) != getattr(work, field_name):
             return f"torch made it {text}"
     return f"torch made it with layouts {ran.layouts}"
@@ -426,6 +384,18 @@ class Geometry:
         """Dimensions of the output."""
         return (self.batch, self.channels_out, *self.output)
 
+    @property
+    def output_padding(self) -> tuple[int, ...]:
+        """Rows and columns beyond a transposed convolution's smallest output."""
+        return tuple(
+            output - ((given - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
+            for given, output, kernel, stride, dilation, padding in zip(
+                *(self.input, self.output, self.kernel),
+                *(self.stride, self.dilation, self.padding),
+                strict=True,
+            )
+        )
+
 
 def geometry(shape: str) -> Geometry:
     """Return the sizes of a shape.
@@ -452,7 +422,7 @@ def geometry(shape: str) -> Geometry:
             output=each("o"),
             kernel=each("k"),
             stride=each("s", 1),
-            dilation=tuple(one + 1 for one in each("d", 0)),
+            dilation=tuple(step + 1 for step in each("d", 0)),
             padding=each("p", 0),
         )
     except KeyError as error:
@@ -472,15 +442,3 @@ def order_of(tag: str) -> list[int]:
 def is_channels_last(tag: str) -> bool:
     """Return whether the second dimension is the innermost: `acb`, `acdb`, `acdeb`."""
     return tag in ("acb", "acdb", "acdeb")
-
-
-def same_order(tag: str, other: str, dims: Sequence[int]) -> bool:
-    """Return whether two plain tags are one layout for a tensor of these dimensions.
-
-    The place of a dimension of 1 makes no difference.
-    """
-
-    def walked(order: list[int]) -> list[int]:
-        return [place for place in order if place >= len(dims) or dims[place] != 1]
-
-    return walked(order_of(tag)) == walked(order_of(other))

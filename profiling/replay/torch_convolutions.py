@@ -35,7 +35,15 @@ def prepare_convolution(problem: Problem) -> Run:
     sizes, direction = geometry(problem.shape), problem.direction
     is_transposed = problem.kind == "deconvolution"
     source_memory = require_memory(problem, "src")
-    weight = make_weight(problem, sizes, source_memory, is_transposed=is_transposed)
+    shape = (sizes.channels_out, sizes.channels_in)[:: -1 if is_transposed else 1]
+    dtype = type_of(require_memory(problem, "wei"))
+    weight = torch.empty(shape[0], shape[1] // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
+    # Weights lie as torch stores them beside such an input. Where the library chose the input's
+    # layout, torch had given it row by row.
+    is_given = "a" not in source_memory.properties
+    if is_channels_last(source_memory.tag) and is_given and weight.dim() > 3:
+        last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+        weight = weight.contiguous(memory_format=last)
     bias_memory = problem.memory("bia") or problem.memory("diff_bia")
     source = make_tensor(sizes.src, source_memory)
     bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
@@ -43,50 +51,22 @@ def prepare_convolution(problem: Problem) -> Run:
     if direction == "forward_inference" and not is_transposed:
         return fused_convolution(problem, sizes, source, result, (weight, bias))
     if direction not in ("forward_training", "backward_data", "backward_weights"):
-        raise NotReachedError(f"torch does not call {name_of(problem)}")
+        raise NotReachedError(f"torch does not call {problem.name}")
     require_plain(problem)
-    window = (sizes.stride, sizes.padding, sizes.dilation)
-    padding = output_padding(sizes) if is_transposed else (0,) * len(sizes.input)
     aten = torch.ops.aten
+    if direction == "forward_training" and not is_transposed:
+        return lambda: aten.mkldnn_convolution(
+            source, weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups
+        )
+    extra = sizes.output_padding if is_transposed else (0,) * len(sizes.input)
+    window = (sizes.stride, sizes.padding, sizes.dilation, is_transposed, extra)
     if direction == "forward_training":
-        if not is_transposed:
-            return lambda: aten.mkldnn_convolution(
-                source, weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups
-            )
-        return lambda: aten.convolution(source, weight, bias, *window, True, padding, sizes.groups)
+        return lambda: aten.convolution(source, weight, bias, *window, sizes.groups)
     to_data = direction == "backward_data"
     mask = [to_data, not to_data, not to_data and bias is not None]
     bias_sizes = [sizes.channels_out] if mask[2] else None
     return lambda: aten.convolution_backward(
-        result, source, weight, bias_sizes, *window, is_transposed, padding, sizes.groups, mask
-    )
-
-
-def make_weight(
-    problem: Problem, sizes: Geometry, source: MemoryDescriptor, *, is_transposed: bool
-) -> Tensor:
-    """Return weights, which lie as torch stores them beside such an input."""
-    first, second = sizes.channels_out, sizes.channels_in
-    if is_transposed:
-        first, second = second, first
-    dtype = type_of(require_memory(problem, "wei"))
-    weight = torch.empty(first, second // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
-    # Where the library chose the input's layout, torch had given it row by row.
-    if is_channels_last(source.tag) and "a" not in source.properties and weight.dim() > 3:
-        last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
-        weight = weight.contiguous(memory_format=last)
-    return weight
-
-
-def output_padding(sizes: Geometry) -> tuple[int, ...]:
-    """Return rows and columns beyond a transposed convolution's smallest output."""
-    return tuple(
-        output - ((given - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
-        for given, output, kernel, stride, dilation, padding in zip(
-            *(sizes.input, sizes.output, sizes.kernel),
-            *(sizes.stride, sizes.dilation, sizes.padding),
-            strict=True,
-        )
+        result, source, weight, bias_sizes, *window, sizes.groups, mask
     )
 
 
@@ -106,21 +86,25 @@ def fused_convolution(
         raise NotReachedError(f"torch sets no {' '.join(others)}")
     shared = (*weights, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
     mkldnn = torch.ops.mkldnn
-    if fused[:1] == ("sum",):
+    name = fused[0].partition(":")[0] if fused else ""
+    is_sum = fused[:1] == ("sum",)  # without a factor
+    if is_sum or name in BINARIES:
         after = unary_of(fused[1:], only=("eltwise_relu",))
-        return lambda: mkldnn._convolution_pointwise_.binary(
-            other, source, *shared, "add", 1.0, after.name, [], None
-        )
-    for name in ("add", "sub", "mul", "div"):
-        if fused and fused[0].startswith(f"binary_{name}:"):
-            after = unary_of(fused[1:], only=("eltwise_relu",))
-            return lambda: mkldnn._convolution_pointwise.binary(
-                source, other, *shared, name, 1.0, after.name, [], None
+        if is_sum:
+            return lambda: mkldnn._convolution_pointwise_.binary(
+                other, source, *shared, "add", 1.0, after.name, [], None
             )
+        return lambda: mkldnn._convolution_pointwise.binary(
+            source, other, *shared, BINARIES[name], 1.0, after.name, [], None
+        )
     after = unary_of(fused, only=tuple(FUSED))
     return lambda: mkldnn._convolution_pointwise(
         source, *shared, after.name or "none", list(after.scalars), after.algorithm
     )
+
+
+BINARIES = {f"binary_{name}": name for name in ("add", "sub", "mul", "div")}
+"""torch's names of what is fused with another tensor."""
 
 
 class Unary(NamedTuple):
@@ -170,13 +154,12 @@ def require_memory(problem: Problem, *roles: str) -> MemoryDescriptor:
     """Return the tensor of the first of these roles that the problem has.
 
     Raises:
-        NotReachedError: None is.
+        NotReachedError: It has none.
     """
-    for role in roles:
-        memory = memory_of(problem, role)
-        if memory is not None:
-            return memory
-    raise NotReachedError(f"the log has no {roles[0]} for it")
+    memory = next(filter(None, (memory_of(problem, role) for role in roles)), None)
+    if memory is None:
+        raise NotReachedError(f"the log has no {roles[0]} for it")
+    return memory
 
 
 def type_of(memory: MemoryDescriptor) -> torch.dtype:
@@ -185,10 +168,9 @@ def type_of(memory: MemoryDescriptor) -> torch.dtype:
     Raises:
         NotReachedError: It is no floating-point type.
     """
-    try:
-        return TYPES[memory.type]
-    except KeyError:
-        raise NotReachedError(f"torch's operators do not give oneDNN {memory.type}") from None
+    if memory.type not in TYPES:
+        raise NotReachedError(f"torch's operators do not give oneDNN {memory.type}")
+    return TYPES[memory.type]
 
 
 def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
@@ -205,7 +187,7 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
         if len(strides) == len(dims):
             return torch.empty_strided(tuple(dims), strides, dtype=dtype).normal_()
     is_given = is_plain(memory.tag) and "a" not in memory.properties
-    order = order_of(memory.tag) if is_given else list(range(len(dims)))
+    order = order_of(memory.tag) if is_given else []
     if len(order) != len(dims):
         order = list(range(len(dims)))
     stored = torch.empty([dims[place] for place in order], dtype=dtype).normal_()
@@ -235,10 +217,4 @@ def require_plain(problem: Problem) -> None:
     """
     fused = (*post_ops(problem), *other_attributes(problem))
     if fused:
-        raise NotReachedError(f"torch does not fuse {' '.join(fused)} into {name_of(problem)}")
-
-
-def name_of(problem: Problem) -> str:
-    """Return kind and direction: `convolution forward_training`."""
-    direction = "" if problem.direction == "undef" else f" {problem.direction}"
-    return problem.kind + direction
+        raise NotReachedError(f"torch does not fuse {' '.join(fused)} into {problem.name}")

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from profiling.onednn_log.parse import Mark, mark_line
 from profiling.onednn_log.work import Problem, listed_sizes, named_sizes
 from profiling.peaks import last_level_bytes
 from profiling.replay.replay import (
-    Geometry,
     geometry,
     is_plain,
     order_of,
@@ -36,7 +35,6 @@ from profiling.replay.torch_convolutions import (
     make_opaque,
     make_tensor,
     memory_of,
-    name_of,
     prepare_convolution,
     require_memory,
     require_plain,
@@ -44,13 +42,19 @@ from profiling.replay.torch_convolutions import (
     unary_of,
 )
 
+LESS_PRECISE = {"attr-fpmath:bf16": "medium"}
+"""oneDNN's and torch's names of permission to compute float32 in bfloat16."""
+SCALED = ("attr-scales:src0:0", "attr-oscale:0")
+"""torch's factor on a product, whose value is not in the log."""
+OTHER_THAN_1 = 0.5
+
 
 def prepare_matmul(problem: Problem) -> Run:
     """Return a product of matrices, or of batches of them; `sum` adds it to its destination."""
     left_memory, right_memory = require_memory(problem, "src"), require_memory(problem, "wei")
     others = other_attributes(problem)
-    precision = [LESS_PRECISE[one] for one in others if one in LESS_PRECISE]
-    scales = [one for one in others if one.startswith(SCALED)]
+    precision = [LESS_PRECISE[word] for word in others if word in LESS_PRECISE]
+    scales = [word for word in others if word.startswith(SCALED)]
     if len(precision) + len(scales) < len(others) or len(scales) > 1:
         raise NotReachedError(f"torch sets no {' '.join(others)}")
     if left_memory.type == "f32" and not precision:
@@ -63,6 +67,38 @@ def prepare_matmul(problem: Problem) -> Run:
     left, right = make_tensor(left_dims, left_memory), make_tensor(right_dims, right_memory)
     run = product(left, right, fused=post_ops(problem), is_scaled=bool(scales))
     return with_precision(precision[0], run) if precision else run
+
+
+def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: bool) -> Run:
+    """Return the call for a product, plain or added to something."""
+    is_vector = left.dim() == 2 and right.shape[1] == 1  # of which `mm` makes its transpose
+    if not fused and not is_scaled:
+        if is_vector:
+            return lambda: torch.mv(left, right[:, 0])
+        return (lambda: torch.bmm(left, right)) if left.dim() == 3 else lambda: left @ right
+    name, *factor = fused[0].split(":") if fused else ("nothing",)
+    if len(fused) != 1 or name != "sum":
+        raise NotReachedError(f"torch does not fuse {'+'.join(fused)} into a matmul")
+    beta, alpha = float(factor[0]) if factor else 1.0, OTHER_THAN_1 if is_scaled else 1.0
+    added = torch.empty(*left.shape[:-1], right.shape[-1], dtype=left.dtype).normal_()
+    if is_vector:
+        return lambda: torch.addmv(added[:, 0], left, right[:, 0], beta=beta, alpha=alpha)
+    add = torch.baddbmm if left.dim() == 3 else torch.addmm
+    return lambda: add(added, left, right, beta=beta, alpha=alpha)
+
+
+def with_precision(precision: str, run: Run) -> Run:
+    """Return the same run while float32 products may be less precise."""
+
+    def run_with_precision() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            run()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return run_with_precision
 
 
 def prepare_inner_product(problem: Problem) -> Run:
@@ -99,22 +135,57 @@ def prepare_inner_product(problem: Problem) -> Run:
 def choose(problem: Problem, calls: Mapping[str, Run], *, of: str = "") -> Run:
     """Return the call of the problem's direction."""
     if problem.direction not in calls:
-        raise NotReachedError(f"torch does not call {name_of(problem)}{of}")
+        raise NotReachedError(f"torch does not call {problem.name}{of}")
     return calls[problem.direction]
 
 
 def prepare_pooling(problem: Problem) -> Run:
     """Return the largest or the mean of windows, forward or backward."""
     require_plain(problem)
-    sizes = geometry(problem.shape)
+    sizes, aten = geometry(problem.shape), torch.ops.aten
     spatial = len(sizes.input)
     if spatial not in (2, 3):
         raise NotReachedError(f"torch pools oneDNN's tensors in 2 or 3 dimensions, not {spatial}")
     memory = require_memory(problem, "src", "data")
     source = make_opaque(sizes.src, memory)
     gradient = make_opaque(sizes.dst, memory_of(problem, "dst") or memory)
-    calls = pooling_calls(problem.algorithm, sizes, source, gradient)
+    window: tuple[object, ...] = (sizes.kernel, sizes.stride, sizes.padding)
+    name = f"mkldnn_max_pool{spatial}d"
+    if problem.algorithm != "pooling_max":
+        name = f"avg_pool{spatial}d"
+        window = (*window, False, problem.algorithm != "pooling_avg_exclude_padding")
+    pool, pool_backward = getattr(aten, name), getattr(aten, f"{name}_backward")
+
+    def forward() -> object:
+        return pool(source, *window)
+
+    forward_training = forward
+    if problem.algorithm == "pooling_max":
+        pooled, trained = pool(source, *window), source.detach().requires_grad_()
+        forward_training = torch.enable_grad()(lambda: pool(trained, *window))
+        inputs: tuple[object, ...] = (gradient, pooled, source, *window)
+    else:
+        inputs = (gradient, source, *window, None)
+    calls = {"forward_inference": forward, "forward_training": forward_training}
+    calls |= dict.fromkeys(("backward_data", "backward"), lambda: pool_backward(*inputs))
     return choose(problem, calls, of=f" of {problem.algorithm}")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {
+    "eltwise_relu": torch.relu,
+    "eltwise_logistic": torch.sigmoid,
+    "eltwise_tanh": torch.tanh,
+    "eltwise_gelu_erf": torch.nn.functional.gelu,
+    "eltwise_gelu_tanh": lambda data: torch.nn.functional.gelu(data, approximate="tanh"),
+}
+BACKWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "eltwise_relu": lambda gradient, data: torch.ops.aten.threshold_backward(gradient, data, 0),
+    "eltwise_gelu_erf": torch.ops.aten.gelu_backward,
+    "eltwise_gelu_tanh": lambda gradient, data: torch.ops.aten.gelu_backward(
+        gradient, data, approximate="tanh"
+    ),
+}
+BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {"binary_mul": torch.mul}
 
 
 def prepare_eltwise(problem: Problem) -> Run:
@@ -135,7 +206,7 @@ def prepare_prelu(problem: Problem) -> Run:
     """Return a leaky activation whose slopes are learned, forward."""
     require_plain(problem)
     if not problem.direction.startswith("forward"):
-        raise NotReachedError(f"torch computes {name_of(problem)} itself")
+        raise NotReachedError(f"torch computes {problem.name} itself")
     dims, slopes = listed_sizes(problem.shape)
     data = make_opaque(dims, require_memory(problem, "src", "data"))
     weight = torch.rand(max(slopes), dtype=type_of(require_memory(problem, "wei")))
@@ -147,7 +218,7 @@ def prepare_softmax(problem: Problem) -> Run:
     require_plain(problem)
     axis = next((word[5:] for word in problem.auxiliary.split() if word.startswith("axis:")), "1")
     if not problem.direction.startswith("forward") or problem.algorithm == "softmax_log":
-        raise NotReachedError(f"torch computes {name_of(problem)} {problem.algorithm} itself")
+        raise NotReachedError(f"torch computes {problem.name} {problem.algorithm} itself")
     data = make_opaque(listed_sizes(problem.shape)[0], require_memory(problem, "src", "data"))
     return lambda: torch.softmax(data, int(axis))
 
@@ -157,49 +228,46 @@ def prepare_binary(problem: Problem) -> Run:
     require_plain(problem)
     if problem.algorithm not in BINARY:
         raise NotReachedError(f"torch computes {problem.algorithm} itself")
-    first, second, *_ = listed_sizes(problem.shape)
     memory = require_memory(problem, "src", "src0")
-    one, other = make_opaque(first, memory), make_opaque(second, memory)
-    return lambda: BINARY[problem.algorithm](one, other)
+    left, right = (make_opaque(dims, memory) for dims in listed_sizes(problem.shape)[:2])
+    return lambda: BINARY[problem.algorithm](left, right)
 
 
 def prepare_sum(problem: Problem) -> Run:
     """Return the sum of two tensors."""
     require_plain(problem)
-    sources = [one for one in problem.memories if one.role.startswith("src")]
+    sources = [memory for memory in problem.memories if memory.role.startswith("src")]
     if len(sources) != 2:
         raise NotReachedError(f"torch adds two tensors at a time, not {len(sources)}")
     dims = listed_sizes(problem.shape)[0]
-    one, other = make_opaque(dims, sources[0]), make_opaque(dims, sources[1])
-    return lambda: torch.add(one, other)
+    left, right = (make_opaque(dims, memory) for memory in sources)
+    return lambda: torch.add(left, right)
+
+
+EPSILON, MOMENTUM = 1e-5, 0.1
 
 
 def prepare_batch_normalization(problem: Problem) -> Run:
     """Return batch normalization: forward with the batch's or given statistics, or backward."""
     require_plain(problem)
-    sizes = named_sizes(problem.shape)
+    sizes, aten = named_sizes(problem.shape), torch.ops.aten
     spatial = [sizes[f"i{letter}"] for letter in "dhw" if f"i{letter}" in sizes]
     data = make_opaque((sizes["mb"], sizes["ic"], *spatial), require_memory(problem, "src", "data"))
     scale, shift, mean = (torch.randn(sizes["ic"]) for _ in range(3))
     variance = torch.rand(sizes["ic"]) + 0.5
-    aten = torch.ops.aten
+    gradient, batch_mean, deviation = data.clone(), mean.clone(), variance.rsqrt()
 
     def forward(*, trains: bool) -> Run:
         return lambda: aten.native_batch_norm(
             data, scale, shift, mean, variance, trains, MOMENTUM, EPSILON
         )
 
-    def backward() -> object:
-        return aten.native_batch_norm_backward(
-            gradient, data, scale, mean, variance, batch_mean, deviation, True, EPSILON, [True] * 3
-        )
-
-    gradient = data.clone()
-    batch_mean, deviation = mean.clone(), variance.rsqrt()
     return choose(problem, {
         "forward_training": forward(trains=True),
         "forward_inference": forward(trains=False),
-        "backward": backward,
+        "backward": lambda: aten.native_batch_norm_backward(
+            gradient, data, scale, mean, variance, batch_mean, deviation, True, EPSILON, [True] * 3
+        ),
     })  # fmt: skip
 
 
@@ -279,94 +347,6 @@ def prepare(problem: Problem) -> Run:
         raise NotReachedError(f"its shape {problem.shape} is not understood") from error
 
 
-LESS_PRECISE = {"attr-fpmath:bf16": "medium"}
-"""oneDNN's and torch's names of permission to compute float32 in bfloat16."""
-SCALED = ("attr-scales:src0:0", "attr-oscale:0")
-"""torch's factor on a product, whose value is not in the log."""
-OTHER_THAN_1 = 0.5
-
-
-def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: bool) -> Run:
-    """Return the call for a product, plain or added to something."""
-    is_vector = left.dim() == 2 and right.shape[1] == 1  # of which `mm` makes its transpose
-    if not fused and not is_scaled:
-        if is_vector:
-            return lambda: torch.mv(left, right[:, 0])
-        return (lambda: torch.bmm(left, right)) if left.dim() == 3 else lambda: left @ right
-    name, *factor = fused[0].split(":") if fused else ("nothing",)
-    if len(fused) != 1 or name != "sum":
-        raise NotReachedError(f"torch does not fuse {'+'.join(fused)} into a matmul")
-    beta, alpha = float(factor[0]) if factor else 1.0, OTHER_THAN_1 if is_scaled else 1.0
-    added = torch.empty(*left.shape[:-1], right.shape[-1], dtype=left.dtype).normal_()
-    if is_vector:
-        return lambda: torch.addmv(added[:, 0], left, right[:, 0], beta=beta, alpha=alpha)
-    add = torch.baddbmm if left.dim() == 3 else torch.addmm
-    return lambda: add(added, left, right, beta=beta, alpha=alpha)
-
-
-def with_precision(precision: str, run: Run) -> Run:
-    """Return the same run while float32 products may be less precise."""
-
-    def run_so() -> None:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            run()
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    return run_so
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {
-    "eltwise_relu": torch.relu,
-    "eltwise_logistic": torch.sigmoid,
-    "eltwise_tanh": torch.tanh,
-    "eltwise_gelu_erf": torch.nn.functional.gelu,
-    "eltwise_gelu_tanh": lambda data: torch.nn.functional.gelu(data, approximate="tanh"),
-}
-BACKWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "eltwise_relu": lambda gradient, data: torch.ops.aten.threshold_backward(gradient, data, 0),
-    "eltwise_gelu_erf": torch.ops.aten.gelu_backward,
-    "eltwise_gelu_tanh": lambda gradient, data: torch.ops.aten.gelu_backward(
-        gradient, data, approximate="tanh"
-    ),
-}
-BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {"binary_mul": torch.mul}
-
-EPSILON, MOMENTUM = 1e-5, 0.1
-
-
-def pooling_calls(
-    algorithm: str, sizes: Geometry, source: Tensor, gradient: Tensor
-) -> dict[str, Callable[[], object]]:
-    """Return pooling by direction."""
-    number = len(sizes.input)
-    window = (sizes.kernel, sizes.stride, sizes.padding)
-    aten = torch.ops.aten
-    if algorithm == "pooling_max":
-        pool = getattr(aten, f"mkldnn_max_pool{number}d")
-        pool_backward = getattr(aten, f"mkldnn_max_pool{number}d_backward")
-        pooled = pool(source, *window)
-        trained = source.detach().requires_grad_()
-        return {
-            "forward_inference": lambda: pool(source, *window),
-            "forward_training": torch.enable_grad()(lambda: pool(trained, *window)),
-            "backward_data": lambda: pool_backward(gradient, pooled, source, *window),
-            "backward": lambda: pool_backward(gradient, pooled, source, *window),
-        }
-    with_padding = algorithm != "pooling_avg_exclude_padding"
-    pool = getattr(aten, f"avg_pool{number}d")
-    pool_backward = getattr(aten, f"avg_pool{number}d_backward")
-    more = (False, with_padding)
-    return {
-        "forward_training": lambda: pool(source, *window, *more),
-        "forward_inference": lambda: pool(source, *window, *more),
-        "backward_data": lambda: pool_backward(gradient, source, *window, *more, None),
-        "backward": lambda: pool_backward(gradient, source, *window, *more, None),
-    }
-
-
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
 """What torch raises for arguments that it refuses; the next problem can still be run."""
 
@@ -374,13 +354,11 @@ REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
 def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, Any]:
     """Run a problem; return how often, `{"hot": 20, "cold": 20}`, or `{"why_not": "…"}`.
 
-    Args:
-        question: `problem`, `log`, `repeats` and `cold`, as `TorchWorker.run` sends them.
-        flush: Drives everything out of the caches.
+    The question is that of `TorchWorker.run`; `flush` drives everything out of the caches.
     """
     try:
         with torch.no_grad():
-            runs = measure(
+            return measure(
                 prepare(problem_of(question["problem"])),
                 Path(question["log"]),
                 repeats=question["repeats"],
@@ -391,7 +369,6 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
     except REFUSALS as error:
         first_line = (str(error).strip() or type(error).__name__).split("\n", maxsplit=1)[0]
         return {"why_not": f"torch: {first_line}"}
-    return {"hot": runs.hot, "cold": runs.cold}
 
 
 WARM_UP = 2
@@ -402,13 +379,6 @@ SECONDS = 2.0
 TIMES_THE_CACHES = 2
 WITHOUT_KNOWN_CACHES = 256 << 20
 CPUS = Path("/sys/devices/system/cpu")
-
-
-class Runs(NamedTuple):
-    """How often a problem was run."""
-
-    hot: int
-    cold: int
 
 
 def flusher(cpus: Path = CPUS) -> Callable[[], object]:
@@ -424,10 +394,11 @@ def flusher(cpus: Path = CPUS) -> Callable[[], object]:
 
 def measure(
     run: Callable[[], object], log: Path, *, repeats: int, flush: Callable[[], object] | None
-) -> Runs:
+) -> dict[str, int]:
     """Run hot, then cold if there is a `flush`, and let oneDNN write each run into `log`.
 
-    Each run is a step of the log, counted from 0, so that a reader tells them apart.
+    Each run is a step of the log, counted from 0, so that a reader can separate them. Return how
+    often it ran `hot` and `cold`.
     """
     for _ in range(WARM_UP):
         run()
@@ -438,25 +409,25 @@ def measure(
     ):
         hot = repeat(run, first=0, repeats=repeats, before=None)
         cold = repeat(run, first=hot, repeats=repeats, before=flush) if flush else 0
-    return Runs(hot, cold)
+    return {"hot": hot, "cold": cold}
 
 
 def repeat(
     run: Callable[[], object], *, first: int, repeats: int, before: Callable[[], object] | None
 ) -> int:
     """Run until there are enough or time is up, as steps from `first` on; return how often."""
+
+    def mark(*, is_begin: bool) -> None:  # where oneDNN writes, which flushes each of its lines
+        line = mark_line(Mark(time.time() * 1000, is_begin, first + done, None))
+        os.write(OUTPUT, line.encode())
+
     end = time.monotonic() + SECONDS
     done = 0
     while done < max(repeats, LEAST_RUNS) and (done < LEAST_RUNS or time.monotonic() < end):
         if before is not None:
             before()
-        mark(first + done, is_begin=True)
+        mark(is_begin=True)
         run()
-        mark(first + done, is_begin=False)
+        mark(is_begin=False)
         done += 1
     return done
-
-
-def mark(step: int, *, is_begin: bool) -> None:
-    """Write a mark where oneDNN writes; it flushes each of its lines."""
-    os.write(OUTPUT, mark_line(Mark(time.time() * 1000, is_begin, step, None)).encode())

@@ -6,7 +6,7 @@ names; the times of whatever ran count for every problem that is the same work (
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -54,12 +54,7 @@ class TorchWorker:
             InputError: No worker can be started.
         """
         process = self.process or self._start()
-        question = {
-            "problem": asdict(problem),
-            "log": str(log),
-            "repeats": repeats,
-            "cold": cold,
-        }
+        question = {"problem": asdict(problem), "log": str(log), "repeats": repeats, "cold": cold}
         try:
             return process.ask(question)
         except WorkerDiedError:
@@ -97,14 +92,9 @@ def replay_with_torch(
     the log is a problem of its own, also those of reorders inside an operator. What runs with
     another shape, type or layout than was requested is not a replay.
 
-    Args:
-        calls: The problems; how often they ran changes nothing here.
-        conditions: Threads, and where they run.
-        repeats: Runs of each problem, fewer where two seconds do not do, but at least 3.
-        cold: Whether to run each as often again with nothing of it in the caches.
-        progress: Called with the number of problems done, and of all.
-        say: Called with a line for each condition that could not be met.
-        worker_of: Makes the process that runs them.
+    Each problem runs `repeats` times, fewer where two seconds do not do, but at least 3; `cold`:
+    as often again with nothing of it in the caches. `progress` gets the number of problems done,
+    and of all; `say` a line for each condition that could not be met.
 
     Raises:
         InputError: torch is not installed, or there are fewer cores than threads.
@@ -118,7 +108,7 @@ def replay_with_torch(
     if conditions.memory_nodes:
         share = replace(share, nodes=conditions.memory_nodes)
     observed = Observations()
-    not_replayed: dict[Problem, str] = {}
+    reasons: dict[Problem, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="replay-") as folder,
         closing(worker_of(share)) as worker,
@@ -128,32 +118,36 @@ def replay_with_torch(
         for done, problem in enumerate(ordered):
             progress(done, len(calls))
             log = Path(folder, f"{done}.log")
-            reason = run_again(problem, worker, observed, log=log, repeats=repeats, cold=cold)
-            if reason:
-                not_replayed[problem] = reason
+            reasons[problem] = run_again(
+                problem, worker, observed, log=log, repeats=repeats, cold=cold
+            )
         for note in worker.notes:
             say(note)
     progress(len(calls), len(calls))
-    return as_replay(calls, observed, not_replayed, conditions=conditions)
+    # Also what ran with another problem after its own run had failed.
+    times = {
+        problem: time
+        for problem in calls
+        if not not_of_this_cpu(problem) and (time := observed.time_of(problem)) is not None
+    }
+    return Replay(
+        runner="torch",
+        version=", ".join(observed.versions),
+        instruction_set=", ".join(observed.instruction_sets),
+        conditions=conditions,
+        times=times,
+        not_replayed={
+            problem: why for problem, why in reasons.items() if why and problem not in times
+        },
+    )
 
 
 @dataclass
 class Observation:
-    """One problem in the worker's log, with the milliseconds of each run."""
+    """The milliseconds of each run of a problem in the worker's logs."""
 
-    problem: Problem
     hot_ms: list[float] = field(default_factory=list)
     cold_ms: list[float] = field(default_factory=list)
-
-    def time(self) -> ReplayTime:
-        """Return the medians."""
-        counts = [len(times) for times in (self.hot_ms, self.cold_ms) if times]
-        return ReplayTime(
-            hot_ms=median(self.hot_ms),
-            cold_ms=median(self.cold_ms) if self.cold_ms else None,
-            runs=min(counts),
-            implementation=self.problem.implementation,
-        )
 
 
 class Observations:
@@ -172,47 +166,27 @@ class Observations:
         self.versions = self.versions or log.versions
         self.instruction_sets = self.instruction_sets or log.instruction_sets
         for where, problems in log.executions.items():
-            if where.step is not None:
-                self._take(problems, is_hot=where.step < hot_runs)
+            if where.step is None:
+                continue
+            for problem, calls in problems.items():
+                same = self._by_work.setdefault(work_of(problem), {})
+                observation = same.setdefault(problem, Observation())
+                is_hot = where.step < hot_runs
+                (observation.hot_ms if is_hot else observation.cold_ms).append(calls.mean_ms)
         return list(log.calls(lambda where: where.step is not None))
 
     def time_of(self, wanted: Problem) -> ReplayTime | None:
-        """Return times of the same work with the same layouts; None if there are none."""
+        """Return medians of the same work with the same layouts; None if there are none."""
         for problem, observation in self._by_work.get(work_of(wanted), {}).items():
-            if observation.hot_ms and same_layouts(wanted, problem):
-                return observation.time()
+            hot_ms, cold_ms = observation.hot_ms, observation.cold_ms
+            if hot_ms and same_layouts(wanted, problem):
+                return ReplayTime(
+                    hot_ms=median(hot_ms),
+                    cold_ms=median(cold_ms) if cold_ms else None,
+                    runs=min(len(times) for times in (hot_ms, cold_ms) if times),
+                    implementation=problem.implementation,
+                )
         return None
-
-    def _take(self, problems: Mapping[Problem, Calls], *, is_hot: bool) -> None:
-        for problem, calls in problems.items():
-            same = self._by_work.setdefault(work_of(problem), {})
-            observation = same.setdefault(problem, Observation(problem))
-            (observation.hot_ms if is_hot else observation.cold_ms).append(calls.mean_ms)
-
-
-def as_replay(
-    calls: Iterable[Problem],
-    observed: Observations,
-    not_replayed: Mapping[Problem, str],
-    *,
-    conditions: Conditions,
-) -> Replay:
-    """Return all times, also of what ran with another problem after its own run had failed."""
-    times = {
-        problem: time
-        for problem in calls
-        if not not_of_this_cpu(problem) and (time := observed.time_of(problem)) is not None
-    }
-    return Replay(
-        runner="torch",
-        version=", ".join(observed.versions),
-        instruction_set=", ".join(observed.instruction_sets),
-        conditions=conditions,
-        times=times,
-        not_replayed={
-            problem: why for problem, why in not_replayed.items() if problem not in times
-        },
-    )
 
 
 def run_again(
@@ -235,7 +209,12 @@ def run_again(
     if "why_not" in answer:
         return answer["why_not"]
     ran = observed.read(log, hot_runs=answer["hot"])
-    return "" if observed.time_of(problem) is not None else why_not(problem, ran)
+    if observed.time_of(problem) is not None:
+        return ""
+    alike = [other for other in ran if other.kind == problem.kind]
+    if not alike:
+        return f"torch does not reach oneDNN's {problem.kind} with it"
+    return difference(problem, alike[0])
 
 
 def not_of_this_cpu(problem: Problem) -> str:
@@ -243,14 +222,6 @@ def not_of_this_cpu(problem: Problem) -> str:
     if problem.component != "primitive":
         return f"it is a {problem.component}'s, not a primitive"
     return "" if problem.engine == "cpu" else f"it ran on {problem.engine}"
-
-
-def why_not(wanted: Problem, ran: Sequence[Problem]) -> str:
-    """Return in one line why what ran is not what was requested."""
-    alike = [problem for problem in ran if problem.kind == wanted.kind]
-    if not alike:
-        return f"torch does not reach oneDNN's {wanted.kind} with it"
-    return difference(wanted, alike[0])
 
 
 def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:

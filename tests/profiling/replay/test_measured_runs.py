@@ -11,7 +11,6 @@ from profiling.replay.torch_operators import (
     LEAST_RUNS,
     WARM_UP,
     WITHOUT_KNOWN_CACHES,
-    Runs,
     flusher,
     measure,
 )
@@ -35,7 +34,7 @@ class Counted:
 def test_each_run_is_a_step_of_the_log_and_warm_up_is_none(tmp_path: Path) -> None:
     counted = Counted()
     runs = measure(counted.run, tmp_path / "log", repeats=5, flush=counted.flush)
-    assert runs == Runs(hot=5, cold=5)
+    assert runs == {"hot": 5, "cold": 5}
     assert counted.calls == ["run"] * (WARM_UP + 5) + ["flush", "run"] * 5
     log = read_logs([tmp_path / "log"])
     assert log.steps == list(range(10))
@@ -53,7 +52,7 @@ def test_slow_problems_run_less_often_but_three_times(
 ) -> None:
     monkeypatch.setattr(torch_operators, "SECONDS", 0.0)
     runs = measure(Counted().run, tmp_path / "log", repeats=50, flush=None)
-    assert runs == Runs(hot=LEAST_RUNS, cold=0)
+    assert runs == {"hot": LEAST_RUNS, "cold": 0}
 
 
 def test_the_caches_are_overwritten_twice(tmp_path: Path) -> None:
