@@ -28,7 +28,8 @@ from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
-from retinanet.training.recorder import RunFacts, format_metric
+from retinanet.training.recorder import format_metric
+from retinanet.training.run_folder import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)

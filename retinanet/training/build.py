@@ -13,7 +13,7 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,29 @@ from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
 from retinanet.model.retinanet import RetinaNet, current_key
 from retinanet.training.nonfinite import require_finite_tensors
+
+FROM_TORCHVISION = "torchvision"
+EXPORTED = (".onnx", ".pt2")
+IMAGENET_FILE = "resnext50_32x4d-7cdf4587.pth"
+"""`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`; the digits are the first of its SHA-256."""
+IMAGENET_SHA512 = (
+    "15c9f0bc1c8d64750712f86ffaded3b0bc6a87e77a395dcda3013d8af65b7ebf"
+    "3ca1c24dd3aae60c0d83e510b4d27731f0526b6f9392c0a85ffc18e5fecd8a13"
+)
+"""The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
+It comes from another source than the digits in the name."""
+SUFFIXES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
+WRAPPINGS = ("model", "state_dict")
+"""Keys under which training scripts put a state_dict: torchvision's and MLPerf's, and others."""
+
+LARGEST_RATIO = 4
+"""Largest ratio of tensors' bytes to the file's: tensors that share memory are each copied."""
+NAMES_SHOWN = 5
+MOST_BYTES = 8_000_000_000
+"""Of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
+REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
+"""How torch names what a pickle would have called."""
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
@@ -76,11 +99,7 @@ def build_optimizer(
 ) -> Optimizer:
     """Return the optimizer of the parameters that train.
 
-    Args:
-        settings: `training` of the configuration.
-        model: Has the parameters.
-        engine: `torch` or `ipex`.
-        groups: Compute groups, which have momentum of their own.
+    `engine` is `torch` or `ipex`. Compute groups have momentum of their own, see `beta1_of`.
     """
     return make_optimizer(
         model,
@@ -91,9 +110,6 @@ def build_optimizer(
         weight_decay=settings.weight_decay,
         fused=engine != "ipex",  # it puts its own fused step into torch's plain optimizers
     )
-
-
-FROM_TORCHVISION = "torchvision"
 
 
 def require_trainable_start(
@@ -121,12 +137,10 @@ def require_trainable_start(
 
 
 def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
-    """Read the weights of a resnext50_32x4d.
+    """Read the weights of a resnext50_32x4d from a .safetensors file, or `torchvision`.
 
-    Args:
-        pretrained_backbone: A .safetensors file, or `torchvision` for ImageNet's weights
-            (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts from), from torch's cache
-            or its download site.
+    That means ImageNet's weights (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts
+    from), from torch's cache or its download site.
 
     Raises:
         InputError: There is no such file, it holds something else, or the site is not reachable.
@@ -198,28 +212,6 @@ def read_torchvision_weights() -> dict[str, Tensor]:
     return unpickle_weights(content, file).tensors
 
 
-IMAGENET_FILE = "resnext50_32x4d-7cdf4587.pth"
-"""`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`; the digits are the first of its SHA-256."""
-IMAGENET_SHA512 = (
-    "15c9f0bc1c8d64750712f86ffaded3b0bc6a87e77a395dcda3013d8af65b7ebf"
-    "3ca1c24dd3aae60c0d83e510b4d27731f0526b6f9392c0a85ffc18e5fecd8a13"
-)
-"""The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
-It comes from another source than the digits in the name."""
-SUFFIXES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
-WRAPPINGS = ("model", "state_dict")
-"""Keys under which training scripts put a state_dict: torchvision's and MLPerf's, and others."""
-
-LARGEST_RATIO = 4
-"""Largest ratio of tensors' bytes to the file's: tensors that share memory are each copied."""
-NAMES_SHOWN = 5
-MOST_BYTES = 8_000_000_000
-"""Of a `.pth`: a detector and its optimizer's state take half a gigabyte."""
-REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""How torch names what a pickle would have called."""
-ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*m")
-
-
 @dataclass(frozen=True)
 class PickledWeights:
     """The weights in a file."""
@@ -230,21 +222,6 @@ class PickledWeights:
     """How many names had an older spelling; see `retinanet.model.retinanet`."""
     dropped: tuple[str, ...]
     """Names of what stood beside them and is no tensor."""
-
-
-def refuse_pickle(path: Path, *, what: str) -> None:
-    """Refuse a file that is a pickle by its name, where `what` is expected.
-
-    Raises:
-        InputError: Says which command makes weights of it that can be trained from.
-    """
-    if path.suffix in SUFFIXES:
-        raise InputError(
-            f"{path}: is a pickle, which could run code, and no {what}; its weights can be trained "
-            f"from: python -m retinanet convert {path} --out {path.with_suffix('.safetensors')}; a "
-            f"whole detector becomes a checkpoint: python -m retinanet convert --detector {path} "
-            f"--classes FILE.json --out {path.with_suffix('')}"
-        )
 
 
 def is_imagenet_file(content: bytes) -> bool:
@@ -278,15 +255,31 @@ def unpickle_weights(content: bytes, file: Path) -> PickledWeights:
     Raises:
         InputError: They are no such file, or hold no dense tensors under names.
     """
-    _require_plausible_sizes(content, file)
+    limit = len(content)
+    # torch.save stores tensors as they are, and torch.load allocates what the archive says.
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except Exception:  # torch's older format, or a damaged archive: torch.load says which
+        size = 0
+    if size > limit:
+        raise InputError(
+            f"{file}: inflates to {size:,} bytes from {limit:,}; "
+            "save it again with torch.save, which does not compress"
+        )
     try:
         # torchvision's and MLPerf's scripts save their command line beside the weights.
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
         raise InputError(f"{file}: cannot be read: {reason_of(error)}") from error
-    limit = len(content)
-    entries, dropped = without_wrapping(loaded)
+    entries: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
+    dropped: list[str] = []
+    for wrapping in WRAPPINGS:
+        if isinstance(entries.get(wrapping), dict):
+            dropped = [str(name) for name in entries if name != wrapping]
+            entries = entries[wrapping]
+            break
     given = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     dropped += [str(name) for name in entries if name not in given]
     if not given or not all(isinstance(name, str) for name in given):
@@ -324,45 +317,15 @@ def describe_weights(
     if weights.renamed:
         lines.append(f"renamed: {weights.renamed:,} tensors, from older spellings of their names")
     if weights.dropped:
-        lines.append(f"dropped, being no tensors: {shown(weights.dropped)}")
+        names, most = weights.dropped, NAMES_SHOWN
+        more = f" and {len(names) - most:,} more" if len(names) > most else ""
+        shown = ", ".join(name[:60] for name in names[:most]) + more
+        lines.append(f"dropped, being no tensors: {shown}")
     return [printable(line) for line in lines]
-
-
-def shown(names: Sequence[str]) -> str:
-    """Return the first few names."""
-    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(name[:60] for name in names[:NAMES_SHOWN]) + more
-
-
-def _require_plausible_sizes(content: bytes, file: Path) -> None:
-    """Refuse an archive that says it inflates to more than the file: torch.save stores tensors as
-    they are, and torch.load allocates what the archive says.
-    """
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-    except Exception:  # torch's older format, or a damaged archive: torch.load says which
-        return
-    if size > len(content):
-        raise InputError(
-            f"{file}: inflates to {size:,} bytes from {len(content):,}; "
-            "save it again with torch.save, which does not compress"
-        )
 
 
 def _size(value: Tensor) -> int:
     return value.numel() * value.element_size()
-
-
-def without_wrapping(loaded: object) -> tuple[Mapping[Any, Any], list[str]]:
-    """Return the state_dict in what a file holds, and the names of what stands beside it."""
-    if not isinstance(loaded, dict):
-        return {}, []
-    for wrapping in WRAPPINGS:
-        inner = loaded.get(wrapping)
-        if isinstance(inner, dict):
-            return inner, [str(name) for name in loaded if name != wrapping]
-    return loaded, []
 
 
 def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
@@ -378,16 +341,19 @@ def dense(value: Tensor, name: str, file: Path, limit: int) -> Tensor:
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 
-EXPORTED = (".onnx", ".pt2")
-
-
 def refuse_what_is_no_checkpoint(path: Path) -> None:
     """Refuse weights as a pickle, and exported models, where a checkpoint is expected.
 
     Raises:
-        InputError: Says what to give.
+        InputError: Names the command that makes weights of it, or what to give.
     """
-    refuse_pickle(path, what="checkpoint of a run")
+    if path.suffix in SUFFIXES:
+        raise InputError(
+            f"{path}: is a pickle, which could run code, and no checkpoint of a run; its weights "
+            f"can be trained from: python -m retinanet convert {path} --out "
+            f"{path.with_suffix('.safetensors')}; a whole detector becomes a checkpoint: python -m "
+            f"retinanet convert --detector {path} --classes FILE.json --out {path.with_suffix('')}"
+        )
     if path.suffix in EXPORTED:
         raise InputError(
             f"{path}: is an exported model, for other programs; give --checkpoint what it was made "

@@ -6,7 +6,6 @@ be read are replaced and counted, up to a limit (`BadImages`).
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from data.decoding import describe_decoder, resolve_decoder
 from data.loader import EvaluationBatches, TrainingBatches, evaluation_loader, training_loader
 from data.synthetic import make_scenes
 from launch.process_group import ProcessGroup
-from retinanet.config import Config, DataConfig, ScenesConfig
+from retinanet.config import Config, DataConfig
 from retinanet.config_file import configured_split
 from retinanet.config_types import loading_processes
 from retinanet.training.distributed import in_turn
@@ -30,60 +29,49 @@ from retinanet.training.loop import StepResult
 def open_run_data(
     config: Config, *, scenes_folder: Path, console: Console, group: ProcessGroup | None = None
 ) -> DetectionData:
-    """Open both splits, on rank 0 first; make synthetic scenes before, where configured.
+    """Open both splits, on rank 0 first; make synthetic scenes in a folder before, if configured.
 
-    Args:
-        config: Its section `data`, `model.num_classes`, and `run.seed` for drawing.
-        scenes_folder: Where drawn scenes go.
-        console: Shows the progress of drawing, and of making indexes.
-        group: All ranks, each of which calls this.
+    All ranks of the group call it. The console shows the progress of drawing and of making indexes.
 
     Raises:
         InputError: Fields contradict each other, the decoder is not installed, or files are
             missing or not what they should be.
     """
-    opened = partial(opened_here, config, scenes_folder=scenes_folder, console=console)
-    return in_turn(group or ProcessGroup(), opened)
+    settings, scenes = config.data, config.data.scenes
 
-
-def opened_here(config: Config, *, scenes_folder: Path, console: Console) -> DetectionData:
-    """Open both splits on one rank; see `open_run_data`."""
-    settings = config.data
-    decoder = resolve_decoder(settings.decoder)
-    root = settings.root
-    if settings.scenes is not None:
-        require_no_files(settings)
-        root = scenes_folder
-        draw_scenes(root, settings.scenes, seed=config.run.seed, console=console)
-    return open_data(
-        configured_split(settings, "train", root=root),
-        configured_split(settings, "validation", root=root),
-        image_size=settings.image_size,
-        class_indices=settings.class_indices,
-        num_classes=config.model.num_classes,
-        skip_images_without_boxes=settings.images_without_boxes == "skip",
-        console=console,
-        decoder=decoder,
-        replace_bad_images=settings.on_bad_image == "skip",
-    )
-
-
-def draw_scenes(root: Path, settings: ScenesConfig, *, seed: int, console: Console) -> None:
-    """Make both splits' synthetic scenes, unless they are there, and show the progress."""
-    total = settings.train + settings.validation
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        # Ranks on hosts with disks of their own draw there; one of each host is enough.
-        one_process_at_a_time(root.with_name(f".{root.name}.lock")),
-        progress(console, "drawing scenes", total=total) as advance,
-    ):
-        make_scenes(
-            root,
-            seed=seed,
-            train=settings.train,
-            validation=settings.validation,
-            advance=advance,
+    def open_here() -> DetectionData:
+        decoder = resolve_decoder(settings.decoder)
+        root = settings.root
+        if scenes is not None:
+            require_no_files(settings)
+            root = scenes_folder
+            root.parent.mkdir(parents=True, exist_ok=True)
+            total = scenes.train + scenes.validation
+            with (
+                # Ranks on hosts with disks of their own draw there; one of each host is enough.
+                one_process_at_a_time(root.with_name(f".{root.name}.lock")),
+                progress(console, "drawing scenes", total=total) as advance,
+            ):
+                make_scenes(
+                    root,
+                    seed=config.run.seed,
+                    train=scenes.train,
+                    validation=scenes.validation,
+                    advance=advance,
+                )
+        return open_data(
+            configured_split(settings, "train", root=root),
+            configured_split(settings, "validation", root=root),
+            image_size=settings.image_size,
+            class_indices=settings.class_indices,
+            num_classes=config.model.num_classes,
+            skip_images_without_boxes=settings.images_without_boxes == "skip",
+            console=console,
+            decoder=decoder,
+            replace_bad_images=settings.on_bad_image == "skip",
         )
+
+    return in_turn(group or ProcessGroup(), open_here)
 
 
 def require_no_files(settings: DataConfig) -> None:
@@ -92,17 +80,12 @@ def require_no_files(settings: DataConfig) -> None:
     Raises:
         InputError: Names the field that was given beside `data.scenes`.
     """
-    files = {
-        "data.root": settings.root,
-        "data.train_annotations": settings.train_annotations,
-        "data.train_images": settings.train_images,
-        "data.validation_annotations": settings.validation_annotations,
-        "data.validation_images": settings.validation_images,
-    }
-    for name, value in files.items():
+    fields = ("root", "train_annotations", "train_images")
+    for name in (*fields, "validation_annotations", "validation_images"):
+        value = getattr(settings, name)
         if value is not None:
             raise InputError(
-                f"{name}: {value} is given beside data.scenes; add data.scenes=null to train on "
+                f"data.{name}: {value} is given beside data.scenes; add data.scenes=null to train on "
                 "it, or start from --config coco.yaml or openimages.yaml"
             )
 

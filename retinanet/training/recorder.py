@@ -1,34 +1,35 @@
-"""What a run writes as it goes: metrics, pictures, detections, and lines on the console.
+"""Records of a run as it goes: metrics, TensorBoard, pictures, detections, and the console.
 
-Rank 0 writes for all; the others have a `NullRecorder`. `RunFacts` is what is settled before the
-first step: the console, `environment.json` and model cards describe the run by it.
+Rank 0 writes for all; the others have a `NullRecorder`. Numbers are a JSON object a line in
+`metrics.jsonl`, and the same in TensorBoard, whose event files a full disk interrupts, but does not
+end.
 """
 
+import json
 import math
 import shlex
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from torch.utils.tensorboard.writer import SummaryWriter
 
+from common.charts import BLUE, GREEN, RED, new_figure, save_chart
 from common.cli import installed
 from common.errors import InputError, printable
-from common.files import read_json_lines
+from common.files import LineFile, read_json_lines, write_whole
 from common.machine import peak_resident_mb
-from data.dataset import DetectionData, DetectionDataset
-from launch.pinning import RankContext
-from launch.topology import format_cpu_list
-from retinanet.config import Config
-from retinanet.config_types import described_split
-from retinanet.evaluation.metric import METRICS, Evaluation
+from data.dataset import DetectionDataset
+from retinanet.evaluation.metric import COLOURS, METRICS, Evaluation
 from retinanet.evaluation.output import (
     SplitResult,
     evaluation_name,
@@ -37,10 +38,7 @@ from retinanet.evaluation.output import (
     write_evaluation,
 )
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics import MetricsLog, draw_curves
-from retinanet.training.rank_speed import RankBatches
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.train_state import ModelDescription
 
 SECONDS_BETWEEN_WARNINGS = 600.0
 """That a disk is full is said by checkpoints too, each time."""
@@ -99,13 +97,9 @@ class Recorder:
         epoch: float,
         write_files: Callable[[], None] | None = None,
     ) -> None:
-        """Write an evaluation: table, metrics, detections, classes and their chart.
+        """Write an evaluation after `step` steps: table, metrics, detections, classes, chart.
 
-        Args:
-            result: What it came to.
-            step: Of its weights.
-            epoch: The same in epochs, with the share of the running one.
-            write_files: Waits for the last three, which a process writes; None: write them here.
+        `write_files` waits for the last three, which a process writes; None: write them here.
         """
         print_evaluation(
             self._console, result.evaluation, title=f"after step {step}, epoch {epoch:.4g}"
@@ -177,9 +171,15 @@ class Recorder:
             headline += f", target mAP {self._target_map:g} {outcome}"
         if best_map is not None:
             headline += f", best mAP {best_map:.3f}"
-        facts = {"memory": memory_used(self._page_faults)}
+        memory = f"{peak_resident_mb() / 1000:.1f} GB at the most"
+        if self._page_faults:
+            memory += f", {median(self._page_faults):.0f} page faults in the median step"
+        facts = {"memory": memory}
         if bad_images:
             facts["bad images"] = f"{bad_images} could not be read, see metrics"
+        best = folder.checkpoints / "best"
+        predict = (installed("python"), "-m", "retinanet", "predict", "--checkpoint", best, example)
+        tensorboard = (installed("tensorboard"), "--logdir", folder.tensorboard)
         print_summary(
             self._console,
             headline=headline,
@@ -187,33 +187,12 @@ class Recorder:
             paths={
                 "pictures": folder.pictures,
                 "curves": folder.pictures / "curves.png",
-                "best checkpoint": folder.checkpoints / "best",
+                "best checkpoint": best,
                 "metrics": folder.metrics,
                 "tensorboard": folder.tensorboard,
             },
-            next_commands=[
-                shlex.join(
-                    [
-                        installed("python"),
-                        "-m",
-                        "retinanet",
-                        "predict",
-                        "--checkpoint",
-                        str(folder.checkpoints / "best"),
-                        str(example),
-                    ]
-                ),
-                shlex.join([installed("tensorboard"), "--logdir", str(folder.tensorboard)]),
-            ],
+            next_commands=[shlex.join(map(str, command)) for command in (predict, tensorboard)],
         )
-
-
-def memory_used(page_faults: list[int]) -> str:
-    """Return a line on memory, of a run with so many page faults in each step."""
-    text = f"{peak_resident_mb() / 1000:.1f} GB at the most"
-    if page_faults:
-        text += f", {median(page_faults):.0f} page faults in the median step"
-    return text
 
 
 class NullRecorder:
@@ -283,116 +262,202 @@ def print_summary(
             console.print(f"  {command}", soft_wrap=True, markup=False)
 
 
-def print_rows(console: Console, rows: dict[str, Any]) -> None:
-    """Print a name and a value a line."""
-    width = max(len(name) for name in rows)
-    for name, value in rows.items():
-        console.print(f"{name:<{width}}  {value}", soft_wrap=True, markup=False)
+class MetricsLog:
+    """Appends to both files; lines of steps that a resumed run takes again are dropped.
+
+    What cannot be written raises OSError; lines are kept until the next that can.
+    """
+
+    def __init__(self, file: Path, tensorboard: Path, *, resumed_step: int = 0) -> None:
+        drop_later_lines(file, step=resumed_step)
+        self._lines = LineFile(file)
+        self._tensorboard = TensorBoardLog(tensorboard, purge_step=resumed_step + 1)
+
+    def step(self, result: StepResult, *, epoch: float) -> None:
+        """Write one optimizer step."""
+        record: dict[str, Any] = {
+            "kind": "step",
+            "step": result.step,
+            "epoch": round(epoch, 4),
+            "loss": result.loss,
+            **result.losses,
+            "gradient_norm": result.gradient_norm,
+            "learning_rate": result.learning_rate,
+            "images": result.images,
+            "images_per_second": result.images_per_second,
+            "seconds": result.seconds,
+            "data_seconds": result.data_seconds,
+            "exchange_seconds": result.exchange_seconds,
+            "page_faults": result.page_faults,
+            "resident_mb": result.resident_mb,
+            "peak_resident_mb": result.peak_resident_mb,
+        }
+        if result.group is not None:
+            record |= {"group": result.group.number, "staleness": result.group.staleness}
+        self._write(record)
+        train = ("loss", *result.losses, "gradient_norm", "learning_rate", "images_per_second")
+        memory = ("page_faults", "resident_mb", "peak_resident_mb")
+        shown = {f"train/{name}": record[name] for name in train}
+        shown |= {f"memory/{name}": record[name] for name in memory}
+        if result.group is not None:
+            shown["train/staleness"] = result.group.staleness
+        self._tensorboard.scalars(shown, step=result.step)
+
+    def evaluation(
+        self, evaluation: Evaluation, *, step: int, epoch: float, seconds: float
+    ) -> None:
+        """Write one evaluation."""
+        record = {
+            "kind": "evaluation",
+            "step": step,
+            "epoch": round(epoch, 4),
+            **evaluation.summary,
+            "per_class": evaluation.per_class,
+            "seconds": seconds,
+        }
+        self._write(record)
+        known = {name: value for name, value in evaluation.summary.items() if not math.isnan(value)}
+        shown = {f"evaluation/{name}": value for name, value in known.items()}
+        self._tensorboard.scalars(shown, step=step)
+
+    def bad_image(self, problem: str, *, step: int) -> None:
+        """Write an image that could not be read."""
+        self._write({"kind": "bad_image", "step": step, "problem": problem})
+
+    def nonfinite(self, report: dict[str, Any]) -> None:
+        """Write a skipped step; see `NonFiniteReport.content`."""
+        self._write({"kind": "nonfinite", **report})
+
+    def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
+        """Write a picture [H, W, 3] to TensorBoard."""
+        self._tensorboard.image(name, pixels, step=step)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._lines.close()
+        self._tensorboard.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        # JSON has no nan: a number that does not exist is null.
+        clean = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        self._lines.write(json.dumps(clean))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What a run is, as settled before its first step."""
-
-    config: Config
-    folder: RunFolder
-    data: DetectionData
-    model: ModelDescription
-    parameters: int
-    trained_parameters: int
-    total_steps: int
-    images_per_step: int
-    """Of all ranks that take a step together."""
-    engine: str
-    loading: str
-    """Who decodes images, and where."""
-    hosts: tuple[str, ...]
-    """Of each rank."""
-    averaging_ranks: int
-    """That average their gradients with each other."""
-    exchange: str
-    """What averages gradients: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
-    batches: RankBatches
-    context: RankContext
-    """Rank 0's."""
-    rows: dict[str, object]
-    """Of the way in which ranks take the steps of an epoch."""
+def drop_later_lines(file: Path, *, step: int) -> None:
+    """Remove records of steps after `step`, in one atomic replacement."""
+    if file.exists():
+        records = [record for record in read_json_lines(file) if record["step"] <= step]
+        write_whole(file, "".join(json.dumps(record) + "\n" for record in records))
 
 
-def describe_run(facts: RunFacts, *, step: int) -> dict[str, object]:
-    """Return rows for the console, of a run that begins after `step` steps."""
-    training, size = facts.config.training, facts.config.data.image_size
-    train, validation, _ = facts.data
-    without_boxes = len(train.annotations) - len(train)
-    skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
-    ranks = f"{facts.averaging_ranks} ranks × " if facts.averaging_ranks > 1 else ""
-    threads = torch.get_num_threads()
-    rows: dict[str, object] = {
-        "run": facts.folder.path,
-        "data": f"{len(train)} training images{skipped}, {len(validation)} for validation, "
-        f"{facts.model.num_classes} class indices",
-        "images": facts.loading,
-        "model": f"RetinaNet-ResNeXt50, {facts.trained_parameters / 1e6:.1f} million parameters "
-        f"that train, {facts.model.norm} norms",
-        "steps": f"{facts.total_steps} of {ranks}{training.batch_size} × "
-        f"{training.gradient_accumulation} images, {size}×{size} pixels, "
-        f"{facts.model.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
-        f"engine {facts.engine}",
-        **describe_batches(facts),
-        **describe_ranks(facts),
-        **facts.rows,
-    }
-    if step:
-        rows["resumed"] = f"after step {step}"
-    return rows
+SECONDS_BETWEEN_TRIES = 60.0
+WRITERS_THREAD = "_AsyncWriterThread"
+"""tensorboard's class of the writing thread; its errors are raised again at the next call."""
 
 
-def describe_batches(facts: RunFacts) -> dict[str, object]:
-    """Return how many images each rank has of a batch, where that was not left to be even."""
-    batches = facts.batches
-    if facts.config.distributed.batch_split == "even" or facts.averaging_ranks == 1:
-        return {}
-    text = described_split(batches.images, batches.speeds)
-    if batches.is_recorded:
-        text += ", as the run was split by speed before"
-    return {"batches": text}
+class TensorBoardLog:
+    """Writes numbers and pictures by step; leaves out what cannot be written."""
+
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
+        """Write event files into a folder; steps from `purge_step` on in others there are void."""
+        self._folder = folder
+        self._purge_step: int | None = purge_step
+        self._writer: SummaryWriter | None = None
+        self._next_try = 0.0
+        self._previous_hook = threading.excepthook
+        threading.excepthook = self._hide_disk_errors
+
+    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
+        """Write numbers by name.
+
+        Raises:
+            OSError: They could not be written.
+        """
+        self._write(lambda to: [to.add_scalar(name, value, step) for name, value in values.items()])
+
+    def image(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
+        """Write a picture [H, W, 3].
+
+        Raises:
+            OSError: It could not be written.
+        """
+        self._write(lambda to: to.add_image(name, pixels, step, dataformats="HWC"))
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        writer, self._writer = self._writer, None
+        with suppress(OSError):
+            if writer is not None:
+                writer.close()
+        threading.excepthook = self._previous_hook
+
+    def _write(self, action: Callable[[SummaryWriter], object]) -> None:
+        if self._writer is None:
+            if time.monotonic() < self._next_try:
+                return
+            self._next_try = time.monotonic() + SECONDS_BETWEEN_TRIES
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+            self._purge_step = None
+        try:
+            action(self._writer)
+        except OSError:
+            self._writer = None  # its thread has ended: the next one writes another file
+            raise
+
+    def _hide_disk_errors(self, arguments: threading.ExceptHookArgs) -> None:
+        is_writer = type(arguments.thread).__name__ == WRITERS_THREAD
+        if not (is_writer and isinstance(arguments.exc_value, OSError)):
+            self._previous_hook(arguments)
 
 
-def describe_ranks(facts: RunFacts) -> dict[str, object]:
-    """Return how many ranks there are, what averages their gradients, and where rank 0 runs."""
-    pinned = facts.context.pinned
-    nodes = f"node{'s' if len(pinned.share.nodes) > 1 else ''}"
-    cores = (
-        f"CPUs {format_cpu_list(pinned.share.cpus)}, memory of {nodes} "
-        f"{format_cpu_list(pinned.share.nodes)}"
-    )
-    if not pinned.enabled:
-        cores = "where the system puts them (launch.pin=false)"
-    if len(facts.hosts) == 1:
-        return {"cores": cores}
-    hosts = list(dict.fromkeys(facts.hosts))
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
-    by = f"gradients by {facts.exchange}"
-    if facts.averaging_ranks == 1:
-        by = "gradients of each by itself"
-    by += " in bf16" if facts.config.distributed.compress == "bf16" else ""
-    if facts.exchange == "gloo":
-        by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
-    return {"ranks": f"{len(facts.hosts)} on {where}, {by}", "cores": f"rank 0: {cores}"}
+LOSSES = (("loss", "both", "#333333"), ("classification", "classification", RED),
+          ("bbox_regression", "boxes", BLUE))  # fmt: skip
+PRECISIONS = [(name, METRICS[name].heading, colour) for name, colour in COLOURS.items()]
 
 
-def ranks_as_json(facts: RunFacts) -> dict[str, Any]:
-    """Return what `environment.json` says of the ranks; rank 0's CPUs stand for all."""
-    context = facts.context
-    return {
-        "size": len(facts.hosts),
-        "hosts": list(facts.hosts),
-        "launcher": context.ranks.launcher,
-        "exchange": facts.exchange,
-        "compute_groups": facts.config.distributed.groups,
-        "images_of_a_batch": list(facts.batches.images),
-        "measured_images_per_second": list(facts.batches.speeds) or None,
-        "pinned": context.pinned.enabled,
-        "cpus_of_rank_0": list(context.pinned.share.cpus),
-        "environment_of_rank_0": dict(context.pinned.environment),
-    }
+def draw_curves(
+    records: Sequence[dict[str, Any]], file: Path, *, title: str, target_map: float | None
+) -> None:
+    """Write a PNG with the losses (left) and the precisions (right) of a run's `metrics.jsonl`."""
+    steps = [record for record in records if record["kind"] == "step"]
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    figure = new_figure(width=12, height=4.5)
+    left, right = figure.subplots(1, 2)
+    figure.suptitle(title)
+    places = [record["step"] for record in steps]
+    for name, label, colour in LOSSES:
+        values = np.array([record[name] for record in steps], dtype=float)  # null becomes NaN
+        left.plot(places, values, color=colour, alpha=0.2, linewidth=0.7)
+        left.plot(places, running_mean(values), color=colour, label=label)
+    left.set_title("training loss (mean of 20 steps)")
+    left.set_ylim(bottom=0)
+    left.legend()
+    places = [record["step"] for record in evaluations]
+    for name, label, colour in PRECISIONS:
+        values = np.array([record[name] for record in evaluations], dtype=float)
+        right.plot(places, values, color=colour, marker="o", label=label)
+    if target_map is not None:
+        right.axhline(target_map, color=GREEN, linestyle="--", label=f"target {target_map:g}")
+    right.set_title("validation")
+    right.set_ylim(0, 1)
+    right.legend(loc="upper left")
+    for axes in (left, right):
+        axes.set_xlabel("optimizer steps")
+        axes.grid(alpha=0.3)
+        axes.set_xlim(left=0)
+    save_chart(figure, file)
+
+
+def running_mean(values: NDArray[np.float64], *, window: int = 20) -> NDArray[np.float64]:
+    """Return means of up to `window` values until each place, without NaN of skipped steps."""
+    counted = np.isfinite(values)
+    sums = np.cumsum(np.insert(np.where(counted, values, 0.0), 0, 0.0))
+    counts = np.cumsum(np.insert(counted, 0, 0))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    with np.errstate(invalid="ignore"):  # no value at all has no mean
+        means: NDArray[np.float64] = (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
+    return means

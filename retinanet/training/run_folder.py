@@ -1,4 +1,8 @@
-"""The folder of a run: who may write there, and what belongs to it."""
+"""The folder of a run: who may write there, what belongs to it, and the facts that describe it.
+
+`RunFacts` is settled before the first step: the console, `environment.json` and model cards
+describe the run by it.
+"""
 
 import io
 import json
@@ -14,14 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from ruamel.yaml import YAML
 
 from common.errors import InputError, StoppedBeforeStart, printable
 from common.files import write_whole
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
+from data.dataset import DetectionData
+from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
+from launch.topology import format_cpu_list
+from retinanet.config import Config
+from retinanet.config_types import described_split
 from retinanet.training.checkpoint import newest_first
+from retinanet.training.rank_speed import RankBatches
+from retinanet.training.train_state import ModelDescription
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")
@@ -31,15 +43,7 @@ RUN_MARKS = (LOCK, "environment.json", "metrics.jsonl")
 """Every run's folder has one of these files, unless it has checkpoints."""
 NAMES_SHOWN = 3
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "pillow",
-    "simplejpeg",
-    "pycocotools",
-    "safetensors",
-)
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "pycocotools", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class RunFolder:
 
     path: Path
     notes: tuple[str, ...] = ()
-    """What a user may not expect of it, for rank 0 to print."""
+    """For rank 0 to print: a link, or files of other programs."""
 
     @property
     def metrics(self) -> Path:
@@ -86,9 +90,9 @@ class RunFolder:
         return self.path / SCENES
 
     def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
-        """Write what is about to run; unless it resumes, remove an earlier run's work.
+        """Write configuration and environment; unless it resumes, remove an earlier run's work.
 
-        `ranks`: how many, where, and how they average gradients, for readers of the numbers.
+        `ranks` describes them for readers of the numbers, see `ranks_as_json`.
 
         Raises:
             InputError: It cannot be written.
@@ -152,7 +156,13 @@ def claim_run_folder(
         yield RunFolder(path)
         return
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-    require_permission(path, resume=resume, auto_resume=auto_resume, overwrite=overwrite)
+    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
+    if refused is not None:
+        raise InputError(refused)
+    if holds_work(path) and not (resume or auto_resume or overwrite):
+        raise InputError(
+            f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
+        )
     notes = notes_on_folder(path)
     lock, removing = None, threading.Lock()
 
@@ -189,34 +199,23 @@ def make_lock(path: Path) -> FileLock:
 
 
 def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLock | None) -> None:
-    """Remove a folder that was made just now, unless a run has begun there or holds it.
+    """Remove a run's folder, and those above it that were made just now, unless a run began there.
 
-    A signal may come at any line of the claim, and a damaged image may turn up after hours.
-
-    Args:
-        path: The run's folder.
-        new_folders: It and those above it, as far as they were made just now.
-        lock: The file as the claim has opened it, if it came so far. It stays open until the folder
-            is gone: loading processes are copies of this one and share the lock, so that nobody
-            could take it anew while they end.
+    A signal may come at any line of the claim, and a damaged image may turn up after hours. `lock`
+    is the file as the claim has opened it, if it came so far.
     """
     if not new_folders or not path.is_dir() or holds_work(path):
         return
+    # The lock stays open until the folder is gone: loading processes are copies of this one and
+    # share it, so that nobody could take it anew while they end.
     held = lock or make_lock(path)
     with suppress(InputError):
         take_lock(held, path)
-        remove_new(path, new_folders)
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # another run has begun in a parent meanwhile
+            for parent in new_folders[1:]:
+                parent.rmdir()
     held.release()
-
-
-def remove_new(path: Path, new_folders: list[Path]) -> None:
-    """Remove a run's folder, and those above it that were made for it just now."""
-    shutil.rmtree(path, ignore_errors=True)
-    for parent in new_folders[1:]:
-        try:
-            parent.rmdir()
-        except OSError:  # another run has begun there meanwhile
-            return
 
 
 def take_lock(lock: FileLock, path: Path) -> None:
@@ -234,17 +233,6 @@ def take_lock(lock: FileLock, path: Path) -> None:
         ) from error
     except OSError as error:
         raise InputError(f"{path}: cannot be locked: {error.strerror}; set run.root") from error
-
-
-def require_permission(path: Path, *, resume: bool, auto_resume: bool, overwrite: bool) -> None:
-    """Refuse what would mix or lose work; `auto_resume` fits a folder with and without a run."""
-    refused = refusal_of_folder(path, resume=resume, overwrite=overwrite)
-    if refused is not None:
-        raise InputError(refused)
-    if holds_work(path) and not (resume or auto_resume or overwrite):
-        raise InputError(
-            f"{path}: holds another run's work; give --resume, --overwrite, or run.name=NEW"
-        )
 
 
 def refusal_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | None:
@@ -265,21 +253,14 @@ def refusal_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
             f"{path}: is a link to {path.readlink()}, whose run --overwrite would remove; name "
             "that folder by run.root and run.name, or set another run.name"
         )
-    foreign = foreign_entries(path)
+    # Folders, and a run's names, show that it is used for something else. Other files may be a
+    # batch system's or a shell's, such as the log of this command.
+    names = (*OWN_FILES, *OWN_FOLDERS, SCENES)
+    entries = visible_entries(path) if path.is_dir() and not holds_run(path) else []
+    foreign = [entry.name for entry in entries if entry.name in names or entry.is_dir()]
     if foreign:
         return f"{path}: holds no run, but {listed(foreign)}; set run.name or run.root"
     return None
-
-
-def foreign_entries(path: Path) -> list[str]:
-    """Return what shows that a folder is used for something else: folders, and a run's names.
-
-    Other files may be a batch system's or a shell's, such as the log of this command.
-    """
-    if not path.is_dir() or holds_run(path):
-        return []
-    own = (*OWN_FILES, *OWN_FOLDERS, SCENES)
-    return [one.name for one in visible_entries(path) if one.name in own or one.is_dir()]
 
 
 def visible_entries(path: Path) -> list[Path]:
@@ -289,18 +270,18 @@ def visible_entries(path: Path) -> list[Path]:
         InputError: It cannot be listed.
     """
     try:
-        return sorted(one for one in path.iterdir() if not one.name.startswith("."))
+        return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         raise InputError(f"{path}: cannot be listed: {error.strerror}; set run.root") from error
 
 
 def notes_on_folder(path: Path) -> tuple[str, ...]:
-    """Return what a user may not expect of a folder that a run can use."""
+    """Return notes on a folder that a run can use: a link, or files of other programs."""
     notes = []
     if path.is_symlink() or path.parent.is_symlink():
         notes.append(f"{path} leads to {path.resolve()}")
     if path.is_dir() and not holds_run(path):
-        files = [one.name for one in visible_entries(path)]
+        files = [entry.name for entry in visible_entries(path)]
         if files:
             notes.append(f"{path} holds files of no run, which stay: {listed(files)}")
     return tuple(notes)
@@ -326,3 +307,109 @@ def holds_work(path: Path) -> bool:
 def command_line() -> list[str]:
     """Return the command as it was typed, without the interpreter."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def print_rows(console: Console, rows: dict[str, Any]) -> None:
+    """Print a name and a value a line."""
+    width = max(len(name) for name in rows)
+    for name, value in rows.items():
+        console.print(f"{name:<{width}}  {value}", soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """A run as settled before its first step."""
+
+    config: Config
+    folder: RunFolder
+    data: DetectionData
+    model: ModelDescription
+    parameters: int
+    trained_parameters: int
+    total_steps: int
+    images_per_step: int
+    """Of all ranks that take a step together."""
+    engine: str
+    loading: str
+    """Who decodes images, and where."""
+    hosts: tuple[str, ...]
+    """Of each rank."""
+    averaging_ranks: int
+    """That average their gradients with each other."""
+    exchange: str
+    """What averages gradients: `shared memory`, `gloo`, `ccl`; `none` for one rank."""
+    batches: RankBatches
+    context: RankContext
+    """Rank 0's."""
+    rows: dict[str, object]
+    """Of the way in which ranks take the steps of an epoch."""
+
+
+def describe_run(facts: RunFacts, *, step: int) -> dict[str, Any]:
+    """Return rows for the console, of a run that begins after `step` steps."""
+    training, size = facts.config.training, facts.config.data.image_size
+    train, validation, _ = facts.data
+    without_boxes = len(train.annotations) - len(train)
+    skipped = f" ({without_boxes} without boxes are skipped)" if without_boxes else ""
+    ranks = f"{facts.averaging_ranks} ranks × " if facts.averaging_ranks > 1 else ""
+    threads = torch.get_num_threads()
+    rows: dict[str, Any] = {
+        "run": facts.folder.path,
+        "data": f"{len(train)} training images{skipped}, {len(validation)} for validation, "
+        f"{facts.model.num_classes} class indices",
+        "images": facts.loading,
+        "model": f"RetinaNet-ResNeXt50, {facts.trained_parameters / 1e6:.1f} million parameters "
+        f"that train, {facts.model.norm} norms",
+        "steps": f"{facts.total_steps} of {ranks}{training.batch_size} × "
+        f"{training.gradient_accumulation} images, {size}×{size} pixels, "
+        f"{facts.model.precision}, {threads} {'thread' if threads == 1 else 'threads'}, "
+        f"engine {facts.engine}",
+    }
+    if facts.config.distributed.batch_split != "even" and facts.averaging_ranks > 1:
+        rows["batches"] = described_split(facts.batches.images, facts.batches.speeds)
+        if facts.batches.is_recorded:
+            rows["batches"] += ", as the run was split by speed before"
+    rows |= describe_ranks(facts) | facts.rows
+    if step:
+        rows["resumed"] = f"after step {step}"
+    return rows
+
+
+def describe_ranks(facts: RunFacts) -> dict[str, object]:
+    """Return how many ranks there are, what averages their gradients, and where rank 0 runs."""
+    pinned = facts.context.pinned
+    nodes = f"node{'s' if len(pinned.share.nodes) > 1 else ''}"
+    cores = (
+        f"CPUs {format_cpu_list(pinned.share.cpus)}, memory of {nodes} "
+        f"{format_cpu_list(pinned.share.nodes)}"
+    )
+    if not pinned.enabled:
+        cores = "where the system puts them (launch.pin=false)"
+    if len(facts.hosts) == 1:
+        return {"cores": cores}
+    hosts = list(dict.fromkeys(facts.hosts))
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts, {hosts[0]} to {hosts[-1]}"
+    by = f"gradients by {facts.exchange}"
+    if facts.averaging_ranks == 1:
+        by = "gradients of each by itself"
+    by += " in bf16" if facts.config.distributed.compress == "bf16" else ""
+    if facts.exchange == "gloo":
+        by += "; three times as fast with ccl, which needs oneccl_bindings_for_pytorch"
+    return {"ranks": f"{len(facts.hosts)} on {where}, {by}", "cores": f"rank 0: {cores}"}
+
+
+def ranks_as_json(facts: RunFacts) -> dict[str, Any]:
+    """Return the ranks for `environment.json`; rank 0's CPUs stand for all."""
+    context = facts.context
+    return {
+        "size": len(facts.hosts),
+        "hosts": list(facts.hosts),
+        "launcher": context.ranks.launcher,
+        "exchange": facts.exchange,
+        "compute_groups": facts.config.distributed.groups,
+        "images_of_a_batch": list(facts.batches.images),
+        "measured_images_per_second": list(facts.batches.speeds) or None,
+        "pinned": context.pinned.enabled,
+        "cpus_of_rank_0": list(context.pinned.share.cpus),
+        "environment_of_rank_0": dict(context.pinned.environment),
+    }

@@ -47,14 +47,7 @@ from retinanet.training.rank_speed import (
     advice_on_slow_rank,
     settle_batches,
 )
-from retinanet.training.recorder import (
-    NullRecorder,
-    Recorder,
-    RunFacts,
-    describe_run,
-    print_rows,
-    ranks_as_json,
-)
+from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import (
     describe_setup,
     format_finished,
@@ -63,7 +56,13 @@ from retinanet.training.resume import (
     restore_rank_states,
     restore_training,
 )
-from retinanet.training.run_folder import RunFolder
+from retinanet.training.run_folder import (
+    RunFacts,
+    RunFolder,
+    describe_run,
+    print_rows,
+    ranks_as_json,
+)
 from retinanet.training.schedule import Position, StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import ModelDescription, State, TrainingPosition, TrainState

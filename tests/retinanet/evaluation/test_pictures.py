@@ -18,7 +18,7 @@ from retinanet.evaluation.output import (
     save_picture,
     spread_indices,
 )
-from retinanet.training.metrics import draw_curves, running_mean
+from retinanet.training.recorder import draw_curves, running_mean
 
 WHITE = np.full((500, 600, 3), 255, np.uint8)
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.files import read_json_lines
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.loop import StepResult
-from retinanet.training.metrics import MetricsLog, drop_later_lines
+from retinanet.training.recorder import MetricsLog, drop_later_lines
 
 
 def result(step: int, *, loss: float = 0.5) -> StepResult:
