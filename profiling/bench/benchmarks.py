@@ -13,45 +13,18 @@ from common.machine import cpu_flags
 from profiling.bench.results import CEILING, RECIPES, Benchmark, Finding, Results, speed_up
 from profiling.bench.variant import Variant
 
-COMPILE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""In the variant's own process, so that nothing is left when it ends."""
-
-COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-
-
-def ours(name: str, about: str, *, by_default: bool = True, **fields: Any) -> Variant:
-    """Return a variant that runs our step, pinned; `fields` are further ones of `Variant`."""
-    recipe = f"{RECIPES}.step_torch"
-    return Variant(name, about, recipe, pinned=True, by_default=by_default, **fields)
-
-
-def without(name: str, about: str, **fields: Any) -> Variant:
-    """Return the torch engine with one switch the other way."""
-    return ours(f"torch-{name}", f"torch, but {about}", by_default=False, **fields)
-
-
-def best_convolution(results: Results) -> tuple[str, float]:
-    """The name and the GFLOP/s of the fastest of the ceiling's convolutions."""
-    rates = results.details(CEILING)
-    convolutions = {name: rate for name, rate in rates.items() if "matrix" not in name}
-    best = max(convolutions, key=lambda name: convolutions[name])
-    return best, convolutions[best]
-
-
-def ceiling_findings(results: Results) -> list[Finding]:
-    """The rates that the step's rate is held against."""
-    if CEILING not in results.names:
-        return []
-    name, rate = best_convolution(results)
-    rates = results.details(CEILING)
-    product = next(key for key in rates if key.startswith("matrix product"))
-    return [
-        Finding(f"best large convolution: {name}", rate, f"{rate:,.0f} GFLOP/s"),
-        Finding(product, rates[product], f"{rates[product]:,.0f} GFLOP/s"),
-    ]
-
-
 SUBJECT = "torch"
+ONEDNN_ALONE = "torch-onednn"
+"""The subject without convolutions of our own."""
+BASELINE = "torchvision-tuned"
+"""The variant that memory and traffic are compared with: it has the same allocator."""
+WANTED_WITH_AMX = {"torchvision": 7.0, "torchvision-tuned": 3.2, "ipex": 2.0}
+"""How many times as fast as another variant the subject is to be, at least."""
+WANTED = {"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.7}
+SHARE_OF_CEILING, SHARE_OF_CEILING_WITH_AMX = 0.75, 0.60
+"""Of the best convolution's rate. Tiles are so fast that memory bounds more of a step."""
+MOST_BESIDE_LOAD = 2.3
+"""Times as long, with one of two cores kept busy: the team of threads waits for the slower core."""
 
 
 def has_amx() -> bool:
@@ -59,79 +32,73 @@ def has_amx() -> bool:
     return "amx_bf16" in cpu_flags()
 
 
-WANTED_WITH_AMX = {"torchvision": 7.0, "torchvision-tuned": 3.2, "ipex": 2.0}
-"""Times as fast that the subject is to be, at least."""
+def step_findings(results: Results) -> list[Finding]:
+    """Compare our step with the others', and with what the machine can do."""
+    names = [name for name in results.names if name != CEILING]
+    subject = SUBJECT if SUBJECT in names else (names or [CEILING])[0]
+    wanted = (WANTED_WITH_AMX if has_amx() else WANTED) if subject == SUBJECT else {}
+    findings = []
+    for other in names:
+        if other != subject:
+            findings += speed_up(results, subject, other, at_least=wanted.get(other))
+    if CEILING in results.names:
+        compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
+        findings += ceiling_findings(results, compared)
+    if names:
+        findings += load_findings(results, subject)
+        findings += share_findings(results, subject)
+        findings += memory_findings(results, subject)
+    return findings
 
-WANTED = {"torchvision": 4.5, "torchvision-tuned": 1.4, "ipex": 1.7}
 
-
-def wanted_of(other: str) -> float | None:
-    """How many times as fast as another variant the subject is to be on this processor."""
-    return (WANTED_WITH_AMX if has_amx() else WANTED).get(other)
-
-
-SHARE_OF_CEILING, SHARE_OF_CEILING_WITH_AMX = 0.75, 0.60
-"""Of the best convolution's rate. Tiles are so fast that memory bounds more of a step."""
-
-
-def share_of_ceiling(results: Results, subject: str) -> Finding:
-    """Round by round, as all that is compared."""
-    best, _ = best_convolution(results)
+def ceiling_findings(results: Results, compared: list[str]) -> list[Finding]:
+    """Return the rates of the ceiling, and the share of the best one that each step reaches."""
+    rates = results.details(CEILING)
+    product = next(key for key in rates if key.startswith("matrix product"))
+    best = max((name for name in rates if "matrix" not in name), key=lambda name: rates[name])
+    findings = [
+        Finding(f"best large convolution: {best}", rates[best], f"{rates[best]:,.0f} GFLOP/s"),
+        Finding(product, rates[product], f"{rates[product]:,.0f} GFLOP/s"),
+    ]
     gflop = results.facts[CEILING]["step_gflop"]
-    rounds = zip(results.runs[subject], results.runs[CEILING], strict=True)
-    share = median(gflop / step.seconds / limit.details[best] for step, limit in rounds)
-    return Finding(
-        f"{subject}: GFLOP/s of the step over those of the best large convolution",
-        share,
-        f"{share:.2f}",
-        at_least=SHARE_OF_CEILING_WITH_AMX if has_amx() else SHARE_OF_CEILING,
-    )
-
-
-ONEDNN_ALONE = "torch-onednn"
-"""The subject without convolutions of our own."""
-
-MOST_BESIDE_LOAD = 2.3
-"""Times as long, with one of two cores kept busy: the team of threads waits for the slower core."""
+    for name in compared:
+        rounds = zip(results.runs[name], results.runs[CEILING], strict=True)
+        share = median(gflop / step.seconds / limit.details[best] for step, limit in rounds)
+        what = f"{name}: GFLOP/s of the step over those of the best large convolution"
+        wanted = SHARE_OF_CEILING_WITH_AMX if has_amx() else SHARE_OF_CEILING
+        findings.append(Finding(what, share, f"{share:.2f}", at_least=wanted))
+    return findings
 
 
 def load_findings(results: Results, subject: str) -> list[Finding]:
     """Return how much longer each variant's step takes while a process keeps a core busy."""
     findings = []
     for name in results.loaded_runs:
-        if name == CEILING:
-            continue
-        ratio = results.slowdown(name)
-        findings.append(
-            Finding(
-                f"{name}: a step while another process keeps one core busy",
-                ratio.median,
-                f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})",
-                at_most=MOST_BESIDE_LOAD if name == subject else None,
-            )
-        )
+        if name != CEILING:
+            ratio = results.slowdown(name)
+            what = f"{name}: a step while another process keeps one core busy"
+            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
+            most = MOST_BESIDE_LOAD if name == subject else None
+            findings.append(Finding(what, ratio.median, shown, at_most=most))
     return findings
 
 
 def share_findings(results: Results, subject: str) -> list[Finding]:
     """Return how much of the step is convolution and passes over memory, where it was measured."""
-    shares = []
+    findings = []
     if subject in results.primitives:
         what = "share of the step in convolutions and matrix products, oneDNN's and ours"
-        shares.append((f"{subject}: {what}", results.primitives[subject].convolving_share))
+        share = results.primitives[subject].convolving_share
+        findings.append(Finding(f"{subject}: {what}", share, f"{share:.1%}", at_least=0.9))
     if ONEDNN_ALONE in results.primitives:
         what = "share of the step in oneDNN's convolutions and matrix products"
-        shares.append((f"{ONEDNN_ALONE}: {what}", results.primitives[ONEDNN_ALONE].onednn_share))
-    findings = [Finding(what, share, f"{share:.1%}", at_least=0.9) for what, share in shares]
+        share = results.primitives[ONEDNN_ALONE].onednn_share
+        findings.append(Finding(f"{ONEDNN_ALONE}: {what}", share, f"{share:.1%}", at_least=0.9))
     passes = results.passes_share(subject)
     if passes is not None:
         what = f"{subject}: share of the step in ReLU, sums, masks, casts and reorders"
         findings.append(Finding(what, passes, f"{passes:.1%}", at_most=0.07))
     return findings
-
-
-BASELINE = "torchvision-tuned"
-"""The variant that memory and traffic are compared with: it has the same allocator."""
 
 
 def memory_findings(results: Results, subject: str) -> list[Finding]:
@@ -152,29 +119,35 @@ def memory_findings(results: Results, subject: str) -> list[Finding]:
     return findings
 
 
-def step_findings(results: Results) -> list[Finding]:
-    """Compare our step with the others', and with what the machine can do."""
-    names = [name for name in results.names if name != CEILING]
-    if not names:
-        return ceiling_findings(results)
-    subject = SUBJECT if SUBJECT in names else names[0]
-    findings = []
-    for other in names:
-        if other != subject:
-            wanted = wanted_of(other) if subject == SUBJECT else None
-            findings += speed_up(results, subject, other, at_least=wanted)
-    findings += ceiling_findings(results)
-    if CEILING in results.names:
-        compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
-        findings += [share_of_ceiling(results, name) for name in compared]
-    return [
-        *findings,
-        *load_findings(results, subject),
-        *share_findings(results, subject),
-        *memory_findings(results, subject),
-    ]
+def step_gflops(results: Results, name: str) -> float | None:
+    """Return GFLOP/s of a variant's whole step; None where the arithmetic was not counted."""
+    if CEILING not in results.names or name == CEILING:
+        return None
+    return results.facts[CEILING]["step_gflop"] / results.seconds(name)
 
 
+def ours(name: str, about: str, **fields: Any) -> Variant:
+    """Return a variant that runs our step, pinned."""
+    return Variant(name, about, f"{RECIPES}.step_torch", pinned=True, **fields)
+
+
+def without(name: str, about: str, **fields: Any) -> Variant:
+    """Return the torch engine with one switch the other way."""
+    return ours(f"torch-{name}", f"torch, but {about}", by_default=False, **fields)
+
+
+def torchvisions(name: str, about: str, **fields: Any) -> Variant:
+    """Return a variant that runs torchvision's step."""
+    return Variant(name, about, f"{RECIPES}.step_torchvision", **fields)
+
+
+COMPILED: dict[str, Any] = {
+    "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},  # nothing is left when its process ends
+    "cache_variable": "TORCHINDUCTOR_CACHE_DIR",
+    "options": {"compiled": True},
+    "by_default": False,
+}
+IPEX = "intel_extension_for_pytorch"
 STEP = Benchmark(
     name="step",
     about="a training step: forward, loss, backward, optimizer",
@@ -185,20 +158,17 @@ STEP = Benchmark(
     counts_bytes=True,
     findings=step_findings,
     variants=(
-        Variant(
+        torchvisions(
             "torchvision",
             "its RetinaNet as a user runs it: BF16 autocast, channels_last, Adam",
-            f"{RECIPES}.step_torchvision",
             allocator="system",
         ),
-        Variant(
-            "torchvision-tuned", "the same under our memory policy", f"{RECIPES}.step_torchvision"
-        ),
+        torchvisions("torchvision-tuned", "the same under our memory policy"),
         # IPEX puts a fused step of its own in the place of torch's plain Adam.
         ours(
             "ipex",
             "the paper's path: our model through ipex.optimize",
-            package="intel_extension_for_pytorch",
+            package=IPEX,
             options={"engine": "ipex", "fused_adam": False},
         ),
         ours("torch", "ours on stock PyTorch, as train.py runs it"),
@@ -218,26 +188,19 @@ STEP = Benchmark(
         ours(
             "torch-compiled",
             "our model and loss, but torch.compile runs the model (compiles for minutes)",
-            environment=COMPILE,
-            cache_variable=COMPILE_CACHE,
-            options={"compiled": True},
-            by_default=False,
+            **COMPILED,
         ),
-        Variant(
+        torchvisions(
             "torchvision-compiled",
             "torchvision-tuned through torch.compile (compiles for minutes)",
-            f"{RECIPES}.step_torchvision",
-            environment=COMPILE,
-            cache_variable=COMPILE_CACHE,
-            options={"compiled": True},
-            by_default=False,
+            **COMPILED,
         ),
         Variant(
             "ipex-submission",
             "IPEX as in Intel's submission: plain weights, tcmalloc, Intel's OpenMP",
             f"{RECIPES}.step_submission",
             allocator="tcmalloc",
-            package="intel_extension_for_pytorch",
+            package=IPEX,
             pinned=True,
             needs_intel_openmp=True,
             environment={"KMP_BLOCKTIME": "1"},
@@ -251,14 +214,6 @@ STEP = Benchmark(
     ),
 )
 
-
-def step_gflops(results: Results, name: str) -> float | None:
-    """Return GFLOP/s of a variant's whole step; None where the arithmetic was not counted."""
-    if CEILING not in results.names or name == CEILING:
-        return None
-    return results.facts[CEILING]["step_gflop"] / results.seconds(name)
-
-
 FORMS = {
     "kernel": "ours: one C++ pass",
     "paper": "the paper's: in place, explicit backward",
@@ -267,55 +222,28 @@ FORMS = {
 }
 BANDWIDTH = "bandwidth"
 COPY = "copy"
-"""What the memory's bandwidth means here, as in the STREAM benchmark: reading in one place and
-writing in another, which is what a loss does with logits and gradients."""
-
-
-def loss_variant(form: str, dtype: str) -> Variant:
-    """A form on logits of a dtype; BF16 is what goes without saying, and who runs by default."""
-    suffix = "" if dtype == "bfloat16" else f"-{dtype}"
-    return Variant(
-        f"{form.replace('_', '-')}{suffix}",
-        f"{FORMS[form]}; {dtype} logits",
-        f"{RECIPES}.focal_loss",
-        options={"form": form, "dtype": dtype},
-        by_default=dtype == "bfloat16",
-    )
+"""The detail that is the memory's bandwidth here, as in the STREAM benchmark: reading in one place
+and writing in another, which is what a loss does with logits and gradients."""
 
 
 def loss_findings(results: Results) -> list[Finding]:
-    """Our form against the others on the same logits."""
+    """Compare our form with the others on the same logits, and with moving its bytes alone."""
     findings = speed_up(results, "kernel", "reference", at_least=12)
     findings += speed_up(results, "kernel", "reference-system")
     findings += speed_up(results, "kernel", "paper")
     findings += speed_up(results, "kernel", "paper-implicit")
     findings += speed_up(results, "kernel-float32", "reference-float32")
-    return findings + bandwidth_findings(results)
-
-
-def bandwidth_findings(results: Results) -> list[Finding]:
-    """How near the kernel comes to moving its bytes and doing nothing else."""
     if BANDWIDTH not in results.names:
-        return []
-    rates = results.details(BANDWIDTH)
-    findings = [
-        Finding(f"memory bandwidth: {name}", rate, f"{rate / 1e9:.1f} GB/s")
-        for name, rate in rates.items()
-    ]
-    for name in ("kernel", "kernel-float32"):
-        if name not in results.names:
-            continue
-        moved = results.facts[name]["least_bytes"]
-        rounds = zip(results.runs[name], results.runs[BANDWIDTH], strict=True)
-        share = median(moved / run.seconds / limit.details[COPY] for run, limit in rounds)
-        findings.append(
-            Finding(
-                f"{name}: bytes moved a second over those of a copy",
-                share,
-                f"{share:.2f}",
-                at_least=0.5 if name == "kernel" else None,
-            )
-        )
+        return findings
+    for name, rate in results.details(BANDWIDTH).items():
+        findings.append(Finding(f"memory bandwidth: {name}", rate, f"{rate / 1e9:.1f} GB/s"))
+    for name, wanted in (("kernel", 0.5), ("kernel-float32", None)):
+        if name in results.names:
+            moved = results.facts[name]["least_bytes"]
+            rounds = zip(results.runs[name], results.runs[BANDWIDTH], strict=True)
+            share = median(moved / run.seconds / limit.details[COPY] for run, limit in rounds)
+            what = f"{name}: bytes moved a second over those of a copy"
+            findings.append(Finding(what, share, f"{share:.2f}", at_least=wanted))
     return findings
 
 
@@ -327,8 +255,17 @@ LOSS = Benchmark(
     settling=1,
     findings=loss_findings,
     variants=(
-        *(loss_variant(form, "bfloat16") for form in FORMS),
-        *(loss_variant(form, "float32") for form in FORMS),
+        *(
+            Variant(
+                f"{form.replace('_', '-')}{suffix}",
+                f"{about}; {dtype} logits",
+                f"{RECIPES}.focal_loss",
+                options={"form": form, "dtype": dtype},
+                by_default=dtype == "bfloat16",
+            )
+            for dtype, suffix in (("bfloat16", ""), ("float32", "-float32"))
+            for form, about in FORMS.items()
+        ),
         Variant(
             "reference-system",
             "reference, but memory as the C library has it",
@@ -341,35 +278,16 @@ LOSS = Benchmark(
     ),
 )
 
-NAMES = ("adam", "sgd", "lamb")
 
-
-def optimizer_variant(name: str, *, fused: bool) -> Variant:
-    """An optimizer in one of its two forms."""
-    return Variant(
-        name if fused else f"{name}-unfused",
-        f"{name}, {'as train.py runs it' if fused else 'tensor by tensor (foreach=False)'}",
-        f"{RECIPES}.optimizer_step",
-        options={"name": name, "fused": fused},
-    )
-
-
-def norm_variant(*, clips: bool) -> Variant:
-    """What comes before an optimizer's step."""
-    return Variant(
-        "clipping" if clips else "norm",
-        "the norm of all gradients" + (", and their clipping" if clips else ""),
-        f"{RECIPES}.gradient_norm",
-        options={"clips": clips},
-    )
+OPTIMIZERS = {"adam": 2.0, "sgd": None, "lamb": 2.0}
+"""Optimizers by name, and how many times as fast they are to be as tensor by tensor."""
 
 
 def optimizer_findings(results: Results) -> list[Finding]:
-    """Each optimizer against its own plain form."""
-    wanted = {"adam": 2.0, "lamb": 2.0}
+    """Compare each optimizer with its own plain form."""
     findings = []
-    for name in NAMES:
-        findings += speed_up(results, name, f"{name}-unfused", at_least=wanted.get(name))
+    for name, wanted in OPTIMIZERS.items():
+        findings += speed_up(results, name, f"{name}-unfused", at_least=wanted)
     return findings
 
 
@@ -381,17 +299,40 @@ OPTIMIZER = Benchmark(
     settling=1,
     findings=optimizer_findings,
     variants=[
-        *(optimizer_variant(name, fused=fused) for name in NAMES for fused in (True, False)),
-        *(norm_variant(clips=clips) for clips in (False, True)),
+        *(
+            Variant(
+                f"{name}{suffix}",
+                f"{name}, {form}",
+                f"{RECIPES}.optimizer_step",
+                options={"name": name, "fused": not suffix},
+            )
+            for name in OPTIMIZERS
+            for suffix, form in (
+                ("", "as train.py runs it"),
+                ("-unfused", "tensor by tensor (foreach=False)"),
+            )
+        ),
+        *(
+            Variant(name, about, f"{RECIPES}.gradient_norm", options={"clips": clips})
+            for name, about, clips in (
+                ("norm", "the norm of all gradients", False),
+                ("clipping", "the norm of all gradients, and their clipping", True),
+            )
+        ),
     ],
 )
 
 
 def evaluate_findings(results: Results) -> list[Finding]:
-    """Ours against torchvision's."""
+    """Compare ours with torchvision's."""
     findings = speed_up(results, "postprocess", "postprocess-torchvision", at_least=5)
     findings += speed_up(results, "torch", "torchvision")
     return findings + speed_up(results, "torch", "torchvision-tuned")
+
+
+def evaluating(name: str, about: str, recipe: str, whose: str, **fields: Any) -> Variant:
+    """Return a variant of `evaluate`; `whose` is "ours" or "torchvision"."""
+    return Variant(name, about, f"{RECIPES}.{recipe}", options={"whose": whose}, **fields)
 
 
 EVALUATE = Benchmark(
@@ -402,36 +343,25 @@ EVALUATE = Benchmark(
     settling=1,
     findings=evaluate_findings,
     variants=(
-        Variant(
+        evaluating(
             "postprocess",
             "our post-processing of a trained detector's outputs",
-            f"{RECIPES}.postprocessing",
-            options={"whose": "ours"},
+            "postprocessing",
+            "ours",
         ),
-        Variant(
-            "postprocess-torchvision",
-            "torchvision's of the same",
-            f"{RECIPES}.postprocessing",
-            options={"whose": "torchvision"},
+        evaluating(
+            "postprocess-torchvision", "torchvision's of the same", "postprocessing", "torchvision"
         ),
-        Variant(
+        evaluating(
             "torchvision",
             "its RetinaNet's whole step as a user runs it: BF16 autocast, channels_last",
-            f"{RECIPES}.evaluation",
+            "evaluation",
+            "torchvision",
             allocator="system",
-            options={"whose": "torchvision"},
         ),
-        Variant(
-            "torchvision-tuned",
-            "the same under our memory policy",
-            f"{RECIPES}.evaluation",
-            options={"whose": "torchvision"},
+        evaluating(
+            "torchvision-tuned", "the same under our memory policy", "evaluation", "torchvision"
         ),
-        Variant(
-            "torch",
-            "our whole step, as train.py evaluates",
-            f"{RECIPES}.evaluation",
-            options={"whose": "ours"},
-        ),
+        evaluating("torch", "our whole step, as train.py evaluates", "evaluation", "ours"),
     ),
 )

@@ -1,13 +1,13 @@
 """`python -m profiling bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
-import functools
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.cli import add_json_option
+from common.cli import add_command, add_json_option
 from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free_json, write_whole
@@ -15,13 +15,8 @@ from launch.environment import ALLOCATORS, find, installed_openmp
 from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, add_counts, measure
-from profiling.bench.single import (
-    add_checkpoint_benchmark,
-    add_index_benchmark,
-    add_log_benchmark,
-    add_metric_benchmark,
-)
+from profiling.bench.results import Benchmark, Benchmarks, add_benchmark, add_counts, measure
+from profiling.bench.single import add_single_benchmarks
 from profiling.bench.variant import STANDARD, Variant, Workload, choose
 
 ABOUT = """\
@@ -47,37 +42,32 @@ examples:
   python -m profiling bench waiting --config coco.yaml data.root=/data/coco
   python -m profiling bench batch-split                         # a slow rank, minutes"""
 
+BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
+
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `bench` and its benchmarks to the commands of a command line."""
-    bench = commands.add_parser(
-        "bench",
-        description=f"Time ways to do one thing against each other.\n\n{ABOUT}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = f"Time ways to do one thing against each other.\n\n{ABOUT}"
+    bench = add_command(commands, "bench", about=about, examples=EXAMPLES)
     kinds = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
-        names = [f"  {one.name:<20} {one.about}" for one in benchmark.variants]
-        parser = kinds.add_parser(
-            benchmark.name,
-            help=benchmark.about,
-            description=f"Time {benchmark.about}.\n\n{ABOUT}",
-            epilog="\n".join(["contestants:", *names, "", EXAMPLES]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        add_options(parser, benchmark)
-        parser.set_defaults(run=functools.partial(bench_command, benchmark))
+        add_variants_benchmark(kinds, benchmark)
     add_batch_split_benchmark(kinds)
-    add_checkpoint_benchmark(kinds)
-    add_index_benchmark(kinds)
-    add_log_benchmark(kinds)
-    add_metric_benchmark(kinds)
+    add_single_benchmarks(kinds)
     add_waiting_benchmark(kinds)
 
 
-def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
-    """Add the options of a benchmark with variants."""
+def add_variants_benchmark(kinds: Benchmarks, benchmark: Benchmark) -> None:
+    """Add a benchmark with variants to those of the command line."""
+    names = [f"  {one.name:<20} {one.about}" for one in benchmark.variants]
+    parser = add_benchmark(
+        kinds,
+        benchmark.name,
+        partial(bench_command, benchmark),
+        about=benchmark.about,
+        text=ABOUT,
+        epilog="\n".join(["contestants:", *names, "", EXAMPLES]),
+    )
     chosen = ",".join(one.name for one in benchmark.variants if one.by_default)
     parser.add_argument(
         "--contestants",
@@ -106,6 +96,13 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     add_json_option(parser)
 
 
+def image_side(text: str) -> int:
+    """Return a side in pixels that all levels of the pyramid divide alike, for every variant."""
+    if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 32 from 64 on, found {text!r}")
+    return int(text)
+
+
 def bench_command(
     benchmark: Benchmark,
     *,
@@ -119,7 +116,7 @@ def bench_command(
     beside_load: bool = False,
     json_file: Path | None,
 ) -> int:
-    """Run a benchmark, print it and write it; returns the exit code.
+    """Run a benchmark, print it and write it; return the exit code.
 
     Raises:
         InputError: A variant is not known, or the file cannot be written.
@@ -130,11 +127,10 @@ def bench_command(
     if variants in (None, "all"):
         chosen = leave_out_missing(chosen, console.print)
     require_free_json(json_file)
-    workload = Workload(images=images, image_size=image_size, classes=classes)
     results = measure(
         benchmark,
         chosen,
-        workload,
+        Workload(images=images, image_size=image_size, classes=classes),
         rounds=rounds,
         warm_up=warm_up,
         where=where,
@@ -149,35 +145,19 @@ def bench_command(
     return FINISHED
 
 
-def image_side(text: str) -> int:
-    """Read a side that all levels of the pyramid divide alike, for every variant."""
-    if not text.isdigit() or int(text) < 64 or int(text) % 32 != 0:
-        raise argparse.ArgumentTypeError(f"expected a multiple of 32 from 64 on, found {text!r}")
-    return int(text)
-
-
-BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
-
-
-def missing(variant: Variant) -> str | None:
-    """Return what a variant needs and is not installed, with what to do; None if nothing."""
-    if variant.package is not None and find_spec(variant.package) is None:
-        return f"{variant.package} is not installed"
-    allocator = ALLOCATORS.get(variant.allocator)
-    if allocator is not None and find(allocator) is None:
-        return f"{variant.allocator} is not installed (apt-get install {allocator.package})"
-    if variant.needs_intel_openmp and installed_openmp() != "intel":
-        return "Intel's OpenMP is not installed (pip install intel-openmp)"
-    return None
-
-
 def leave_out_missing(variants: Sequence[Variant], say: Callable[[str], None]) -> list[Variant]:
-    """Return those that can run; `say` gets a line about each other."""
-    there = []
+    """Return the variants whose packages are installed; `say` gets a line about each other one."""
+    usable = []
     for variant in variants:
-        problem = missing(variant)
-        if problem is None:
-            there.append(variant)
+        allocator = ALLOCATORS.get(variant.allocator)
+        if variant.package is not None and find_spec(variant.package) is None:
+            problem = f"{variant.package} is not installed"
+        elif allocator is not None and find(allocator) is None:
+            problem = f"{variant.allocator} is not installed (apt-get install {allocator.package})"
+        elif variant.needs_intel_openmp and installed_openmp() != "intel":
+            problem = "Intel's OpenMP is not installed (pip install intel-openmp)"
         else:
-            say(f"{variant.name} is left out: {problem}")
-    return there
+            usable.append(variant)
+            continue
+        say(f"{variant.name} is left out: {problem}")
+    return usable

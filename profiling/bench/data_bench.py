@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich import table as rich_table
 from rich.console import Console
 
 from common.charts import Table, text_column
-from common.cli import add_json_option, add_overrides, positive
+from common.cli import add_command, add_json_option, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
@@ -49,12 +49,17 @@ from profiling.bench.results import (
 from profiling.bench.variant import Variant, Workload
 from retinanet.config_file import configured_split, load_config
 
+RECIPES = "data.bench.recipes"
+MLPERF = "mlperf"
+STANDARD_SIZE = 800
+"""The size of MLPerf's images, for which the target is given. [pixels]"""
+TARGET = 2.0
+"""Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
+
 
 def add_data_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `bench`."""
-    parser = commands.add_parser(
-        "bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = add_command(commands, "bench", about=str(__doc__))
     parser.set_defaults(run=run)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--images", type=Path, metavar="DIR", help="read the images of a folder")
@@ -100,11 +105,11 @@ def run(
     workers: int,
     json_file: Path | None,
 ) -> int:
-    """Run the benchmark, print it and write it; returns the exit code.
+    """Run the benchmark, print it and write it; return the exit code.
 
     Raises:
         InputError: There are no such photos, or the file cannot be written.
-        WorkerDiedError: A variant could not go on.
+        WorkerDiedError: A variant could not go on, such as over a damaged image.
     """
     if overrides and config is None:
         raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
@@ -121,43 +126,27 @@ def run(
             console=console,
         )
         described = describe_decoders(decoders, console=console)
-        results = measure_photos(
-            source,
-            list(described),
-            batch_size=batch_size,
-            rounds=rounds,
-            workers=workers,
-            scratch=Path(scratch),
-            console=console,
-        )
+        photos = Path(scratch, "photos.json")
+        write_list(source.photos, photos)
+        workload = Workload(images=len(source.photos), image_size=source.image_size)
+        on_a_core = variants_of_a_core(list(described), photos=photos, batch_size=batch_size)
+        results = measure_variants(on_a_core, workload, rounds=rounds, console=console)
+        if workers:
+            # Apart: the time of their processes would be taken for other work on the machine.
+            fastest = next(iter(described))
+            loading = loaders(fastest, photos=photos, batch_size=batch_size, workers=workers)
+            others = measure_variants(loading, workload, rounds=rounds, console=console)
+            results = replace(
+                results,
+                variants=[*on_a_core, *loading],
+                runs={**results.runs, **others.runs},
+                facts={**results.facts, **others.facts},
+            )
     print_results(results, source=source, decoders=described)
     if json_file is not None:
-        content = as_json(results, source=source, decoders=described, batch_size=batch_size)
-        write_whole(json_file, json.dumps(content, indent=1, ensure_ascii=False))
+        text = as_json(results, source=source, decoders=described, batch_size=batch_size)
+        write_whole(json_file, text)
     return FINISHED
-
-
-WARM_UP = 1
-
-
-def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]:
-    """Return decoders with versions: the chosen, or all that work here; print why others do not.
-
-    Raises:
-        InputError: A chosen one is not known, not installed, or does not work.
-    """
-    described = {}
-    for name in DECODERS if chosen is None else chosen.split(","):
-        if name not in DECODERS:
-            raise InputError(f"--decoders: {name!r} is not known; known are {', '.join(DECODERS)}")
-        fault = fault_of(name)
-        if fault is None:
-            described[name] = describe_decoder(name)
-        elif chosen is None:
-            console.print(f"{name} is left out: it {fault}", soft_wrap=True)
-        else:
-            raise InputError(f"--decoders: {name} {fault}; or leave it out")
-    return described
 
 
 class Source(NamedTuple):
@@ -170,245 +159,6 @@ class Source(NamedTuple):
     is_drawn: bool
 
 
-def measure_photos(
-    source: Source,
-    decoders: Sequence[str],
-    *,
-    batch_size: int,
-    rounds: int,
-    workers: int,
-    scratch: Path,
-    console: Console,
-) -> Results:
-    """Run all variants in turn, each of which reads the photos.
-
-    Args:
-        source: The photos.
-        decoders: Those that work here, the fastest first.
-        batch_size: Images joined into one batch.
-        rounds: Counted turns.
-        workers: Loaders with 1 to so many processes take part too.
-        scratch: A folder for the list of photos.
-        console: Where progress is shown.
-
-    Raises:
-        WorkerDiedError: A variant could not go on, such as over a damaged image.
-    """
-    photos = scratch / "photos.json"
-    write_list(source.photos, photos)
-    workload = Workload(images=len(source.photos), image_size=source.image_size)
-    on_a_core = variants_of_a_core(decoders, photos=photos, batch_size=batch_size)
-    results = measure_in_turn(on_a_core, workload, rounds=rounds, console=console)
-    if not workers:
-        return results
-    # Apart: the time of their processes would be taken for other work on the machine.
-    on_all_cores = loaders(decoders[0], photos=photos, batch_size=batch_size, workers=workers)
-    others = measure_in_turn(on_all_cores, workload, rounds=rounds, console=console)
-    return replace(
-        results,
-        variants=[*on_a_core, *on_all_cores],
-        runs={**results.runs, **others.runs},
-        facts={**results.facts, **others.facts},
-    )
-
-
-def measure_in_turn(
-    variants: Sequence[Variant], workload: Workload, *, rounds: int, console: Console
-) -> Results:
-    """Run variants in turn, each in its own process."""
-    benchmark = Benchmark(
-        name="data",
-        about="files to batches",
-        variants=variants,
-        findings=find,
-        rounds=rounds,
-        warm_up=WARM_UP,
-    )
-    return measure(
-        benchmark, variants, workload, rounds=rounds, warm_up=WARM_UP, where=False, console=console
-    )
-
-
-def keep_to_one_core() -> None:
-    """Keep this process and the threads it will have to the last of the cores it may use.
-
-    The last, because a machine's first core answers most of its interrupts.
-    """
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
-
-TARGET = 2.0
-"""Times as many images a second of a core as MLPerf's recipe; for photos at 800×800 pixels."""
-
-
-def find(results: Results) -> list[Finding]:
-    """Compare the pipeline of each decoder with MLPerf's recipe; the first one has the target."""
-    pipelines = [name for name in results.names if name.startswith("pipeline-")]
-    return [
-        finding
-        for place, name in enumerate(pipelines)
-        for finding in speed_up(results, name, MLPERF, at_least=TARGET if place == 0 else None)
-    ]
-
-
-def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
-    """Print all rates, where the pipelines' time goes, and the comparisons."""
-    console = make_console(pipe_width=PIPE_WIDTH)
-    side = source.image_size
-    rounds = len(results.runs[MLPERF])
-    title = f"{len(source.photos)} images of {source.name} to {side}×{side}; {rounds} rounds"
-    console.print(title, soft_wrap=True)
-    console.print(rates_table(results))
-    console.print("where the time of an image goes:")
-    console.print(stages_table(results).for_console())
-    console.print(f"decoders: {', '.join(decoders.values())}", soft_wrap=True)
-    if source.is_drawn:
-        console.print(
-            "drawn scenes are smaller and plainer than photos; give --images DIR for your own",
-            soft_wrap=True,
-        )
-    disturbed = disturbance(results.other_cores)
-    if disturbed:
-        console.print(disturbed, soft_wrap=True)
-    with_targets = side == STANDARD_SIZE and not source.is_drawn
-    console.print(findings_table(find(results), with_targets=with_targets).for_console())
-
-
-def rates_table(results: Results) -> rich_table.Table:
-    """Return images a second by variant; of one core but for loaders."""
-    table = rich_table.Table()
-    table.add_column("contestant")
-    headings = ("images/s", "lowest–highest", "ms an image", "page faults an image", "peak MB")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for _, kind in groupby(results.names, key=lambda name: name.split("-", maxsplit=1)[0]):
-        for name in kind:
-            rates = image_rates(results, name)
-            table.add_row(
-                name,
-                f"{median_rate(results, name):.1f}",
-                f"{min(rates):.1f}–{max(rates):.1f}",
-                f"{1000 / median_rate(results, name):.2f}",
-                f"{results.page_faults(name) / results.workload.images:,.0f}",
-                f"{results.peak_mb(name):,.0f}",
-            )
-        table.add_section()
-    return table
-
-
-def stages_table(results: Results) -> Table:
-    """Return what each stage of a pipeline takes."""
-    rows = []
-    for name in results.names:
-        stages = stage_milliseconds(results, name)
-        if stages:
-            rows.append((name, ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in stages.items())))
-    return Table("", (text_column("contestant"), text_column("stages")), rows)
-
-
-def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
-    """Return the time of an image by stage; empty for variants of one stage."""
-    if name != MLPERF and not name.startswith("pipeline-"):
-        return {}
-    details = results.details(name)
-    return {stage: s / results.workload.images * 1000 for stage, s in details.items()}
-
-
-def image_rates(results: Results, name: str) -> list[float]:
-    """Return images a second in every round."""
-    return [results.workload.images / run.seconds for run in results.runs[name]]
-
-
-def median_rate(results: Results, name: str) -> float:
-    """Return images a second in the median round."""
-    return results.workload.images / results.seconds(name)
-
-
-def as_json(
-    results: Results, *, source: Source, decoders: Mapping[str, str], batch_size: int
-) -> dict[str, Any]:
-    """Return rates in images a second, seconds of whole runs, MB of 10⁶ bytes."""
-    return {
-        "benchmark": "data",
-        "source": source.name,
-        "images": len(source.photos),
-        "image_size": source.image_size,
-        "batch_size": batch_size,
-        "decoders": dict(decoders),
-        "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
-        "contestants": {
-            one.name: rates_json(results, one) | variant_json(results, one)
-            for one in results.variants
-        },
-        "findings": findings_json(find(results)),
-    }
-
-
-def rates_json(results: Results, variant: Variant) -> dict[str, Any]:
-    """Return the median rate, and that of every round."""
-    name = variant.name
-    return {
-        "images_per_s": median_rate(results, name),
-        "images_per_s_of_runs": image_rates(results, name),
-        "stages_ms": stage_milliseconds(results, name),
-    }
-
-
-RECIPES = "data.bench.recipes"
-MLPERF = "mlperf"
-
-
-def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int) -> list[Variant]:
-    """Return the variants that run on one core, in the order of the table.
-
-    Args:
-        decoders: Those that work here, the fastest first.
-        photos: The file that lists them.
-        batch_size: Images joined into one batch.
-    """
-    listed = {"photos": str(photos)}
-    batched = {**listed, "batch_size": str(batch_size)}
-    alone = [
-        Variant(
-            f"{stage}-{decoder}",
-            about,
-            f"{RECIPES}.{stage}",
-            options={**options, "decoder": decoder},
-        )
-        for stage, about, options in (
-            ("decode", "files to uint8 arrays", listed),
-            ("resize", "the same, and resized to uint8 squares", listed),
-            ("pipeline", "training samples, joined and normalized", batched),
-        )
-        for decoder in decoders
-    ]
-    mlperf = Variant(
-        MLPERF,
-        "Pillow, to float, normalized, resized, joined",
-        f"{RECIPES}.mlperf",
-        options=batched,
-    )
-    return [*alone, mlperf]
-
-
-def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Variant]:
-    """Return loaders with 1 to `workers` processes, on all cores."""
-    options = {"photos": str(photos), "batch_size": str(batch_size), "decoder": decoder}
-    return [
-        Variant(
-            f"loader-{count}",
-            "batches from worker processes, not normalized",
-            f"{RECIPES}.loader",
-            options={**options, "workers": str(count)},
-        )
-        for count in range(1, workers + 1)
-    ]
-
-
-STANDARD_SIZE = 800
-"""MLPerf's, for which the target is. [pixels]"""
-
-
 def find_source(
     scratch: Path,
     *,
@@ -419,16 +169,9 @@ def find_source(
     limit: int,
     console: Console,
 ) -> Source:
-    """Find the photos.
+    """Return the photos of a folder, else of a configuration, else synthetic ones in `scratch`.
 
-    Args:
-        scratch: A folder for drawn scenes.
-        images: A folder; goes before `config`.
-        config: A configuration whose training split is read.
-        overrides: `section.field=value` on top of it.
-        image_size: None takes the configuration's, else 800. [pixels]
-        limit: No more images than this.
-        console: Shows the progress of drawing.
+    An image size of None takes the configuration's, else 800 pixels.
 
     Raises:
         InputError: The configuration or the folder does not exist, or holds no image.
@@ -447,7 +190,7 @@ def find_source(
 
 
 def draw(scratch: Path, *, count: int, console: Console) -> Path:
-    """Draw scenes and show the progress; returns the folder of their images."""
+    """Draw synthetic images and show the progress; return their folder."""
     with progress(console, "drawing scenes", total=count + 1) as advance:
         make_scenes(scratch / "scenes", seed=0, train=count, validation=1, advance=advance)
     return scratch / "scenes" / "train" / "data"
@@ -472,9 +215,202 @@ def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Pat
 
 def write_list(photos: Sequence[Path], file: Path) -> None:
     """List photos in a file, for the processes of variants."""
-    file.write_text(json.dumps([str(photo) for photo in photos]), encoding="utf-8")
+    file.write_text(json.dumps(list(map(str, photos))), encoding="utf-8")
 
 
 def read_list(file: str) -> list[Path]:
-    """Read the photos of `write_list`."""
-    return [Path(photo) for photo in json.loads(Path(file).read_text(encoding="utf-8"))]
+    """Return the photos of `write_list`."""
+    return list(map(Path, json.loads(Path(file).read_text(encoding="utf-8"))))
+
+
+def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]:
+    """Return decoders with versions: the chosen, or all that work here; print why others do not.
+
+    Raises:
+        InputError: A chosen one is not known, not installed, or does not work.
+    """
+    described = {}
+    for name in DECODERS if chosen is None else chosen.split(","):
+        if name not in DECODERS:
+            raise InputError(f"--decoders: {name!r} is not known; known are {', '.join(DECODERS)}")
+        fault = fault_of(name)
+        if fault is None:
+            described[name] = describe_decoder(name)
+        elif chosen is None:
+            console.print(f"{name} is left out: it {fault}", soft_wrap=True)
+        else:
+            raise InputError(f"--decoders: {name} {fault}; or leave it out")
+    return described
+
+
+def variants_of_a_core(decoders: Sequence[str], *, photos: Path, batch_size: int) -> list[Variant]:
+    """Return the variants that run on one core, in the order of the table.
+
+    `photos` is the file that lists the photos.
+    """
+    listed = {"photos": str(photos)}
+    batched = {**listed, "batch_size": str(batch_size)}
+    stages = (
+        ("decode", "files to uint8 arrays", listed),
+        ("resize", "the same, and resized to uint8 squares", listed),
+        ("pipeline", "training samples, joined and normalized", batched),
+    )
+    variants = [
+        Variant(
+            f"{stage}-{decoder}",
+            about,
+            f"{RECIPES}.{stage}",
+            options={**options, "decoder": decoder},
+        )
+        for stage, about, options in stages
+        for decoder in decoders
+    ]
+    about = "Pillow, to float, normalized, resized, joined"
+    return [*variants, Variant(MLPERF, about, f"{RECIPES}.mlperf", options=batched)]
+
+
+def loaders(decoder: str, *, photos: Path, batch_size: int, workers: int) -> list[Variant]:
+    """Return loaders with 1 to `workers` processes, on all cores."""
+    about = "batches from worker processes, not normalized"
+    options = {"photos": str(photos), "batch_size": str(batch_size), "decoder": decoder}
+    return [
+        Variant(
+            f"loader-{count}",
+            about,
+            f"{RECIPES}.loader",
+            options={**options, "workers": str(count)},
+        )
+        for count in range(1, workers + 1)
+    ]
+
+
+def measure_variants(
+    variants: Sequence[Variant], workload: Workload, *, rounds: int, console: Console
+) -> Results:
+    """Run variants in turn, each in its own process."""
+    benchmark = Benchmark(
+        name="data",
+        about="files to batches",
+        variants=variants,
+        findings=compare_with_mlperf,
+        rounds=rounds,
+        warm_up=1,
+    )
+    return measure(
+        benchmark, variants, workload, rounds=rounds, warm_up=1, where=False, console=console
+    )
+
+
+def keep_to_one_core() -> None:
+    """Keep this process and the threads it will have to the last of the cores it may use.
+
+    The last, because a machine's first core answers most of its interrupts.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def compare_with_mlperf(results: Results) -> list[Finding]:
+    """Compare the pipeline of each decoder with MLPerf's recipe; the first one has the target."""
+    pipelines = [name for name in results.names if name.startswith("pipeline-")]
+    return [
+        finding
+        for place, name in enumerate(pipelines)
+        for finding in speed_up(results, name, MLPERF, at_least=TARGET if place == 0 else None)
+    ]
+
+
+def print_results(results: Results, *, source: Source, decoders: Mapping[str, str]) -> None:
+    """Print all rates, where the pipelines' time goes, and the comparisons."""
+    console = make_console(pipe_width=PIPE_WIDTH)
+    side = source.image_size
+    rounds = len(results.runs[MLPERF])
+    title = f"{len(source.photos)} images of {source.name} to {side}×{side}; {rounds} rounds"
+    console.print(title, soft_wrap=True)
+    console.print(rates_table(results))
+    console.print("where the time of an image goes:")
+    stages = {name: stage_milliseconds(results, name) for name in results.names}
+    rows = [
+        (name, ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in times.items()))
+        for name, times in stages.items()
+        if times
+    ]
+    table = Table("", (text_column("contestant"), text_column("stages")), rows)
+    console.print(table.for_console())
+    console.print(f"decoders: {', '.join(decoders.values())}", soft_wrap=True)
+    if source.is_drawn:
+        console.print(
+            "drawn scenes are smaller and plainer than photos; give --images DIR for your own",
+            soft_wrap=True,
+        )
+    if disturbed := disturbance(results.other_cores):
+        console.print(disturbed, soft_wrap=True)
+    with_targets = side == STANDARD_SIZE and not source.is_drawn
+    findings = findings_table(compare_with_mlperf(results), with_targets=with_targets)
+    console.print(findings.for_console())
+
+
+def rates_table(results: Results) -> rich_table.Table:
+    """Return images a second by variant; of one core but for loaders."""
+    table = rich_table.Table()
+    table.add_column("contestant")
+    headings = ("images/s", "lowest–highest", "ms an image", "page faults an image", "peak MB")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for _, kind in groupby(results.names, key=lambda name: name.split("-", maxsplit=1)[0]):
+        for name in kind:
+            rates, rate = image_rates(results, name), median_rate(results, name)
+            table.add_row(
+                name,
+                f"{rate:.1f}",
+                f"{min(rates):.1f}–{max(rates):.1f}",
+                f"{1000 / rate:.2f}",
+                f"{results.page_faults(name) / results.workload.images:,.0f}",
+                f"{results.peak_mb(name):,.0f}",
+            )
+        table.add_section()
+    return table
+
+
+def stage_milliseconds(results: Results, name: str) -> dict[str, float]:
+    """Return the time of an image by stage; empty for variants of one stage."""
+    if name != MLPERF and not name.startswith("pipeline-"):
+        return {}
+    details = results.details(name)
+    return {stage: s / results.workload.images * 1000 for stage, s in details.items()}
+
+
+def image_rates(results: Results, name: str) -> list[float]:
+    """Return images a second in every round."""
+    return [results.workload.images / run.seconds for run in results.runs[name]]
+
+
+def median_rate(results: Results, name: str) -> float:
+    """Return images a second in the median round."""
+    return results.workload.images / results.seconds(name)
+
+
+def as_json(
+    results: Results, *, source: Source, decoders: Mapping[str, str], batch_size: int
+) -> str:
+    """Return rates in images a second, seconds of whole runs, MB of 10⁶ bytes."""
+    contestants = {}
+    for variant in results.variants:
+        name = variant.name
+        rates = {
+            "images_per_s": median_rate(results, name),
+            "images_per_s_of_runs": image_rates(results, name),
+            "stages_ms": stage_milliseconds(results, name),
+        }
+        contestants[name] = rates | variant_json(results, variant)
+    content = {
+        "benchmark": "data",
+        "source": source.name,
+        "images": len(source.photos),
+        "image_size": source.image_size,
+        "batch_size": batch_size,
+        "decoders": dict(decoders),
+        "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
+        "contestants": contestants,
+        "findings": findings_json(compare_with_mlperf(results)),
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False)

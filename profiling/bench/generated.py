@@ -8,7 +8,7 @@ logs the time stamps and foreign lines of a long run.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TextIO
@@ -28,53 +28,42 @@ IMAGES_AT_ONCE = 20_000
 
 
 def write_annotations(path: Path, *, images: int, boxes: int, advance: Advance) -> None:
-    """Write COCO-format JSON of random boxes, spread over the images at random.
+    """Write COCO-format JSON of so many random boxes in all, spread over the images at random.
 
-    Args:
-        path: The file.
-        images: How many images.
-        boxes: How many boxes in all.
-        advance: Called as `advance(images done, "")`.
+    `advance` is called as `advance(images done, "")`.
     """
     random = np.random.default_rng(0)
     boxes_of_image = np.bincount(random.integers(images, size=boxes), minlength=images)
     categories = [
         {"id": index, "name": f"class {index}", "supercategory": None} for index in range(CLASSES)
     ]
+    parts = [
+        range(start, min(images, start + IMAGES_AT_ONCE))
+        for start in range(0, images, IMAGES_AT_ONCE)
+    ]
+
+    def boxes_of_parts() -> Iterator[list[str]]:
+        first = 1
+        for part in parts:
+            image_ids = np.repeat(np.array(part) + 1, boxes_of_image[part.start : part.stop])
+            yield box_texts(image_ids, first=first, random=random)
+            first += len(image_ids)
+            advance(part.stop, "")
+
     with path.open("w", encoding="utf-8") as file:
         file.write(f'{{"info": {{}}, "licenses": [], "categories": {json.dumps(categories)}')
-        write_list(file, "images", (image_texts(part) for part in parts(images)))
-        blocks = box_blocks(boxes_of_image, random=random, advance=advance)
-        write_list(file, "annotations", blocks)
+        write_list(file, "images", map(image_texts, parts))
+        write_list(file, "annotations", boxes_of_parts())
         file.write("}\n")
 
 
-def box_blocks(
-    boxes_of_image: NDArray[np.int64], *, random: np.random.Generator, advance: Advance
-) -> Iterator[list[str]]:
-    """Yield the entries of `annotations`, image by image, some at a time."""
-    first = 1
-    for part in parts(len(boxes_of_image)):
-        image_ids = np.repeat(np.array(part) + 1, boxes_of_image[part.start : part.stop])
-        yield box_texts(image_ids, first=first, random=random)
-        first += len(image_ids)
-        advance(part.stop, "")
-
-
-def parts(images: int) -> Iterator[range]:
-    """Yield ranges of images, some at a time."""
-    for start in range(0, images, IMAGES_AT_ONCE):
-        yield range(start, min(images, start + IMAGES_AT_ONCE))
-
-
-def write_list(file: TextIO, name: str, blocks: Iterator[list[str]]) -> None:
+def write_list(file: TextIO, name: str, blocks: Iterable[list[str]]) -> None:
     """Write a member of the object that holds the entries of all blocks."""
     file.write(f', "{name}": [')
     separator = ""
-    for texts in blocks:
-        if texts:
-            file.write(separator + ", ".join(texts))
-            separator = ", "
+    for texts in filter(None, blocks):
+        file.write(separator + ", ".join(texts))
+        separator = ", "
     file.write("]")
 
 
@@ -94,20 +83,17 @@ def box_texts(
     count = len(image_ids)
     corners = random.random((count, 2)) * (0.6 * WIDTH, 0.6 * HEIGHT)
     sides = random.random((count, 2)) * (0.4 * WIDTH, 0.4 * HEIGHT) + 1
-    columns = zip(
-        image_ids.tolist(),
-        random.integers(CLASSES, size=count).tolist(),
-        corners.tolist(),
-        sides.tolist(),
-        (random.random(count) < GROUPS).tolist(),
-        strict=True,
-    )
+    categories = random.integers(CLASSES, size=count)
+    groups = random.random(count) < GROUPS
+    columns = (column.tolist() for column in (image_ids, categories, corners, sides, groups))
     return [
         f'{{"id": {number}, "image_id": {image}, "category_id": {category}, '
         f'"bbox": [{x!r}, {y!r}, {w!r}, {h!r}], "area": {w * h!r}, "iscrowd": {int(group)}, '
         f'"IsOccluded": false, "IsInside": false, "IsDepiction": false, "IsTruncated": true, '
         f'"IsGroupOf": {"true" if group else "false"}}}'
-        for number, (image, category, (x, y), (w, h), group) in enumerate(columns, start=first)
+        for number, (image, category, (x, y), (w, h), group) in enumerate(
+            zip(*columns, strict=True), start=first
+        )
     ]
 
 
@@ -141,35 +127,31 @@ def generated_detections(
 ) -> SplitDetections:
     """Return `found` boxes in each image: about three near each true box, the rest anywhere.
 
-    Scores are as a detector's: many low ones, and higher ones where something is.
+    Scores are as a detector's: many low ones, and higher ones where something is. The boxes of an
+    image are sorted by score, the best first.
     """
-    parts = [found_in(truth, index, found, random) for index in range(len(truth))]
-    boxes, scores, classes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    images = []
+    for index in range(len(truth)):
+        rows = np.arange(len(truth.boxes))[truth.boxes_of(index)]
+        near = np.repeat(rows, FOUND_OF_A_BOX)[:found]
+        elsewhere = found - len(near)
+        sides = np.tile(truth.boxes[near, 2:] - truth.boxes[near, :2], 2)
+        shaken = truth.boxes[near] + sides * random.normal(0, 0.1, sides.shape)
+        wrong = random.random(len(near)) < 0.2
+        classes = np.where(wrong, random_classes(len(near), random), truth.box_category_ids[near])
+        of_objects, others = random.beta(2, 3, len(near)), 0.05 + random.beta(1, 12, elsewhere)
+        scores = np.concatenate([of_objects, others])
+        order = np.argsort(-scores)
+        boxes = np.concatenate([shaken, random_boxes(elsewhere, random)])
+        classes = np.concatenate([classes, random_classes(elsewhere, random)])
+        images.append((boxes[order], scores[order], classes[order]))
+    boxes, scores, classes = map(np.concatenate, zip(*images, strict=True))
     return SplitDetections(
         image_ids=np.repeat(truth.image_ids, found),
-        boxes=boxes,
-        scores=scores,
+        boxes=boxes.astype(np.float32),
+        scores=scores.astype(np.float32),
         category_ids=classes,
     )
-
-
-def found_in(
-    truth: Annotations, index: int, found: int, random: np.random.Generator
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """Return boxes, scores and classes of one image, the best first."""
-    rows = np.arange(len(truth.boxes))[truth.boxes_of(index)]
-    near = np.repeat(rows, FOUND_OF_A_BOX)[:found]
-    sides = np.tile(truth.boxes[near, 2:] - truth.boxes[near, :2], 2)
-    shaken = truth.boxes[near] + sides * random.normal(0, 0.1, sides.shape)
-    elsewhere = found - len(near)
-    classes = truth.box_category_ids[near]
-    wrong = random.random(len(near)) < 0.2
-    classes = np.where(wrong, random_classes(len(near), random), classes)
-    scores = np.concatenate([random.beta(2, 3, len(near)), 0.05 + random.beta(1, 12, elsewhere)])
-    order = np.argsort(-scores)
-    boxes = np.concatenate([shaken, random_boxes(elsewhere, random)])
-    classes = np.concatenate([classes, random_classes(elsewhere, random)])
-    return boxes[order].astype(np.float32), scores[order].astype(np.float32), classes[order]
 
 
 def random_boxes(count: int, random: np.random.Generator) -> NDArray[np.float64]:
@@ -192,19 +174,20 @@ onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 su
 """
 DIRECTIONS = ("forward_training", "backward_data", "backward_weights")
 FOREIGN_EVERY = 50
-"""After so many lines one of another program."""
+"""A line of another program follows so many lines."""
 FIRST_TIME_STAMP = 1_795_230_198_092.0
 
 
 def write_log(file: Path, *, lines: int, problems: int) -> float:
-    """Write `lines` executions of `problems` distinct problems; returns their sum in milliseconds.
+    """Write `lines` executions of `problems` distinct problems; return their sum in milliseconds.
 
     Every second problem is a convolution, every second one the reorder of its weights.
     """
     total = 0.0
     with file.open("w", encoding="ascii") as out:
         out.write(HEADER)
-        for number, body in enumerate(islice(cycle(list(bodies(problems))), lines)):
+        bodies = cycle(map(log_body, range(problems)))
+        for number, body in enumerate(islice(bodies, lines)):
             milliseconds = 0.0625 * (1 + number % 7)  # exact in binary, so that sums are equal
             total += milliseconds
             stamp = f"{FIRST_TIME_STAMP + number / 4:.6f}"
@@ -214,20 +197,18 @@ def write_log(file: Path, *, lines: int, problems: int) -> float:
     return total
 
 
-def bodies(problems: int) -> Iterator[str]:
-    """Yield the fields between the engine and the time, each different."""
-    for number in range(problems):
-        channels = 16 * (1 + number // 2)
-        if number % 2:
-            yield (
-                "reorder,jit:uni,undef,src:bf16::blocked:acdb::f0 "
-                f"dst:bf16::blocked:AcdB16a2b::f0,attr-scratchpad:user,,{channels}x256x3x3"
-            )
-            continue
-        shape = f"mb2_ic256oc{channels}_ih100oh100kh3sh1dh0ph1_iw100ow100kw3sw1dw0pw1"
-        yield (
-            "convolution,brg_conv_fwd:avx512_core_bf16,"
-            f"{DIRECTIONS[number // 2 % 3]},src:bf16::blocked:acdb::f0 "
-            "wei:bf16:a:blocked:AcdB16a2b::f0 bia:f32:a:blocked:a::f0 dst:bf16::blocked:acdb::f0,"
-            f"attr-scratchpad:user,alg:convolution_direct,{shape}"
+def log_body(number: int) -> str:
+    """Return a problem's fields between the engine and the time."""
+    channels = 16 * (1 + number // 2)
+    if number % 2:
+        return (
+            "reorder,jit:uni,undef,src:bf16::blocked:acdb::f0 "
+            f"dst:bf16::blocked:AcdB16a2b::f0,attr-scratchpad:user,,{channels}x256x3x3"
         )
+    return (
+        "convolution,brg_conv_fwd:avx512_core_bf16,"
+        f"{DIRECTIONS[number // 2 % 3]},src:bf16::blocked:acdb::f0 "
+        "wei:bf16:a:blocked:AcdB16a2b::f0 bia:f32:a:blocked:a::f0 dst:bf16::blocked:acdb::f0,"
+        "attr-scratchpad:user,alg:convolution_direct,"
+        f"mb2_ic256oc{channels}_ih100oh100kh3sh1dh0ph1_iw100ow100kw3sw1dw0pw1"
+    )

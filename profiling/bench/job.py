@@ -16,10 +16,9 @@ from typing import Any
 
 from common.processes import REPOSITORY, running
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
-from profiling.studies.tune.model import AllReduceTime
 
 MODULE = "profiling.bench.measured_rank"
-"""What each rank runs."""
+"""The program of each rank."""
 MARK = "measured-rank "
 """Begins the lines for `messages_of`, among what else mpirun passes on."""
 
@@ -58,11 +57,11 @@ class MeasuredJob:
 
     @property
     def command(self) -> list[str]:
-        """Return what each rank runs."""
+        """Return the command of each rank."""
+        program = [sys.executable, "-m", MODULE, "--config", self.config]
         numbers = ["--warm-up", str(self.warm_up), "--steps", str(self.steps)]
         flags = ["--alternate"] if self.alternate else []
         flags += ["--own-model"] if self.own_model else []
-        program = [sys.executable, "-m", MODULE, "--config", self.config]
         return [*program, *numbers, *flags, "--scenes", str(self.scenes), *self.overrides]
 
 
@@ -73,7 +72,7 @@ class RankSteps:
     rank: int
     host: str
     seconds: list[float]
-    """Of each step, waiting included."""
+    """Time of each step, waiting included."""
     data_seconds: list[float]
     """Of these, waiting for data."""
     forward_seconds: list[float]
@@ -81,7 +80,7 @@ class RankSteps:
     exchange_seconds: list[float]
     """Of these, waiting for gradients after the last of its own; one rank alone has zeros."""
     held_back_seconds: list[float]
-    """Of the steps between these, whose gradients stayed with their rank; empty without such."""
+    """Time of the steps between these, whose gradients stayed with their rank; may be empty."""
     images: int
     """In each step."""
     way: str
@@ -99,11 +98,7 @@ def measure_ranks(
 ) -> list[RankSteps]:
     """Run a job to its end; if this process is interrupted, the job is ended first.
 
-    Args:
-        job: What to measure.
-        mpirun: Starts it.
-        advance: Called with the number of steps done.
-        say: Called with each other line that the ranks print.
+    `advance` is called with the number of steps done, `say` with each other line of the ranks.
 
     Raises:
         JobFailedError: It did not end well.
@@ -129,18 +124,7 @@ def messages_of(
     mpirun: Mpirun,
     say: Callable[[str], None],
 ) -> Generator[dict[str, Any]]:
-    """Start ranks and yield what they print after `MARK`; closing the generator ends them.
-
-    Args:
-        command: What each rank runs.
-        ranks: How many, over all hosts.
-        hosts: See `mpirun_command`.
-        mpirun: Starts them.
-        say: Called with each other line that they print.
-
-    Raises:
-        JobFailedError: They did not end well.
-    """
+    """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
@@ -198,6 +182,17 @@ def waited_for_data(ranks: Sequence[RankSteps]) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllReduceTime:
+    """A measured all-reduce."""
+
+    ranks: int
+    size: int
+    """[bytes]"""
+    seconds: float
+    """Median."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AllReduces:
     """Times of all-reduces of one job."""
 
@@ -223,17 +218,13 @@ def measure_all_reduces(
     hosts: Hosts = (),
     say: Callable[[str], None] = print,
 ) -> AllReduces:
-    """Time all-reduces over torch's process group, as gradients between hosts take it.
+    """Time all-reduces of `sizes` bytes over torch's process group, as gradients between hosts.
 
-    Args:
-        sizes: [bytes]
-        ranks: At least 2.
-        mpirun: Starts them.
-        hosts: See `mpirun_command`; none: all on this one.
-        say: Called with each other line that the ranks print.
+    There are at least two ranks, all on this host if no hosts are given (see `mpirun_command`).
+    `say` is called with each other line that the ranks print.
 
     Raises:
-        JobFailedError: A rank could not go on; it has said why.
+        JobFailedError: A rank could not go on; it has printed why.
     """
     words = [word for size in sizes for word in ("--all-reduce", str(size))]
     command = [sys.executable, "-m", MODULE, *words]

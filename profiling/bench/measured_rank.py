@@ -29,23 +29,25 @@ from retinanet.config_file import load_config
 from retinanet.placement import place_on_host
 
 ALL_REDUCE_WARM_UP, ALL_REDUCES = 2, 5
-"""Of each size; the medians of those that count."""
+"""All-reduces of each size that do not count, and that do; their median is the result."""
 
 
 def main() -> int:
-    """Take a place among the ranks, measure; returns the exit code."""
+    """Take a place among the ranks, measure; return the exit code."""
     ranks = read_ranks(os.environ)
     with rank0_only_errors(ranks):
         arguments = parse_arguments()
         config = load_config(arguments.config, arguments.overrides)
         place = place_on_host(config, ranks)
     if arguments.all_reduce:
-        return measure_all_reduces(config, arguments.all_reduce, place=place)
-    return measure_steps(config, arguments, place=place)
+        measure_all_reduces(config, arguments.all_reduce, place=place)
+    else:
+        measure_steps(config, arguments, place=place)
+    return FINISHED
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return `config`, `overrides` and what to measure."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="demo.yaml", metavar="NAME")
     add_overrides(parser)
@@ -70,15 +72,15 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_steps(config: Config, arguments: argparse.Namespace, *, place: RankContext) -> int:
+def measure_steps(config: Config, arguments: argparse.Namespace, *, place: RankContext) -> None:
     """Join the other ranks, and time steps with them; rank 0 prints what all have measured.
 
     Raises:
-        InputError: The data is not there, or not what the configuration says.
+        InputError: The data is not there, or does not match the configuration.
     """
     # torch is loaded only now: cores, memory policy and environment must be settled before.
     from launch.process_group import joined
-    from profiling.bench.measured_steps import measure, open_training, steps_without_end
+    from profiling.bench.measured_steps import endless_steps, measure, open_training
     from retinanet.training.distributed import make_exchange
     from retinanet.training.rank_speed import settle_batches
 
@@ -99,15 +101,12 @@ def measure_steps(config: Config, arguments: argparse.Namespace, *, place: RankC
             timeout_s=config.distributed.timeout_s,
             weight=batches.weight(group.rank),
         )
-        own = measure(
-            steps_without_end(
-                config,
-                loading,
-                prepared,
-                exchange=exchange,
-                group=group,
-                main_cpus=place.pinned.share.main_cpus,
-            ),
+        main_cpus = place.pinned.share.main_cpus
+        steps = endless_steps(
+            config, loading, prepared, exchange=exchange, group=group, main_cpus=main_cpus
+        )
+        measured = measure(
+            steps,
             exchange=exchange,
             group=group,
             warm_up=arguments.warm_up,
@@ -115,20 +114,13 @@ def measure_steps(config: Config, arguments: argparse.Namespace, *, place: RankC
             alternate=arguments.alternate,
             report_step=lambda step: report({"step": step}) if group.is_first else None,
         )
-        ranks = group.gather(own)
+        ranks = group.gather(measured)
         if ranks is not None:
             report({"ranks": [asdict(rank) for rank in ranks]})
-    return FINISHED
 
 
-def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext) -> int:
-    """Join the other ranks, and time all-reduces with them; rank 0 prints a median for each size.
-
-    Args:
-        config: How long to wait for the others.
-        sizes: Of the all-reduces. [bytes]
-        place: Of this rank.
-    """
+def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext) -> None:
+    """Join the other ranks; time all-reduces of `sizes` bytes; rank 0 prints a median for each."""
     # torch is loaded only now: cores and environment must be settled before.
     import torch
     import torch.distributed as dist
@@ -149,7 +141,6 @@ def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext)
         if group.is_first:
             hosts = len(set(group.hosts))
             report({"backend": group.backend, "hosts": hosts, "seconds": medians})
-    return FINISHED
 
 
 def report(message: dict[str, object]) -> None:

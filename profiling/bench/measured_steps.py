@@ -5,11 +5,13 @@ kernels, and the bytes that they move.
 """
 
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
@@ -48,15 +50,11 @@ def open_training(
 ) -> tuple[Loading, PreparedTraining]:
     """Open the data, then make the model with weights from random numbers.
 
-    Args:
-        config: Everything but the model.
-        scenes: Folder for drawn scenes.
-        model_settings: The model's; MLPerf's recipe has `ModelConfig()`.
-        group: The ranks.
-        place: Of this one.
+    `config` has everything but the model; MLPerf's recipe has `ModelConfig()`. Synthetic data are
+    written to the folder `scenes`.
 
     Raises:
-        InputError: The data is not there, or not what the configuration says.
+        InputError: The data is not there, or does not match the configuration.
     """
     console = make_console(quiet=not group.is_first)
     data = open_run_data(config, scenes_folder=scenes, console=console, group=group)
@@ -86,7 +84,7 @@ def open_training(
     return loading, prepared
 
 
-def steps_without_end(
+def endless_steps(
     config: Config,
     loading: Loading,
     prepared: PreparedTraining,
@@ -124,20 +122,11 @@ def measure(
     alternate: bool,
     report_step: Callable[[int], None],
 ) -> RankSteps:
-    """Time steps, each of which all ranks begin together.
+    """Time `counted` steps after a warm-up, each of which all ranks begin together.
 
     Otherwise a rank that was ready early would spend the next step's exchange waiting for the
-    others.
-
-    Args:
-        steps: Without end.
-        exchange: Of gradients, where there are several ranks.
-        group: The ranks.
-        warm_up: Steps that are not counted.
-        counted: Steps after them.
-        alternate: Whether each counted step is followed by one whose gradients stay with their
-            rank.
-        report_step: Called with each step's number.
+    others. With `alternate`, each counted step is followed by one whose gradients stay with their
+    rank. `report_step` is called with each step's number.
     """
 
     def step(*, held_back: bool = False) -> StepResult:
@@ -149,35 +138,72 @@ def measure(
 
     for _ in range(warm_up):
         step()
-    counted_steps, between = [], []
+    results, held_back = [], []
     for _ in range(counted):
-        counted_steps.append(step())
+        results.append(step())
         if exchange and alternate:
-            between.append(step(held_back=True))
+            held_back.append(step(held_back=True))
     return RankSteps(
         rank=group.rank,
         host=group.hosts[group.rank],
-        seconds=[result.seconds for result in counted_steps],
-        data_seconds=[result.data_seconds for result in counted_steps],
-        forward_seconds=[result.forward_seconds for result in counted_steps],
-        exchange_seconds=[result.exchange_seconds for result in counted_steps],
-        held_back_seconds=[result.seconds for result in between],
-        images=counted_steps[0].images,
+        seconds=[result.seconds for result in results],
+        data_seconds=[result.data_seconds for result in results],
+        forward_seconds=[result.forward_seconds for result in results],
+        exchange_seconds=[result.exchange_seconds for result in results],
+        held_back_seconds=[result.seconds for result in held_back],
+        images=results[0].images,
         way=exchange.way if exchange else "none",
         notes=list(group.notes),
     )
 
 
+WINOGRAD = ("_WinogradConvolution", "_WinogradConvolutionBackward")
+"""Names of the autograd function in retinanet/engine/winograd.py, forward and backward."""
+
+
+def primitive_seconds(run: Callable[[], object]) -> dict[str, Any]:
+    """Run once; return the fields of `profiling.bench.results.Primitives`."""
+    by_kind: dict[str, float] = {}
+    seconds = 0.0
+
+    def timed_run() -> None:
+        nonlocal seconds  # of the run alone: the profiler takes as long again to start and to end
+        start = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - start
+
+    with kernel_seconds() as kernels:
+        events = watched(lambda: by_kind.update(onednn_seconds(timed_run)))
+    winograd = sum(event.cpu_time_total for event in events if event.key in WINOGRAD) / 1e6
+    return {
+        "seconds": seconds,
+        "by_kind": by_kind,
+        "winograd_seconds": winograd,
+        "kernel_seconds": kernels,
+    }
+
+
 def onednn_seconds(run: Callable[[], object]) -> dict[str, float]:
-    """Run once: seconds by kind of primitive, such as `convolution backward_data` or `reorder`."""
+    """Run once; return seconds by kind of primitive, such as `convolution backward_data`.
+
+    Empty where nothing ran in oneDNN.
+    """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "onednn.log"
         log.write_text(onednn_lines(run), encoding="utf-8")
-        return seconds_by_kind(log)
+        try:
+            calls = read_logs([log]).calls()
+        except InputError:
+            return {}
+    totals: dict[str, float] = defaultdict(float)
+    for problem, executions in calls.items():
+        name = f"{problem.kind} {problem.direction}".removesuffix(" undef")
+        totals[name] += executions.total_ms / 1000
+    return dict(totals)
 
 
 def onednn_lines(run: Callable[[], object]) -> str:
-    """Run once: oneDNN's log of it."""
+    """Run once; return oneDNN's log of it."""
     # oneDNN prints from C to descriptor 1, below Python's sys.stdout.
     with tempfile.TemporaryFile() as file:
         with redirected(OUTPUT, file.fileno()), verbose():
@@ -186,73 +212,46 @@ def onednn_lines(run: Callable[[], object]) -> str:
         return file.read().decode("utf-8", errors="replace")
 
 
-def seconds_by_kind(log: Path) -> dict[str, float]:
-    """Sums of a log; empty where nothing ran in oneDNN."""
-    try:
-        calls = read_logs([log]).calls()
-    except InputError:
-        return {}
-    totals: dict[str, float] = defaultdict(float)
-    for problem, one in calls.items():
-        name = f"{problem.kind} {problem.direction}".removesuffix(" undef")
-        totals[name] += one.total_ms / 1000
-    return dict(totals)
-
-
-WINOGRAD = ("_WinogradConvolution", "_WinogradConvolutionBackward")
-"""Names of the autograd function in retinanet/engine/winograd.py, forward and backward."""
-
-
 def operator_seconds(run: Callable[[], object]) -> dict[str, float]:
-    """Run once under torch's profiler: each operator's own time, the costliest first."""
+    """Run once under torch's profiler; return each operator's own time, the costliest first."""
     events = sorted(watched(run), key=lambda event: -event.self_cpu_time_total)
     return {f"{event.key} x{event.count}": event.self_cpu_time_total / 1e6 for event in events}
-
-
-def winograd_seconds(run: Callable[[], object]) -> float:
-    """Run once under torch's profiler: seconds inside our own convolutions."""
-    return sum(event.cpu_time_total for event in watched(run) if event.key in WINOGRAD) / 1e6
 
 
 @contextmanager
 def kernel_seconds() -> Iterator[dict[str, float]]:
     """Add up the seconds in kernels of csrc, by name, while the context lasts."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = defaultdict(float)
 
     def add(call: KernelCall) -> None:
-        found[call.kernel] = found.get(call.kernel, 0.0) + call.seconds
+        seconds[call.kernel] += call.seconds
 
     with listening(add):
-        yield found
+        yield seconds
 
 
 def watched(run: Callable[[], object]) -> EventList:
-    """Run once under torch's profiler: each operator's times, summed over its calls."""
+    """Run once under torch's profiler; return each operator's times, summed over its calls."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         run()
     return profiler.key_averages()
 
 
 COMPILED = "compiled graphs"
-"""Stands as phase and operator for all that torch.compile has made one."""
-
+"""Stands as phase and operator for everything that torch.compile has compiled."""
 CALLED_IN_GRAPHS = ("aten::convolution", "aten::mm", "aten::addmm", "mkldnn::")
 """Beginnings of operators that compiled graphs call, and that are in inductor's count."""
 
-Row = tuple[str, str, int, int, int]
-"""Phase, operator, calls, bytes read, bytes written."""
 
+def bytes_of_run(prepared: Prepared) -> list[tuple[str, str, int, int, int]]:
+    """Run once; return phase, operator, calls, bytes read and written, the largest first.
 
-def bytes_of_run(prepared: Prepared) -> list[Row]:
-    """Run once and count, the largest first.
-
-    The traffic of compiled graphs is what inductor counts of them, read and written together, and
+    The traffic of compiled graphs is what inductor counts for them, read and written together, and
     is given as read: their fused kernels are no operators.
     """
-    phase = prepared.phase
-    with ByteCounter(lambda: phase.name if phase is not None else "") as counter:
+    with ByteCounter(prepared.phase) as counter:
         prepared.run()
-    rows: list[Row] = [
+    rows = [
         (call.phase, call.operator, moved.calls, moved.read, moved.written)
         for call, moved in counter.moved.items()
     ]

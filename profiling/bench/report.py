@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,108 +22,75 @@ from profiling.bench.variant import STANDARD, Variant
 
 MOST_MOVING = 20
 """Operators in the table of bytes."""
-
 OPERATORS_SHOWN = 20
-"""The costliest, in the table of where the time goes; the JSON file has all."""
-
+"""Operators in the table of where the time goes, the costliest; the JSON file has all."""
 PIPE_WIDTH = 140
 """A pipe gets room for whole lines."""
 
 
 def print_results(results: Results, findings: Sequence[Finding]) -> None:
-    """Print the variants, then what was found, then where the time goes if that was measured."""
+    """Print the variants, then the findings, then where the time goes if that was measured."""
     console = make_console(pipe_width=PIPE_WIDTH)
     console.print(variants_table(results).for_console())
     if disturbed := disturbance(results.other_cores):
         console.print(disturbed)
     if results.bytes_moved:
-        console.print(phase_bytes_table(results).for_console())
+        gigabytes = {name: results.gigabytes_by_phase(name) for name in results.bytes_moved}
+        phases = dict.fromkeys(phase for by_phase in gigabytes.values() for phase in by_phase)
+        columns = [text_column("contestant"), *(Column(phase, ".2f") for phase in (*phases, "all"))]
+        rows = [
+            (name, *map(by_phase.get, phases), sum(by_phase.values()))
+            for name, by_phase in gigabytes.items()
+        ]
+        table = Table("GB that operators read and write in a run", columns, rows)
+        console.print(table.for_console())
     with_targets = results.workload == STANDARD
     console.print(findings_table(findings, with_targets=with_targets).for_console())
-    for name, operators in results.operators.items():
-        console.print(where_table(name, results, operators))
+    for name in results.operators:
+        console.print(where_table(name, results))
         if name in results.bytes_moved:
             console.print(bytes_table(name, results.bytes_moved[name]).for_console())
 
 
-VARIANT_COLUMNS = (
-    text_column("contestant"),
-    text_column("allocator"),
-    Column("median s", significant),
-    Column("lowest–highest"),
-    Column("beside load s", significant),
-    Column("GFLOP/s", ",.0f"),
-    Column("convolving", ".1%"),
-    Column("GB moved", ".1f"),
-    Column("page faults", ",.0f"),
-    Column("peak MB", ",.0f"),
-)
-
-
 def variants_table(results: Results) -> Table:
     """Return a row for each variant; columns that no variant fills are left out."""
-    rounds = len(next(iter(results.runs.values())))
-    rows = [variant_row(results, variant) for variant in results.variants]
-    title = f"{results.workload}; {rounds} rounds"
-    return Table(title, VARIANT_COLUMNS, rows).without_empty_columns()
-
-
-def variant_row(results: Results, variant: Variant) -> tuple[object, ...]:
-    """Return the values of `VARIANT_COLUMNS`."""
-    name = variant.name
-    seconds = [run.seconds for run in results.runs[name]]
-    loaded = results.loaded_runs.get(name, ())
-    primitives = results.primitives.get(name)
-    return (
-        name,
-        variant.allocator,
-        results.seconds(name),
-        f"{significant(min(seconds))}–{significant(max(seconds))}",
-        median(run.seconds for run in loaded) if loaded else None,
-        step_gflops(results, name) or None,
-        primitives.convolving_share if primitives else None,
-        results.gigabytes(name),
-        results.page_faults(name),
-        results.peak_mb(name),
-    )
-
-
-def phase_bytes_table(results: Results) -> Table:
-    """Return the gigabytes that each variant's operators read and write, by phase."""
-    gigabytes = {name: results.gigabytes_by_phase(name) for name in results.bytes_moved}
-    phases = dict.fromkeys(phase for by_phase in gigabytes.values() for phase in by_phase)
-    columns = [text_column("contestant"), *(Column(phase, ".2f") for phase in (*phases, "all"))]
-    rows = [
-        (name, *map(by_phase.get, phases), sum(by_phase.values()))
-        for name, by_phase in gigabytes.items()
-    ]
-    return Table("GB that operators read and write in a run", columns, rows)
-
-
-def bytes_table(name: str, rows: Sequence[BytesMoved]) -> Table:
-    """Return the operators that move most bytes."""
     columns = (
-        text_column("phase"),
-        text_column("operator and calls"),
-        *(Column("GB read", ".3f"), Column("GB written", ".3f"), Column("of all", ".1%")),
+        text_column("contestant"),
+        text_column("allocator"),
+        Column("median s", significant),
+        Column("lowest–highest"),
+        Column("beside load s", significant),
+        Column("GFLOP/s", ",.0f"),
+        Column("convolving", ".1%"),
+        Column("GB moved", ".1f"),
+        Column("page faults", ",.0f"),
+        Column("peak MB", ",.0f"),
     )
-    whole = sum(row.read + row.written for row in rows) or 1
-    return Table(
-        f"what the operators of {name} move",
-        columns,
-        [
-            (
-                row.phase,
-                f"{row.operator} x{row.calls}",
-                *(row.read / 1e9, row.written / 1e9, (row.read + row.written) / whole),
-            )
-            for row in rows[:MOST_MOVING]
-        ],
-    )
+    rows = []
+    for variant in results.variants:
+        name = variant.name
+        seconds = [run.seconds for run in results.runs[name]]
+        loaded = results.loaded_runs.get(name, ())
+        primitives = results.primitives.get(name)
+        row = (
+            name,
+            variant.allocator,
+            results.seconds(name),
+            f"{significant(min(seconds))}–{significant(max(seconds))}",
+            median(run.seconds for run in loaded) if loaded else None,
+            step_gflops(results, name) or None,
+            primitives.convolving_share if primitives else None,
+            results.gigabytes(name),
+            results.page_faults(name),
+            results.peak_mb(name),
+        )
+        rows.append(row)
+    rounds = len(next(iter(results.runs.values())))
+    return Table(f"{results.workload}; {rounds} rounds", columns, rows).without_empty_columns()
 
 
 def findings_table(findings: Sequence[Finding], *, with_targets: bool) -> Table:
-    """Return what was found; beside it the targets, where they are given for the workload."""
+    """Return the findings; beside them the targets, where they are given for the workload."""
     columns = [text_column("what"), Column("measured"), Column("target"), text_column("")]
     rows: list[tuple[str, ...]] = []
     for finding in findings:
@@ -133,24 +101,39 @@ def findings_table(findings: Sequence[Finding], *, with_targets: bool) -> Table:
     return Table("", columns, rows)
 
 
-def where_table(name: str, results: Results, operators: Mapping[str, float]) -> rich_table.Table:
+def where_table(name: str, results: Results) -> rich_table.Table:
     """Return where a variant's time goes: oneDNN's primitives, then torch's operators."""
     table = rich_table.Table(title=f"where the time of {name} goes", title_justify="left")
     table.add_column("oneDNN primitive, or torch operator and calls")
     table.add_column("seconds", justify="right")
     table.add_column("of the run", justify="right")
-    primitives = results.primitives.get(name)
-    by_kind = dict(primitives.by_kind) if primitives else {}
-    if primitives and primitives.winograd_seconds:
-        by_kind["winograd (ours)"] = primitives.winograd_seconds
+    primitives, run_seconds = results.primitives.get(name), results.seconds(name)
+    groups = [(results.operators[name], run_seconds)]
     if primitives:
+        by_kind = dict(primitives.by_kind)
+        if primitives.winograd_seconds:
+            by_kind["winograd (ours)"] = primitives.winograd_seconds
         by_kind |= {f"{kernel} (ours)": s for kernel, s in primitives.kernel_seconds.items()}
-    watched = primitives.seconds if primitives else results.seconds(name)
-    for group, run_seconds in ((by_kind, watched), (operators, results.seconds(name))):
+        groups.insert(0, (by_kind, primitives.seconds))
+    for group, whole in groups:
         for what, seconds in sorted(group.items(), key=lambda item: -item[1])[:OPERATORS_SHOWN]:
-            table.add_row(what, f"{seconds:.4f}", f"{seconds / run_seconds:.1%}")
+            table.add_row(what, f"{seconds:.4f}", f"{seconds / whole:.1%}")
         table.add_section()
     return table
+
+
+def bytes_table(name: str, rows: Sequence[BytesMoved]) -> Table:
+    """Return the operators that move most bytes."""
+    columns = (
+        *(text_column("phase"), text_column("operator and calls")),
+        *(Column("GB read", ".3f"), Column("GB written", ".3f"), Column("of all", ".1%")),
+    )
+    whole = sum(row.read + row.written for row in rows) or 1
+    cells = [
+        (phase, f"{operator} x{calls}", read / 1e9, written / 1e9, (read + written) / whole)
+        for phase, operator, calls, read, written in rows[:MOST_MOVING]
+    ]
+    return Table(f"what the operators of {name} move", columns, cells)
 
 
 def put_out(
@@ -161,7 +144,12 @@ def put_out(
     with_targets: bool,
     json_file: Path | None,
 ) -> None:
-    """Print the findings, and write them with the benchmark's workload and the environment."""
+    """Print the findings, and write them with the benchmark's workload and the environment.
+
+    The targets are left out if they are not given `with_targets`, for this workload.
+    """
+    if not with_targets:
+        findings = [replace(finding, at_least=None, at_most=None) for finding in findings]
     console = make_console(pipe_width=PIPE_WIDTH)
     console.print(findings_table(findings, with_targets=with_targets).for_console())
     if json_file is not None:
@@ -182,7 +170,9 @@ def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) ->
         "benchmark": benchmark,
         "workload": vars(results.workload),
         "environment": {**environment(), "cores_busy_otherwise": results.other_cores},
-        "contestants": {one.name: variant_json(results, one) for one in results.variants},
+        "contestants": {
+            variant.name: variant_json(results, variant) for variant in results.variants
+        },
         "ratios": {name: ratio.median for name, ratio in ratios.items()},
         "ratio_ranges": {name: [ratio.lowest, ratio.highest] for name, ratio in ratios.items()},
         "findings": findings_json(findings),
@@ -191,15 +181,15 @@ def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) ->
 
 def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return findings with their targets."""
+    names = {
+        "what": "what",
+        "value": "value",
+        "shown": "shown",
+        "target": "target",
+        "met": "is_met",
+    }
     return [
-        {
-            "what": one.what,
-            "value": one.value,
-            "shown": one.shown,
-            "target": one.target,
-            "met": one.is_met,
-        }
-        for one in findings
+        {field: getattr(finding, name) for field, name in names.items()} for finding in findings
     ]
 
 
@@ -226,11 +216,13 @@ def variant_json(results: Results, variant: Variant) -> dict[str, Any]:
         content["gflop_per_s"] = gflops
     if name in results.primitives:
         primitives = results.primitives[name]
-        content["convolving_share"] = primitives.convolving_share
-        content["onednn_share"] = primitives.onednn_share
-        content["onednn_s"] = dict(primitives.by_kind)
-        content["winograd_s"] = primitives.winograd_seconds
-        content["kernels_s"] = dict(primitives.kernel_seconds)
+        content |= {
+            "convolving_share": primitives.convolving_share,
+            "onednn_share": primitives.onednn_share,
+            "onednn_s": dict(primitives.by_kind),
+            "winograd_s": primitives.winograd_seconds,
+            "kernels_s": dict(primitives.kernel_seconds),
+        }
     if name in results.bytes_moved:
         content["gigabytes_moved"] = results.gigabytes(name)
         content["gigabytes_moved_by_phase"] = results.gigabytes_by_phase(name)

@@ -1,19 +1,20 @@
 """A benchmark, its measurements from the first warm-up to the last profiled run, and findings.
 
 `measure` runs a `Benchmark` and returns `Results`. A `Finding` is a number that the benchmark is
-made for, beside its target. `background_load` watches how busy the rest of the machine is.
+made for, beside its target. `background_load` measures how busy the rest of the machine is.
 """
 
 import argparse
 import os
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rich.console import Console
 
@@ -24,38 +25,30 @@ from profiling.bench.variant import Ratio, Run, Variant, Workload, times_as_fast
 from profiling.bench.worker_pool import (
     Runner,
     WorkerPool,
-    beside_load,
+    busy_cores,
     run_interleaved,
     runs_by_name,
 )
 from profiling.onednn_log.work import COMPUTING
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
-"""Of a training step, in order."""
-
+"""The phases of a training step, in order."""
 CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_convolution", "pointwise_")
 """Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
-
 PASS_KERNELS = ("masked_sum", "add_relu", "tile_weights_pack")
-PASS_OPERATORS = (
-    "aten::relu_",
-    "aten::clamp_min_",
-    "aten::threshold_backward",
-    "aten::add",
-    "aten::add_",
-    "aten::mul",
-    "aten::mul_",
-    "aten::copy_",
+PASS_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in ("relu_", "clamp_min_", "threshold_backward", "add", "add_", "mul", "mul_", "copy_")
 )
 """What computes ReLU, sums, masks and casts of maps and weights, each a pass over memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Primitives:
-    """One run as oneDNN's verbose output and torch's profiler saw it."""
+    """The time of one run, by oneDNN's verbose output and torch's profiler."""
 
     seconds: float
-    """Of the whole run."""
+    """The whole run."""
     by_kind: Mapping[str, float]
     """Seconds in each kind of primitive."""
     winograd_seconds: float = 0.0
@@ -66,20 +59,18 @@ class Primitives:
     @property
     def convolving_share(self) -> float:
         """Share of the run inside convolutions and matrix products, oneDNN's and ours."""
-        own = self.winograd_seconds + self.seconds_of(*CONVOLVING_KERNELS)
-        return self.onednn_share + own / self.seconds
-
-    def seconds_of(self, *kernels: str) -> float:
-        """Seconds in our kernels whose names begin with one of these."""
-        return sum(s for name, s in self.kernel_seconds.items() if name.startswith(kernels))
+        ours = self.winograd_seconds + self.seconds_of(*CONVOLVING_KERNELS)
+        return self.onednn_share + ours / self.seconds
 
     @property
     def onednn_share(self) -> float:
         """Share of the run inside oneDNN's convolutions and matrix products."""
-        return (
-            sum(s for name, s in self.by_kind.items() if name.split(maxsplit=1)[0] in COMPUTING)
-            / self.seconds
-        )
+        computing = (s for name, s in self.by_kind.items() if name.split()[0] in COMPUTING)
+        return sum(computing) / self.seconds
+
+    def seconds_of(self, *kernels: str) -> float:
+        """Return the seconds in our kernels whose names begin with one of these."""
+        return sum(s for name, s in self.kernel_seconds.items() if name.startswith(kernels))
 
 
 class BytesMoved(NamedTuple):
@@ -100,12 +91,12 @@ class Results:
     variants: Sequence[Variant]
     runs: Mapping[str, Sequence[Run]]
     loaded_runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
-    """Runs of the same rounds while another process kept a core busy, where that was asked for."""
+    """Runs of the same rounds while another process kept a core busy, where that was measured."""
     facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     primitives: Mapping[str, Primitives] = field(default_factory=dict)
     operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_moved: Mapping[str, Sequence[BytesMoved]] = field(default_factory=dict)
-    """Of the operators of one run, the largest first; see `profiling.capture.byte_counter`."""
+    """By operator of one run, the largest first; see `profiling.capture.byte_counter`."""
     other_cores: float = 0.0
     """Cores that other work kept busy meanwhile."""
 
@@ -133,11 +124,10 @@ class Results:
 
     def gigabytes_by_phase(self, name: str) -> dict[str, float]:
         """Return the same by phase, in the order of a step where that is known. [10⁹ bytes]"""
-        found = dict.fromkeys(PHASES, 0.0)
+        gigabytes = defaultdict(float, dict.fromkeys(PHASES, 0.0))
         for row in self.bytes_moved.get(name, ()):
-            phase = row.phase or "between"
-            found[phase] = found.get(phase, 0.0) + (row.read + row.written) / 1e9
-        return {phase: gigabytes for phase, gigabytes in found.items() if gigabytes}
+            gigabytes[row.phase or "between"] += (row.read + row.written) / 1e9
+        return {phase: amount for phase, amount in gigabytes.items() if amount}
 
     def passes_share(self, name: str) -> float | None:
         """Return the share of a run in ReLU, sums, masks, casts and reorders; None if not timed.
@@ -147,10 +137,10 @@ class Results:
         primitives, operators = self.primitives.get(name), self.operators.get(name)
         if primitives is None or operators is None:
             return None
-        own = primitives.seconds_of(*PASS_KERNELS)
+        ours = primitives.seconds_of(*PASS_KERNELS)
         reorders = primitives.by_kind.get("reorder", 0.0)
         by_torch = sum(s for key, s in operators.items() if key.rsplit(" x")[0] in PASS_OPERATORS)
-        return (own + reorders) / primitives.seconds + by_torch / sum(operators.values())
+        return (ours + reorders) / primitives.seconds + by_torch / sum(operators.values())
 
     def ratio(self, name: str, other: str) -> Ratio:
         """Return how many times as fast `name` is as `other`."""
@@ -161,7 +151,7 @@ class Results:
         return times_as_fast(self.runs[name], self.loaded_runs[name])
 
     def details(self, name: str) -> dict[str, float]:
-        """Return medians of what a variant's recipe kept of its runs."""
+        """Return medians of what a variant's recipe returned in its runs."""
         runs = self.runs[name]
         return {key: median(run.details[key] for run in runs) for key in runs[0].details}
 
@@ -173,7 +163,7 @@ class Finding:
     what: str
     value: float
     shown: str
-    """The value with its unit, as a person reads it."""
+    """The value with its unit, for people."""
     _: KW_ONLY
     at_least: float | None = None
     at_most: float | None = None
@@ -184,9 +174,7 @@ class Finding:
         """Return the target in words; empty where there is none."""
         if self.at_least is not None:
             return f"at least {self.at_least:g}"
-        if self.at_most is not None:
-            return f"at most {self.at_most:g}"
-        return ""
+        return f"at most {self.at_most:g}" if self.at_most is not None else ""
 
     @property
     def is_met(self) -> bool:
@@ -203,14 +191,34 @@ def speed_up(
     if name not in results.names or other not in results.names:
         return []
     ratio = results.ratio(name, other)
-    return [
-        Finding(
-            f"{name} against {other}",
-            ratio.median,
-            f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
-            at_least=at_least,
-        )
-    ]
+    shown = f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})"
+    return [Finding(f"{name} against {other}", ratio.median, shown, at_least=at_least)]
+
+
+Benchmarks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The subcommands of `python -m profiling bench`."""
+
+
+def add_benchmark(
+    benchmarks: Benchmarks,
+    name: str,
+    run: Callable[..., int],
+    *,
+    about: str,
+    text: str,
+    epilog: str | None = None,
+    formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
+) -> argparse.ArgumentParser:
+    """Add a benchmark, which `run` runs, and return its parser; `text` stands in its `--help`."""
+    parser = benchmarks.add_parser(
+        name,
+        help=about,
+        description=f"Time {about}.\n\n{text}",
+        epilog=epilog,
+        formatter_class=formatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_counts(
@@ -229,7 +237,7 @@ RECIPES = "profiling.bench.recipes"
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """One of the subjects of `python -m profiling bench`."""
+    """One of the subjects of `python -m profiling bench` that compares variants."""
 
     name: str
     about: str
@@ -243,7 +251,7 @@ class Benchmark:
     """Runs at the start of every turn that are not counted: what another variant gave back to the
     kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
     uses_onednn: bool = False
-    """Whether time inside oneDNN's primitives says something."""
+    """Whether the time inside oneDNN's primitives is of interest."""
     counts_bytes: bool = False
     """Whether the bytes that its operators move are counted, in a run of its own."""
     beside_load: bool = False
@@ -252,10 +260,6 @@ class Benchmark:
 
 CEILING = "ceiling"
 """The variant that runs single convolutions and a matrix product."""
-
-PROFILED_RUNS = 3
-PROFILED_SECONDS = 10.0
-"""No further run is profiled after so long: a slow variant is not the one of interest."""
 
 
 def measure(
@@ -269,36 +273,32 @@ def measure(
     with_load: bool = False,
     console: Console,
 ) -> Results:
-    """Measure everything of a benchmark.
+    """Measure variants of a benchmark in counted rounds after a warm-up.
 
-    Args:
-        benchmark: What is compared.
-        variants: Those that run.
-        workload: What each is given.
-        rounds: Counted runs of each.
-        warm_up: Runs of each that are not counted.
-        where: Whether to time torch's operators too.
-        with_load: Whether each also runs while another process keeps one of the cores busy.
-        console: Where progress is shown.
+    `where` also times torch's operators. With `with_load`, each variant runs again in every round
+    while another process keeps a core busy: the first core in the first round, the next one in the
+    next, and so on. The first one matters most where main threads are on it.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
     """
     total = len(variants) * (warm_up + rounds)
+    quiet: list[dict[str, Run]] = []
+    loaded: list[dict[str, Run]] = []
     with (
         background_load() as others,
         WorkerPool(workload, warm_up=warm_up, say=console.print) as pool,
         progress(console, f"bench {benchmark.name}, runs", total=total) as advance,
     ):
         settling = 0 if with_load else benchmark.settling
-        quiet = run_interleaved(pool, variants, rounds=rounds, advance=advance, settling=settling)
-        loaded: list[dict[str, Run]] = []
-        if with_load:
-            cpus = choose_cores(threads=None).cpus
-            pairs = list(beside_load(pool, variants, quiet, cpus=cpus))
-            runs, loaded = runs_by_name(pair[0] for pair in pairs), [pair[1] for pair in pairs]
-        else:
-            runs = runs_by_name(quiet)
+        cpus = choose_cores(threads=None).cpus if with_load else ()
+        for runs in run_interleaved(
+            pool, variants, rounds=rounds, advance=advance, settling=settling
+        ):
+            if with_load:
+                with busy_cores([cpus[len(quiet) % len(cpus)]]):
+                    loaded.append({one.name: pool.worker(one).run() for one in variants})
+            quiet.append(runs)
         # Last of all: what watches a run also slows it down.
         convolving = [one for one in variants if benchmark.uses_onednn and one.name != CEILING]
         primitives = {one.name: profiled(pool.worker(one)) for one in convolving}
@@ -309,7 +309,7 @@ def measure(
     return Results(
         workload=workload,
         variants=variants,
-        runs=runs,
+        runs=runs_by_name(quiet),
         loaded_runs=runs_by_name(loaded),
         facts=pool.facts,
         primitives=primitives,
@@ -319,29 +319,26 @@ def measure(
     )
 
 
+PROFILED_RUNS = 3
+PROFILED_SECONDS = 10.0
+"""No further run is profiled after so long: a slow variant is not the one of interest."""
+
+
 def profiled(worker: Runner) -> Primitives:
     """Return the middle one of runs with oneDNN's log, by its share in primitives."""
     runs: list[Primitives] = []
     while sum(run.seconds for run in runs) < PROFILED_SECONDS and len(runs) < PROFILED_RUNS:
-        answer = worker.ask("primitives")
-        runs.append(
-            Primitives(
-                seconds=answer["seconds"],
-                by_kind=answer["primitives"],
-                winograd_seconds=answer["winograd"],
-                kernel_seconds=answer["kernels"],
-            )
-        )
+        runs.append(Primitives(**worker.ask("primitives")))
     return sorted(runs, key=lambda run: run.convolving_share)[len(runs) // 2]
 
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 DISTURBING_CORES = 0.1
-"""More than this is reported."""
+"""A larger load is reported."""
 
 
 class OtherLoad:
-    """Filled in when the measured stretch has ended."""
+    """The load of other work; filled in when the measured stretch has ended."""
 
     cores: float = 0.0
     """Cores that others kept busy, on average; on a virtual machine also what its host took."""
@@ -351,10 +348,18 @@ class OtherLoad:
 def background_load() -> Iterator[OtherLoad]:
     """Measure while the context lasts; child processes count as ours once they were waited for."""
     load = OtherLoad()
-    start, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
+    start, busy_before = time.monotonic(), _busy_by_others()
     yield load
-    busy, own = _busy_seconds() - busy, _own_seconds() - own
-    load.cores = max(0.0, busy - own) / (time.monotonic() - start)
+    load.cores = max(0.0, _busy_by_others() - busy_before) / (time.monotonic() - start)
+
+
+def _busy_by_others() -> float:
+    """Return all processor time since the machine's start, also stolen by its host, less ours."""
+    first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
+    busy = (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def disturbance(cores: float) -> str:
@@ -365,16 +370,3 @@ def disturbance(cores: float) -> str:
         f"disturbed: other work kept {cores:.2f} cores busy meanwhile; "
         "times and rates mean little, ratios less than they could"
     )
-
-
-def _busy_seconds() -> float:
-    """Return all processor time since the machine's start, and what its host stole."""
-    first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
-    user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
-    return (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
-
-
-def _own_seconds() -> float:
-    """Return the processor time of this process and of its children that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)

@@ -1,11 +1,10 @@
-"""Benchmarks of one thing each, beside targets: index, log, metric and checkpoint.
+"""Benchmarks of one thing each, beside targets: checkpoint, index, log and metric.
 
+- `checkpoint`: what saving costs a training: copying stops it, writing goes on beside it.
 - `index`: what annotations of OpenImages' size cost, converted once and opened in every rank.
 - `log`: what reading a long oneDNN log costs.
 - `metric`: what COCO's metric costs on a split of OpenImages' size, and whether its numbers are
   pycocotools'.
-- `checkpoint`: what saving costs a training: copying stops it, writing goes on beside it.
-
 """
 
 import argparse
@@ -33,42 +32,61 @@ from common.files import require_free_json
 from common.machine import private_mb
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
-from profiling.bench.results import RECIPES, Finding, add_counts
+from profiling.bench.results import RECIPES, Benchmarks, Finding, add_benchmark, add_counts
 from profiling.bench.variant import STANDARD, Run, Variant, Workload
 from profiling.bench.worker_pool import variant_worker
 from retinanet.mlperf.rules import VALIDATION_IMAGES
 
-INDEX_IMAGES, INDEX_BOXES, INDEX_RANKS = 1_170_301, 10_000_000, 8
-"""MLPerf's training images, boxes about as many as theirs, and ranks of a host."""
-BYTES_NEEDED = 500
-"""Of disk for each box: its JSON, its row in the index, and what comes with the images."""
+CHECKPOINT_ABOUT = """\
+Trains as train.py does, alone in a process, and writes checkpoints of model and optimizer to a
+temporary folder: the time for which copying stops the training, and by how much the steps are
+slower until the checkpoint is on the disk. Of both follows the share of a run with
+checkpoint.every=10min."""
+EVERY_SECONDS = 600.0
+"""`checkpoint.every: 10min`, for which the target is given."""
 
 INDEX_ABOUT = """\
 Writes annotations with the fields of MLPerf's export and random boxes to a temporary folder,
 converts them by `python -m data convert`, and lets several processes open the index at once."""
+INDEX_IMAGES, INDEX_BOXES, INDEX_RANKS = 1_170_301, 10_000_000, 8
+"""MLPerf's training images, boxes about as many as theirs, and ranks of a host."""
+BYTES_NEEDED = 500
+"""Disk space for each box: its JSON, its row in the index, and what comes with the images."""
+
+LOG_ABOUT = """\
+Writes a log with time stamps and other programs' lines in between to a temporary folder, and reads
+it in a process of its own. The sum that is read must be the sum that was written."""
+LINES, PROBLEMS = 1_000_000, 1000
+
+METRIC_ABOUT = """\
+Generates true boxes and 300 found boxes in each of 24,781 images with the statistics of MLPerf's
+validation split, and computes the metric in a process of its own on one core. On a tenth of the
+images both libraries compute it, and their numbers are compared. Two minutes."""
+FOUND = 300
+"""The most boxes that the model's postprocessing keeps."""
 
 
-class Conversion(NamedTuple):
-    """Cost of `python -m data convert`."""
-
-    seconds: float
-    peak_mb: float
-
-
-class Opening(NamedTuple):
-    """Cost of opening the index in one rank."""
-
-    seconds: float
-    private_mb: float
-    """By how much its private memory grew."""
-    epoch_private_mb: float
-    """The same after it has chosen the images to train on and an epoch's order."""
-
-
-def add_index_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `index` to the benchmarks of a command line."""
+def add_single_benchmarks(kinds: Benchmarks) -> None:
+    """Add `checkpoint`, `index`, `log` and `metric` to the benchmarks of a command line."""
+    wrapped = argparse.HelpFormatter
+    about = "saving checkpoints while training goes on"
+    parser = add_benchmark(
+        kinds, "checkpoint", bench_checkpoint, about=about, text=CHECKPOINT_ABOUT, formatter=wrapped
+    )
+    add_counts(
+        parser,
+        ("--rounds", 5, "checkpoints that count"),
+        ("--images", STANDARD.images, "images in a batch"),
+        ("--image-size", STANDARD.image_size, "their height and width in pixels"),
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk that runs write to (default: that of temporaries)"
+    )
+    add_json_option(parser)
     about = "converting annotations of OpenImages' size, and opening their index"
-    parser = kinds.add_parser("index", help=about, description=f"Time {about}.\n\n{INDEX_ABOUT}")
+    parser = add_benchmark(
+        kinds, "index", bench_index, about=about, text=INDEX_ABOUT, formatter=wrapped
+    )
     add_counts(
         parser,
         ("--images", INDEX_IMAGES, "images"),
@@ -82,13 +100,88 @@ def add_index_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentPars
         help="where the temporary folder is made (default: where the system has temporary files)",
     )
     add_json_option(parser)
-    parser.set_defaults(run=index_command)
+    about = "reading a long oneDNN log"
+    parser = add_benchmark(kinds, "log", bench_log, about=about, text=LOG_ABOUT, formatter=wrapped)
+    add_counts(
+        parser,
+        ("--lines", LINES, "executions in the log"),
+        ("--problems", PROBLEMS, "distinct problems among them"),
+    )
+    add_json_option(parser)
+    about = "COCO's metric of a split of OpenImages' size, beside pycocotools on a tenth"
+    parser = add_benchmark(
+        kinds, "metric", bench_metric, about=about, text=METRIC_ABOUT, formatter=wrapped
+    )
+    counts = ("--images", VALIDATION_IMAGES, "images"), ("--found", FOUND, "boxes found in each")
+    add_counts(parser, *counts)
+    add_json_option(parser)
 
 
-def index_command(
+def bench_checkpoint(
+    *, rounds: int, images: int, image_size: int, folder: Path | None, json_file: Path | None
+) -> int:
+    """Run `checkpoint`; return the exit code.
+
+    Raises:
+        InputError: The folder is not there, or the JSON file is.
+    """
+    require_free_json(json_file)
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give --folder one that exists")
+    workload = Workload(images=images, image_size=image_size)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=folder) as checkpoints:
+        options = {"folder": checkpoints}
+        variant = Variant("checkpoint", "", f"{RECIPES}.checkpoint", options=options)
+        with closing(variant_worker(variant, workload)) as worker:
+            measured = [worker.run().details for _ in range(rounds + 1)]
+    put_out(
+        checkpoint_findings(measured[1:]),  # the first copy takes new memory from the system
+        benchmark="checkpoint",
+        workload={**asdict(workload), "rounds": rounds},
+        with_targets=True,  # tensors are as large, whatever the images
+        json_file=json_file,
+    )
+    return FINISHED
+
+
+def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
+    """Return medians over the rounds, and the share of a run that follows from them."""
+    medians = {name: median(numbers[name] for numbers in rounds) for name in rounds[0]}
+    cost = medians["copying"] + max(0.0, medians["slower"])
+    share = cost / (EVERY_SECONDS + cost)
+    size = medians["bytes"] / MEGABYTE
+    texts = {
+        "a step without a checkpoint": "quiet_step",
+        "copying, while training waits": "copying",
+        "writing, while training goes on": "writing",
+        "steps slower meanwhile, in all": "slower",
+    }
+    quiet, *others = (
+        Finding(text, medians[name], f"{medians[name]:.2f} s") for text, name in texts.items()
+    )
+    what = "share of a run with checkpoint.every=10min"
+    return [
+        quiet,
+        Finding("a checkpoint, tensors", size, f"{size:.0f} MB"),
+        *others,
+        Finding(what, share, f"{share:.2%}", at_most=0.01),
+    ]
+
+
+class Opening(NamedTuple):
+    """The cost of opening the index in one rank."""
+
+    seconds: float
+    private_mb: float
+    """By how much its private memory grew."""
+    epoch_private_mb: float
+    """The same after it has chosen the images to train on and an epoch's order."""
+
+
+def bench_index(
     *, images: int, boxes: int, ranks: int, folder: Path | None, json_file: Path | None
 ) -> int:
-    """Run the benchmark; returns the exit code.
+    """Run `index`; return the exit code.
 
     Raises:
         InputError: There is no room for the files.
@@ -96,41 +189,42 @@ def index_command(
     require_free_json(json_file)
     console = make_console()
     with tempfile.TemporaryDirectory(dir=folder, prefix="index-benchmark-") as temporary:
-        require_room(Path(temporary), boxes + images)
         source = Path(temporary, "generated.json")
+        free, needed = shutil.disk_usage(temporary).free, (boxes + images) * BYTES_NEEDED
+        if free < needed:
+            raise InputError(
+                f"{source.parent.parent}: {free / 1e9:.1f} GB are free and {needed / 1e9:.1f} GB "
+                "needed; name another place by --folder, or fewer --boxes"
+            )
         with progress(console, "generating, images", total=images) as advance:
             write_annotations(source, images=images, boxes=boxes, advance=advance)
         size = source.stat().st_size / MEGABYTE
         console.print(f"{images:,} images, {boxes:,} boxes: {size:,.0f} MB of JSON")
-        conversion = convert(source)
+        began = time.perf_counter()  # in a process of its own, as a user does
+        subprocess.run([sys.executable, "-m", "data", "convert", str(source)], check=True)
+        seconds = time.perf_counter() - began
+        peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
         openings = open_by_ranks(source, ranks)
-    standard = (images, boxes) == (INDEX_IMAGES, INDEX_BOXES)
+
+    def finding(what: str, value: float, unit: str, *, at_most: float | None) -> Finding:
+        shown = f"{significant(value, 3)} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+        return Finding(what, value, shown, at_most=at_most)
+
+    slowest, private, with_order = map(max, zip(*openings, strict=True))
     put_out(
-        index_findings(conversion, openings, with_targets=standard),
+        [
+            finding("converting, seconds", seconds, "s", at_most=300),
+            finding("converting, memory at the most", peak_mb, "MB", at_most=2000),
+            finding(f"opening, slowest of {len(openings)} ranks", slowest, "s", at_most=1),
+            finding("opening, private memory of a rank", private, "MB", at_most=50),
+            finding("the same with an epoch's order", with_order, "MB", at_most=None),
+        ],
         benchmark="index",
         workload={"images": images, "boxes": boxes, "ranks": ranks},
-        with_targets=standard,
+        with_targets=(images, boxes) == (INDEX_IMAGES, INDEX_BOXES),
         json_file=json_file,
     )
     return FINISHED
-
-
-def require_room(folder: Path, rows: int) -> None:
-    """Raise an InputError if the disk cannot hold the files of so many rows."""
-    free, needed = shutil.disk_usage(folder).free, rows * BYTES_NEEDED
-    if free < needed:
-        raise InputError(
-            f"{folder.parent}: {free / 1e9:.1f} GB are free and {needed / 1e9:.1f} GB needed; "
-            "name another place by --folder, or fewer --boxes"
-        )
-
-
-def convert(source: Path) -> Conversion:
-    """Make the index in a process of its own, as a user does."""
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "data", "convert", str(source)], check=True)
-    seconds = time.perf_counter() - began
-    return Conversion(seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6)
 
 
 def open_by_ranks(source: Path, ranks: int) -> list[Opening]:
@@ -152,7 +246,7 @@ def open_by_ranks(source: Path, ranks: int) -> list[Opening]:
 def open_as_rank(
     source: Path, together: Barrier, results: "multiprocessing.queues.SimpleQueue[Opening]"
 ) -> None:
-    """Open the index in a rank's process, and send what it took to `results`."""
+    """Open the index in a rank's process, and send its `Opening` to `results`."""
     from data.index import find_or_make_index
     from data.loader import training_keys  # loads torch, of which opening must not be the price
 
@@ -172,33 +266,6 @@ def open_as_rank(
     together.wait()
 
 
-def index_findings(
-    conversion: Conversion, openings: list[Opening], *, with_targets: bool
-) -> list[Finding]:
-    """Return the numbers beside their targets."""
-
-    def finding(what: str, value: float, *, unit: str, at_most: float | None) -> Finding:
-        shown = f"{significant(value, 3)} {unit}" if value < 100 else f"{value:,.0f} {unit}"
-        return Finding(what, value, shown, at_most=at_most if with_targets else None)
-
-    slowest = max(opening.seconds for opening in openings)
-    private = max(opening.private_mb for opening in openings)
-    with_order = max(opening.epoch_private_mb for opening in openings)
-    return [
-        finding("converting, seconds", conversion.seconds, unit="s", at_most=300),
-        finding("converting, memory at the most", conversion.peak_mb, unit="MB", at_most=2000),
-        finding(f"opening, slowest of {len(openings)} ranks", slowest, unit="s", at_most=1),
-        finding("opening, private memory of a rank", private, unit="MB", at_most=50),
-        finding("the same with an epoch's order", with_order, unit="MB", at_most=None),
-    ]
-
-
-LINES, PROBLEMS = 1_000_000, 1000
-
-LOG_ABOUT = """\
-Writes a log with time stamps and other programs' lines in between to a temporary folder, and reads
-it in a process of its own. The sum that is read must be the sum that was written."""
-
 READ = """\
 import json, sys, time
 from pathlib import Path
@@ -210,24 +277,11 @@ seconds = time.perf_counter() - began
 print(json.dumps({"seconds": seconds, "peak_mb": peak_resident_mb(), "total_ms": log.total_ms,
                   "problems": len(log.calls()), "not_understood": log.not_understood_count}))
 """
-"""In a process that has read nothing else."""
+"""Runs in a process that has read nothing else."""
 
 
-def add_log_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `log` to the benchmarks of a command line."""
-    about = "reading a long oneDNN log"
-    parser = kinds.add_parser("log", help=about, description=f"Time {about}.\n\n{LOG_ABOUT}")
-    add_counts(
-        parser,
-        ("--lines", LINES, "executions in the log"),
-        ("--problems", PROBLEMS, "distinct problems among them"),
-    )
-    add_json_option(parser)
-    parser.set_defaults(run=log_command)
-
-
-def log_command(*, lines: int, problems: int, json_file: Path | None) -> int:
-    """Run the benchmark; returns the exit code."""
+def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
+    """Run `log`; return the exit code."""
     require_free_json(json_file)
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="log-benchmark-") as folder:
@@ -238,12 +292,15 @@ def log_command(*, lines: int, problems: int, json_file: Path | None) -> int:
         command = [sys.executable, "-c", READ, str(file)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     read = json.loads(output)
-    standard = lines == LINES
+    seconds, peak_mb = read["seconds"], read["peak_mb"]
     put_out(
-        log_findings(read, with_targets=standard),
+        [
+            Finding("reading, seconds", seconds, f"{seconds:.1f} s", at_most=12),
+            Finding("reading, memory at the most", peak_mb, f"{peak_mb:.0f} MB", at_most=300),
+        ],
         benchmark="log",
         workload={"lines": lines, "problems": problems},
-        with_targets=standard,
+        with_targets=lines == LINES,
         json_file=json_file,
     )
     if not math.isclose(read["total_ms"], written_ms, rel_tol=1e-12) or read["not_understood"]:
@@ -252,66 +309,50 @@ def log_command(*, lines: int, problems: int, json_file: Path | None) -> int:
     return FINISHED
 
 
-def log_findings(read: dict[str, float], *, with_targets: bool) -> list[Finding]:
-    """Return the numbers beside their targets."""
-    seconds, peak_mb = read["seconds"], read["peak_mb"]
-    return [
-        Finding(
-            "reading, seconds", seconds, f"{seconds:.1f} s", at_most=12 if with_targets else None
-        ),
-        Finding(
-            "reading, memory at the most",
-            peak_mb,
-            f"{peak_mb:.0f} MB",
-            at_most=300 if with_targets else None,
-        ),
-    ]
-
-
-FOUND = 300
-"""The most boxes that the model's postprocessing keeps."""
-TENTH = 10
-
-METRIC_ABOUT = """\
-Generates true boxes and 300 found boxes in each of 24,781 images with the statistics of MLPerf's
-validation split, and computes the metric in a process of its own on one core. On a tenth of the
-images both libraries compute it, and their numbers are compared. Two minutes."""
-
-
-def add_metric_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `metric` to the benchmarks of a command line."""
-    about = "COCO's metric of a split of OpenImages' size, beside pycocotools on a tenth"
-    parser = kinds.add_parser("metric", help=about, description=f"Time {about}.\n\n{METRIC_ABOUT}")
-    add_counts(
-        parser, ("--images", VALIDATION_IMAGES, "images"), ("--found", FOUND, "boxes found in each")
-    )
-    add_json_option(parser)
-    parser.set_defaults(run=metric_command)
-
-
-def metric_command(*, images: int, found: int, json_file: Path | None) -> int:
-    """Run the benchmark; returns the exit code.
+def bench_metric(*, images: int, found: int, json_file: Path | None) -> int:
+    """Run `metric`; return the exit code.
 
     Raises:
         InputError: The file for the numbers exists.
     """
     require_free_json(json_file)
     console = make_console()
-    tenth = max(1, images // TENTH)
-    runs = {}
-    for library, of in (
-        ("faster-coco-eval", images),
-        ("faster-coco-eval", tenth),
-        ("pycocotools", tenth),
-    ):
-        console.print(f"{library}, {of:,} images, {of * found:,} boxes …")
-        runs[library, of] = measured_metric(library, images=of, found=found)
-    standard = (images, found) == (VALIDATION_IMAGES, FOUND)
+
+    def measured(library: str, count: int) -> Run:
+        console.print(f"{library}, {count:,} images, {count * found:,} boxes …")
+        return measured_metric(library, images=count, found=found)
+
+    tenth = max(1, images // 10)
+    whole = measured("faster-coco-eval", images)
+    ours, reference = measured("faster-coco-eval", tenth), measured("pycocotools", tenth)
+    difference = largest_difference(list(ours.details.values()), list(reference.details.values()))
+    peak_gb = whole.peak_rss_mb / 1000
+    faster = reference.seconds / ours.seconds
     put_out(
-        metric_findings(runs, images=images, tenth=tenth, with_targets=standard),
+        [
+            Finding(
+                f"{images:,} images, seconds on one core",
+                whole.seconds,
+                f"{whole.seconds:.1f} s",
+                at_most=90,
+            ),
+            Finding("the process at the most, GB", peak_gb, f"{peak_gb:.2f} GB", at_most=4),
+            Finding(
+                f"{tenth:,} images: largest difference to pycocotools, all numbers and classes",
+                difference,
+                f"{difference:.1e}",
+                at_most=1e-9,
+            ),
+            Finding("the same: times as fast", faster, f"{faster:.1f}"),
+            Finding(
+                "the same: memory at the most, ours and pycocotools'",
+                ours.peak_rss_mb / reference.peak_rss_mb,
+                f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
+            ),
+        ],
         benchmark="metric",
         workload={"images": images, "found": found},
-        with_targets=standard,
+        with_targets=(images, found) == (VALIDATION_IMAGES, FOUND),
         json_file=json_file,
     )
     return FINISHED
@@ -321,7 +362,7 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
     """Compute the metric by one library, in a new process on one core.
 
     Raises:
-        WorkerDiedError: It could not.
+        WorkerDiedError: The process ended by itself.
     """
     variant = Variant(
         library,
@@ -334,130 +375,11 @@ def measured_metric(library: str, *, images: int, found: int) -> Run:
         return worker.run()
 
 
-def metric_findings(
-    runs: dict[tuple[str, int], Run], *, images: int, tenth: int, with_targets: bool
-) -> list[Finding]:
-    """Return the numbers beside their targets."""
-
-    def finding(what: str, value: float, *, shown: str, at_most: float | None) -> Finding:
-        return Finding(what, value, shown, at_most=at_most if with_targets else None)
-
-    whole = runs["faster-coco-eval", images]
-    ours, reference = runs["faster-coco-eval", tenth], runs["pycocotools", tenth]
-    difference = largest_difference(list(ours.details.values()), list(reference.details.values()))
-    peak_gb = whole.peak_rss_mb / 1000
-    faster = reference.seconds / ours.seconds
-    return [
-        finding(
-            f"{images:,} images, seconds on one core",
-            whole.seconds,
-            shown=f"{whole.seconds:.1f} s",
-            at_most=90,
-        ),
-        finding("the process at the most, GB", peak_gb, shown=f"{peak_gb:.2f} GB", at_most=4),
-        finding(
-            f"{tenth:,} images: largest difference to pycocotools, all numbers and classes",
-            difference,
-            shown=f"{difference:.1e}",
-            at_most=1e-9,
-        ),
-        finding("the same: times as fast", faster, shown=f"{faster:.1f}", at_most=None),
-        finding(
-            "the same: memory at the most, ours and pycocotools'",
-            ours.peak_rss_mb / reference.peak_rss_mb,
-            shown=f"{ours.peak_rss_mb:,.0f} MB, {reference.peak_rss_mb:,.0f} MB",
-            at_most=None,
-        ),
-    ]
-
-
 def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return it of numbers in the same order; nan where only one of them could be measured."""
-    known = [
+    differences = [
         abs(one - other)
         for one, other in zip(ours, theirs, strict=True)
         if not (math.isnan(one) and math.isnan(other))
     ]
-    return math.nan if any(map(math.isnan, known)) else max(known, default=0.0)
-
-
-EVERY_SECONDS = 600.0
-"""`checkpoint.every: 10min`, for which the target is given."""
-MOST_SHARE = 0.01
-
-CHECKPOINT_ABOUT = """\
-Trains as train.py does, alone in a process, and writes checkpoints of model and optimizer to a
-temporary folder: the time for which copying stops the training, and by how much the steps are
-slower until the checkpoint is on the disk. Of both follows the share of a run with
-checkpoint.every=10min."""
-
-
-def add_checkpoint_benchmark(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `checkpoint` to the benchmarks of a command line."""
-    about = "saving checkpoints while training goes on"
-    parser = kinds.add_parser(
-        "checkpoint", help=about, description=f"Time {about}.\n\n{CHECKPOINT_ABOUT}"
-    )
-    add_counts(
-        parser,
-        ("--rounds", 5, "checkpoints that count"),
-        ("--images", STANDARD.images, "images in a batch"),
-        ("--image-size", STANDARD.image_size, "their height and width in pixels"),
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="on the disk that runs write to (default: that of temporaries)"
-    )
-    add_json_option(parser)
-    parser.set_defaults(run=checkpoint_command)
-
-
-def checkpoint_command(
-    *, rounds: int, images: int, image_size: int, folder: Path | None, json_file: Path | None
-) -> int:
-    """Run the benchmark; returns the exit code.
-
-    Raises:
-        InputError: The folder is not there, or the JSON file is.
-    """
-    require_free_json(json_file)
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give --folder one that exists")
-    workload = Workload(images=images, image_size=image_size)
-    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=folder) as checkpoints:
-        variant = Variant(
-            "checkpoint", "", f"{RECIPES}.checkpoint", options={"folder": checkpoints}
-        )
-        with closing(variant_worker(variant, workload)) as worker:
-            measured = [worker.run().details for _ in range(rounds + 1)]
-    put_out(
-        checkpoint_findings(measured[1:]),  # the first copy takes new memory from the system
-        benchmark="checkpoint",
-        workload={**asdict(workload), "rounds": rounds},
-        with_targets=True,  # tensors are as large, whatever the images
-        json_file=json_file,
-    )
-    return FINISHED
-
-
-def checkpoint_findings(rounds: Sequence[dict[str, float]]) -> list[Finding]:
-    """Return medians over the rounds, and the share of a run that follows from them."""
-    of = {name: median(numbers[name] for numbers in rounds) for name in rounds[0]}
-    cost = of["copying"] + max(0.0, of["slower"])
-    share = cost / (EVERY_SECONDS + cost)
-    return [
-        seconds_finding("a step without a checkpoint", of["quiet_step"]),
-        Finding(
-            "a checkpoint, tensors", of["bytes"] / MEGABYTE, f"{of['bytes'] / MEGABYTE:.0f} MB"
-        ),
-        seconds_finding("copying, while training waits", of["copying"]),
-        seconds_finding("writing, while training goes on", of["writing"]),
-        seconds_finding("steps slower meanwhile, in all", of["slower"]),
-        Finding(
-            "share of a run with checkpoint.every=10min", share, f"{share:.2%}", at_most=MOST_SHARE
-        ),
-    ]
-
-
-def seconds_finding(what: str, value: float) -> Finding:
-    """Return a finding that is a time."""
-    return Finding(what, value, f"{value:.2f} s")
+    return math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)

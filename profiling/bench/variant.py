@@ -1,9 +1,9 @@
 """The pieces of a benchmark: variants, their workload, what a recipe prepares, and runs.
 
 A variant is a way to do the benchmarked thing, under a name. A recipe is a function
-`prepare(workload: Workload, **options) -> Prepared`, which its process calls. The end of the file
-has what a variant may ask of memory: the policies of numactl, set by the process itself, and
-transparent huge pages for what the C library allocates.
+`prepare(workload: Workload, **options) -> Prepared`, which the variant's process calls. The end of
+the file has what a variant may ask of memory: the policies of numactl, set by the process itself,
+and transparent huge pages for what the C library allocates.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from common.errors import InputError
 from common.machine import read_proc_text
@@ -22,11 +22,11 @@ from launch.topology import format_cpu_list, parse_cpu_list
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to do the benchmarked thing: what a worker process is made from."""
+    """A way to do the benchmarked thing, from which a worker process is made."""
 
     name: str
     about: str
-    """For `--help`: what it is, in a few words."""
+    """A few words for `--help`."""
     recipe: str
     """What prepares it in its process; see `profiling.bench.worker.load_recipe`."""
     _: KW_ONLY
@@ -80,13 +80,12 @@ class Workload:
     """A batch's measures; the batch itself is made from the seed, the same for all."""
 
     images: int = 2
-    """Images in the batch."""
     image_size: int = 800
     """Height and width of every image. [pixels]"""
     classes: int = 264
     """Outputs of the classification head for every anchor."""
     seed: int = 0
-    """Of images, boxes and weights."""
+    """Makes images, boxes and weights."""
 
     def __str__(self) -> str:
         return (
@@ -98,42 +97,34 @@ STANDARD = Workload()
 """The workload that targets are given for."""
 
 
-class PhaseName(Protocol):
-    """Has the name of the phase that runs."""
-
-    @property
-    def name(self) -> str:
-        """Such as `forward`; empty outside of all phases."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """Something that can be run again and again."""
 
     run: Callable[[], Mapping[str, float]]
-    """Does the thing once; returns what is worth keeping of it beside its time."""
+    """Runs once; returns what is worth keeping beside the time."""
     facts: Mapping[str, float] = field(default_factory=dict)
     """Numbers that hold for every run."""
-    phase: PhaseName | None = None
-    """Knows which phase of a run is going on, where it has several."""
+    phase: Callable[[], str] = str
+    """Returns the name of the phase that runs, such as `forward`; empty outside of all phases."""
     compiled_bytes: Callable[[], int] | None = None
-    """Bytes that the compiled graphs of a run move, where it has such graphs: no operator is called
-    in them that could be counted."""
+    """Returns the bytes that the compiled graphs of a run move, where it has such graphs: no
+    operator is called in them that could be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a worker measured around one run."""
+    """A worker's measurements of one run."""
 
     seconds: float
     page_faults: int
-    """Pages that the kernel had to hand to the process meanwhile, without reading a disk."""
+    """Pages that the kernel had to give to the process meanwhile, without reading a disk."""
     rss_mb: float
     """Resident memory afterwards. [MB, 10⁶ bytes]"""
     peak_rss_mb: float
     """Largest resident memory of the process since its start. [MB]"""
     details: dict[str, float]
-    """What the recipe kept of it."""
+    """What the recipe returned."""
 
 
 class Ratio(NamedTuple):
@@ -145,7 +136,7 @@ class Ratio(NamedTuple):
 
 
 def times_as_fast(runs: Sequence[Run], others: Sequence[Run]) -> Ratio:
-    """Compare round by round, so that a disturbance of the machine meets both sides."""
+    """Compare round by round, so that a disturbance of the machine affects both sides."""
     ratios = [other.seconds / run.seconds for run, other in zip(runs, others, strict=True)]
     return Ratio(median(ratios), min(ratios), max(ratios))
 
@@ -167,14 +158,12 @@ class MemoryChoice(NamedTuple):
 
 
 def parse_memory(text: str, *, allowed: Collection[int]) -> MemoryChoice:
-    """Read `local`, `interleave`, `interleave=0,1`, `membind=0` or `preferred=1`.
+    """Return the policy of `local`, `interleave`, `interleave=0,1`, `membind=0` or `preferred=1`.
 
-    Args:
-        text: The choice.
-        allowed: NUMA nodes that this process may take memory from; `interleave` takes all.
+    `allowed` are the NUMA nodes that this process may use; `interleave` alone takes all of them.
 
     Raises:
-        InputError: It is none of these, or a node may not be used.
+        InputError: The text is none of these, or a node may not be used.
     """
     name, equals, listed = text.partition("=")
     takes_nodes = {"local": (False,), "interleave": (False, True)}.get(name, (True,))
@@ -215,7 +204,7 @@ def apply_memory(text: str, *, allowed: Collection[int]) -> None:
 
 
 def memory_remark(text: str, *, allowed: Collection[int]) -> str:
-    """A sentence where the choice has no effect on this machine; empty where it may have one."""
+    """Return a sentence if the choice has no effect on this machine, else nothing."""
     if len(allowed) > 1:
         return ""
     node = f"node {format_cpu_list(allowed)}" if allowed else "node"
@@ -226,21 +215,18 @@ ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLE = "glibc.malloc.hugetlb=1"
 """Advises the kernel to back the heap by huge pages; glibc has it since 2.35.
 https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html"""
-OLDEST_GLIBC = (2, 35)
 
 
 def huge_pages_environment() -> dict[str, str]:
-    """Variables of a process that shall ask for huge pages; what the user has set is kept."""
+    """Return variables of a process that asks for huge pages; the user's own tunables stay."""
     others = os.environ.get("GLIBC_TUNABLES", "")
     return {"GLIBC_TUNABLES": f"{others}:{TUNABLE}" if others else TUNABLE}
 
 
 def huge_pages_remark(enabled: Path = ENABLED, *, glibc: str | None = None) -> str:
-    """A sentence where asking has no effect on this machine; empty where it may have one.
+    """Return a sentence if asking has no effect on this machine, else nothing.
 
-    Args:
-        enabled: The kernel's file.
-        glibc: The C library as `os.confstr` names it; None asks it.
+    `enabled` is the kernel's file, `glibc` the C library as `os.confstr` names it (None: this one).
     """
     chosen = re.search(r"\[(\w+)\]", read_proc_text(enabled))
     if chosen is None:
@@ -251,13 +237,13 @@ def huge_pages_remark(enabled: Path = ENABLED, *, glibc: str | None = None) -> s
         return f"--huge-pages: no effect, as the kernel gives them unasked: {enabled} says always"
     name = glibc if glibc is not None else os.confstr("CS_GNU_LIBC_VERSION") or "no glibc"
     version = re.fullmatch(r"glibc (\d+)\.(\d+).*", name)
-    if version is None or (int(version[1]), int(version[2])) < OLDEST_GLIBC:
+    if version is None or (int(version[1]), int(version[2])) < (2, 35):
         return f"--huge-pages: no effect, as it takes glibc 2.35 or newer, and this is {name}"
     return ""
 
 
 def huge_pages_mb(rollup: Path = Path("/proc/self/smaps_rollup")) -> float:
-    """Memory of this process that lies in huge pages now. [10⁶ bytes]"""
+    """Return this process's memory that lies in huge pages now. [10⁶ bytes]"""
     for line in read_proc_text(rollup).splitlines():
         if line.startswith("AnonHugePages:"):
             return int(line.split()[1]) * 1024 / 1e6

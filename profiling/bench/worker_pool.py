@@ -1,9 +1,9 @@
 """Workers that run variants in turn: A B C, A B C, …, one at a time.
 
 A variant is prepared in a process of its own (`Worker`). A pool keeps as many of them alive as fit
-into memory. `run_interleaved` is the one loop of rounds: when the machine is slower for a while, it
-is so for all variants, and their times can be compared round by round. `busy_cores` keeps cores
-busy meanwhile, for measurements beside another load.
+into memory. `run_interleaved` is the loop of rounds: when the machine is slower for a while, it is
+so for all variants, and their times can be compared round by round. `busy_cores` keeps cores busy
+meanwhile, for measurements beside another load.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from common.console import Advance
@@ -24,7 +23,7 @@ from common.processes import JsonWorker
 from profiling.bench.variant import Run, Variant, Workload
 
 SPARE_MB = 1000.0
-"""Left to the rest of the machine."""
+"""Memory that stays free for the rest of the machine."""
 
 
 class Runner(Protocol):
@@ -38,18 +37,87 @@ class Runner(Protocol):
         """Run once, while nothing else of the benchmark runs."""
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Ask another question."""
+        """Return the answer to another question."""
 
     def close(self) -> None:
         """End it."""
 
 
-def variant_worker(variant: Variant, workload: Workload) -> "Worker":
+class Worker:
+    """A variant's process, which `JsonWorker` starts; alive until `close`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        module: str,
+        specification: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        cache_variable: str | None = None,
+    ) -> None:
+        """Start `module`, and wait until it is prepared.
+
+        `environment` has variables beside those of this process; `cache_variable` is one more,
+        which names a folder that `close` removes. `name` is for messages.
+
+        Raises:
+            WorkerDiedError: It could not be prepared.
+            InputError: The specification asks for something that is not here.
+        """
+        self.rss_mb = 0.0
+        """Resident memory after its last run. [10⁶ bytes]"""
+        with ExitStack() as opened:
+            variables = dict(environment or {})
+            if cache_variable:
+                variables[cache_variable] = opened.enter_context(tempfile.TemporaryDirectory())
+            self.process = JsonWorker(module, specification, name=name, environment=variables)
+            opened.callback(self.process.close)
+            self._opened = opened.pop_all()
+        self.facts = self.process.facts
+
+    def run(self) -> Run:
+        """Run once, while nothing else of the benchmark runs.
+
+        Raises:
+            WorkerDiedError: It ended before it answered.
+        """
+        run = Run(**self.ask("run"))
+        self.rss_mb = run.rss_mb
+        return run
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Return the worker's answer once its process is idle again.
+
+        Threads that spin for a while after their work would slow the next variant down.
+
+        Raises:
+            WorkerDiedError: It ended before it answered.
+            InputError: The question is about something that is not here.
+        """
+        answer = self.process.ask(question)
+        deadline = time.monotonic() + 2.0
+        ticks, before = self._cpu_ticks(), -1
+        while ticks != before and time.monotonic() < deadline:
+            time.sleep(0.05)  # five of the kernel's ticks
+            ticks, before = self._cpu_ticks(), ticks
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._opened.close()
+
+    def _cpu_ticks(self) -> int:
+        """Return the processor time used so far, in the kernel's ticks of 10 ms."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+
+def variant_worker(variant: Variant, workload: Workload) -> Worker:
     """Start a variant's worker and wait until it is prepared.
 
     Raises:
         WorkerDiedError: It could not be prepared.
-        InputError: It asks for what is not here.
+        InputError: The variant asks for something that is not here.
     """
     specification = {
         "recipe": variant.recipe,
@@ -84,7 +152,7 @@ class WorkerPool:
         available: Callable[[], float] = available_mb,
         start: Callable[[Variant, Workload], Runner] = variant_worker,
     ) -> None:
-        """`warm_up` runs are not counted; `say` takes lines for the user; `available` is in MB."""
+        """`warm_up` runs are not counted; `say` gets lines for the user; `available` is in MB."""
         self.workload = workload
         self.warm_up = warm_up
         self.say = say
@@ -98,12 +166,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self.workers.values():
             worker.close()
 
@@ -119,7 +182,7 @@ class WorkerPool:
             self.workers[name] = worker
             self._make_room(self.peak_mb[name] - worker.rss_mb, keep=name)
             return worker
-        # Before its first run a variant is taken to need as much as the hungriest so far.
+        # Before its first run, a variant is assumed to need as much as the hungriest so far.
         self._make_room(self.peak_mb.get(name, max(self.peak_mb.values(), default=0.0)))
         worker = self.start(variant, self.workload)
         self.workers[name] = worker
@@ -140,80 +203,6 @@ class WorkerPool:
                 self.say(f"memory does not do for all at once: {name} is started again every round")
 
 
-class Worker:
-    """A variant's process, which `JsonWorker` starts; alive until `close`."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        module: str,
-        specification: Mapping[str, Any],
-        environment: Mapping[str, str] | None = None,
-        cache_variable: str | None = None,
-    ) -> None:
-        """Start `module`, and wait until it is prepared.
-
-        `environment`: variables beside those of this process; `cache_variable`: one more, which
-        names a folder that `close` removes. `name` is for messages.
-
-        Raises:
-            WorkerDiedError: It could not be prepared.
-            InputError: It asks for what is not here.
-        """
-        self.rss_mb = 0.0
-        """Resident memory after its last run. [10⁶ bytes]"""
-        with ExitStack() as opened:
-            variables = dict(environment or {})
-            if cache_variable:
-                variables[cache_variable] = opened.enter_context(tempfile.TemporaryDirectory())
-            self.process = JsonWorker(module, specification, name=name, environment=variables)
-            opened.callback(self.process.close)
-            self._opened = opened.pop_all()
-        self.facts = self.process.facts
-
-    def run(self) -> Run:
-        """Let it run once while nothing else of the benchmark runs.
-
-        Raises:
-            WorkerDiedError: It ended before it answered.
-        """
-        run = Run(**self.ask("run"))
-        self.rss_mb = run.rss_mb
-        return run
-
-    def ask(self, question: str) -> dict[str, Any]:
-        """Ask one of the worker's questions; wait for the answer, and until it is idle again.
-
-        Raises:
-            WorkerDiedError: It ended before it answered.
-            InputError: It asks for what is not here.
-        """
-        answer = self.process.ask(question)
-        self._wait_until_idle()
-        return answer
-
-    def close(self) -> None:
-        """End the process, whatever it is doing."""
-        self._opened.close()
-
-    def _wait_until_idle(self, *, patience: float = 2.0) -> None:
-        """Threads that spin for a while after their work would slow the next variant down."""
-        end = time.monotonic() + patience
-        before = self._cpu_ticks()
-        while time.monotonic() < end:
-            time.sleep(0.05)  # five of the kernel's ticks
-            now = self._cpu_ticks()
-            if now == before:
-                return
-            before = now
-
-    def _cpu_ticks(self) -> int:
-        """Processor time used so far, in the kernel's ticks of 10 ms."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
-
-
 def run_interleaved(
     pool: WorkerPool,
     variants: Sequence[Variant],
@@ -224,12 +213,8 @@ def run_interleaved(
 ) -> Iterator[dict[str, Run]]:
     """Run every variant once in every round, after the warm-up of all; yield each round's runs.
 
-    Args:
-        pool: Starts the variants' workers.
-        variants: In the order of a round.
-        rounds: How many.
-        advance: Called with the number of runs done, those of the warm-up included.
-        settling: Runs at the start of every turn that are not counted.
+    `advance` is called with the number of runs done, those of the warm-up included. The first
+    `settling` runs of every turn are not counted.
 
     Raises:
         WorkerDiedError: A worker ended by itself.
@@ -253,31 +238,11 @@ def run_interleaved(
 
 def runs_by_name(rounds: Iterable[Mapping[str, Run]]) -> dict[str, list[Run]]:
     """Return the runs of all rounds by variant, in order of rounds."""
-    found: dict[str, list[Run]] = {}
+    by_name: dict[str, list[Run]] = {}
     for runs in rounds:
         for name, run in runs.items():
-            found.setdefault(name, []).append(run)
-    return found
-
-
-def beside_load(
-    pool: WorkerPool,
-    variants: Sequence[Variant],
-    rounds: Iterable[Mapping[str, Run]],
-    *,
-    cpus: Sequence[int],
-) -> Iterator[tuple[Mapping[str, Run], dict[str, Run]]]:
-    """After each of `rounds`, run every variant again while another process keeps a core busy.
-
-    That is the first of `cpus` in the first round, the next one in the next, and so on. The first
-    one matters most where main threads are on it. Yields the undisturbed and the disturbed runs.
-
-    Raises:
-        WorkerDiedError: A worker ended by itself.
-    """
-    for number, quiet in enumerate(rounds):
-        with busy_cores([cpus[number % len(cpus)]]):
-            yield quiet, {variant.name: pool.worker(variant).run() for variant in variants}
+            by_name.setdefault(name, []).append(run)
+    return by_name
 
 
 LOOP = """
@@ -292,21 +257,14 @@ while os.getppid() == int(sys.argv[1]):
 @contextmanager
 def busy_cores(cpus: Sequence[int]) -> Iterator[None]:
     """Keep each of these CPUs busy while the context lasts, by a process bound to it."""
+    command = [sys.executable, "-I", "-c", LOOP, str(os.getpid())]
     with ExitStack() as loops:
         for cpu in cpus:
-            loops.enter_context(busy_core(cpu))
-        yield
-
-
-@contextmanager
-def busy_core(cpu: int) -> Iterator[None]:
-    """One of them; it is busy when the context begins."""
-    command = [sys.executable, "-I", "-c", LOOP, str(os.getpid())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
-        try:
+            process = loops.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
+            )
+            loops.callback(process.kill)
             os.sched_setaffinity(process.pid, {cpu})
             assert process.stdout is not None
-            process.stdout.readline()
-            yield
-        finally:
-            process.kill()
+            process.stdout.readline()  # it is busy from now on
+        yield

@@ -1,4 +1,4 @@
-"""What variants of benchmarks do, and what they do it with. Only workers import these modules.
+"""The recipes of benchmarks, and what they share. Only workers import these modules.
 
 The recipe of COCO's metric is here, because it loads no torch: the memory that it measures is
 numpy's.
@@ -10,12 +10,9 @@ from profiling.bench.variant import Prepared, Workload
 
 
 def prepare_metric(workload: Workload, *, library: str, found: int) -> Prepared:
-    """Generate boxes; the details of a run are all numbers of the metric, in order.
+    """Generate `found` detected boxes in each image; a run's details are the metric's numbers.
 
-    Args:
-        workload: How many images.
-        library: `faster-coco-eval` or `pycocotools`.
-        found: Boxes found in each image.
+    `library` is `faster-coco-eval` or `pycocotools`.
     """
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # before numpy counts cores
     import numpy as np  # noqa: PLC0415, RUF100

@@ -6,6 +6,8 @@ worker processes, as training gets them: on all cores, not yet normalized. `mlpe
 reference does: Pillow decodes, torchvision makes floats of it, half of the pictures are mirrored,
 each is normalized at its own size as `(image - mean) / std` and resized as float, and they are
 joined (torchvision's detection presets and GeneralizedRCNNTransform, which the reference uses).
+
+In all of them, `photos` is the file that lists the photos.
 """
 
 import time
@@ -29,7 +31,7 @@ from profiling.bench.variant import Prepared, Workload
 
 
 def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared:
-    """`photos`: the file that lists them."""
+    """Prepare the decoding of files to uint8 arrays."""
     keep_to_one_core()
     paths = read_list(photos)
 
@@ -42,7 +44,7 @@ def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared
 
 
 def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared:
-    """`photos`: the file that lists them."""
+    """Prepare the same, with a resize to squares."""
     keep_to_one_core()
     torch.set_num_threads(1)
     paths = read_list(photos)
@@ -51,23 +53,6 @@ def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared
         for path in paths:
             resize_image(decode_image(path, decoder=decoder), workload.image_size)
         return {}
-
-    return Prepared(run)
-
-
-def prepare_pipeline(workload: Workload, *, photos: str, decoder: str, batch_size: str) -> Prepared:
-    """`photos`: the file that lists them. The details are seconds of each stage."""
-    keep_to_one_core()
-    torch.set_num_threads(1)
-    dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
-    keys = [SampleKey(index, seed=index) for index in range(len(dataset))]
-    size = int(batch_size)
-
-    def run() -> dict[str, float]:
-        stopwatch = Stopwatch()
-        for start in range(0, len(keys), size):
-            make_batch(dataset, keys[start : start + size], stopwatch=stopwatch)
-        return stopwatch.seconds
 
     return Prepared(run)
 
@@ -86,10 +71,27 @@ class Stopwatch:
         self._last = now
 
 
+def prepare_pipeline(workload: Workload, *, photos: str, decoder: str, batch_size: str) -> Prepared:
+    """Prepare training samples, joined and normalized. The details are seconds of each stage."""
+    keep_to_one_core()
+    torch.set_num_threads(1)
+    dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
+    keys = [SampleKey(index, seed=index) for index in range(len(dataset))]
+    size = int(batch_size)
+
+    def run() -> dict[str, float]:
+        stopwatch = Stopwatch()
+        for start in range(0, len(keys), size):
+            make_batch(dataset, keys[start : start + size], stopwatch=stopwatch)
+        return stopwatch.seconds
+
+    return Prepared(run)
+
+
 def make_batch(
     dataset: DetectionDataset, keys: Sequence[SampleKey], *, stopwatch: Stopwatch
 ) -> Tensor:
-    """A batch as the model takes it, float32 `[N, 3, S, S]`."""
+    """Return a batch as the model takes it, float32 `[N, 3, S, S]`."""
     samples = [dataset[key] for key in keys]
     stopwatch.lap("decode, resize, mirror")
     batch = collate(samples)
@@ -100,19 +102,20 @@ def make_batch(
 
 
 def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> DetectionDataset:
-    """Photos as a training split without boxes, which take next to no time."""
+    """Return photos as a training split without boxes, which would take next to no time."""
     sizes = []
     for photo in photos:
         with Image.open(photo) as image:
             sizes.append(image.size)
     count = len(photos)
+    widths, heights = np.array(sizes, dtype=np.int32).T
     annotations = Annotations(
         category_ids=np.array([1]),
         category_names=["thing"],
         image_ids=np.arange(count),
         file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
-        widths=np.array([width for width, _ in sizes], dtype=np.int32),
-        heights=np.array([height for _, height in sizes], dtype=np.int32),
+        widths=widths,
+        heights=heights,
         box_offsets=np.zeros(count + 1, dtype=np.int64),
         boxes=np.zeros((0, 4)),
         box_category_ids=np.zeros(0, dtype=np.int64),
@@ -129,52 +132,41 @@ def photo_dataset(photos: Sequence[Path], *, image_size: int, decoder: str) -> D
 def prepare_loader(
     workload: Workload, *, photos: str, decoder: str, batch_size: str, workers: str
 ) -> Prepared:
-    """`photos`: the file that lists them."""
+    """Prepare a loader with so many processes."""
     dataset = photo_dataset(read_list(photos), image_size=workload.image_size, decoder=decoder)
     loader = evaluation_loader(dataset, batch_size=int(batch_size), workers=int(workers))
     loader.start_workers()
-
-    def run() -> dict[str, float]:
-        return {"images": sum(len(batch.images) for batch in loader)}
-
-    return Prepared(run)
+    return Prepared(lambda: {"images": sum(len(batch.images) for batch in loader)})
 
 
 def prepare_mlperf(workload: Workload, *, photos: str, batch_size: str) -> Prepared:
-    """`photos`: the file that lists them. The details are seconds of each stage."""
+    """Prepare MLPerf's recipe. The details are seconds of each stage."""
     keep_to_one_core()
     torch.set_num_threads(1)
     paths = read_list(photos)
-    size = int(batch_size)
+    side, size = workload.image_size, int(batch_size)
 
     def run() -> dict[str, float]:
         stopwatch = Stopwatch()
         for start in range(0, len(paths), size):
-            seeds = range(start, min(start + size, len(paths)))
-            make_mlperf_batch(
-                [paths[seed] for seed in seeds],
-                seeds=seeds,
-                image_size=workload.image_size,
-                stopwatch=stopwatch,
-            )
+            batch = paths[start : start + size]
+            make_mlperf_batch(batch, first_seed=start, image_size=side, stopwatch=stopwatch)
         return stopwatch.seconds
 
     return Prepared(run)
 
 
 def make_mlperf_batch(
-    paths: Sequence[Path], *, seeds: Sequence[int], image_size: int, stopwatch: Stopwatch
+    paths: Sequence[Path], *, first_seed: int, image_size: int, stopwatch: Stopwatch
 ) -> Tensor:
-    """A batch as the model takes it, float32 `[N, 3, S, S]`.
+    """Return a batch as the model takes it, float32 `[N, 3, S, S]`.
 
-    Seeds mirror the same pictures as those of `data.dataset.SampleKey` do.
+    Consecutive seeds mirror the same pictures as those of `data.dataset.SampleKey` do.
     """
-    mean, std = (
-        torch.tensor(IMAGENET_MEAN)[:, None, None],
-        torch.tensor(IMAGENET_STD)[:, None, None],
-    )
+    mean = torch.tensor(IMAGENET_MEAN)[:, None, None]
+    std = torch.tensor(IMAGENET_STD)[:, None, None]
     images = []
-    for path, seed in zip(paths, seeds, strict=True):
+    for seed, path in enumerate(paths, start=first_seed):
         with Image.open(path) as file:
             picture = file.convert("RGB")
         stopwatch.lap("decode")

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from data.transforms import normalize
-from profiling.bench.recipes.step import feature_sizes, make_batch, make_weights, torchvision_model
+from profiling.bench.recipes.step import (
+    feature_sizes,
+    make_batch,
+    make_model,
+    make_weights,
+    torchvision_model,
+)
 from profiling.bench.variant import Prepared, Workload
 from retinanet.config import ModelConfig
 from retinanet.engine.engines import torch_forward
@@ -26,11 +32,14 @@ from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from retinanet.training.build import build_model
 
 FRESH_LOGIT = -4.6
-"""Of a new detector everywhere: 0.01 as a probability."""
+"""The logit of a new detector everywhere: 0.01 as a probability."""
 
 
 def prepare_focal_loss(workload: Workload, *, form: str, dtype: str) -> Prepared:
-    """Logits as the head gives them; `form` is one of `focal_loss`, `dtype` a name in torch."""
+    """Prepare logits as the head gives them.
+
+    `form` is one of `focal_loss`, `dtype` a name in torch.
+    """
     size = (workload.image_size, workload.image_size)
     anchors = anchors_for(size, feature_sizes(workload))
     assignment = assign_targets(anchors, make_batch(workload).targets)
@@ -54,7 +63,7 @@ def prepare_focal_loss(workload: Workload, *, form: str, dtype: str) -> Prepared
 
 
 def make_logits(workload: Workload, anchors: list[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
-    """For each level [N, A_l, K]."""
+    """Return random logits of a new detector, for each level [N, A_l, K]."""
     generator = torch.Generator().manual_seed(workload.seed)
     logits = []
     for level in anchors:
@@ -64,13 +73,18 @@ def make_logits(workload: Workload, anchors: list[Tensor], *, dtype: torch.dtype
     return logits
 
 
-def prepare_gradient_norm(workload: Workload, *, clips: bool) -> Prepared:
-    """`clips`: shorten the gradients too, each time."""
-    model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
-    model.load_state_dict(make_weights(workload))
+def model_with_gradients(workload: Workload) -> RetinaNet:
+    """Return MLPerf's model with random weights and gradients."""
+    model = make_model(workload)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.randn_like(parameter) * 1e-3
+    return model
+
+
+def prepare_gradient_norm(workload: Workload, *, clips: bool) -> Prepared:
+    """Prepare the norm of all gradients; `clips` shortens the gradients too, each time."""
+    model = model_with_gradients(workload)
 
     def run() -> dict[str, float]:
         norm = gradient_norm(model.parameters())
@@ -81,12 +95,8 @@ def prepare_gradient_norm(workload: Workload, *, clips: bool) -> Prepared:
 
 
 def prepare_optimizer_step(workload: Workload, *, name: str, fused: bool) -> Prepared:
-    """`name`: adam, sgd (with momentum) or lamb; not `fused` is torch's `foreach=False`."""
-    model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
-    model.load_state_dict(make_weights(workload))
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.randn_like(parameter) * 1e-3
+    """Prepare adam, sgd (with momentum) or lamb; not `fused` is torch's `foreach=False`."""
+    model = model_with_gradients(workload)
     momentum = 0.9 if name == "sgd" else 0.0
     optimizer = make_optimizer(model, name=name, learning_rate=1e-4, momentum=momentum, fused=fused)
 
@@ -98,14 +108,14 @@ def prepare_optimizer_step(workload: Workload, *, name: str, fused: bool) -> Pre
 
 
 def prepare_postprocessing(workload: Workload, *, whose: str) -> Prepared:
-    """`whose`: "ours" or "torchvision". The details count the boxes that were found."""
+    """Prepare "ours" or "torchvision"'s. The details count the boxes that were found."""
     outputs = make_outputs(workload)
     size = (workload.image_size, workload.image_size)
     anchors = anchors_for(size, outputs.feature_sizes)
 
     def ours() -> dict[str, float]:
-        found = postprocess(outputs, anchors, size)
-        return {"boxes": sum(len(image.boxes) for image in found)}
+        detections = postprocess(outputs, anchors, size)
+        return {"boxes": sum(len(image.boxes) for image in detections)}
 
     if whose == "ours":
         return Prepared(ours)
@@ -115,10 +125,10 @@ def prepare_postprocessing(workload: Workload, *, whose: str) -> Prepared:
     def torchvisions() -> dict[str, float]:
         # Its NMS takes BF16 only under autocast.
         with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-            found = model.postprocess_detections(
+            detections = model.postprocess_detections(
                 head_outputs, [anchors] * workload.images, [size] * workload.images
             )
-        return {"boxes": sum(len(image["boxes"]) for image in found)}
+        return {"boxes": sum(len(image["boxes"]) for image in detections)}
 
     return Prepared(torchvisions)
 
@@ -130,53 +140,50 @@ def prepare_evaluation(
     norm: Literal["frozen", "batch"] = "frozen",
     precision: str = "bf16",
 ) -> Prepared:
-    """`whose`: "ours" or "torchvision". The details count the boxes that were found.
+    """Prepare "ours" or "torchvision"'s, BF16 autocast in channels_last of images in [0, 1].
 
-    `norm`, `precision`: as in a configuration, of ours.
+    `norm` and `precision` are ours, as in a configuration. The details count the boxes that were
+    found.
     """
     batch = make_batch(workload)
     weights = make_detecting_weights(workload, normalize(batch.images))
     if whose == "torchvision":
-        return torchvisions(workload, list(batch.images.contiguous() / 255), weights)
+        theirs = torchvision_model(workload)
+        theirs.load_state_dict(weights)
+        theirs.to(memory_format=torch.channels_last).eval()
+        images = list(batch.images.contiguous() / 255)
+
+        def torchvisions() -> dict[str, float]:
+            with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+                detections = theirs(images)
+            return {"boxes": sum(len(image["boxes"]) for image in detections)}
+
+        return Prepared(torchvisions)
     settings = ModelConfig(norm=norm)
     model = build_model(settings, num_classes=workload.classes, weights=None).eval()
     # Norms that train also count the batches they have seen, which frozen ones do not.
     model.load_state_dict(weights, strict=norm == "frozen")
     forward = torch_forward(model, precision=precision)
 
-    def run() -> dict[str, float]:
-        found = detect_batch(model, batch.images, forward=forward)
-        return {"boxes": sum(len(image.boxes) for image in found)}
+    def ours() -> dict[str, float]:
+        detections = detect_batch(model, batch.images, forward=forward)
+        return {"boxes": sum(len(image.boxes) for image in detections)}
 
-    return Prepared(run)
-
-
-def torchvisions(
-    workload: Workload, images: list[torch.Tensor], weights: dict[str, torch.Tensor]
-) -> Prepared:
-    """BF16 autocast, channels_last; `images` are in [0, 1]."""
-    model = torchvision_model(workload)
-    model.load_state_dict(weights)
-    model.to(memory_format=torch.channels_last).eval()
-
-    def run() -> dict[str, float]:
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-            found = model(images)
-        return {"boxes": sum(len(image["boxes"]) for image in found)}
-
-    return Prepared(run)
+    return Prepared(ours)
 
 
 BACKGROUND_LOGIT = -5.0
 LARGEST_BACKGROUND_LOGIT = -3.0
 """A score of 0.047: below the threshold of 0.05."""
-
 OBJECTS_PER_LEVEL = 40
 ANCHORS_PER_OBJECT = 9
 
 
 def make_outputs(workload: Workload) -> HeadOutputs:
-    """BF16, as the head gives them: background everywhere, and objects that some anchors see."""
+    """Return BF16 outputs, as the head gives them: background, and objects that some anchors see.
+
+    An object raises the logits of one class at some neighbouring anchors.
+    """
     generator = torch.Generator().manual_seed(workload.seed)
     sizes = feature_sizes(workload)
     logits, deltas = [], []
@@ -184,28 +191,22 @@ def make_outputs(workload: Workload) -> HeadOutputs:
         shape = (workload.images, len(level), workload.classes)
         values = torch.randn(shape, generator=generator) + BACKGROUND_LOGIT
         values.clamp_(max=LARGEST_BACKGROUND_LOGIT)
+        last = len(level) - ANCHORS_PER_OBJECT
         for image in values:
-            plant_objects(image, generator)
+            for _ in range(OBJECTS_PER_LEVEL):
+                first = int(torch.randint(last + 1, (), generator=generator)) if last > 0 else 0
+                seen = slice(first, first + ANCHORS_PER_OBJECT)
+                label = int(torch.randint(workload.classes, (), generator=generator))
+                image[seen, label] = torch.rand(len(image[seen]), generator=generator) * 5 - 2.5
         logits.append(values.bfloat16())
         deltas.append(torch.randn((*shape[:2], 4), generator=generator).mul_(0.2).bfloat16())
     return HeadOutputs(logits, deltas, sizes)
 
 
-def plant_objects(logits: Tensor, generator: torch.Generator) -> None:
-    """Raise the logits [A, K] of one class at some neighbouring anchors, object by object."""
-    num_anchors, num_classes = logits.shape
-    for _ in range(OBJECTS_PER_LEVEL):
-        last = num_anchors - ANCHORS_PER_OBJECT
-        first = int(torch.randint(last + 1, (), generator=generator)) if last > 0 else 0
-        seen = slice(first, first + ANCHORS_PER_OBJECT)
-        label = int(torch.randint(num_classes, (), generator=generator))
-        logits[seen, label] = torch.rand(len(logits[seen]), generator=generator) * 5 - 2.5
-
-
 def make_detecting_weights(workload: Workload, images: Tensor) -> dict[str, Tensor]:
-    """`make_weights` with logits spread out as a trained detector's: some reach the threshold.
+    """Return `make_weights` with logits spread out as a trained detector's.
 
-    `images` [N, 3, H, W] normalized: the batch on which they do.
+    On the batch `images` [N, 3, H, W], normalized, some of them reach the threshold.
     """
     weights = make_weights(workload)
     model = RetinaNet(num_classes=workload.classes)

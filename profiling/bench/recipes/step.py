@@ -3,12 +3,9 @@
 `step_torch` runs the functions that `train.py` runs. `step_submission` is a step through IPEX as in
 the only CPU submission to MLPerf Training (v3.0, Intel). `step_torchvision` has the backbone that
 MLPerf trains, built and trained as torchvision's users write it. `ceiling` runs the network's large
-convolutions alone and a matrix product, `bandwidth` large copies in memory; the arithmetic of a
-step is computed from the shapes of its layers. `checkpoint` trains and writes checkpoints: how long
-copying takes, and by how much steps are slower then.
-
-Other recipes share what is between: torch.compile of a detector and the bytes that compiled graphs
-move, and a batch and weights from a seed, the same for every variant.
+convolutions alone and a matrix product, `bandwidth` large copies in memory. `checkpoint` trains and
+writes checkpoints. Other recipes share torch.compile of a detector, a step's arithmetic by the
+shapes of its layers, and a batch and weights from a seed, the same for every variant.
 """
 
 import functools
@@ -16,7 +13,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, repeat
@@ -59,13 +57,7 @@ from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import build_model
 from retinanet.training.checkpointer import Checkpointer, gathered
-from retinanet.training.loop import (
-    NO_PROFILER,
-    StepProfiler,
-    StepResult,
-    require_finite,
-    train_one_epoch,
-)
+from retinanet.training.loop import require_finite, train_one_epoch
 from retinanet.training.train_state import ModelDescription, State, TrainingPosition
 
 LEARNING_RATE = 1e-4
@@ -83,82 +75,75 @@ def prepare_step_torch(
     focal_form: str = "auto",
     main_cpus: tuple[int, ...] = (),
 ) -> Prepared:
-    """BF16, Adam, frozen norms, three trainable layers.
+    """Prepare BF16, Adam, frozen norms, three trainable layers.
 
     `folded`, `convolutions`, `fused_adam` and `focal_form` take one thing away from the engine;
     `torch_adam` puts torch's fused Adam in the place of ours, `compiled` torch.compile of the
     model's own modules in that of our forward pass; `main_cpus` is where the main thread computes.
     """
-    prepared = training(workload, engine=engine, convolutions=convolutions, fused_adam=fused_adam)
+    model = make_model(workload)
+    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=fused_adam)
+    prepared = prepare_training(
+        model, optimizer, engine=engine, precision="bf16", convolutions=convolutions
+    )
     if torch_adam:
         weights = [weight for weight in prepared.model.parameters() if weight.requires_grad]
-        fused = Adam(weights, lr=LEARNING_RATE, fused=True)
-        prepared = replace(prepared, optimizer=fused)
+        prepared = replace(prepared, optimizer=Adam(weights, lr=LEARNING_RATE, fused=True))
     if compiled:
         compile_parts(prepared.model)
     if compiled or not folded:
         plain = autocast_forward(prepared.model, precision="bf16")
         prepared = replace(prepared, forward=plain)
-    phase = CurrentPhase()
-    steps = steps_of(prepared, workload, focal_form=focal_form, main_cpus=main_cpus, phases=phase)
-    return Prepared(
-        lambda: {"loss": require_finite(next(steps)).loss},
-        phase=phase,
-        compiled_bytes=compiled_bytes if compiled else None,
+    return prepared_steps(
+        prepared, workload, focal_form=focal_form, main_cpus=main_cpus, compiled=compiled
     )
 
 
-def training(
-    workload: Workload,
-    *,
-    engine: str = "torch",
-    precision: str = "bf16",
-    convolutions: str = "auto",
-    fused_adam: bool = True,
-) -> PreparedTraining:
-    """Model and optimizer as an engine arranges them."""
+def prepare_step_submission(workload: Workload, *, main_cpus: tuple[int, ...] = ()) -> Prepared:
+    """Prepare `ipex.optimize` without packed weights, its fused Adam, BF16 autocast, our loss.
+
+    The submission's loss is a pass of C++ each way over a one-hot target, which moves more.
+    """
+    model = make_model(workload)
+    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=False)
+    model, optimizer = prepare_with_ipex(model, optimizer, precision="bf16", prepack=False)
+    forward = autocast_forward(model, precision="bf16")
+    return prepared_steps(
+        PreparedTraining(model, optimizer, forward), workload, main_cpus=main_cpus
+    )
+
+
+def make_model(workload: Workload) -> RetinaNet:
+    """Return MLPerf's model with `make_weights`."""
     model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
     model.load_state_dict(make_weights(workload))
-    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=fused_adam)
-    return prepare_training(
-        model, optimizer, engine=engine, precision=precision, convolutions=convolutions
-    )
+    return model
 
 
-def steps_of(
+def prepared_steps(
     prepared: PreparedTraining,
     workload: Workload,
     *,
     focal_form: str = "auto",
     main_cpus: tuple[int, ...] = (),
-    phases: StepProfiler = NO_PROFILER,
-) -> Iterator[StepResult]:
-    """Steps on one batch, as many as are asked for."""
-    return train_one_epoch(
+    compiled: bool = False,
+) -> Prepared:
+    """Return what runs a step each time, with its loss and its phases."""
+    phase = CurrentPhase()
+    steps = train_one_epoch(
         prepared,
         repeat(make_batch(workload)),
         learning_rate=lambda _: LEARNING_RATE,
         first_step=0,
         focal_form=focal_form,
         main_cpus=main_cpus,
-        profiler=phases,
+        profiler=phase,
     )
-
-
-def prepare_step_submission(workload: Workload, *, main_cpus: tuple[int, ...] = ()) -> Prepared:
-    """`ipex.optimize` without packed weights, its fused Adam, BF16 autocast, our loss.
-
-    The submission's loss is a pass of C++ each way over a one-hot target, which moves more.
-    """
-    model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
-    model.load_state_dict(make_weights(workload))
-    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=False)
-    model, optimizer = prepare_with_ipex(model, optimizer, precision="bf16", prepack=False)
-    forward = autocast_forward(model, precision="bf16")
-    phase = CurrentPhase()
-    prepared = PreparedTraining(model, optimizer, forward)
-    steps = steps_of(prepared, workload, main_cpus=main_cpus, phases=phase)
-    return Prepared(lambda: {"loss": require_finite(next(steps)).loss}, phase=phase)
+    return Prepared(
+        lambda: {"loss": require_finite(next(steps)).loss},
+        phase=lambda: phase.name,
+        compiled_bytes=compiled_bytes if compiled else None,
+    )
 
 
 def compile_parts(model: Any) -> None:
@@ -189,7 +174,7 @@ def uncounted(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_bytes() -> int:
-    """Bytes that all graphs compiled so far read and write, each graph called once."""
+    """Return the bytes that all graphs compiled so far read and write, each graph called once."""
     from torch._inductor import metrics  # noqa: PLC0415
 
     return int(metrics.num_bytes_accessed)
@@ -199,32 +184,32 @@ BOXES_PER_IMAGE = 10
 
 
 def make_batch(workload: Workload) -> Batch:
-    """Smooth random pictures with some noise, about as photos are, and boxes of many sizes."""
+    """Return smooth random pictures with some noise, about as photos are, and boxes.
+
+    The boxes' sides are from a twentieth of the image to two thirds of it, small ones more often.
+    """
     generator = torch.Generator().manual_seed(workload.seed)
     size = workload.image_size
     coarse = torch.rand(workload.images, 3, size // 16, size // 16, generator=generator) * 255
     pictures = F.interpolate(coarse, size=(size, size), mode="bicubic")
     pictures += torch.randn(pictures.shape, generator=generator) * 8
     pixels = pictures.clamp(0, 255).to(torch.uint8)
+    targets = []
+    for _ in range(workload.images):
+        sides = size * 0.05 * (torch.rand(BOXES_PER_IMAGE, 2, generator=generator) * 2.6).exp()
+        corners = torch.rand(BOXES_PER_IMAGE, 2, generator=generator) * (size - sides)
+        labels = torch.randint(workload.classes, (BOXES_PER_IMAGE,), generator=generator)
+        targets.append({"boxes": torch.cat((corners, corners + sides), dim=1), "labels": labels})
     return Batch(
         images=pixels.contiguous(memory_format=torch.channels_last),
-        targets=[_make_target(workload, generator) for _ in range(workload.images)],
+        targets=targets,
         image_ids=list(range(workload.images)),
         original_sizes=[(size, size)] * workload.images,
     )
 
 
-def _make_target(workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
-    """Sides are from a twentieth of the image to two thirds of it, small ones more often."""
-    sides = torch.rand(BOXES_PER_IMAGE, 2, generator=generator) * 2.6
-    sizes = workload.image_size * 0.05 * sides.exp()
-    corners = torch.rand(BOXES_PER_IMAGE, 2, generator=generator) * (workload.image_size - sizes)
-    labels = torch.randint(workload.classes, (BOXES_PER_IMAGE,), generator=generator)
-    return {"boxes": torch.cat((corners, corners + sizes), dim=1), "labels": labels}
-
-
 def make_weights(workload: Workload) -> dict[str, Tensor]:
-    """A detector's `state_dict`: random, with frozen norms that keep activations in bounds."""
+    """Return a detector's random `state_dict`, with frozen norms that bound activations."""
     torch.manual_seed(workload.seed)
     weights = RetinaNet(num_classes=workload.classes).state_dict()
     for name, value in weights.items():
@@ -234,7 +219,7 @@ def make_weights(workload: Workload) -> dict[str, Tensor]:
 
 
 def feature_sizes(workload: Workload) -> list[tuple[int, int]]:
-    """(H, W) of P3 to P7: every level halves the one before, rounding up."""
+    """Return (H, W) of P3 to P7: every level halves the one before, rounding up."""
     sides = [-(-workload.image_size // stride) for stride in (8, 16, 32, 64, 128)]
     return [(side, side) for side in sides]
 
@@ -242,7 +227,7 @@ def feature_sizes(workload: Workload) -> list[tuple[int, int]]:
 def prepare_step_torchvision(
     workload: Workload, *, precision: str = "bf16", compiled: bool = False
 ) -> Prepared:
-    """Under autocast for "bf16"; channels_last, torch's plain Adam, images in [0, 1] at hand.
+    """Prepare autocast for "bf16"; channels_last, torch's plain Adam, images in [0, 1] at hand.
 
     `compiled`: backbone, head and focal loss by torch.compile.
     """
@@ -272,11 +257,12 @@ def prepare_step_torchvision(
             optimizer.step()
         return {"loss": loss.item()}
 
-    return Prepared(step, phase=phase, compiled_bytes=compiled_bytes if compiled else None)
+    bytes_of_graphs = compiled_bytes if compiled else None
+    return Prepared(step, phase=lambda: phase.name, compiled_bytes=bytes_of_graphs)
 
 
 def torchvision_model(workload: Workload) -> retinanet.RetinaNet:
-    """ResNeXt50-32x4d with frozen norms and three trainable layers; it resizes nothing."""
+    """Return ResNeXt50-32x4d with frozen norms and three trainable layers; it resizes nothing."""
     backbone = resnet_fpn_backbone(
         backbone_name="resnext50_32x4d",
         weights=None,
@@ -290,7 +276,7 @@ def torchvision_model(workload: Workload) -> retinanet.RetinaNet:
 
 
 def step_gflop(workload: Workload) -> float:
-    """Arithmetic of a training step's convolutions, as `convolution_flop` counts it. [10⁹]"""
+    """Return the arithmetic of a step's convolutions, as `convolution_flop` counts it. [10⁹]"""
     with torch.device("meta"):
         model = torchvision_model(workload)
     size = workload.image_size
@@ -312,28 +298,30 @@ class Flop:
 
 
 def convolution_flop(network: nn.Module, forward: Callable[[], object]) -> int:
-    """Those in the convolutions of a forward and a backward pass; see `flop_by_layer`."""
-    convolutions = {name for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d)}
-    found = flop_by_layer(network, forward)
-    return sum(flop.forward + flop.backward for name, flop in found.items() if name in convolutions)
+    """Return the sum over the convolutions of both passes; see `flop_by_layer`."""
+    modules = dict(network.named_modules())
+    return sum(
+        flop.forward + flop.backward
+        for name, flop in flop_by_layer(network, forward).items()
+        if isinstance(modules[name], nn.Conv2d)
+    )
 
 
 def flop_by_layer(network: nn.Module, forward: Callable[[], object]) -> dict[str, Flop]:
-    """The arithmetic of each convolution and fully connected layer that runs, by name.
+    """Return the arithmetic of each convolution and fully connected layer that runs, by name.
 
     `forward` runs the network under gradients, best with tensors on the meta device, so that
     nothing is computed. Backward counts only what is needed: the gradient to the input where
     something before it trains, the gradient to the weights where they train. Padding is counted
     as if it were multiplied.
     """
-    found: dict[str, Flop] = {}
+    by_layer: dict[str, Flop] = defaultdict(Flop)
 
     def count(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer, nn.Conv2d | nn.Linear)
-        flop = found.setdefault(name, Flop())
         once = 2 * output.numel() * layer.weight[0].numel()  # weights of one output channel
-        flop.forward += once
-        flop.backward += once * (inputs[0].requires_grad + layer.weight.requires_grad)
+        by_layer[name].forward += once
+        by_layer[name].backward += once * (inputs[0].requires_grad + layer.weight.requires_grad)
 
     hooks: list[Any] = [
         module.register_forward_hook(partial(count, name))
@@ -344,40 +332,36 @@ def flop_by_layer(network: nn.Module, forward: Callable[[], object]) -> dict[str
         forward()
     for hook in hooks:
         hook.remove()
-    return found
+    return dict(by_layer)
 
 
 MATRIX_SIZE = 4096
-CEILING_REPETITIONS = 3
 CHANNELS = 256
 ANCHORS = 9
 
 
 def prepare_ceiling(workload: Workload) -> Prepared:
-    """Each in BF16, convolutions in channels_last, forward and backward to their input.
+    """Prepare BF16 convolutions, forward and backward to their input, and a matrix product.
 
-    A run's details are GFLOP/s by name; the facts hold `step_gflop`.
+    Convolutions are in channels_last. A run's details are GFLOP/s by name; the facts hold
+    `step_gflop`.
     """
     side = workload.image_size // 8
-    shapes = {
-        f"tower 3x3 256→256 at {side}x{side}": (CHANNELS, side),
-        f"tower 3x3 256→256 at {side // 2}x{side // 2}": (CHANNELS, side // 2),
-        f"logits 3x3 256→{ANCHORS * workload.classes} at {side}x{side}": (
-            ANCHORS * workload.classes,
-            side,
-        ),
-    }
+    logits = ANCHORS * workload.classes
     works = {f"matrix product {MATRIX_SIZE}³": matrix_product(MATRIX_SIZE, torch.bfloat16)}
-    for name, (channels_out, size) in shapes.items():
-        forward, backward = convolution(
-            workload.images, (CHANNELS, channels_out), size, torch.bfloat16
+    for kind, channels, size in (
+        ("tower", CHANNELS, side),
+        ("tower", CHANNELS, side // 2),
+        ("logits", logits, side),
+    ):
+        name = f"{kind} 3x3 {CHANNELS}→{channels} at {size}x{size}"
+        works[f"{name}, forward"], works[f"{name}, backward data"] = convolution(
+            workload.images, (CHANNELS, channels), size, torch.bfloat16
         )
-        works[f"{name}, forward"] = forward
-        works[f"{name}, backward data"] = backward
 
     def run() -> dict[str, float]:
         return {
-            name: work.gflop / median_seconds(work.call, repetitions=CEILING_REPETITIONS)
+            name: work.gflop / median_seconds(work.call, repetitions=3)
             for name, work in works.items()
         }
 
@@ -385,7 +369,7 @@ def prepare_ceiling(workload: Workload) -> Prepared:
 
 
 def prepare_bandwidth(workload: Workload) -> Prepared:
-    """All of torch's threads; `workload` does not matter. A run's details are bytes a second.
+    """Prepare all of torch's threads; `workload` does not matter. Details are bytes a second.
 
     Half the traffic reads and half writes, as in a loss that turns logits into gradients.
     """
@@ -402,49 +386,53 @@ def prepare_bandwidth(workload: Workload) -> Prepared:
 
 CHECKPOINT_WARM_UP = 3
 QUIET_STEPS = 4
-"""In each round, before the checkpoint, for comparison."""
+"""Steps of each round before the checkpoint, for comparison."""
 
 
 def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
-    """Warm a training up; a run saves a checkpoint to `folder`, see `one_round`."""
-    prepared = training(workload, precision=fastest_precision())
-    steps = steps_of(prepared, workload)
+    """Prepare a warm training; a run times steps alone, then a checkpoint to `folder` beside steps.
+
+    The details are in seconds and bytes.
+    """
+    precision = fastest_precision()
+    model = make_model(workload)
+    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE)
+    prepared = prepare_training(model, optimizer, engine="torch", precision=precision)
+    steps = train_one_epoch(
+        prepared,
+        repeat(make_batch(workload)),
+        learning_rate=lambda _: LEARNING_RATE,
+        first_step=0,
+        focal_form="auto",
+    )
     for _ in range(CHECKPOINT_WARM_UP):
         next(steps)
     writer = Checkpointer(Path(folder), keep=1, warn=sys.exit)
     numbers = count()
-    return Prepared(lambda: one_round(prepared, steps, writer, workload, number=next(numbers)))
 
+    def run() -> dict[str, float]:
+        quiet = median(next(steps).seconds for _ in range(QUIET_STEPS))
+        state = made_up_state(workload, step=next(numbers))
+        start = time.perf_counter()
+        contents = gathered(ProcessGroup(), prepared.model, prepared.optimizer, state)
+        assert contents is not None
+        copying = time.perf_counter() - start
+        size = sum(part.nbytes for parts in contents.parts.values() for part in parts.values())
+        writer.write(contents)
+        del contents
+        beside = []
+        while writer.is_writing:
+            beside.append(next(steps).seconds)
+        return {
+            "quiet_step": quiet,
+            "copying": copying,
+            "writing": writer.seconds,
+            "steps_meanwhile": len(beside),
+            "slower": sum(beside) - quiet * len(beside),
+            "bytes": size,
+        }
 
-def one_round(
-    prepared: PreparedTraining,
-    steps: Iterator[StepResult],
-    writer: Checkpointer,
-    workload: Workload,
-    *,
-    number: int,
-) -> dict[str, float]:
-    """Time steps alone, then a checkpoint and the steps while it is written. [seconds, bytes]"""
-    quiet = median(next(steps).seconds for _ in range(QUIET_STEPS))
-    state = made_up_state(workload, step=number)
-    start = time.perf_counter()
-    contents = gathered(ProcessGroup(), prepared.model, prepared.optimizer, state)
-    assert contents is not None
-    copying = time.perf_counter() - start
-    size = sum(part.nbytes for parts in contents.parts.values() for part in parts.values())
-    writer.write(contents)
-    del contents
-    beside = []
-    while writer.is_writing:
-        beside.append(next(steps).seconds)
-    return {
-        "quiet_step": quiet,
-        "copying": copying,
-        "writing": writer.seconds,
-        "steps_meanwhile": len(beside),
-        "slower": sum(beside) - quiet * len(beside),
-        "bytes": size,
-    }
+    return Prepared(run)
 
 
 def made_up_state(workload: Workload, *, step: int) -> State:

@@ -21,6 +21,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from profiling.bench.job import AllReduceTime
 from retinanet.mlperf.rules import TARGET_MAP, Rules, reference_points
 
 TINY = 1e-9
@@ -207,17 +208,6 @@ class Network:
         """
         messages, transferred = ring(ranks, size)
         return messages * self.latency + transferred / self.bandwidth
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduceTime:
-    """A measured all-reduce."""
-
-    ranks: int
-    size: int
-    """[bytes]"""
-    seconds: float
-    """Median."""
 
 
 def rank_counts(most: int) -> list[int]:

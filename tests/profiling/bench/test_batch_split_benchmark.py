@@ -43,7 +43,7 @@ def test_what_is_left_of_the_throughput_of_ranks_that_wait_for_nobody() -> None:
         "even": job((8, 8), (4.0, 8.0), 8.0),  # ideally 2 and 1 images a second
         "speed": job((11, 5), (5.5, 5.0), 6.0),
     }
-    slow, even, by_speed, gain = batch_split_findings([of_round], with_targets=True)
+    slow, even, by_speed, gain = batch_split_findings([of_round])
     assert slow.value == pytest.approx(0.5)
     assert even.value == pytest.approx(2 / 3)
     assert by_speed.value == pytest.approx(16 / 6 / 3) and by_speed.is_met
