@@ -37,13 +37,10 @@ from retinanet.training.train_state import (
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
-    """Write the tensors of a `.pth` to a safetensors file, and print what was left out.
+    """Write the tensors of a `.pth` to a .safetensors file `out`, and print what was left out.
 
-    Args:
-        file: torch's file: a state_dict, alone or under `model` or `state_dict`.
-        out: Where they go; its name ends in `.safetensors`.
-        trust: Whether the user trusts whoever made `file`. torchvision's own file needs no trust.
-        overwrite: Whether `out` may be replaced.
+    The file has a state_dict, alone or under `model` or `state_dict`. `trust`: whether the user
+    trusts whoever made it, which torchvision's own file does not need.
 
     Raises:
         InputError: The file is not trusted, cannot be read or holds no weights, or `out` exists.
@@ -79,14 +76,10 @@ def convert_detector(
 ) -> int:
     """Write a checkpoint without an optimizer's state, for `evaluate`, `predict` and `export`.
 
-    Args:
-        detector: torch's file of a RetinaNet-ResNeXt50: a state_dict, alone or under `model` or
-            `state_dict`, as the scripts of torchvision and of MLPerf's reference save it.
-        classes: COCO-format JSON with the categories, or names; see `read_class_map`.
-        out: The checkpoint's folder.
-        image_size: Side of the square that images are resized to. [pixels]
-        trust: Whether the user trusts whoever made `detector`.
-        overwrite: Whether a checkpoint that was converted to `out` earlier may be replaced.
+    `detector` is torch's file of a RetinaNet-ResNeXt50: a state_dict, alone or under `model` or
+    `state_dict`, as the scripts of torchvision and of MLPerf's reference save it. For `classes` see
+    `read_class_map`. `image_size` is the side of the square that images are resized to. [pixels]
+    `overwrite` permits to replace a checkpoint that was converted to the folder `out` earlier.
 
     Raises:
         InputError: The file is not trusted, cannot be read or holds another model, the classes do
@@ -98,7 +91,29 @@ def convert_detector(
     tensors = detector_tensors(weights.tensors, source=str(detector))
     class_map = read_class_map(classes, outputs=outputs_of(tensors))
     lines = describe_weights(detector, content, weights, is_known=is_known)
-    state = converted_state(class_map, image_size=image_size)
+    settings = {
+        "run": {"name": "converted"},
+        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
+        "data": {"image_size": image_size},
+        "engine": {"precision": PRECISION},
+    }
+    state = State(
+        model=ModelDescription(
+            num_classes=class_map.num_classes,
+            norm=NORM,
+            trainable_layers=TRAINABLE_LAYERS,
+            image_size=image_size,
+            precision=PRECISION,
+            classes=class_map.to_json(),
+        ),
+        position=TrainingPosition(
+            step=0, epoch=0, images=0, images_per_epoch=0, map_here=None, best_map=None
+        ),
+        setup={"ranks": 1},
+        config=config_to_tree(config_from_tree(settings, "command line")),
+        random_states=[random_states()],
+        parts={},
+    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
@@ -171,48 +186,18 @@ def outputs_of(tensors: Mapping[str, Tensor]) -> int:
     return len(tensors[LOGITS]) // ANCHORS_PER_LOCATION
 
 
-def converted_state(class_map: ClassMap, *, image_size: int) -> State:
-    """Return the state of a checkpoint that no run of this program has written."""
-    settings = {
-        "run": {"name": "converted"},
-        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
-        "data": {"image_size": image_size},
-        "engine": {"precision": PRECISION},
-    }
-    return State(
-        model=ModelDescription(
-            num_classes=class_map.num_classes,
-            norm=NORM,
-            trainable_layers=TRAINABLE_LAYERS,
-            image_size=image_size,
-            precision=PRECISION,
-            classes=class_map.to_json(),
-        ),
-        position=TrainingPosition(
-            step=0, epoch=0, images=0, images_per_epoch=0, map_here=None, best_map=None
-        ),
-        setup={"ranks": 1},
-        config=config_to_tree(config_from_tree(settings, "command line")),
-        random_states=[random_states()],
-        parts={},
-    )
-
-
 MOST_BYTES = 16 << 20
 """A larger file is read as annotations, in parts."""
 
 
 def read_class_map(file: Path, *, outputs: int) -> ClassMap:
-    """Return which output of an anchor is which category.
+    """Return which of an anchor's `outputs` is which category.
 
-    Where all category ids are below `outputs`, they are the outputs' indices, as torchvision's and
-    MLPerf's scripts train: COCO's ids 1 to 90 are among 91 outputs, and the outputs between them
-    are unnamed. Otherwise there must be a category for each output, in the order of the file.
-
-    Args:
-        file: COCO-format annotations, an object with `categories` alone, or a list of names: a JSON
-            list or a line of text each, from output 0 on.
-        outputs: Classes of each anchor.
+    The file has COCO-format annotations, an object with `categories` alone, or a list of names: a
+    JSON list or a line of text each, from output 0 on. Where all category ids are below `outputs`,
+    they are the outputs' indices, as torchvision's and MLPerf's scripts train: COCO's ids 1 to 90
+    are among 91 outputs, and the outputs between them are unnamed. Otherwise there must be a
+    category for each output, in the order of the file.
 
     Raises:
         InputError: It cannot be read, or the categories do not fit.
@@ -245,34 +230,24 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from error
-    if not text.lstrip().startswith(("{", "[")):
-        names = [line.strip() for line in text.splitlines() if line.strip()]
-        return numbered(names, file, outputs)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON: {error}") from error
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{file}: not JSON: {error}") from error
+    else:
+        content = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(content, list) and set(map(type, content)) <= {str}:
-        return numbered(content, file, outputs)
+        if len(content) != outputs:
+            raise InputError(
+                f"{file}: {len(content)} names, but the detector has {outputs} outputs per anchor; "
+                f"name each ({UNNAMED} for one without a class), or give annotations with category "
+                "ids"
+            )
+        return np.arange(outputs), tuple(content)
     entries = content.get("categories") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{file}: categories: expected a list, as in COCO's annotations")
     columns = strict_columns(file, "categories", entries)
     require_unique(columns["id"], path=file, name="categories")
     return columns["id"], tuple(columns["name"])
-
-
-def numbered(
-    names: list[str], file: Path, outputs: int
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return names with their places as ids.
-
-    Raises:
-        InputError: There are not as many as outputs.
-    """
-    if len(names) != outputs:
-        raise InputError(
-            f"{file}: {len(names)} names, but the detector has {outputs} outputs per anchor; name "
-            f"each ({UNNAMED} for one without a class), or give annotations with category ids"
-        )
-    return np.arange(outputs), tuple(names)

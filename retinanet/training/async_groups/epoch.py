@@ -37,14 +37,7 @@ class GroupEpochs:
         prepared: PreparedTraining,
         settings: TrainingConfig,
     ) -> None:
-        """Train with these groups.
-
-        Args:
-            context: As every strategy.
-            groups: This rank among them.
-            prepared: Its model; on rank 0 also the optimizer that gets the common state.
-            settings: Of the training.
-        """
+        """Train the `prepared` model; on rank 0 its optimizer gets the common state."""
         self._context = context
         self._groups = groups
         self._prepared = prepared
@@ -76,15 +69,12 @@ class GroupEpochs:
         """Wait for all ranks that are left, and settle where the run stands; all call it.
 
         Afterwards they have the weights as the last group has updated them, and rank 0 has the
-        optimizer's state.
-
-        Returns:
-            Steps of the run that are done.
+        optimizer's state. The generator returns the steps of the run that are done.
         """
         groups, smaller = self._groups, None
-        left = self._ranks_left()
-        if len(left) < self._group.size:
-            self._group = smaller = groups.regroup(left)
+        remaining = self._remaining_ranks()
+        if len(remaining) < self._group.size:
+            self._group = smaller = groups.regroup(remaining)
         if self._group.is_first:
             groups.update.take_back(self._prepared.optimizer)
         parameters = trained_parameters(self._prepared.model)
@@ -93,19 +83,18 @@ class GroupEpochs:
             yield from stretch.steps_of_others()
         arrivals = self._group.all_gather(stretch.arrival())
         stop.agree([arrival.signal for arrival in arrivals])
-        untrained = [one.untrained for one in arrivals if one.untrained is not None]
+        untrained = [rank.untrained for rank in arrivals if rank.untrained is not None]
         done = step + min([max(arrival.taken for arrival in arrivals), *untrained])
-        problems = [arrival.problem for arrival in arrivals if arrival.problem is not None]
         yield EpochStep(
             step=done,
             group=smaller,
             checkpoint_is_due=any(arrival.checkpoint_is_due for arrival in arrivals),
             metric_is_ready=any(arrival.metric_is_ready for arrival in arrivals),
-            problem=problems[0] if problems else None,
+            problem=next((rank.problem for rank in arrivals if rank.problem is not None), None),
         )
         return done
 
-    def _ranks_left(self) -> tuple[int, ...]:
+    def _remaining_ranks(self) -> tuple[int, ...]:
         """Return the job's ranks whose groups have not ended.
 
         From now on the end of any ends all, until the next stretch.
@@ -127,41 +116,40 @@ class GroupEpochs:
         }:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         watch.outlive(())
-        left = tuple(rank for rank in members if rank not in watch.lost)
-        store.set(key, ",".join(map(str, left)))
-        return left
+        remaining = tuple(rank for rank in members if rank not in watch.lost)
+        store.set(key, ",".join(map(str, remaining)))
+        return remaining
 
     def describe(self) -> dict[str, object]:
         """Return how many groups there are, their momentum, and where the weights are."""
-        count = self._groups.count
+        count, settings = self._groups.count, self._settings
         text = planned_groups(count, ranks=count * self._groups.own.size)
-        way = self._groups.update.way
-        return {"groups": f"{text}; {describe_momentum(self._settings, count)}; weights by {way}"}
+        waiting = f"1 − 1/{count}"  # the momentum that comes from not waiting
+        if settings.optimizer == "sgd":
+            momentum = (
+                f"momentum {settings.momentum:g} as told, beside the {waiting} of not waiting"
+            )
+        else:
+            why = f"as {waiting} of momentum comes from not waiting"
+            why = why if settings.beta1 == "auto" else "as told"
+            momentum = f"beta1 {beta1_of(settings.beta1, groups=count):g}, {why}"
+        return {"groups": f"{text}; {momentum}; weights by {self._groups.update.way}"}
 
     def close(self) -> None:
         """Release the common weights; every rank that is left calls it once."""
         self._groups.update.close(timeout_s=self._groups.timeout_s)
 
 
-def describe_momentum(settings: TrainingConfig, groups: int) -> str:
-    """Return what the optimizer's momentum is, beside that of not waiting."""
-    implicit = f"as 1 − 1/{groups} of momentum comes from not waiting"
-    if settings.optimizer == "sgd":
-        return f"momentum {settings.momentum:g} as told, beside the 1 − 1/{groups} of not waiting"
-    beta1 = beta1_of(settings.beta1, groups=groups)
-    return f"beta1 {beta1:g}, {implicit if settings.beta1 == 'auto' else 'as told'}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What a rank brings from a stretch to the meeting."""
+    """A rank's part of the meeting after a stretch."""
 
     taken: int = 0
     """The number after that of the last step it was given, from 0 in the stretch."""
     untrained: int | None = None
     """The first that it was given and did not train, since something was wrong."""
     problem: InputError | NonFiniteLossError | None = None
-    """What was wrong."""
+    """Why."""
     signal: str = ""
     """That it has received."""
     checkpoint_is_due: bool = False
@@ -181,15 +169,9 @@ class Stretch:
         batches_a_step: int,
         stop: StopRequest,
     ) -> None:
-        """Begin it; all ranks do.
+        """Begin after `start` steps of the run; all ranks do.
 
-        Args:
-            context: What steps are taken with.
-            groups: This rank among them.
-            start: Steps of the run that are done.
-            steps: Until its end at most, of all groups together.
-            batches_a_step: Of a group.
-            stop: A signal ends it sooner.
+        It has `steps` of all groups together at most, and a signal ends it sooner.
         """
         groups.stretch += 1
         self._context, self._groups, self._stop = context, groups, stop
@@ -276,11 +258,9 @@ class Stretch:
         return replace(result, step=number, group=group)
 
     def _checked(self, result: StepResult) -> NonFiniteReport | None:
-        """Return a report if a step was skipped.
+        """Return a report if a step was skipped; raise if the run cannot continue.
 
-        Raises:
-            NonFiniteLossError: The run cannot continue. The other groups have continued: no rank
-                has the state before this step any more.
+        The other groups have continued: no rank has the state before this step any more.
         """
         report = self._context.check(result)
         if report is not None and report.advice is not None:
@@ -316,7 +296,7 @@ class Stretch:
         )
 
     def arrival(self) -> Arrival:
-        """Return what this rank brings to the meeting."""
+        """Return this rank's part of the meeting."""
         taken = self.queue.taken[-1] + 1 if self.queue.taken else 0
         return replace(
             self._arrival, taken=max(taken, self._last_logged), signal=self._stop.received
@@ -335,12 +315,8 @@ class BatchQueue:
     ) -> None:
         """Open it; every rank does.
 
-        Args:
-            store: Where all ranks of the job count.
-            stretch: Its number in the run.
-            steps: Of which it consists at the most; each is one group's.
-            group: The number of this rank's group.
-            group_size: The group's ranks.
+        All ranks of the job count in the store. `stretch` is its number in the run, of at most
+        `steps`, each of which one group takes. This rank is in a `group` of `group_size` ranks.
         """
         self._store = store
         self._name = f"stretch {stretch}"
@@ -390,10 +366,7 @@ class BatchQueue:
 def batches_of(queue: BatchQueue, *, first: int, batches_a_step: int) -> Iterator[int]:
     """Yield the numbers in the stretch of a group's batches, taken from the queue as needed.
 
-    Args:
-        queue: Where they come from.
-        first: Of the group's steps, the first one that is wanted.
-        batches_a_step: How many each has.
+    `first`: of the group's steps, the first one that is wanted.
     """
     for index in itertools.count(first):
         step = queue.take(index)

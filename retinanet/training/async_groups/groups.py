@@ -6,7 +6,7 @@ rank has ended, so has its group, and the others continue as a smaller process g
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,7 +23,6 @@ from launch.process_group import ProcessGroup
 from retinanet.config import Config
 from retinanet.config_types import group_of_rank, ranks_of_groups
 from retinanet.engine.engines import PreparedTraining
-from retinanet.engine.gradient_sync import MemoryPlace
 from retinanet.training.async_groups.weights import (
     GroupWeights,
     ServedWeights,
@@ -32,6 +31,9 @@ from retinanet.training.async_groups.weights import (
 )
 from retinanet.training.build import build_optimizer
 from retinanet.training.loop import StepResult
+
+LONGEST_WAIT = timedelta(days=365)
+"""Of rank 0 and the first rank of a group: either may wait for the other."""
 
 
 class GroupUpdate:
@@ -46,14 +48,10 @@ class GroupUpdate:
         is_in_memory: bool,
         server: WeightsServer | None = None,
     ) -> None:
-        """Take steps on these weights.
+        """Take steps on the weights as this rank sees them; None: its group's first sends them.
 
-        Args:
-            weights: As this rank sees them; None where the group's first rank sends them.
-            parameters: This rank's own that train.
-            group: Its compute group.
-            is_in_memory: Whether all ranks of the job have the weights in their memory.
-            server: On rank 0, where they have not.
+        `is_in_memory`: whether all ranks of the job have the weights in their memory. Where they
+        have not, rank 0 has the `server`.
         """
         self._weights = weights
         self._parameters = parameters
@@ -84,32 +82,25 @@ class GroupUpdate:
 
     def _update(self, *, learning_rate: float | None) -> None:
         """Take a step if there is a learning rate, and read the weights that all then have."""
-        if self._group.is_first:
-            self._update_as_first(learning_rate)
+        weights, group, parameters = self._weights, self._group, self._parameters
+        if group.is_first:
+            assert weights is not None
+            with weights.held():
+                if learning_rate is not None:
+                    gradients = [value.grad for value in parameters if value.grad is not None]
+                    self.staleness = weights.step(gradients, learning_rate=learning_rate)
+                weights.copy_to(parameters)
+                if self._is_in_memory:
+                    group.barrier()  # the others begin to read
+                    group.barrier()  # and are done
         elif self._is_in_memory:
-            self._read_with_first()
+            # Without holding them: the first does, and it waits for this.
+            assert weights is not None
+            group.barrier()
+            weights.copy_to(parameters)
+            group.barrier()
         if not self._is_in_memory:
-            self._group.broadcast(parameter.detach() for parameter in self._parameters)
-
-    def _update_as_first(self, learning_rate: float | None) -> None:
-        assert self._weights is not None
-        with self._weights.held():
-            if learning_rate is not None:
-                gradients = [
-                    parameter.grad for parameter in self._parameters if parameter.grad is not None
-                ]
-                self.staleness = self._weights.step(gradients, learning_rate=learning_rate)
-            self._weights.copy_to(self._parameters)
-            if self._is_in_memory:
-                self._group.barrier()  # the others begin to read
-                self._group.barrier()  # and are done
-
-    def _read_with_first(self) -> None:
-        """Without holding them: the first does, and it waits for this."""
-        assert self._weights is not None
-        self._group.barrier()
-        self._weights.copy_to(self._parameters)
-        self._group.barrier()
+            group.broadcast(parameter.detach() for parameter in parameters)
 
     def take_back(self, optimizer: Optimizer) -> None:
         """On rank 0, while nobody trains: put weights and the optimizer's state into its own."""
@@ -181,107 +172,60 @@ def make_compute_groups(
     On one host that is memory which all ranks see; on several, rank 0 serves the other groups.
     """
     count = config.distributed.groups
-    update = common_weights(config, prepared, everybody=everybody, own=own, comm_cpus=comm_cpus)
+    parameters = trained_parameters(prepared.model)
+    name, timeout_s = config.training.optimizer, config.distributed.timeout_s
+    memory = memory_of_weights(parameters, optimizer=name) if everybody.is_first else None
+    place = everybody.from_first(lambda: memory.place if memory else None)
+    assert place is not None
+    make = partial(build_optimizer, config.training, engine="torch", groups=count)
+    make_view = partial(
+        GroupWeights, place, parameters, optimizer=name, make=make, timeout_s=timeout_s
+    )
+    view = None
+    if everybody.is_on_one_host or everybody.is_first:
+        with suppress(OSError):  # rank 0 is in another container
+            view = make_view()
+    if everybody.is_first:
+        assert view is not None
+        view.fill(parameters, prepared.optimizer)
+    everybody.barrier()
+    server = None
+    weights: GroupWeights | ServedWeights | None = view
+    is_in_memory = all(everybody.all_gather(view is not None))
+    if not is_in_memory:
+        # Rank 0 serves the first rank of each other group; all ranks make the pairs.
+        compress = config.distributed.compress == "bf16"
+        with calling_thread_on(comm_cpus), output_to_nowhere():
+            pairs = {
+                first: dist.new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
+                for first, *_ in ranks_of_groups(everybody.size, count)[1:]
+            }
+        if everybody.is_first:
+            with calling_thread_on(comm_cpus):
+                server = WeightsServer(
+                    list(pairs.items()),
+                    parameters,
+                    make_view=make_view,
+                    compress=compress,
+                    begin_thread=compute_alone,
+                )
+        elif own.is_first:
+            weights = ServedWeights(pairs[everybody.rank], parameters, compress=compress)
+        else:
+            weights = None
+    if memory is not None:
+        memory.close()
     return ComputeGroups(
         everybody=everybody,
         own=own,
         number=group_of_rank(everybody.rank, ranks=everybody.size, groups=count),
         count=count,
-        update=update,
+        update=GroupUpdate(
+            weights, parameters, group=own, is_in_memory=is_in_memory, server=server
+        ),
         comm_cpus=comm_cpus,
-        timeout_s=config.distributed.timeout_s,
+        timeout_s=timeout_s,
     )
-
-
-def common_weights(
-    config: Config,
-    prepared: PreparedTraining,
-    *,
-    everybody: ProcessGroup,
-    own: ProcessGroup,
-    comm_cpus: tuple[int, ...],
-) -> GroupUpdate:
-    """Return this rank's access to the common weights."""
-    parameters = trained_parameters(prepared.model)
-    name = config.training.optimizer
-    memory = memory_of_weights(parameters, optimizer=name) if everybody.is_first else None
-    view = partial(view_of_weights, config, parameters)
-    place = everybody.from_first(lambda: memory.place if memory else None)
-    assert place is not None
-    weights = None
-    if everybody.is_on_one_host or everybody.is_first:
-        with suppress(OSError):  # rank 0 is in another container
-            weights = view(place)
-    if everybody.is_first:
-        assert weights is not None
-        weights.fill(parameters, prepared.optimizer)
-    everybody.barrier()
-    is_in_memory = all(everybody.all_gather(weights is not None))
-    if is_in_memory:
-        update = GroupUpdate(weights, parameters, group=own, is_in_memory=True)
-    else:
-        update = served_weights(
-            config,
-            parameters,
-            own_view=weights if everybody.is_first else None,
-            make_view=lambda: view(place),
-            everybody=everybody,
-            own=own,
-            comm_cpus=comm_cpus,
-        )
-    if memory is not None:
-        memory.close()
-    return update
-
-
-def view_of_weights(
-    config: Config, parameters: Sequence[nn.Parameter], place: MemoryPlace
-) -> GroupWeights:
-    """Return the weights as one thread or rank sees them.
-
-    Raises:
-        OSError: It does not see rank 0's memory.
-    """
-    make = partial(
-        build_optimizer, config.training, engine="torch", groups=config.distributed.groups
-    )
-    return GroupWeights(
-        place,
-        parameters,
-        optimizer=config.training.optimizer,
-        make=make,
-        timeout_s=config.distributed.timeout_s,
-    )
-
-
-def served_weights(
-    config: Config,
-    parameters: Sequence[nn.Parameter],
-    *,
-    own_view: GroupWeights | None,
-    make_view: Callable[[], GroupWeights],
-    everybody: ProcessGroup,
-    own: ProcessGroup,
-    comm_cpus: tuple[int, ...],
-) -> GroupUpdate:
-    """Return this rank's access where rank 0 serves the other groups' first ranks."""
-    compress = config.distributed.compress == "bf16"
-    parts = ranks_of_groups(everybody.size, config.distributed.groups)
-    pairs = [(part[0], pair_with_first(part[0], comm_cpus=comm_cpus)) for part in parts[1:]]
-    server = None
-    weights: GroupWeights | ServedWeights | None = own_view
-    if everybody.is_first:
-        with calling_thread_on(comm_cpus):
-            server = WeightsServer(
-                pairs,
-                parameters,
-                make_view=make_view,
-                compress=compress,
-                begin_thread=compute_alone,
-            )
-    elif own.is_first:
-        weights = ServedWeights(dict(pairs)[everybody.rank], parameters, compress=compress)
-    return GroupUpdate(weights, parameters, group=own, is_in_memory=False, server=server)
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -297,14 +241,14 @@ class GroupResults:
         self._store = groups.store
         self._name = f"stretch {groups.stretch}/results of group"
         self._own = groups.number
-        self._left = 0
+        self._stored = 0
         self._taken = dict.fromkeys(set(range(groups.count)) - {groups.number}, 0)
 
     def leave(self, result: StepResult) -> None:
         """Leave a step of this group."""
         content = pickle.dumps(result)
-        self._store.set(self._key(self._own, self._left), content)  # type: ignore[arg-type]
-        self._left += 1
+        self._store.set(self._key(self._own, self._stored), content)  # type: ignore[arg-type]
+        self._stored += 1
 
     def take(self) -> Iterator[StepResult]:
         """Yield the steps of the other groups that have not been taken yet."""
@@ -318,19 +262,13 @@ class GroupResults:
         return f"{self._name} {group}/{index}"
 
 
-LONGEST_WAIT = timedelta(days=365)
-
-
 def compute_group(
     everybody: ProcessGroup, groups: int, *, comm_cpus: tuple[int, ...], timeout_s: float
 ) -> ProcessGroup:
     """Return this rank's compute group, which averages its gradients; all ranks call it.
 
-    Args:
-        everybody: All ranks of the job.
-        groups: How many groups there are; it divides the ranks.
-        comm_cpus: Where threads run that exchange.
-        timeout_s: A rank that is silent for longer breaks the group.
+    Their number divides the ranks. Threads that exchange run on `comm_cpus`. A rank that is silent
+    for longer than `timeout_s` breaks the group.
     """
     parts = ranks_of_groups(everybody.size, groups)
     own = group_of_rank(everybody.rank, ranks=everybody.size, groups=groups)
@@ -347,26 +285,13 @@ def living_group(
     comm_cpus: tuple[int, ...],
     timeout_s: float,
 ) -> ProcessGroup:
-    """Return the ranks of a job that are left; these, rank 0 among them, call it, no others.
-
-    Args:
-        everybody: All ranks of the job.
-        job_ranks: Those that are left.
-        comm_cpus: See `compute_group`.
-        timeout_s: See `compute_group`.
-    """
+    """Return the ranks of a job that are left; these, rank 0 among them, call it, no others."""
     assert everybody.watch is not None
     everybody.watch.lost |= set(range(everybody.size)) - set(job_ranks)
     made = torch_groups(
         everybody, tuple(job_ranks), comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
     )
     return part_of(everybody, tuple(job_ranks), *made)
-
-
-def pair_with_first(job_rank: int, *, comm_cpus: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return torch's group of rank 0 and another, in which either may wait for the other."""
-    with calling_thread_on(comm_cpus), output_to_nowhere():
-        return dist.new_group([0, job_rank], backend="gloo", timeout=LONGEST_WAIT)
 
 
 def torch_groups(

@@ -55,14 +55,10 @@ class GroupWeights:
         make: MakeOptimizer,
         timeout_s: float,
     ) -> None:
-        """Map what `memory_of_weights` has made.
+        """Map the memory at `place`, which `memory_of_weights` has made.
 
-        Args:
-            place: Of that memory.
-            parameters: This rank's own that train, float32; only their layout is looked at.
-            optimizer: `adam`, `lamb` or `sgd`.
-            make: Makes the optimizer of a module.
-            timeout_s: How long to wait for others, each of whom is done in less than a second.
+        The parameters are this rank's own that train, float32; only their layout matters.
+        `timeout_s` is how long to wait for others, each of whom is done in less than a second.
 
         Raises:
             OSError: The memory cannot be seen from here.
@@ -75,13 +71,16 @@ class GroupWeights:
             memory.mapped, dtype=torch.int64, count=1, offset=VERSION_AT
         )
         values = torch.frombuffer(memory.mapped, dtype=torch.float32, offset=VALUES_AT)
-        counts, *blocks = split_values(values, parameters, slots)
-        self._weights = [nn.Parameter(one) for one in placed(blocks[0], parameters)]
+        size = values_of(parameters)
+        counts, block, *blocks = values.split(
+            [lines_of(len(parameters)), *[size] * (1 + len(slots))]
+        )
+        self._weights = [nn.Parameter(view) for view in placed(block, parameters)]
         self.optimizer = make(nn.ParameterList(self._weights))
         if optimizer in COUNTING:
             for index, weight in enumerate(self._weights):
                 self.optimizer.state[weight]["step"] = counts[index]
-        for slot, block in zip(slots, blocks[1:], strict=True):
+        for slot, block in zip(slots, blocks, strict=True):
             for weight, view in zip(self._weights, placed(block, parameters), strict=True):
                 self.optimizer.state[weight][slot] = view
         self._read = 0
@@ -121,10 +120,9 @@ class GroupWeights:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    text = (
+                    raise TimeoutError(
                         f"timed out: another group has kept the weights for {self._timeout_s:g} s"
-                    )
-                    raise TimeoutError(text) from None
+                    ) from None
             time.sleep(SECONDS_BETWEEN_TRIES)
         try:
             yield
@@ -132,14 +130,10 @@ class GroupWeights:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> int:
-        """Take the optimizer's step while they are held.
+        """Run the optimizer's step while the weights are held; return the staleness.
 
-        Args:
-            gradients: Of the rank's own parameters, in their order, at what it has last read.
-            learning_rate: Of this step.
-
-        Returns:
-            The staleness: how many updates of others came between that reading and this step.
+        The gradients are of the rank's own parameters, in their order, at the weights that it has
+        last read. The staleness is how many updates of others came between that and this step.
         """
         for weight, gradient in zip(self._weights, gradients, strict=True):
             weight.grad = gradient
@@ -173,26 +167,19 @@ def bytes_of_weights(parameters: Sequence[nn.Parameter], slots: Sequence[str]) -
     return VALUES_AT + 4 * (lines_of(len(parameters)) + values_of(parameters) * (1 + len(slots)))
 
 
-def split_values(
-    values: Tensor, parameters: Sequence[nn.Parameter], slots: Sequence[str]
-) -> list[Tensor]:
-    """Return the numbers of steps, the weights, and each slot: parts of one long tensor."""
-    size = values_of(parameters)
-    return list(values.split([lines_of(len(parameters)), *[size] * (1 + len(slots))]))
-
-
 def placed(block: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
     """Yield parts of a block with the parameters' shapes and layouts, each on its own lines."""
     start = 0
-    for one in parameters:
-        assert one.dtype == torch.float32 and is_one_block(one)
-        yield block[start : start + one.numel()].as_strided(one.shape, one.stride())
-        start += lines_of(one.numel())
+    for parameter in parameters:
+        assert parameter.dtype == torch.float32 and is_one_block(parameter)
+        size = parameter.numel()
+        yield block[start : start + size].as_strided(parameter.shape, parameter.stride())
+        start += lines_of(size)
 
 
 def values_of(parameters: Sequence[nn.Parameter]) -> int:
     """Return how many numbers a block has, the ends of lines included."""
-    return sum(lines_of(one.numel()) for one in parameters)
+    return sum(lines_of(parameter.numel()) for parameter in parameters)
 
 
 def lines_of(count: int) -> int:
@@ -201,7 +188,7 @@ def lines_of(count: int) -> int:
 
 
 STEP, READ, END = 1.0, 2.0, 3.0
-"""What a rank requests."""
+"""Kinds of requests."""
 
 
 class ServedWeights:
@@ -210,12 +197,9 @@ class ServedWeights:
     def __init__(
         self, pair: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, compress: bool
     ) -> None:
-        """Request over a group of two ranks, this one and the job's rank 0.
+        """Serve this rank's `parameters` over a pair: this rank and the job's rank 0.
 
-        Args:
-            pair: The two.
-            parameters: This rank's own that train.
-            compress: Whether gradients travel in BF16.
+        `compress`: whether gradients travel in BF16.
         """
         self._pair = pair
         self._gradients = gradient_buffer(parameters, compress=compress)
@@ -255,9 +239,9 @@ class ServedWeights:
         """End the thread that serves this rank."""
         self._request(END)
 
-    def _request(self, what: float, learning_rate: float = 0.0) -> None:
-        question = torch.tensor([what, learning_rate], dtype=torch.float64)
-        dist.send(question, dst=0, group=self._pair)
+    def _request(self, kind: float, learning_rate: float = 0.0) -> None:
+        request = torch.tensor([kind, learning_rate], dtype=torch.float64)
+        dist.send(request, dst=0, group=self._pair)
 
     def _receive(self) -> int:
         staleness = torch.empty(1, dtype=torch.int64)
@@ -284,14 +268,9 @@ class WeightsServer:
         compress: bool,
         begin_thread: Callable[[], None],
     ) -> None:
-        """Begin to serve.
+        """Begin to serve the first rank of each group, over its process group with rank 0.
 
-        Args:
-            pairs: The first rank of each group, and its group with rank 0.
-            parameters: As on all ranks.
-            make_view: The weights, once for each thread.
-            compress: See `ServedWeights`.
-            begin_thread: Called first in each thread.
+        `make_view` opens the weights once for each thread; `begin_thread` is called first in each.
         """
         self._parameters = parameters
         self._compress = compress
@@ -318,20 +297,20 @@ class WeightsServer:
         gradients = gradient_buffer(self._parameters, compress=self._compress)
         gradient_views = list(placed(gradients, self._parameters))
         values = torch.empty(values_of(self._parameters))
-        copies = [nn.Parameter(one) for one in placed(values, self._parameters)]
-        question = torch.empty(2, dtype=torch.float64)
+        copies = [nn.Parameter(view) for view in placed(values, self._parameters)]
+        request = torch.empty(2, dtype=torch.float64)
         staleness = torch.zeros(1, dtype=torch.int64)
         with suppress(RuntimeError):  # the rank has ended, which the watchdog reports
             while True:
-                dist.recv(question, src=rank, group=pair)
-                what, learning_rate = question.tolist()
-                if what == END:
+                dist.recv(request, src=rank, group=pair)
+                kind, learning_rate = request.tolist()
+                if kind == END:
                     return
-                if what == STEP:
+                if kind == STEP:
                     dist.recv(gradients, src=rank, group=pair)
                 with weights.held():
-                    if what == STEP:
-                        floats = [one.float() for one in gradient_views]
+                    if kind == STEP:
+                        floats = [gradient.float() for gradient in gradient_views]
                         staleness[0] = weights.step(floats, learning_rate=learning_rate)
                     weights.copy_to(copies)
                 dist.send(staleness, dst=rank, group=pair)
