@@ -1,4 +1,4 @@
-"""torch's compute threads and their cores, looked at once torch is loaded."""
+"""torch's compute threads and their cores, checked once torch is loaded."""
 
 import ctypes
 import os
@@ -13,20 +13,20 @@ from launch.shares import Share
 from launch.topology import format_cpu_list
 
 WORK_OF_A_THREAD = 1 << 17
-"""Numbers that torch surely gives to a thread of their own."""
+"""Numbers to which torch surely gives a thread of their own."""
 
 
 def check_thread_count(threads: int) -> list[str]:
-    """Have torch compute on so many threads; a sentence if it would have been another number."""
-    found = torch.get_num_threads()
-    if found == threads:
+    """Make torch compute on so many threads; a sentence if it would have been another number."""
+    count = torch.get_num_threads()
+    if count == threads:
         return []
     torch.set_num_threads(threads)
-    return [f"torch made {found} compute threads, {threads} were planned: set to {threads}"]
+    return [f"torch made {count} compute threads, {threads} were planned: set to {threads}"]
 
 
 def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
-    """See that each compute thread is bound to its core, and no thread is elsewhere.
+    """Check that each compute thread is bound to its core, and that no thread is elsewhere.
 
     OpenMP binds the main thread to the first core, when it is loaded (libgomp) or at the first
     parallel region (libiomp5), and what the main thread starts inherits that: loading processes,
@@ -34,62 +34,47 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
     variables go, which would bind every other process that loads torch to this rank's first core.
     While it computes, the main thread is bound to the first core again (`Share.main_cpus`).
 
-    Args:
-        share: The rank's part of its host.
-        openmp: The library that was planned with.
-
-    Returns:
-        Sentences about what was not as planned, and whether it has been put right.
+    `openmp` is the library that was planned with. Returns sentences about what was not as planned,
+    and whether it has been corrected.
     """
-    found = []
+    notes = []
     if loaded_openmp() != openmp:
-        found.append(f"OpenMP: {openmp} was planned with, {loaded_openmp()} is loaded")
-    started = start_compute_threads(share.threads)
+        notes.append(f"OpenMP: {openmp} was planned with, {loaded_openmp()} is loaded")
+    before = thread_affinities()
+    torch.ones(share.threads * WORK_OF_A_THREAD).mul_(2)  # a parallel region starts the threads
+    started = {thread: cpus for thread, cpus in thread_affinities().items() if thread not in before}
     for name in BINDING_VARIABLES:
         os.environ.pop(name, None)
     try:
         os.sched_setaffinity(0, share.cpus)
     except OSError:
-        return found  # not permitted, as was said when the rank was to be bound
+        return notes  # not permitted, as `bind_process` has noted
     if not share.floating:
-        found += bind_to_cores(started, share.cpus)
-    return found + bring_back(share)
-
-
-def start_compute_threads(threads: int) -> dict[int, set[int]]:
-    """Run one parallel region; the threads that it has started, and their CPUs."""
-    before = thread_affinities()
-    torch.ones(threads * WORK_OF_A_THREAD).mul_(2)
-    after = thread_affinities()
-    return {thread: cpus for thread, cpus in after.items() if thread not in before}
-
-
-def bind_to_cores(threads: dict[int, set[int]], cpus: tuple[int, ...]) -> list[str]:
-    """Have a thread on each CPU but the first, which is the main thread's."""
-    planned = [{cpu} for cpu in cpus[1:]]
-    found = sorted(threads.values(), key=sorted)
-    if found == sorted(planned, key=sorted):
-        return []
-    if len(found) != len(planned):
-        return [f"OpenMP started {len(found)} threads, not {len(planned)}: they may not be bound"]
-    for thread, cpu in zip(threads, planned, strict=True):
-        os.sched_setaffinity(thread, cpu)
-    where = "; ".join(sorted({format_cpu_list(mask) for mask in found}))
-    return [
-        f"the compute threads were on CPUs {where}, not on one each of "
-        f"{format_cpu_list(cpus[1:])}: bound to those"
-    ]
-
-
-def bring_back(share: Share) -> list[str]:
-    """Have no thread of this process outside of the rank's CPUs."""
+        notes += bind_to_cores(started, share.cpus)
     own = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
     elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= own]
     for thread in elsewhere:
         os.sched_setaffinity(thread, share.comm_cpus or share.cpus)
-    if not elsewhere:
+    if elsewhere:
+        notes.append(f"{len(elsewhere)} threads were not on this rank's CPUs: brought back")
+    return notes
+
+
+def bind_to_cores(threads: dict[int, set[int]], cpus: tuple[int, ...]) -> list[str]:
+    """Bind a thread to each CPU but the first, which is the main thread's."""
+    planned = [{cpu} for cpu in cpus[1:]]
+    masks = sorted(threads.values(), key=sorted)
+    if masks == sorted(planned, key=sorted):
         return []
-    return [f"{len(elsewhere)} threads were not on this rank's CPUs: brought back"]
+    if len(masks) != len(planned):
+        return [f"OpenMP started {len(masks)} threads, not {len(planned)}: they may not be bound"]
+    for thread, cpu in zip(threads, planned, strict=True):
+        os.sched_setaffinity(thread, cpu)
+    where = "; ".join(sorted({format_cpu_list(mask) for mask in masks}))
+    return [
+        f"the compute threads were on CPUs {where}, not on one each of "
+        f"{format_cpu_list(cpus[1:])}: bound to those"
+    ]
 
 
 @contextmanager
@@ -113,7 +98,7 @@ def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
 
 
 def compute_alone() -> None:
-    """Have the calling thread compute by itself: a team of its own would disturb the rank's."""
+    """Make the calling thread compute by itself: a team of its own would disturb the rank's."""
     torch.get_num_threads()  # the first time in a thread torch gives it a team
     for library in loaded_libraries():
         ctypes.CDLL(library).omp_set_num_threads(1)

@@ -17,7 +17,8 @@ import errno
 import os
 import platform
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,7 +34,7 @@ BINDING_VARIABLES = (
     "KMP_AFFINITY",
     "KMP_HW_SUBSET",
 )
-"""All variables that say where an OpenMP library's threads run; some override others."""
+"""All variables that set where an OpenMP library's threads run; some override others."""
 
 ADVICE = {
     "OMP_NUM_THREADS": "launch.threads={} asks for it",
@@ -53,12 +54,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables of a rank, which are set before torch is loaded.
 
-    Args:
-        share: The rank's part of its host.
-        openmp: `gnu` or `intel`.
-        backend: `gloo` or `ccl`.
-        local_rank: The rank's number on its host.
-        local_ranks: How many ranks the host has.
+    `openmp` is `gnu` or `intel`, `backend` `gloo` or `ccl`. The rank is number `local_rank` of the
+    `local_ranks` of its host.
     """
     variables = {"OMP_NUM_THREADS": str(share.threads)}
     if share.floating:
@@ -66,53 +63,38 @@ def rank_environment(
     elif openmp == "intel":
         # Thread i on the i-th of the list, "Thread Affinity Interface" in the guide of Intel's
         # compiler: https://www.intel.com/content/www/us/en/docs/cpp-compiler/
-        variables["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{joined(share.cpus)}]"
+        places = ",".join(map(str, share.cpus))
+        variables["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{places}]"
     else:
         # https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fCPU_005fAFFINITY.html
-        variables["GOMP_CPU_AFFINITY"] = " ".join(str(cpu) for cpu in share.cpus)
+        variables["GOMP_CPU_AFFINITY"] = " ".join(map(str, share.cpus))
     if openmp == "intel":
         variables["KMP_BLOCKTIME"] = "1"  # [ms] that a thread spins before it sleeps
     if backend == "ccl":
-        variables |= ccl_environment(share, local_rank=local_rank, local_ranks=local_ranks)
+        # oneCCL's threads: on the rank's communication cores, or on its last. The variable lists
+        # the cores of all the host's ranks one after another, and a rank takes its own part by its
+        # local number. As each rank has an environment of its own, it repeats its own cores. Left
+        # out, oneCCL would take the last cores of the host, which other ranks compute on. The local
+        # numbers are given because oneCCL knows those of Intel MPI, and not all launchers'.
+        # https://uxlfoundation.github.io/oneCCL/env-variables.html
+        workers = share.comm_cpus or share.cpus[-1:]
+        variables |= {
+            "CCL_WORKER_COUNT": str(len(workers)),
+            "CCL_WORKER_AFFINITY": ",".join(map(str, workers * local_ranks)),
+            "CCL_PROCESS_LAUNCHER": "none",
+            "CCL_LOCAL_RANK": str(local_rank),
+            "CCL_LOCAL_SIZE": str(local_ranks),
+        }
     return variables
-
-
-def ccl_environment(share: Share, *, local_rank: int, local_ranks: int) -> dict[str, str]:
-    """Return variables that put oneCCL's threads on the rank's communication cores, or its last.
-
-    The variable lists the cores of all the host's ranks one after another, and a rank takes its own
-    part by its local number. As each rank has an environment of its own, it repeats its own cores.
-    Left out, oneCCL would take the last cores of the host, which other ranks compute on. The local
-    numbers are given because oneCCL knows those of Intel MPI, and not all launchers'.
-    https://uxlfoundation.github.io/oneCCL/env-variables.html
-    """
-    own = share.comm_cpus or share.cpus[-1:]
-    return {
-        "CCL_WORKER_COUNT": str(len(own)),
-        "CCL_WORKER_AFFINITY": joined(own * local_ranks),
-        "CCL_PROCESS_LAUNCHER": "none",
-        "CCL_LOCAL_RANK": str(local_rank),
-        "CCL_LOCAL_SIZE": str(local_ranks),
-    }
-
-
-def joined(cpus: Iterable[int]) -> str:
-    """Return such as `0,1,2`."""
-    return ",".join(str(cpu) for cpu in cpus)
 
 
 def use_environment(variables: Mapping[str, str], *, bound: bool, launcher: str) -> list[str]:
     """Put a rank's variables into this process's environment; the libraries read them later.
 
-    What says where threads run, and how many there are, is the plan's; else the user's goes first.
+    The plan sets where threads run, and how many there are; else the user's variables go first. No
+    other binding may go before that of a `bound` rank. torchrun sets OMP_NUM_THREADS=1 by itself.
 
-    Args:
-        variables: As `rank_environment` gives them.
-        bound: Whether the rank is bound to cores, so that no other binding may go before it.
-        launcher: Who started this rank; torchrun sets OMP_NUM_THREADS=1 by itself.
-
-    Returns:
-        A sentence on each variable of the user's that is not used.
+    Returns a sentence on each variable of the user's that is not used.
     """
     replaced = dict.fromkeys(BINDING_VARIABLES, "launch.pin=false leaves it in force")
     replaced = {**replaced, **ADVICE} if bound else ADVICE
@@ -166,12 +148,9 @@ ALLOCATORS = {
 def preload(name: str | None, *, openmp: Path | None = None) -> None:
     """Continue with an allocator of `ALLOCATORS`; returns only if all is in place already.
 
-    A library that the user has preloaded is taken as it is.
-
-    Args:
-        name: The allocator; None leaves it.
-        openmp: An OpenMP library that is not loaded, to be preloaded in the same start. If the
-            dynamic linker does not take it, the process goes on without.
+    A library that the user has preloaded is taken as it is, and `name=None` leaves the allocator.
+    `openmp` is an OpenMP library that is not loaded, to be preloaded in the same start. If the
+    dynamic linker does not take it, the process goes on without.
 
     Raises:
         InputError: The allocator's library is not installed, or the linker does not take it.
@@ -210,8 +189,7 @@ def library_of(name: str, *, started_again: bool) -> str:
 
 def is_loaded(allocator: Allocator) -> bool:
     """Return whether one of the allocator's libraries is part of this process."""
-    mapped = maps()
-    return any(f"/lib{name}.so" in mapped for name in allocator.libraries)
+    return any(f"/lib{name}.so" in maps() for name in allocator.libraries)
 
 
 def find(allocator: Allocator) -> str | None:
@@ -219,9 +197,9 @@ def find(allocator: Allocator) -> str | None:
     folder = Path(sys.prefix) / "lib"
     for name in allocator.libraries:
         in_environment = sorted(folder.glob(f"lib{name}.so*"))
-        found = str(in_environment[0]) if in_environment else find_library(name)
-        if found:
-            return found
+        library = str(in_environment[0]) if in_environment else find_library(name)
+        if library:
+            return library
     return None
 
 
@@ -246,39 +224,27 @@ HEAP_GROWTH = 64 << 20
 def set_allocator(policy: str) -> None:
     """Set the memory policy of this process; call it first of all, before torch is loaded.
 
-    Args:
-        policy: `system` changes nothing; `tuned` lets the C library keep freed memory; `tcmalloc`
-            and `jemalloc` take its place: unless one is preloaded already, this call does not
-            return, and the process starts its own command again with the library in place.
+    `system` changes nothing; `tuned` makes glibc keep freed memory for the next step instead of
+    returning it to the kernel: resident memory then stays at the largest step's, plus what
+    fragmentation adds. `tcmalloc` and `jemalloc` take the C library's place: unless one is
+    preloaded already, this call does not return, and the process starts its own command again with
+    the library in place.
 
     Raises:
         InputError: The library of `tcmalloc` or `jemalloc` is not installed.
     """
     if policy == "tuned":
-        keep_freed_memory()
+        with suppress(OSError, AttributeError):  # the C library is not glibc
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            for name, value in (
+                (M_MMAP_MAX, 0),  # buffers of any size come from the heap, which is kept
+                (M_TRIM_THRESHOLD, -1),  # as an unsigned size: never give the top of the heap back
+                (M_TOP_PAD, HEAP_GROWTH),
+            ):
+                if mallopt(name, value) != 1:
+                    break
     elif policy != "system":
         preload(policy)
-
-
-def keep_freed_memory() -> bool:
-    """Have glibc keep freed memory for the next step instead of returning it to the kernel.
-
-    Works for allocations made afterwards, so it is called first of all. Resident memory then stays
-    at the largest step's, plus what fragmentation adds.
-
-    Returns:
-        Whether the policy is in force; False where the C library is not glibc.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
-    settings = (
-        (M_MMAP_MAX, 0),  # buffers of any size come from the heap, which is kept
-        (M_TRIM_THRESHOLD, -1),  # as an unsigned size: never give the top of the heap back
-        (M_TOP_PAD, HEAP_GROWTH),
-    )
-    return all(mallopt(name, value) == 1 for name, value in settings)
 
 
 SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237}
@@ -294,15 +260,10 @@ BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | None:
-    """Prefer memory of these NUMA nodes, as long as they have any.
+    """Prefer memory of these NUMA nodes, those of the rank's cores, as long as they have any.
 
-    Args:
-        nodes: The nodes of the rank's cores.
-        allowed: The nodes that this process may take memory from (`Mems_allowed`); where it is one
-            alone there is nothing to choose.
-
-    Returns:
-        A sentence that says what was lost, where the policy could not be set; None if all is well.
+    Where the process may take memory from one node alone (`allowed`, the kernel's `Mems_allowed`)
+    there is nothing to choose. Returns what was lost where the policy could not be set, or None.
     """
     if len(allowed) < 2:
         return None
@@ -323,16 +284,12 @@ def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | 
 
 
 def set_preferred(nodes: Collection[int]) -> int | None:
-    """Prefer these nodes; return the kernel's error number, or None.
-
-    Never MPOL_BIND, which also keeps memory on the nodes: there a full node, of page cache or of a
-    neighbour, ends a night's run as out of memory, though the next node has room. Before Linux 5.15
-    only one node can be preferred; to several, the kernel's own rule comes closest, which takes
-    each page from the node of the core that first writes it.
-    """
-    if len(nodes) == 1:
-        return set_policy(MPOL_PREFERRED, nodes)
-    return set_policy(MPOL_PREFERRED_MANY, nodes)
+    """Prefer these nodes; return the kernel's error number, or None."""
+    # Never MPOL_BIND, which also keeps memory on the nodes: there a full node, of page cache or of
+    # a neighbour, ends a night's run as out of memory, though the next node has room. Before Linux
+    # 5.15 only one node can be preferred; to several, the kernel's own rule comes closest, which
+    # takes each page from the node of the core that first writes it.
+    return set_policy(MPOL_PREFERRED if len(nodes) == 1 else MPOL_PREFERRED_MANY, nodes)
 
 
 def set_policy(mode: int, nodes: Collection[int]) -> int | None:
@@ -344,7 +301,7 @@ def set_policy(mode: int, nodes: Collection[int]) -> int | None:
     for node in nodes:
         words[node // BITS] |= 1 << node % BITS
     library = ctypes.CDLL(None, use_errno=True)
-    size = ctypes.c_ulong(len(words) * BITS + 1)  # the kernel takes one bit less than it is told
+    size = ctypes.c_ulong(len(words) * BITS + 1)  # the kernel takes one bit less than this
     if library.syscall(ctypes.c_long(call), ctypes.c_int(mode), words, size) == 0:
         return None
     return ctypes.get_errno()

@@ -36,7 +36,16 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     """
     hosts: list[str] = []
     for word in split_list(text):
-        hosts += expand_word(word, text)
+        pieces = PIECE.findall(word)
+        if "".join(pieces) != word or any(letter.isspace() for letter in word):
+            raise wrong_list(text)
+        choices = [
+            expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece]
+            for piece in pieces
+        ]
+        if math.prod(map(len, choices)) > MOST_HOSTS:
+            raise wrong_list(text)
+        hosts += map("".join, itertools.product(*choices))
         if len(hosts) > MOST_HOSTS or word.startswith("-"):  # ssh would take it for an option
             raise wrong_list(text)
     host, count = Counter(hosts).most_common(1)[0]
@@ -45,50 +54,18 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """Return hosts with their numbers of ranks: `a:4,b:4`, or `a,b`, which share `ranks` evenly.
-
-    Args:
-        text: The list; names as `expand_hosts` takes them.
-        ranks: Ranks over all hosts; None takes the sum of the counts.
-
-    Raises:
-        InputError: The counts do not add up to `ranks`, or there are none and it cannot be divided.
-    """
-    words = split_list(text)
-    counts = [word.rpartition(":")[2] if ":" in word else "" for word in words]
-    if not any(counts):
-        return shared_evenly(expand_hosts(text), ranks)
-    for word, count in zip(words, counts, strict=True):
-        if not is_number(count) or int(count) < 1:
-            example = f"{word.partition(':')[0]}:4"
-            raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {example}")
-    names = [word.rpartition(":")[0] for word in words]
-    expand_hosts(",".join(names))
-    found = tuple(
-        (host, int(count))
-        for name, count in zip(names, counts, strict=True)
-        for host in expand_hosts(name)
-    )
-    total = sum(count for _, count in found)
-    if ranks not in (None, total):
-        raise InputError(f"--np {ranks}: the hosts' counts add up to {total}; use --np {total}")
-    return found
-
-
-def shared_evenly(hosts: tuple[str, ...], ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """Return the hosts with as many ranks on each."""
-    count = len(hosts)
-    if ranks is None:
-        raise InputError(f"--hosts: how many ranks? add --np N, or counts such as {hosts[0]}:4")
-    if ranks % count:
-        below, above = ranks // count * count, (ranks // count + 1) * count
-        choices = f"{below} or {above}" if below else f"{above}"
-        raise InputError(
-            f"--np {ranks}: does not divide evenly among {count} hosts; use {choices}, "
-            f"or counts such as {hosts[0]}:{ranks // count + 1}"
-        )
-    return tuple((host, ranks // count) for host in hosts)
+def expand_bracket(content: str, text: str) -> list[str]:
+    """Return `01-03,07` as its numbers, with as many digits."""
+    numbers: list[str] = []
+    for part in content.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (is_number(first) and is_number(last) and 0 <= int(last) - int(first) < MOST_HOSTS):
+            raise wrong_list(text)
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        if len(numbers) > MOST_HOSTS:
+            raise wrong_list(text)
+    return numbers
 
 
 def split_list(text: str) -> list[str]:
@@ -106,41 +83,49 @@ def split_list(text: str) -> list[str]:
     return words
 
 
-def expand_word(word: str, text: str) -> list[str]:
-    """Return the names of one word: every choice of each bracket."""
-    pieces = PIECE.findall(word)
-    if "".join(pieces) != word or any(letter.isspace() for letter in word):
-        raise wrong_list(text)
-    choices = [
-        expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece] for piece in pieces
-    ]
-    if math.prod(len(one) for one in choices) > MOST_HOSTS:
-        raise wrong_list(text)
-    return ["".join(names) for names in itertools.product(*choices)]
-
-
-def expand_bracket(content: str, text: str) -> list[str]:
-    """Return `01-03,07` as its numbers."""
-    numbers: list[str] = []
-    for part in content.split(","):
-        numbers += expand_numbers(part, text)
-        if len(numbers) > MOST_HOSTS:
-            raise wrong_list(text)
-    return numbers
-
-
-def expand_numbers(part: str, text: str) -> list[str]:
-    """Return `07`, or `01-03` with both ends and as many digits."""
-    first, dash, last = part.strip().partition("-")
-    last = last if dash else first
-    if not (is_number(first) and is_number(last) and 0 <= int(last) - int(first) < MOST_HOSTS):
-        raise wrong_list(text)
-    return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-
-
 def wrong_list(text: str) -> InputError:
-    """Return the error of a list of hosts that is none, with an example."""
+    """Return the error of a text that is no list of hosts, with an example."""
     return InputError(f"hosts {text!r}: expected a list such as a,b or node[01-04,07]")
+
+
+def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], ...]:
+    """Return hosts with their numbers of ranks: `a:4,b:4`, or `a,b`, which share `ranks` evenly.
+
+    Names are those of `expand_hosts`. `ranks` counts over all hosts; None: the sum of the counts.
+
+    Raises:
+        InputError: The counts do not add up to `ranks`, or there are none and it cannot be divided.
+    """
+    words = split_list(text)
+    counts = [word.rpartition(":")[2] if ":" in word else "" for word in words]
+    if not any(counts):
+        hosts = expand_hosts(text)
+        if ranks is None:
+            raise InputError(f"--hosts: how many ranks? add --np N, or counts such as {hosts[0]}:4")
+        share, remainder = divmod(ranks, len(hosts))
+        if remainder:
+            below, above = share * len(hosts), (share + 1) * len(hosts)
+            raise InputError(
+                f"--np {ranks}: does not divide evenly among {len(hosts)} hosts; use "
+                f"{f'{below} or {above}' if below else above}, "
+                f"or counts such as {hosts[0]}:{share + 1}"
+            )
+        return tuple((host, share) for host in hosts)
+    for word, count in zip(words, counts, strict=True):
+        if not is_number(count) or int(count) < 1:
+            example = f"{word.partition(':')[0]}:4"
+            raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {example}")
+    names = [word.rpartition(":")[0] for word in words]
+    expand_hosts(",".join(names))
+    ranks_by_host = tuple(
+        (host, int(count))
+        for name, count in zip(names, counts, strict=True)
+        for host in expand_hosts(name)
+    )
+    total = sum(count for _, count in ranks_by_host)
+    if ranks not in (None, total):
+        raise InputError(f"--np {ranks}: the hosts' counts add up to {total}; use --np {total}")
+    return ranks_by_host
 
 
 LINE = re.compile(
@@ -173,42 +158,34 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise InputError(f"--hostfile: {path}: {reason}; give a file of one host a line") from error
-    lines = [
-        read_line(line, place=f"{path}:{number}")
-        for number, whole in enumerate(text.splitlines(), start=1)
-        if (line := whole.partition("#")[0].strip())
-    ]
-    if not lines:
+    hosts = []
+    for number, whole in enumerate(text.splitlines(), start=1):
+        line = whole.partition("#")[0].strip()
+        if not line:
+            continue
+        match = LINE.fullmatch(line)
+        slots = (match[2] or match[3]) if match else None
+        if match is None or (slots and int(slots) == 0):
+            raise InputError(
+                f"--hostfile: {path}:{number}: found {line!r}, expected HOST, HOST:SLOTS or "
+                "HOST slots=N"
+            )
+        hosts.append(Host(match[1], int(slots) if slots else None))
+    if not hosts:
         raise InputError(f"--hostfile: {path} names no host; write one host a line, such as node1")
-    return each_once(lines, path)
-
-
-def read_line(line: str, *, place: str) -> Host:
-    """Return the host of a line without its comment."""
-    match = LINE.fullmatch(line)
-    slots = (match[2] or match[3]) if match else None
-    if match is None or (slots and int(slots) == 0):
+    if len({host.name for host in hosts}) < len(hosts):
+        # Several lines of a host add up, and one without a number is one place.
+        places: Counter[str] = Counter()
+        for host in hosts:
+            places[host.name] += host.slots or 1
+        return tuple(Host(name, count) for name, count in places.items())
+    unnumbered = [host.name for host in hosts if host.slots is None]
+    if unnumbered and len(unnumbered) < len(hosts):
         raise InputError(
-            f"--hostfile: {place}: found {line!r}, expected HOST, HOST:SLOTS or HOST slots=N"
+            f"--hostfile: {path}: {unnumbered[0]} has no number of slots and others have; give "
+            f"every host one, such as {unnumbered[0]}:8, or none"
         )
-    return Host(match[1], int(slots) if slots else None)
-
-
-def each_once(lines: list[Host], path: Path) -> tuple[Host, ...]:
-    """Return each host once: several lines add up, a line without a number being one place."""
-    times = Counter(host.name for host in lines)
-    if max(times.values()) > 1:
-        slots: Counter[str] = Counter()
-        for host in lines:
-            slots[host.name] += host.slots or 1
-        return tuple(Host(name, count) for name, count in slots.items())
-    silent = [host.name for host in lines if host.slots is None]
-    if silent and len(silent) < len(lines):
-        raise InputError(
-            f"--hostfile: {path}: {silent[0]} has no number of slots and others have; give every "
-            f"host one, such as {silent[0]}:8, or none"
-        )
-    return tuple(lines)
+    return tuple(hosts)
 
 
 def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, int], ...]:
@@ -222,21 +199,18 @@ def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, i
         return hosts_with_ranks(",".join(host.name for host in hosts), ranks=ranks)
     if ranks == sum(slots):
         return tuple((host.name, count) for host, count in zip(hosts, slots, strict=True))
-    share, rest = divmod(ranks, len(hosts))
-    if share and not rest and share <= min(slots):
+    share, remainder = divmod(ranks, len(hosts))
+    if share and not remainder and share <= min(slots):
         return tuple((host.name, share) for host in hosts)
-    raise InputError(
-        f"--np {ranks}: does not fit the {sum(slots)} slots of the hosts ({len(hosts)}); "
-        f"use {choices(slots, ranks)}"
-    )
-
-
-def choices(slots: list[int], ranks: int) -> str:
-    """Return the numbers of ranks that fit, at most the three nearest to the given one."""
-    even = {len(slots) * share for share in range(1, min(slots) + 1)}
+    # The numbers of ranks that fit, at most the three nearest to the given one.
+    even = {len(slots) * count for count in range(1, min(slots) + 1)}
     nearest = sorted(even | {sum(slots)}, key=lambda fitting: abs(fitting - ranks))[:3]
     *others, last = sorted(nearest)
-    return f"--np {', '.join(map(str, others))} or {last}" if others else f"--np {last}"
+    numbers = f"{', '.join(map(str, others))} or {last}" if others else f"{last}"
+    raise InputError(
+        f"--np {ranks}: does not fit the {sum(slots)} slots of the hosts ({len(hosts)}); "
+        f"use --np {numbers}"
+    )
 
 
 OTHER_LAUNCHERS = (
@@ -257,12 +231,10 @@ SECONDS = 10
 def require_known_hosts(
     hosts: Sequence[str], environment: Mapping[str, str], *, option: str
 ) -> None:
-    """See that every name is an address, a known host or one of ssh's configuration.
+    """Check that every name is an address, a known host or one of ssh's configuration.
 
-    Args:
-        hosts: The names.
-        environment: This process's variables; some say that names are not ssh's.
-        option: Where the user has named them.
+    Some variables of the `environment` say that names are not ssh's. The user has named the hosts
+    in `option`.
 
     Raises:
         InputError: Some are not; names them.
@@ -278,7 +250,7 @@ def require_known_hosts(
 
 
 def is_known(host: str) -> bool:
-    """Return whether the name has an address, or nobody can say."""
+    """Return whether the name has an address, or no name server answers."""
     try:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:
@@ -290,9 +262,10 @@ def is_known(host: str) -> bool:
 
 def is_known_to_ssh(host: str) -> bool:
     """Return whether ssh's configuration has another name for it, or a way there."""
+    command = ["ssh", "-G", host]
     try:
         done = subprocess.run(
-            ["ssh", "-G", host],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -70,9 +70,7 @@ class Allowance:
 def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allowance:
     """Return what this process may use now; call it before anything is pinned.
 
-    Args:
-        process: This process's folder in /proc.
-        cgroups: Where control groups are mounted.
+    `process` is its folder in /proc, and control groups are mounted at `cgroups`.
     """
     return Allowance(
         cpus=frozenset(os.sched_getaffinity(0)),
@@ -90,18 +88,9 @@ def read_memory_nodes(status: Path) -> frozenset[int]:
 
 
 def read_quota(*, process: Path, cgroups: Path) -> float | None:
-    """Return the CPUs' worth of time of a process; None: no limit, or none that can be read.
-
-    Args:
-        process: Its folder in /proc.
-        cgroups: Where control groups are mounted, usually /sys/fs/cgroup.
-    """
-    quotas = [
-        quota
-        for folder in groups_of(process, cgroups, "cpu")
-        if (quota := quota_of(folder)) is not None
-    ]
-    return min(quotas, default=None)
+    """Return the CPUs' worth of time of a process; None: no limit, or none that can be read."""
+    quotas = map(quota_of, groups_of(process, cgroups, "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def groups_of(process: Path, cgroups: Path, controller: str) -> list[Path]:
@@ -109,33 +98,25 @@ def groups_of(process: Path, cgroups: Path, controller: str) -> list[Path]:
 
     A line of its file is `NUMBER:CONTROLLERS:PATH`, with no controllers in version 2. Version 1 is
     mounted in a folder that its controllers name, version 2 at the top, or in `unified` where both
-    are in use.
-
-    Args:
-        process: Its folder in /proc.
-        cgroups: Where control groups are mounted.
-        controller: `cpu` or `memory`.
+    are in use. The `controller` is `cpu` or `memory`.
     """
-    groups = []
+    folders = []
     for line in read_proc_text(process / "cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if not controllers:
-            groups += [(cgroups, path), (cgroups / "unified", path)]
+            mounts = [cgroups, cgroups / "unified"]
         elif controller in controllers.split(","):
             mounts = [cgroups / controllers, cgroups / controller]
-            groups += [(mount, path) for mount in mounts if mount.is_dir()][:1]
-    return [folder for mount, path in groups for folder in group_and_ancestors(mount, path)]
-
-
-def group_and_ancestors(mount: Path, path: str) -> list[Path]:
-    """Return the folders of a group and of those above it, up to the mount.
-
-    A container often sees its own group as the mount itself, under a path that only the host has.
-    """
-    parts = [part for part in path.split("/") if part]
-    if ".." in parts or not mount.joinpath(*parts).is_dir():
-        return [mount]
-    return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
+            mounts = [mount for mount in mounts if mount.is_dir()][:1]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for mount in mounts:
+            # A container often has its own group as the mount, under a path of the host's.
+            is_below = ".." not in parts and mount.joinpath(*parts).is_dir()
+            lengths = range(len(parts) if is_below else 0, -1, -1)
+            folders += [mount.joinpath(*parts[:length]) for length in lengths]
+    return folders
 
 
 def quota_of(group: Path) -> float | None:
@@ -166,19 +147,11 @@ def memory_left(
 ) -> MemoryLeft | None:
     """Return the least of the host's available memory and of what each control group leaves.
 
-    Args:
-        process: The process's folder in /proc.
-        cgroups: Where control groups are mounted.
-        meminfo: The kernel's account of the host's memory.
-
-    Returns:
-        None where the kernel does not say.
+    `meminfo` is the kernel's account of the host's memory; for the others see `read_allowance`.
+    None where the kernel does not say.
     """
-    limits = [
-        limit
-        for folder in groups_of(process, cgroups, "memory")
-        if (limit := left_in(folder)) is not None
-    ]
+    groups = map(left_in, groups_of(process, cgroups, "memory"))
+    limits = [limit for limit in groups if limit is not None]
     host = {name: value.split()[:1] for name, value in read_status(meminfo).items()}
     available, swap = host.get("MemAvailable"), host.get("SwapFree", ["0"])
     if available:
@@ -196,20 +169,17 @@ def left_in(group: Path) -> MemoryLeft | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        most, now = number_in(group / limit), number_in(group / used)
-        if most is None or now is None or most >= NO_LIMIT:
+        texts = [read_proc_text(group / name).strip() for name in (limit, used)]
+        if not all(text.isdigit() for text in texts):  # such as `max`
+            continue
+        most, now = map(int, texts)
+        if most >= NO_LIMIT:
             continue
         lines = (line.split() for line in read_proc_text(group / "memory.stat").splitlines())
         given_back = next((int(words[1]) for words in lines if words[:1] == [idle]), 0)
         size = max(0, most - now + given_back)
         return MemoryLeft(size=size, of=f"the control group {group} (limit {most / 1e9:.1f} GB)")
     return None
-
-
-def number_in(file: Path) -> int | None:
-    """Return the number in a file; None for `max`, or where there is none."""
-    text = read_proc_text(file).strip()
-    return int(text) if text.isdigit() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +196,7 @@ class Part:
 
 
 def host_cpus(
-    ranks: Ranks, *, processes: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+    ranks: Ranks, *, processes: Path = Path("/proc"), cgroups: Path = CGROUPS
 ) -> frozenset[int]:
     """Return the CPUs that this host offers the job: those of the launcher's process.
 
@@ -236,10 +206,31 @@ def host_cpus(
     own = frozenset(os.sched_getaffinity(0))
     if ranks.launcher == "none":
         return own
-    offered = daemon_cpus(processes) or own
+    offered, process = own, "self"
+    while process != "0":  # up to the nearest ancestor that is a launcher's process
+        status = read_status(processes / process / "status")
+        if status.get("Name") in DAEMONS:
+            offered = parse_cpu_list(status.get("Cpus_allowed_list", "")) or own
+            break
+        process = status.get("PPid", "0")
     if ranks.launcher == "slurm":
         offered &= cpuset(processes, cgroups) or offered
     return offered | own
+
+
+def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
+    """Return the CPUs of this process's control group; empty where they cannot be read."""
+    for line in read_proc_text(processes / "self" / "cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers == "cpuset":
+            file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
+        elif not controllers:
+            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
+        else:
+            continue
+        if text := read_proc_text(file):
+            return parse_cpu_list(text)
+    return frozenset()
 
 
 def whose_cpus(
@@ -251,12 +242,9 @@ def whose_cpus(
 ) -> Part:
     """Return the CPUs that this rank was started on, and its place among those that share them.
 
-    Args:
-        ranks: This rank.
-        affinities: What each rank of this host was started on, in order of local rank; None where
-            the ranks have not met. Then CPUs fewer than the host's are taken as this rank's alone.
-        host: What the host offers the job.
-        own: What this rank was started on.
+    `own` are its CPUs, `host` those that the host offers the job. `affinities` has what each rank
+    of this host was started on, in order of local rank; None where they have not met. Then CPUs
+    fewer than the host's are taken as this rank's alone.
     """
     if affinities is None and own >= host:
         return Part(cpus=own, place=ranks.local_rank, ranks=ranks.local_size)
@@ -278,13 +266,7 @@ def my_cpus(
 ) -> Part:
     """Return `whose_cpus`, if what the launcher has left to the ranks of this host makes sense.
 
-    Args:
-        ranks: As there, like `affinities`, `host` and `own`.
-        affinities: As there.
-        host: As there.
-        own: As there.
-        topology: The host's.
-        offered: How many CPUs of the host are the job's, where Slurm says so.
+    `topology` is the host's; `offered` is how many of its CPUs are the job's, if Slurm says so.
 
     Raises:
         InputError: The ranks' CPUs overlap in part, or leave more than half of the host's cores
@@ -299,35 +281,31 @@ def my_cpus(
         bound *= ranks.local_size  # if the others were given as much
     whole = count_cores(topology, host)
     overlapping = any(a & b and a != b for a, b in combinations(masks, 2))
+    if ranks.local_size == 1:
+        subject = f"{ranks.launcher}: the rank of this host is"
+    else:
+        subject = f"{ranks.launcher}: the {ranks.local_size} ranks of this host are"
+    unbound = UNBOUND[ranks.launcher]
     if overlapping or bound > whole:
         raise InputError(
-            f"{describe(ranks)} bound to CPUs that overlap (this rank's are "
-            f"{format_cpu_list(own)}); start with {UNBOUND[ranks.launcher]}"
+            f"{subject} bound to CPUs that overlap (this rank's are "
+            f"{format_cpu_list(own)}); start with {unbound}"
         )
-    unbound = UNBOUND[ranks.launcher]
     if offered is not None:
         whole = -(-whole * offered // len(host))
         unbound = f"srun --cpus-per-task={max(1, offered // ranks.local_size)}"
-    return replace(part, notes=held_back(ranks, bound=bound, whole=whole, unbound=unbound))
-
-
-def held_back(ranks: Ranks, *, bound: int, whole: int, unbound: str) -> tuple[str, ...]:
-    """Return a note where the ranks' cores are not as many as the job's.
-
-    Raises:
-        InputError: They are fewer than half.
-    """
-    if bound > whole:
-        return (
-            f"{describe(ranks)} bound to {bound} cores, and the job has {whole}: other jobs may "
-            f"compute on the rest; start with {unbound}",
-        )
     if bound == whole:
-        return ()
-    found = f"{describe(ranks)} bound to {bound} of the {whole} cores that this host offers"
+        return part
+    if bound > whole:
+        note = (
+            f"{subject} bound to {bound} cores, and the job has {whole}: other jobs may "
+            f"compute on the rest; start with {unbound}"
+        )
+        return replace(part, notes=(note,))
+    shortage = f"{subject} bound to {bound} of the {whole} cores that this host offers"
     if 2 * bound < whole:
-        raise InputError(f"{found}; start with {unbound}, and each is given its share of all")
-    return (f"{found}; {unbound} gives them all",)
+        raise InputError(f"{shortage}; start with {unbound}, and each is given its share of all")
+    return replace(part, notes=(f"{shortage}; {unbound} gives them all",))
 
 
 def count_cores(topology: Topology, cpus: Collection[int]) -> int:
@@ -335,25 +313,13 @@ def count_cores(topology: Topology, cpus: Collection[int]) -> int:
     return len({cpu.core for cpu in topology.restricted(cpus).cpus})
 
 
-def describe(ranks: Ranks) -> str:
-    """Return such as `open-mpi: the 2 ranks of this host are`."""
-    if ranks.local_size == 1:
-        return f"{ranks.launcher}: the rank of this host is"
-    return f"{ranks.launcher}: the {ranks.local_size} ranks of this host are"
-
-
 def slurm_affinities(
     environment: Mapping[str, str], ranks: Ranks, *, own: frozenset[int]
 ) -> list[frozenset[int]] | None:
     """Return the CPUs that srun bound each task of this host to; None where it does not say.
 
-    The masks are used where this task's are the CPUs that it really has. A list that is shorter
-    than the tasks starts over.
-
-    Args:
-        environment: Of this task.
-        ranks: This rank.
-        own: The CPUs that it was started on.
+    The masks are used where this task's are the CPUs that it really has, `own`. A list that is
+    shorter than the tasks starts over.
     """
     if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
         return None
@@ -361,13 +327,9 @@ def slurm_affinities(
         masks = [int(mask, 16) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
     except (KeyError, ValueError):
         return None
-    bound = [cpus_of(masks[task % len(masks)]) for task in range(ranks.local_size)]
+    cpus = [frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) for mask in masks]
+    bound = [cpus[task % len(cpus)] for task in range(ranks.local_size)]
     return bound if bound[ranks.local_rank] == own else None
-
-
-def cpus_of(mask: int) -> frozenset[int]:
-    """Return the numbers of the bits that are set."""
-    return frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
 def cpus_of_job(environment: Mapping[str, str]) -> int | None:
@@ -380,45 +342,10 @@ def cpus_of_job(environment: Mapping[str, str]) -> int | None:
     return min(tasks_per_node(environment, SLURM_CPUS))
 
 
-def daemon_cpus(processes: Path) -> frozenset[int]:
-    """Return the affinity of the nearest ancestor that is a launcher's process; empty: none is.
-
-    Args:
-        processes: Where /proc is mounted.
-    """
-    process = "self"
-    while process != "0":
-        status = read_status(processes / process / "status")
-        if status.get("Name") in DAEMONS:
-            return parse_cpu_list(status.get("Cpus_allowed_list", ""))
-        process = status.get("PPid", "0")
-    return frozenset()
-
-
-def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
-    """Return the CPUs of this process's control group; empty where they cannot be read.
-
-    Args:
-        processes: Where /proc is mounted.
-        cgroups: Where control groups are mounted.
-    """
-    for line in read_proc_text(processes / "self" / "cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers == "cpuset":
-            file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
-        elif not controllers:
-            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
-        else:
-            continue
-        if found := read_proc_text(file):
-            return parse_cpu_list(found)
-    return frozenset()
-
-
 def thread_affinities() -> dict[int, set[int]]:
     """Return the CPUs of each thread of this process by its number, usually the oldest first."""
-    found = {}
+    affinities = {}
     for number in sorted(int(folder.name) for folder in Path("/proc/self/task").iterdir()):
         with suppress(ProcessLookupError):  # it has ended meanwhile
-            found[number] = os.sched_getaffinity(number)
-    return found
+            affinities[number] = os.sched_getaffinity(number)
+    return affinities

@@ -1,30 +1,58 @@
 """The mpirun that starts ranks: which one, of which family, and its command line.
 
 No launcher binds ranks to cores here: each rank reads the host's sockets and pins itself. MPICH,
-Intel MPI and Open MPI have different options for the same thing.
+Intel MPI and Open MPI have different options for the same thing (`FAMILIES`).
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.errors import InputError
 from launch.ranks import Ranks
 
 Family = Literal["mpich", "intel-mpi", "open-mpi"]
 
-SIGNS: dict[str, Family] = {
-    "Intel(R) MPI": "intel-mpi",
-    "HYDRA": "mpich",
-    "Open MPI": "open-mpi",
-    "OpenRTE": "open-mpi",
-    "PRRTE": "open-mpi",
+Hosts = Sequence[tuple[str, int]]
+"""Names, and the number of ranks of each; none: this host, or what the batch system has given."""
+
+
+class FamilyOptions(NamedTuple):
+    """The options in which the mpiruns of the families differ."""
+
+    signs: tuple[str, ...]
+    """Texts of which `mpirun --version` prints one."""
+    unbound: tuple[str, ...]
+    """Binds no rank."""
+    on_hosts: Callable[[Hosts], list[str]]
+    """Names the hosts with their numbers of ranks, which are equal for Intel MPI."""
+
+
+def with_counts(hosts: Hosts) -> str:
+    """Return `a:4,b:4`."""
+    return ",".join(f"{name}:{count}" for name, count in hosts)
+
+
+FAMILIES: dict[Family, FamilyOptions] = {
+    "intel-mpi": FamilyOptions(
+        ("Intel(R) MPI",),
+        ("-genv", "I_MPI_PIN", "off"),
+        lambda hosts: ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])],
+    ),
+    "mpich": FamilyOptions(
+        ("HYDRA",), ("-bind-to", "none"), lambda hosts: ["-hosts", with_counts(hosts)]
+    ),
+    "open-mpi": FamilyOptions(
+        ("Open MPI", "OpenRTE", "PRRTE"),
+        ("--bind-to", "none", "--map-by", "slot"),
+        lambda hosts: ["--host", with_counts(hosts)],
+    ),
 }
-"""What `mpirun --version` prints, and whose it is."""
+"""Intel MPI first: it calls itself HYDRA too."""
 
 NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
 SECONDS = 30
@@ -92,23 +120,18 @@ def identify(path: Path) -> Mpirun:
             timeout=SECONDS,
             check=False,
         )
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    for sign, family in SIGNS.items():
-        if sign in said:
+        output = str(error)
+    for family, options in FAMILIES.items():
+        if any(sign in output for sign in options.signs):
             return Mpirun(path, family)
-    first = said.strip().partition("\n")[0] or "nothing"
+    first = output.strip().partition("\n")[0] or "nothing"
     raise InputError(
         f"{path} --version says {first!r}: not MPICH, Intel MPI or Open MPI; give another with "
         "--mpirun PATH"
     )
 
-
-Hosts = Sequence[tuple[str, int]]
-"""Names, and the number of ranks of each; none: this host, or what the batch system has given."""
-
-INTEL_FLAGS = ("-genv", "I_MPI_PIN", "off")
 
 PASSED_ON = (
     "CCL_",
@@ -140,66 +163,42 @@ def mpirun_command(
     is_root: bool,
     is_terminal: bool,
 ) -> list[str]:
-    """Return the words that start `ranks` times `command`.
+    """Return the words that start `command` on `ranks` ranks, distributed over `hosts`.
 
-    Args:
-        mpirun: What starts them.
-        command: What each rank runs.
-        ranks: On all hosts.
-        hosts: Where, and how many on each.
-        environment: This process's variables, some of which Open MPI has to be told to pass on.
-        is_root: Whether this user is root, to whom Open MPI wants an answer.
-        is_terminal: Whether the output goes to a terminal.
+    Open MPI needs options of its own to run as root, for output that goes to no terminal, and to
+    pass variables of this process's `environment` on to other hosts.
     """
+    family = FAMILIES[mpirun.family]
+    words = [str(mpirun.path)]
     if mpirun.family == "intel-mpi" and len({count for _, count in hosts}) > 1:
-        return [str(mpirun.path), *INTEL_FLAGS, *intel_words_of_each_host(hosts, command)]
-    if mpirun.family == "mpich":
-        flags = ["-bind-to", "none"] + (["-hosts", with_counts(hosts)] if hosts else [])
-    elif mpirun.family == "intel-mpi":
-        flags = list(INTEL_FLAGS)
-        if hosts:
-            flags += ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(hosts[0][1])]
-    else:
-        flags = open_mpi_flags(hosts, environment, is_root=is_root, is_terminal=is_terminal)
-    return [str(mpirun.path), *flags, "-np", str(ranks), *command]
-
-
-def open_mpi_flags(
-    hosts: Hosts, environment: Mapping[str, str], *, is_root: bool, is_terminal: bool
-) -> list[str]:
-    """Return the options that Open MPI needs and the others do not."""
-    flags = ["--allow-run-as-root"] if is_root else []
-    flags += ["--bind-to", "none", "--map-by", "slot"]
-    flags += ["--host", with_counts(hosts)] if hosts else []
-    # Its ranks have a terminal of their own, whatever mpirun has: no bars of progress in files.
-    flags += [] if is_terminal else ["-x", "TTY_COMPATIBLE=0"]
-    if len(hosts) > 1:
-        names = sorted(name for name in environment if name.startswith(PASSED_ON))
-        flags += [word for name in names for word in ("-x", name)]
-    return flags
-
-
-def with_counts(hosts: Hosts) -> str:
-    """Return `a:4,b:4`."""
-    return ",".join(f"{name}:{count}" for name, count in hosts)
-
-
-def intel_words_of_each_host(hosts: Hosts, command: Sequence[str]) -> list[str]:
-    """Return a command for each host: Intel MPI takes different counts only so, or from a file."""
-    words: list[str] = []
-    for name, count in hosts:
-        words += [":"] if words else []
-        words += ["-host", name, "-n", str(count), *command]
-    return words
+        # A command for each host: Intel MPI takes different counts only so, or from a file.
+        words += family.unbound
+        for place, (name, count) in enumerate(hosts):
+            words += [":"] if place else []
+            words += ["-host", name, "-n", str(count), *command]
+        return words
+    is_open_mpi = mpirun.family == "open-mpi"
+    if is_open_mpi and is_root:
+        words.append("--allow-run-as-root")
+    words += family.unbound
+    if hosts:
+        words += family.on_hosts(hosts)
+    if is_open_mpi and not is_terminal:
+        # Its ranks have a terminal of their own, whatever mpirun has: no bars of progress in files.
+        words += ["-x", "TTY_COMPATIBLE=0"]
+    if is_open_mpi and len(hosts) > 1:
+        for name in sorted(name for name in environment if name.startswith(PASSED_ON)):
+            words += ["-x", name]
+    return [*words, "-np", str(ranks), *command]
 
 
 def by_this_python(command: Sequence[str]) -> list[str]:
     """Return a command with scripts and `python …` run by this interpreter."""
-    first, *rest = command
+    first, *arguments = command
     if Path(first).suffix == ".py":
         return [sys.executable, *command]
     if first in ("python", "python3"):
-        return [sys.executable, *rest]
+        return [sys.executable, *arguments]
     return list(command)
 
 
@@ -209,19 +208,18 @@ ANY_RANKS_OPTION = "mpirun -np, or --np"
 
 def launcher_command(ranks: Ranks) -> list[str]:
     """Return what comes before `python`: such as `mpirun -np 8`; nothing for one process."""
-    if ranks.launcher == "none":
-        return []
-    if ranks.launcher == "slurm":
-        return ["srun", "-n", str(ranks.size)]
-    if ranks.launcher == "torchrun":
-        return ["torchrun", f"--nproc-per-node={ranks.local_size}"]
-    return ["mpirun", "-np", str(ranks.size)]
+    commands = {
+        "none": [],
+        "slurm": ["srun", "-n", str(ranks.size)],
+        "torchrun": ["torchrun", f"--nproc-per-node={ranks.local_size}"],
+    }
+    return commands.get(ranks.launcher, ["mpirun", "-np", str(ranks.size)])
 
 
 def ranks_option(launcher: str) -> str:
     """Return the options of a launcher that set the number of ranks of a host."""
-    if launcher == "slurm":
-        return "srun --ntasks-per-node, or -n"
-    if launcher == "torchrun":
-        return "torchrun --nproc-per-node, or LOCAL_WORLD_SIZE"
-    return ANY_RANKS_OPTION
+    options = {
+        "slurm": "srun --ntasks-per-node, or -n",
+        "torchrun": "torchrun --nproc-per-node, or LOCAL_WORLD_SIZE",
+    }
+    return options.get(launcher, ANY_RANKS_OPTION)

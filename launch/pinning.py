@@ -25,7 +25,6 @@ from launch.environment import (
     use_environment,
 )
 from launch.limits import (
-    Allowance,
     Part,
     cpus_of_job,
     host_cpus,
@@ -40,13 +39,13 @@ from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
 from launch.rendezvous import Rendezvous, Wait, deadline, meet, part
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Topology, count_cores, format_cpu_list, read_topology, sockets_of
+from launch.topology import Cpu, Topology, count_cores, format_cpu_list, read_topology, sockets_of
 from launch.watchdog import RankSupervisor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pinned:
-    """What a rank was given, and what it should say of it."""
+    """The cores and the environment of a rank, with notes for the user."""
 
     share: Share
     openmp: str
@@ -64,10 +63,8 @@ class Pinned:
 def preload(allocator: str) -> None:
     """Set the allocator, and put Intel's OpenMP in place where it is installed; call it first.
 
-    May start this command again, once, and not return: before MPI, before torch.
-
-    Args:
-        allocator: A policy of `launch.environment.set_allocator`.
+    May start this command again, once, and not return: before MPI, before torch. The allocator is a
+    policy of `launch.environment.set_allocator`.
 
     Raises:
         InputError: The allocator's library is not installed.
@@ -87,13 +84,9 @@ def pin(
 ) -> Pinned:
     """Give this rank its cores, memory nodes and environment; torch is not loaded yet.
 
-    Args:
-        ranks: This rank.
-        affinities: The CPUs that the launcher gave each rank of this host, in order of local rank,
-            if they told each other.
-        request: Cores for each rank.
-        backend: `gloo` or `ccl`.
-        enabled: False binds nothing and sets only the number of threads.
+    `affinities` has the CPUs that the launcher gave each rank of this host, in order of local rank,
+    if they are known. The `backend` is `gloo` or `ccl`. `enabled=False` binds nothing and sets only
+    the number of threads.
 
     Raises:
         InputError: The ranks do not fit on this host, or what the launcher left makes no sense.
@@ -106,38 +99,36 @@ def pin(
     if ranks.launcher == "slurm":
         affinities = affinities or slurm_affinities(os.environ, ranks, own=allowance.cpus)
         offered = cpus_of_job(os.environ)
-    if not enabled:
-        part = whose_cpus(ranks, affinities, host, own=allowance.cpus)
-        share = unbound_share(
-            topology.restricted(part.cpus),
-            ranks=part.ranks,
-            request=request,
-            quota=quota_of(part, ranks, allowance),
+    if enabled:
+        part = my_cpus(
+            ranks, affinities, host, own=allowance.cpus, topology=topology, offered=offered
         )
+    else:
+        part = whose_cpus(ranks, affinities, host, own=allowance.cpus)
+    topology, quota = topology.restricted(part.cpus), allowance.quota
+    if quota is not None:  # of all ranks of this host: these ranks' part of it
+        quota = quota * part.ranks / ranks.local_size
+    if not enabled:
+        cores = count_cores(sockets_of(topology))
+        usable = cores if quota is None else min(cores, cores_of_quota(quota))
+        share = share_of(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
-        notes = use_environment(variables, bound=False, launcher=ranks.launcher)
+        unused = use_environment(variables, bound=False, launcher=ranks.launcher)
         return Pinned(
             share=share,
             openmp=loaded_openmp(),
-            notes=tuple(notes),
+            notes=tuple(unused),
             environment=variables,
             enabled=False,
         )
-    part = my_cpus(
-        ranks,
-        affinities,
-        host,
-        own=allowance.cpus,
-        topology=topology,
-        offered=offered,
-    )
     return pin_within(
         part,
-        topology.restricted(part.cpus),
+        topology,
         ranks=ranks,
         request=request,
         backend=backend,
-        allowance=allowance,
+        quota=quota,
+        memory_nodes=allowance.memory_nodes,
     )
 
 
@@ -148,14 +139,14 @@ def pin_within(
     ranks: Ranks,
     request: CoreRequest,
     backend: str,
-    allowance: Allowance,
+    quota: float | None,
+    memory_nodes: frozenset[int],
 ) -> Pinned:
-    """Plan within the CPUs that are left to this rank, and do it.
+    """Place the ranks within the CPUs that are left to them, and bind this one.
 
     Raises:
         InputError: The ranks do not fit.
     """
-    quota = quota_of(part, ranks, allowance)
     shares = place_ranks(
         topology,
         ranks=part.ranks,
@@ -166,40 +157,34 @@ def pin_within(
     share = shares[part.place]
     not_bound = bind_process(share.cpus)
     if not_bound:  # libgomp would end the process where it cannot bind a thread
-        share = anywhere(topology, threads=share.threads)
+        share = share_of(topology.cpus, threads=share.threads)
+    openmp = loaded_openmp()
     variables = rank_environment(
         share,
-        openmp=loaded_openmp(),
+        openmp=openmp,
         backend=backend,
         local_rank=ranks.local_rank,
         local_ranks=ranks.local_size,
     )
-    lost = prefer_memory(share.nodes, allowed=allowance.memory_nodes)
-    notes = [
+    lost = prefer_memory(share.nodes, allowed=memory_nodes)
+    notes = (
         *part.notes,
         *placement_notes(topology, shares, request=request, quota=quota),
         *not_bound,
         *([lost] if lost else []),
         *use_environment(variables, bound=True, launcher=ranks.launcher),
-    ]
+    )
     return Pinned(
         share=share,
-        openmp=loaded_openmp(),
-        notes=tuple(notes),
+        openmp=openmp,
+        notes=notes,
         environment=variables,
         spare_cpus=() if not_bound else spare_cpus(share, topology),
     )
 
 
-def quota_of(part: Part, ranks: Ranks, allowance: Allowance) -> float | None:
-    """Return what ranks that share some CPUs have of the quota of all ranks of this host."""
-    if allowance.quota is None:
-        return None
-    return allowance.quota * part.ranks / ranks.local_size
-
-
 def bind_process(cpus: Collection[int]) -> list[str]:
-    """Have every thread of this process on these CPUs; a sentence where that is not permitted."""
+    """Bind every thread of this process to these CPUs; a sentence where that is not permitted."""
     try:
         for thread in thread_affinities():
             with suppress(ProcessLookupError):  # one of MPI's that has just ended
@@ -216,40 +201,28 @@ def bind_process(cpus: Collection[int]) -> list[str]:
 def check_pinning(pinned: Pinned) -> list[str]:
     """Load torch and check that its threads are as planned; call it before any others start.
 
-    Returns:
-        Sentences about what was not, and whether it has been corrected.
+    Returns sentences about what was not, and whether it has been corrected.
     """
     return check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 
 
-def unbound_share(
-    topology: Topology, *, ranks: int, request: CoreRequest, quota: float | None
-) -> Share:
-    """Return a share that is bound to nothing: threads, on any of the CPUs."""
-    cores = count_cores(sockets_of(topology))
-    usable = cores if quota is None else min(cores, cores_of_quota(quota))
-    return anywhere(topology, threads=request.threads or max(1, usable // ranks))
-
-
-def anywhere(topology: Topology, *, threads: int) -> Share:
-    """Return a share whose threads move among all these CPUs."""
+def share_of(cpus: Sequence[Cpu], *, threads: int, floating: bool = True) -> Share:
+    """Return a share whose threads have these CPUs, or move among them; no cores are set aside."""
     return Share(
-        socket=topology.cpus[0].socket,
-        nodes=tuple(sorted({cpu.node for cpu in topology.cpus})),
-        cpus=tuple(cpu.cpu for cpu in topology.cpus),
+        socket=cpus[0].socket,
+        nodes=tuple(sorted({cpu.node for cpu in cpus})),
+        cpus=tuple(cpu.cpu for cpu in cpus),
         comm_cpus=(),
         loader_cpus=(),
         threads=threads,
-        floating=True,
+        floating=floating,
     )
 
 
 def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
-    """Return cores for so many compute threads, of any socket.
+    """Return cores of any socket for so many compute threads; None: one for each core.
 
-    Args:
-        threads: How many; None: one for each core.
-        cpus: The CPUs to choose from; none: all that this process may use.
+    They are chosen from `cpus`; none: from all that this process may use.
 
     Raises:
         InputError: There are fewer cores than threads, or some of the CPUs may not be used.
@@ -272,50 +245,35 @@ def choose_cores(*, threads: int | None, cpus: Sequence[int] = ()) -> Share:
         noun = "core" if usable == 1 else "cores"
         raise InputError(f"--threads: {count} are more than the {usable} {noun} to be used here")
     floating = usable < len(firsts)
-    used = firsts if floating else firsts[:count]
-    return Share(
-        socket=used[0].socket,
-        nodes=tuple(sorted({cpu.node for cpu in used})),
-        cpus=tuple(cpu.cpu for cpu in used),
-        comm_cpus=(),
-        loader_cpus=(),
-        threads=count,
-        floating=floating,
-    )
+    return share_of(firsts if floating else firsts[:count], threads=count, floating=floating)
 
 
 def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
     """Bind this process and what torch will start; call it before torch is loaded.
 
-    It may start this process's command again, once, with libraries preloaded.
-
-    Returns:
-        Sentences about what was not possible, or not taken from the environment.
+    It may start this process's command again, once, with libraries preloaded. It returns a sentence
+    if the process cannot be bound.
 
     Raises:
         InputError: The allocator's library is not installed.
     """
     preload(allocator)
     not_bound = bind_process(share.cpus)
-    if not_bound:
-        return not_bound
-    variables = rank_environment(
-        share, openmp=loaded_openmp(), backend="gloo", local_rank=0, local_ranks=1
-    )
-    use_environment(variables, bound=True, launcher="none")
-    return []
+    if not not_bound:
+        variables = rank_environment(
+            share, openmp=loaded_openmp(), backend="gloo", local_rank=0, local_ranks=1
+        )
+        use_environment(variables, bound=True, launcher="none")
+    return not_bound
 
 
 def check_cores(share: Share, *, openmp: str | None = None, bound: bool = True) -> list[str]:
     """Load torch and check that its threads are where they should be.
 
-    Args:
-        share: The cores.
-        openmp: The library that was planned with; None: the one that is loaded.
-        bound: Whether threads are bound to cores; else only their number is checked.
+    `openmp` is the library that was planned with; None: the one that is loaded. Where threads are
+    not bound to cores, only their number is checked.
 
-    Returns:
-        Sentences about what was not, and whether it has been corrected.
+    Returns sentences about what was not, and whether it has been corrected.
     """
     # Here, because it loads torch.
     from launch.compute_threads import check_compute_threads, check_thread_count  # noqa: PLC0415
@@ -338,11 +296,11 @@ class RankContext:
 
     ranks: Ranks
     pinned: Pinned
-    meeting: Rendezvous | None
+    rendezvous: Rendezvous | None
     """None for one rank alone."""
     backend: str
     """`gloo` or `ccl`."""
-    keeper: RankSupervisor | None = None
+    supervisor: RankSupervisor | None = None
     """The process between this one and the launcher, if there is one."""
 
 
@@ -357,30 +315,26 @@ def enter_rank_context(
 ) -> RankContext:
     """Set up all that must be set up before torch is loaded. Call it first of all.
 
-    It may start this process's command again, once, with libraries preloaded.
-
-    Args:
-        ranks: Which of the job's ranks this process is.
-        request: The cores that it asks for.
-        allocator: See `set_allocator`.
-        backend: `auto`, `shared`, `gloo` or `ccl`.
-        pinned: Whether to keep to cores and memory of its own.
-        timeout_s: Ends the process if the others do not come.
+    It may start this process's command again, once, with libraries preloaded. `allocator` is that
+    of `set_allocator`; `backend` is `auto`, `shared`, `gloo` or `ccl`. `pinned` keeps the rank to
+    cores and memory of its own. If the other ranks do not come, the process ends after `timeout_s`.
 
     Raises:
         InputError: Something asked for is not installed or does not fit this host.
     """
-    chosen = chosen_backend(backend)
+    torch_backend = chosen_backend(backend)
     preload(allocator)
-    meeting = None
+    rendezvous = None
     if ranks.size > 1:
         wait = Wait(f"the other {ranks.size - 1} ranks", advice=START_ADVICE)
         with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
-            meeting = meet(ranks, os.environ)
-    affinities = meeting.affinities if meeting else None
-    given = pin(ranks, affinities=affinities, request=request, backend=chosen, enabled=pinned)
+            rendezvous = meet(ranks, os.environ)
+    affinities = rendezvous.affinities if rendezvous else None
+    given = pin(
+        ranks, affinities=affinities, request=request, backend=torch_backend, enabled=pinned
+    )
     part(ranks)
-    return RankContext(ranks=ranks, pinned=given, meeting=meeting, backend=chosen)
+    return RankContext(ranks=ranks, pinned=given, rendezvous=rendezvous, backend=torch_backend)
 
 
 def chosen_backend(name: str) -> str:

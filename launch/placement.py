@@ -1,16 +1,18 @@
 """Which cores each rank of a host gets, whether ranks fit, and what a user should know about it."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from common.errors import InputError
 from launch.mpirun import ANY_RANKS_OPTION
-from launch.shares import CoreRequest, NodeGroup, Share, choose_sockets, divide_host, room_of
+from launch.shares import CoreRequest, NodeGroup, Share, choose_sockets, divide_host
 from launch.topology import Socket, Topology, count_cores, describe_sockets, sockets_of
 
 CHOICES_SHOWN = 7
+MOST_IDLE = 1 / 4
+"""The part of the cores that may stay idle without being asked for: 16 ranks on sockets of 31 and
+32 cores have 3 each and leave 15 of 63. More is taken for a mistake."""
 
 
 def place_ranks(
@@ -30,18 +32,13 @@ def place_ranks(
     lowest of its allowed CPUs computes. Of a rank's cores the first compute, the next communicate,
     the next load images.
 
-    A CPU quota that gives fewer cores than there are makes ranks float: their threads are as many
-    as the quota keeps busy, on any core of their nodes, and no cores are set aside.
+    A CPU `quota`, the CPUs' worth of time that all may use together, that gives fewer cores than
+    there are makes ranks float: their threads are as many as the quota keeps busy, on any core of
+    their nodes, and no cores are set aside.
 
-    Args:
-        topology: The CPUs that may be used, and no others.
-        ranks: Ranks on this host.
-        request: Cores for each of them.
-        quota: CPUs' worth of time that all may use together; None: no limit.
-        option: How the user sets the number of ranks, for the message.
-
-    Returns:
-        The shares in order of local rank; ranks on one socket follow each other.
+    The `topology` has the CPUs that may be used, and no others; messages name the `option` that
+    sets the number of ranks. Returns the shares in order of local rank; ranks on one socket follow
+    each other.
 
     Raises:
         InputError: The ranks do not fit, or leave many cores idle; names choices that do.
@@ -50,12 +47,28 @@ def place_ranks(
     sockets = sockets_of(topology)
     if not sockets:
         raise InputError("none of the allowed CPUs is online on this host; allow others")
-    fitted = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
-    if isinstance(fitted, Misfit):
-        shapes = fitting_shapes(sockets, request=request, quota=quota)
-        numbers = [number for number, _ in shapes]
-        raise InputError(f"{fitted.why}: use {advice(fitted, numbers, ranks=ranks, option=option)}")
-    return fitted
+    shares = fit_ranks(sockets, ranks=ranks, request=request, quota=quota)
+    if not isinstance(shares, Misfit):
+        return shares
+    numbers = [number for number, _ in fitting_shapes(sockets, request=request, quota=quota)]
+    nearest = sorted(sorted(numbers, key=lambda number: abs(number - ranks))[:CHOICES_SHOWN])
+    ways = [*shares.advice]
+    if nearest:
+        plural = "" if nearest == [1] else "s"
+        ways.insert(0, f"{join_words(nearest, 'or')} rank{plural} ({option})")
+    advice = ", or ".join(ways) or "fewer ranks with fewer cores each"
+    raise InputError(f"{shares.why}: use {advice}")
+
+
+def join_words(numbers: Iterable[int], conjunction: str) -> str:
+    """Return such as `1, 2 or 4`."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
+def count_ranks(ranks: int) -> str:
+    """Return `1 rank`, `2 ranks`."""
+    return f"{ranks} rank{'s' if ranks > 1 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,27 +77,6 @@ class Misfit:
 
     why: str
     advice: tuple[str, ...] = ()
-
-
-def advice(misfit: Misfit, numbers: Sequence[int], *, ranks: int, option: str) -> str:
-    """Return numbers of ranks that fit, the nearest to what was asked for, and other ways out."""
-    nearest = sorted(sorted(numbers, key=lambda number: abs(number - ranks))[:CHOICES_SHOWN])
-    ways = [*misfit.advice]
-    if nearest:
-        plural = "" if nearest == [1] else "s"
-        ways.insert(0, f"{enumerated(nearest)} rank{plural} ({option})")
-    return ", or ".join(ways) or "fewer ranks with fewer cores each"
-
-
-def enumerated(numbers: Sequence[int]) -> str:
-    """Return such as `1, 2 or 4`."""
-    words = [str(number) for number in numbers]
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-MOST_IDLE = 1 / 4
-"""The part of the cores that may stay idle without being asked for: 16 ranks on sockets of 31 and
-32 cores have 3 each and leave 15 of 63. More is taken for a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,21 +97,32 @@ def fit_ranks(
 ) -> list[Share] | Misfit:
     """Return each rank's share in order of rank. [cores and CPUs of the host]
 
-    Args:
-        sockets: The CPUs that may be used.
-        ranks: How many, at least 1.
-        request: Cores for each.
-        quota: CPUs' worth of time that the ranks may use together; None: no limit.
+    The arguments are `place_ranks`'s, with the CPUs that may be used as sockets.
     """
-    fitted = find_fit(sockets, ranks=ranks, request=request, quota=quota)
-    if isinstance(fitted, Misfit):
-        return fitted
-    shares = floating_shares if fitted.floating else pinned_shares
-    return [
-        share
-        for group in fitted.groups
-        for share in shares(group, threads=fitted.threads, request=request)
-    ]
+    fit = find_fit(sockets, ranks=ranks, request=request, quota=quota)
+    if isinstance(fit, Misfit):
+        return fit
+    threads, comm_end = fit.threads, fit.threads + request.comm_cores
+    shares = []
+    for group in fit.groups:
+        group_cores, size = group.cores, group.cores_each
+        for first in range(0, size * group.ranks, size):
+            cores = group_cores[first : first + size]
+            computing, communicating = cores[:threads], cores[threads:comm_end]
+            loading = cores[comm_end : comm_end + request.loader_cores]
+            if fit.floating:  # among all cores of the nodes, and none are set aside
+                computing, communicating, loading = group_cores, (), ()
+            share = Share(
+                socket=group.socket,
+                nodes=tuple(node.number for node in group.nodes),
+                cpus=tuple(core[0] for core in computing),
+                comm_cpus=tuple(core[0] for core in communicating),
+                loader_cpus=tuple(sorted(cpu for core in loading for cpu in core)),
+                threads=threads,
+                floating=fit.floating,
+            )
+            shares.append(share)
+    return shares
 
 
 def find_fit(
@@ -133,14 +136,62 @@ def find_fit(
         have = f"{usable} core{'s' if usable > 1 else ''}{of_quota}"
         return Misfit(why=f"{ranks} ranks are more than the {have}")
     chosen = choose_sockets(sockets, ranks)
-    asked = request.threads and request.threads + request.comm_cores + request.loader_cores
-    groups = divide_host(chosen, ranks, cores_each=asked)
+    cores_each = request.threads and request.threads + request.comm_cores + request.loader_cores
+    groups = divide_host(chosen, ranks, cores_each=cores_each)
     if groups is None or not all(group.cores_each for group in groups):
         host = describe_sockets(sockets)
         return Misfit(why=f"{count_ranks(ranks)} do not fit evenly on {host}")
-    if usable < sum(group.ranks * group.cores_each for group in groups):
-        return fit_floating(groups, request=request, usable=usable)
-    return fit_pinned(groups, request=request, cores=count_cores(chosen))
+    floating = usable < sum(group.ranks * group.cores_each for group in groups)
+    least = min(group.cores_each for group in groups)
+    if floating:
+        # As many threads as the quota keeps busy, on any core of the rank's nodes: were they bound
+        # to chosen cores, containers beside this one would choose the same.
+        most, aside = min(usable // ranks, least), 0
+        if request.threads is not None and request.threads > most:
+            why = (
+                f"launch.threads={request.threads} for each of {count_ranks(ranks)} is too many "
+                f"for the {usable} CPUs of the quota"
+            )
+            return Misfit(why=why, advice=(f"launch.threads={most}",))
+        available, what = usable, f"{usable} cores of the CPU quota"
+    else:
+        aside = request.comm_cores + request.loader_cores
+        if aside + (request.threads or 1) > least:
+            return too_few(least, ranks=ranks, request=request)
+        most, available = least - aside, count_cores(chosen)
+        what = f"{available} cores"
+    threads = request.threads or most
+    idle = available - ranks * (threads + aside)
+    if request.threads is None and idle > MOST_IDLE * available:
+        return Misfit(
+            why=f"{count_ranks(ranks)} do not share {what} evenly",
+            advice=(f"launch.threads={threads}, which leaves the rest idle",),
+        )
+    return Fit(groups=tuple(groups), threads=threads, idle=idle, floating=floating)
+
+
+def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
+    """Return the misfit of ranks that request more cores than the smallest part has."""
+    counts = {
+        "launch.threads": request.threads,
+        "launch.comm_cores": request.comm_cores,
+        "data.reserve_cores": request.loader_cores,
+    }
+    fields = [field for field, count in counts.items() if count]
+    wanted = " + ".join(f"{field}={counts[field]}" for field in fields)
+    have = f"{cores} core{'s' if cores > 1 else ''}{' each' if ranks > 1 else ''}"
+    too_much = "is more" if request.threads else "leaves none to compute"
+    threads = request.threads or 1
+    others = [field for field in fields if field != "launch.threads"]
+    advice = []
+    if request.threads and cores > request.comm_cores + request.loader_cores:
+        advice.append(f"launch.threads={cores - request.comm_cores - request.loader_cores}")
+    if others and threads <= cores:
+        advice.append(f"{' + '.join(others)}={cores - threads}")
+    return Misfit(
+        why=f"{count_ranks(ranks)} can have {have}, and {wanted} {too_much}",
+        advice=tuple(advice) or (f"{' + '.join(fields)}={cores}",),
+    )
 
 
 def fits_by_ranks(
@@ -179,115 +230,6 @@ def cores_of_quota(quota: float) -> int:
     return max(1, math.floor(quota))
 
 
-def fit_pinned(groups: Sequence[NodeGroup], *, request: CoreRequest, cores: int) -> Fit | Misfit:
-    """Return a fit of as many cores for each rank: to compute, to communicate, to load.
-
-    Args:
-        groups: Those of `divide_host`.
-        request: Cores for each rank.
-        cores: All that the ranks could have.
-    """
-    ranks = room_of(groups)
-    least = min(group.cores_each for group in groups)
-    aside = request.comm_cores + request.loader_cores
-    if aside + (request.threads or 1) > least:
-        return too_few(least, ranks=ranks, request=request)
-    threads = request.threads or least - aside
-    idle = cores - ranks * (threads + aside)
-    if request.threads is None and idle > MOST_IDLE * cores:
-        return uneven(ranks, cores=f"{cores} cores", threads=threads)
-    return Fit(groups=tuple(groups), threads=threads, idle=idle, floating=False)
-
-
-def pinned_shares(group: NodeGroup, *, threads: int, request: CoreRequest) -> Iterator[Share]:
-    """Yield the share of each rank of a group: of its cores the first compute, the last load."""
-    size = group.cores_each
-    all_cores = group.cores
-    comm_end = threads + request.comm_cores
-    for first in range(0, size * group.ranks, size):
-        cores = all_cores[first : first + size]
-        loaders = cores[comm_end : comm_end + request.loader_cores]
-        yield Share(
-            socket=group.socket,
-            nodes=tuple(node.number for node in group.nodes),
-            cpus=tuple(core[0] for core in cores[:threads]),
-            comm_cpus=tuple(core[0] for core in cores[threads:comm_end]),
-            loader_cpus=tuple(sorted(cpu for core in loaders for cpu in core)),
-            threads=threads,
-            floating=False,
-        )
-
-
-def fit_floating(groups: Sequence[NodeGroup], *, request: CoreRequest, usable: int) -> Fit | Misfit:
-    """Return a fit of as many threads as the quota keeps busy, on any core of the rank's nodes.
-
-    Were they bound to chosen cores, containers beside this one would choose the same.
-    """
-    ranks = room_of(groups)
-    most = min(usable // ranks, *(group.cores_each for group in groups))
-    if request.threads is not None and request.threads > most:
-        why = f"launch.threads={request.threads} for each of {count_ranks(ranks)} is too many"
-        why = f"{why} for the {usable} CPUs of the quota"
-        return Misfit(why=why, advice=(f"launch.threads={most}",))
-    threads = request.threads or most
-    idle = usable - ranks * threads
-    if request.threads is None and idle > MOST_IDLE * usable:
-        return uneven(ranks, cores=f"{usable} cores of the CPU quota", threads=most)
-    return Fit(groups=tuple(groups), threads=threads, idle=idle, floating=True)
-
-
-def floating_shares(group: NodeGroup, *, threads: int, request: CoreRequest) -> Iterator[Share]:
-    """Yield the share of each rank of a group, all cores of its nodes; none are set aside."""
-    del request
-    share = Share(
-        socket=group.socket,
-        nodes=tuple(node.number for node in group.nodes),
-        cpus=tuple(core[0] for core in group.cores),
-        comm_cpus=(),
-        loader_cpus=(),
-        threads=threads,
-        floating=True,
-    )
-    return repeat(share, group.ranks)
-
-
-def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
-    """Return the misfit of ranks that ask for more cores than the smallest part has."""
-    asked = {
-        "launch.threads": request.threads,
-        "launch.comm_cores": request.comm_cores,
-        "data.reserve_cores": request.loader_cores,
-    }
-    fields = [field for field, count in asked.items() if count]
-    wanted = " + ".join(f"{field}={asked[field]}" for field in fields)
-    have = f"{cores} core{'s' if cores > 1 else ''}{' each' if ranks > 1 else ''}"
-    too_much = "is more" if request.threads else "leaves none to compute"
-    threads = request.threads or 1
-    others = [field for field in fields if field != "launch.threads"]
-    advice = []
-    if request.threads and cores > request.comm_cores + request.loader_cores:
-        advice.append(f"launch.threads={cores - request.comm_cores - request.loader_cores}")
-    if others and threads <= cores:
-        advice.append(f"{' + '.join(others)}={cores - threads}")
-    return Misfit(
-        why=f"{count_ranks(ranks)} can have {have}, and {wanted} {too_much}",
-        advice=tuple(advice) or (f"{' + '.join(fields)}={cores}",),
-    )
-
-
-def uneven(ranks: int, *, cores: str, threads: int) -> Misfit:
-    """Return the misfit of ranks that would leave more cores idle than a user would expect."""
-    return Misfit(
-        why=f"{count_ranks(ranks)} do not share {cores} evenly",
-        advice=(f"launch.threads={threads}, which leaves the rest idle",),
-    )
-
-
-def count_ranks(ranks: int) -> str:
-    """Return `1 rank`, `2 ranks`."""
-    return f"{ranks} rank{'s' if ranks > 1 else ''}"
-
-
 def placement_notes(
     topology: Topology, shares: Sequence[Share], *, request: CoreRequest, quota: float | None
 ) -> list[str]:
@@ -296,104 +238,76 @@ def placement_notes(
     The arguments are those of `place_ranks`, and what it returned.
     """
     sockets = sockets_of(topology)
-    busy = {share.socket for share in shares}
-    used = [socket for socket in sockets if socket.number in busy]
+    busy_sockets = {share.socket for share in shares}
+    used = [socket for socket in sockets if socket.number in busy_sockets]
     nodes = sum(len(socket.nodes) for socket in sockets)
 
     def groups_with(ranks: int) -> Sequence[NodeGroup]:
         fit = find_fit(sockets, ranks=ranks, request=request, quota=quota)
         return () if isinstance(fit, Misfit) else fit.groups
 
-    all_sockets = len({group.socket for group in groups_with(len(sockets))}) == len(sockets)
-    own_nodes = [len(group.nodes) for group in groups_with(nodes)] == [1] * nodes
-    found = [
-        *idle_sockets(sockets, used, advised=all_sockets),
-        *spanning(shares, advised=nodes if own_nodes else None),
-    ]
+    notes = []
+    if idle_sockets := [socket.number for socket in sockets if socket not in used]:
+        several = len(idle_sockets) > 1
+        note = f"{count_noun('socket', idle_sockets)} {'are' if several else 'is'} idle"
+        if len({group.socket for group in groups_with(len(sockets))}) == len(sockets):
+            note += f": {len(sockets)} ranks a host would use {'all' if several else 'both'}"
+        notes.append(note)
+    spans = [(rank, share) for rank, share in enumerate(shares) if len(share.nodes) > 1]
+    if spans:
+        rank, share = spans[0]
+        note = f"rank {rank} spans {count_noun('node', share.nodes)} of socket {share.socket}"
+        if len(spans) > 1:
+            note = f"ranks span several memory nodes: {note}"
+        if [len(group.nodes) for group in groups_with(nodes)] == [1] * nodes:
+            note += f": {nodes} ranks a host would have a node each"
+        notes.append(note)
     if quota is not None and shares[0].floating:
-        return [*found, *floating(used, shares, request=request, quota=quota)]
-    idle = count_idle(used, shares)
-    if not idle:
-        return found
-    what = f"{idle} of {count_cores(used)} cores are idle beside the ranks"
-    if request.threads is not None:  # they were asked to be
-        return [*found, what]
-    better = numbers_in_full_use(sockets, request=request, quota=quota)
-    return [*found, what + better_choice(better, ranks=len(shares))]
+        return [*notes, *floating_notes(used, shares, request=request, quota=quota)]
+    busy = {cpu for share in shares for cpu in (*share.cpus, *share.comm_cpus, *share.loader_cpus)}
+    idle = sum(busy.isdisjoint(core) for socket in used for core in socket.cores)
+    if idle:
+        note = f"{idle} of {count_cores(used)} cores are idle beside the ranks"
+        if request.threads is None:  # else they were asked to be
+            note += better_choice(sockets, ranks=len(shares), request=request, quota=quota)
+        notes.append(note)
+    return notes
 
 
-def count_idle(used: Sequence[Socket], shares: Sequence[Share]) -> int:
-    """Return cores that no rank has, of the sockets that have ranks."""
-    busy = {cpu for one in shares for cpu in (*one.cpus, *one.comm_cpus, *one.loader_cpus)}
-    return sum(busy.isdisjoint(core) for socket in used for core in socket.cores)
+def better_choice(
+    sockets: Sequence[Socket], *, ranks: int, request: CoreRequest, quota: float | None
+) -> str:
+    """Return the end of a note: the nearest numbers of ranks that leave no core idle.
 
-
-def numbers_in_full_use(
-    sockets: Sequence[Socket], *, request: CoreRequest, quota: float | None
-) -> list[int]:
-    """Return the numbers of ranks, more than there are sockets, that leave no core idle."""
+    They are from half to twice the ranks, and more than there are sockets.
+    """
     fits = fits_by_ranks(sockets, request=request, quota=quota)
-    return [ranks for ranks, fit in fits.items() if ranks > len(sockets) and not fit.idle]
-
-
-def better_choice(numbers: Sequence[int], *, ranks: int) -> str:
-    """Return the end of a note that names the nearest numbers, from half to twice the ranks."""
+    numbers = [number for number, fit in fits.items() if number > len(sockets) and not fit.idle]
     below = [number for number in numbers if ranks / 2 <= number < ranks][-1:]
     above = [number for number in numbers if ranks < number <= 2 * ranks][:1]
-    choices = " or ".join(str(number) for number in (*below, *above))
+    choices = " or ".join(map(str, (*below, *above)))
     return f": {choices} ranks a host would use all" if choices else ""
 
 
-def idle_sockets(sockets: Sequence[Socket], used: Sequence[Socket], *, advised: bool) -> list[str]:
-    """Return sockets without a rank; `advised`: a rank for each would use them."""
-    idle = [socket.number for socket in sockets if socket not in used]
-    if not idle:
-        return []
-    what = f"{named('socket', idle)} {'is' if len(idle) == 1 else 'are'} idle"
-    if advised:
-        return [f"{what}: {len(sockets)} ranks a host would use {'all' if idle[1:] else 'both'}"]
-    return [what]
-
-
-def spanning(shares: Sequence[Share], *, advised: int | None) -> list[str]:
-    """Return a note on ranks that span several nodes; `advised`: ranks that would have one each."""
-    spans = [(rank, share) for rank, share in enumerate(shares) if len(share.nodes) > 1]
-    if not spans:
-        return []
-    rank, share = spans[0]
-    what = f"rank {rank} spans {named('node', share.nodes)} of socket {share.socket}"
-    if len(spans) > 1:
-        what = f"ranks span several memory nodes: {what}"
-    if advised:
-        return [f"{what}: {advised} ranks a host would have a node each"]
-    return [what]
-
-
-def floating(
+def floating_notes(
     used: Sequence[Socket], shares: Sequence[Share], *, request: CoreRequest, quota: float
 ) -> list[str]:
     """Return why threads are not bound to cores of their own, and which requests have no effect."""
     usable = cores_of_quota(quota)
-    found = [
+    notes = [
         f"the CPU quota of {quota:g} keeps {usable} of {count_cores(used)} cores busy: threads "
         "move among all of them, since other containers may be bound to any"
     ]
-    threads = sum(one.threads for one in shares)
+    threads = sum(share.threads for share in shares)
     if threads < usable:
-        found.append(f"{usable - threads} of the quota's {usable} CPUs have no thread")
-    asked = {
-        "launch.comm_cores": request.comm_cores,
-        "data.reserve_cores": request.loader_cores,
-    }
-    fields = [f"{field}={count}" for field, count in asked.items() if count]
+        notes.append(f"{usable - threads} of the quota's {usable} CPUs have no thread")
+    counts = {"launch.comm_cores": request.comm_cores, "data.reserve_cores": request.loader_cores}
+    fields = [f"{field}={count}" for field, count in counts.items() if count]
     if fields:
-        found.append(f"{' and '.join(fields)}: under the CPU quota no cores are set aside")
-    return found
+        notes.append(f"{' and '.join(fields)}: under the CPU quota no cores are set aside")
+    return notes
 
 
-def named(kind: str, numbers: Iterable[int]) -> str:
+def count_noun(noun: str, numbers: Sequence[int]) -> str:
     """Return such as `socket 1`, `nodes 0 and 1`."""
-    words = [str(number) for number in numbers]
-    if len(words) == 1:
-        return f"{kind} {words[0]}"
-    return f"{kind}s {', '.join(words[:-1])} and {words[-1]}"
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {join_words(numbers, 'and')}"

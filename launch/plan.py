@@ -7,13 +7,14 @@ Hosts that are alike share one table of ranks and one picture.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
+from rich import table as rich_table
 from rich.console import Group
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from common.charts import Column, Table, text_column
 from common.console import make_console
 from launch.environment import rank_environment
 from launch.mpirun import ANY_RANKS_OPTION
@@ -22,7 +23,6 @@ from launch.shares import CoreRequest, Share
 from launch.topology import (
     Core,
     Node,
-    Socket,
     Topology,
     count_cores,
     describe_sockets,
@@ -75,17 +75,11 @@ def make_plan(
     backend: str,
     option: str = ANY_RANKS_OPTION,
 ) -> Plan:
-    """Place every rank.
+    """Place every rank on `hosts`: names and numbers of ranks, which are counted in this order.
 
-    Args:
-        topology: The CPUs of each host.
-        allowed: Those that ranks may use.
-        quota: CPUs' worth of time for each host; None: no limit.
-        hosts: Names and numbers of ranks; ranks are counted in this order.
-        request: Cores for each rank.
-        openmp: `gnu` or `intel`: whose variables the environment sets.
-        backend: `gloo` or `ccl`, likewise.
-        option: How the user sets the number of ranks, for messages.
+    `topology` and `quota` are those of each host, and ranks may use the `allowed` CPUs. The
+    variables are those of `openmp` (`gnu` or `intel`) and `backend` (`gloo` or `ccl`). Messages
+    name `option`, which sets the number of ranks.
 
     Raises:
         InputError: The ranks of some host do not fit; names numbers that do.
@@ -95,61 +89,50 @@ def make_plan(
         count: place_ranks(allowed, ranks=count, request=request, quota=quota, option=option)
         for count in counts
     }
+
+    def ranks_of(count: int, first: int) -> Iterator[RankPlan]:
+        for local_rank, share in enumerate(shares[count]):
+            environment = rank_environment(
+                share, openmp=openmp, backend=backend, local_rank=local_rank, local_ranks=count
+            )
+            yield RankPlan(rank=first + local_rank, share=share, environment=environment)
+
     firsts = accumulate((count for _, count in hosts), initial=0)
-    placed = tuple(
-        HostPlan(
-            name=name,
-            ranks=tuple(
-                RankPlan(
-                    rank=first + local_rank,
-                    share=share,
-                    environment=rank_environment(
-                        share,
-                        openmp=openmp,
-                        backend=backend,
-                        local_rank=local_rank,
-                        local_ranks=count,
-                    ),
-                )
-                for local_rank, share in enumerate(shares[count])
-            ),
-        )
-        for (name, count), first in zip(hosts, firsts, strict=False)
-    )
-    found = (
-        placement_notes(allowed, shares[count], request=request, quota=quota) for count in counts
-    )
+    notes = [
+        note
+        for count in counts
+        for note in placement_notes(allowed, shares[count], request=request, quota=quota)
+    ]
     return Plan(
         topology=topology,
         allowed=allowed,
         quota=quota,
-        hosts=placed,
-        notes=tuple(dict.fromkeys(note for of_host in found for note in of_host)),
+        hosts=tuple(
+            HostPlan(name=name, ranks=tuple(ranks_of(count, first)))
+            for (name, count), first in zip(hosts, firsts, strict=False)
+        ),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-Use = Literal["compute", "communicate", "load", "floating", "idle", "forbidden"]
+class Use(NamedTuple):
+    """A use of a core."""
 
-MARKS: Mapping[Use, str] = {
-    "compute": "",
-    "communicate": "c",
-    "load": "L",
-    "floating": "~",
-    "idle": "·",
-    "forbidden": "x",
-}
-"""Beside a rank's number, or alone."""
+    mark: str
+    """Beside a rank's number, or alone."""
+    meaning: str
 
-MEANINGS: Mapping[Use, str] = {
-    "compute": "computes",
-    "communicate": "communicates",
-    "load": "loads images",
-    "floating": "ranks move among these cores",
-    "idle": "idle",
-    "forbidden": "may not be used",
-}
 
+COMPUTE = Use("", "computes")
+COMMUNICATE = Use("c", "communicates")
+LOAD = Use("L", "loads images")
+FLOATING = Use("~", "ranks move among these cores")
+IDLE = Use("·", "idle")
+FORBIDDEN = Use("x", "may not be used")
+USES = (COMPUTE, COMMUNICATE, LOAD, FLOATING, IDLE, FORBIDDEN)
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+FRAME = 4
+"""Columns of a box's edges and of the blanks beside them."""
 
 
 @dataclass(frozen=True)
@@ -160,81 +143,63 @@ class Cell:
     rank: int | None = None
     style: str = "dim"
 
-
-def used_cells(host: HostPlan) -> dict[int, Cell]:
-    """Return the cell of each CPU that a rank of the host has."""
-    cells = {}
-    for place, one in enumerate(host.ranks):
-        colour = COLOURS[place % len(COLOURS)]
-        compute = Cell("compute", one.rank, f"black on {colour}")
-        if one.share.floating:
-            compute = Cell("floating", style="bold cyan")
-        cells.update(dict.fromkeys(one.share.cpus, compute))
-        cells.update(
-            dict.fromkeys(one.share.comm_cpus, Cell("communicate", one.rank, f"bold {colour}"))
-        )
-        cells.update(dict.fromkeys(one.share.loader_cpus, Cell("load", one.rank, colour)))
-    return cells
-
-
-def cell_of(core: Core, used: Mapping[int, Cell], allowed: frozenset[int]) -> Cell:
-    """Return the cell of a core, of whichever of its CPUs a rank has."""
-    for cpu in core:
-        if cpu in used:
-            return used[cpu]
-    return Cell("forbidden" if allowed.isdisjoint(core) else "idle")
-
-
-def cell_text(cell: Cell, *, digits: int, marked: bool) -> str:
-    """Return a text of fixed width: a number, and where any is marked a column for the mark."""
-    mark = MARKS[cell.use]
-    if cell.rank is None:
-        return mark.rjust(digits) + " " * marked
-    return f"{cell.rank:>{digits}}" + mark.ljust(1) * marked
-
-
-FRAME = 4
-"""Columns of a box's edges and of the blanks beside them."""
+    def text(self, *, digits: int, marked: bool) -> str:
+        """Return a text of fixed width: a number, and where any is marked a column for the mark."""
+        mark = self.use.mark
+        if self.rank is None:
+            return mark.rjust(digits) + " " * marked
+        return f"{self.rank:>{digits}}" + mark.ljust(1) * marked
 
 
 def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width: int) -> Group:
     """Return the sockets of a host with what each core does, and a legend of the signs.
 
-    Args:
-        topology: All CPUs of the host.
-        allowed: Those that ranks may use.
-        host: The ranks to draw.
-        width: Columns that there are.
+    Ranks may use the `allowed` ones of the host's CPUs. There are `width` columns.
     """
     used = used_cells(host)
     usable = frozenset(cpu.cpu for cpu in allowed.cpus)
     sockets = sockets_of(topology)
-    cells = {core: cell_of(core, used, usable) for socket in sockets for core in socket.cores}
-    texts = drawn_cells(cells)
-    return Group(*(socket_box(socket, texts, width=width) for socket in sockets), legend(cells))
-
-
-def drawn_cells(cells: Mapping[Core, Cell]) -> dict[Core, Text]:
-    """Return each core's text, all of one width."""
+    cells = {
+        core: next(
+            (used[cpu] for cpu in core if cpu in used),
+            Cell(FORBIDDEN if usable.isdisjoint(core) else IDLE),
+        )
+        for socket in sockets
+        for core in socket.cores
+    }
     numbered = [cell for cell in cells.values() if cell.rank is not None]
     digits = max((len(str(cell.rank)) for cell in numbered), default=1)
-    marked = any(MARKS[cell.use] for cell in numbered)
-    return {
-        core: Text(cell_text(cell, digits=digits, marked=marked), cell.style)
+    marked = any(cell.use.mark for cell in numbered)
+    texts = {
+        core: Text(cell.text(digits=digits, marked=marked), cell.style)
         for core, cell in cells.items()
     }
+    boxes = []
+    for socket in sockets:
+        label = max(len(f"node {node.number}  ") for node in socket.nodes)
+        rows = [
+            row
+            for node in socket.nodes
+            for row in node_rows(node, texts, label=label, width=width - FRAME)
+        ]
+        title = f"socket {socket.number}"
+        boxes.append(Panel(Text("\n").join(rows), title=title, title_align="left", expand=False))
+    return Group(*boxes, legend(cells))
 
 
-def socket_box(socket: Socket, texts: Mapping[Core, Text], *, width: int) -> Panel:
-    """Return a socket with the rows of its nodes."""
-    label = max(len(f"node {node.number}  ") for node in socket.nodes)
-    rows = [
-        row
-        for node in socket.nodes
-        for row in node_rows(node, texts, label=label, width=width - FRAME)
-    ]
-    title = f"socket {socket.number}"
-    return Panel(Text("\n").join(rows), title=title, title_align="left", expand=False)
+def used_cells(host: HostPlan) -> dict[int, Cell]:
+    """Return the cell of each CPU that a rank of the host has."""
+    cells = {}
+    for place, item in enumerate(host.ranks):
+        rank, share, colour = item.rank, item.share, COLOURS[place % len(COLOURS)]
+        if share.floating:
+            compute = Cell(FLOATING, style="bold cyan")
+        else:
+            compute = Cell(COMPUTE, rank, f"black on {colour}")
+        cells.update(dict.fromkeys(share.cpus, compute))
+        cells.update(dict.fromkeys(share.comm_cpus, Cell(COMMUNICATE, rank, f"bold {colour}")))
+        cells.update(dict.fromkeys(share.loader_cpus, Cell(LOAD, rank, colour)))
+    return cells
 
 
 def node_rows(node: Node, texts: Mapping[Core, Text], *, label: int, width: int) -> Iterator[Text]:
@@ -257,20 +222,18 @@ def row_length(cells: int, *, most: int) -> int:
 
 def legend(cells: Mapping[Core, Cell]) -> Text:
     """Return the signs that occur, each as it is drawn first."""
-    first: dict[str, Cell] = {}
+    first: dict[Use, Cell] = {}
     for cell in cells.values():
         first.setdefault(cell.use, cell)
     signs = [
-        Text.assemble((sign(cell), cell.style), f" {MEANINGS[cell.use]}")
-        for cell in (first[use] for use in MARKS if use in first)
+        Text.assemble(
+            (first[use].text(digits=0, marked=True).strip(), first[use].style), f" {use.meaning}"
+        )
+        for use in USES
+        if use in first
     ]
-    numbers = any(cell.rank is not None for cell in first.values())
-    return Text("  numbers are ranks: " if numbers else "  ") + Text(", ").join(signs)
-
-
-def sign(cell: Cell) -> str:
-    """Return a cell without the blanks that fill it up."""
-    return cell_text(cell, digits=0, marked=True).strip()
+    has_numbers = any(cell.rank is not None for cell in first.values())
+    return Text("  numbers are ranks: " if has_numbers else "  ") + Text(", ").join(signs)
 
 
 WIDTH = 100
@@ -281,44 +244,36 @@ def print_plan(plan: Plan) -> None:
     """Print it, in 100 columns at most."""
     console = make_console(pipe_width=WIDTH)
     width = console.width = min(WIDTH, console.width)
-    for alike in hosts_alike(plan.hosts):
-        console.print(heading(alike), style="bold", markup=False)
-        console.print(described_host(plan), markup=False)
-        console.print(ranks_table(alike[0].ranks))
-        console.print(host_picture(plan.topology, plan.allowed, alike[0], width=width))
+    alike: dict[int, list[HostPlan]] = {}
+    for host in plan.hosts:  # with as many ranks, these have the same places
+        alike.setdefault(len(host.ranks), []).append(host)
+    for hosts in alike.values():
+        console.print(format_hosts(hosts), style="bold", markup=False)
+        console.print(describe_host(plan), markup=False)
+        console.print(ranks_table(hosts[0].ranks))
+        console.print(host_picture(plan.topology, plan.allowed, hosts[0], width=width))
         console.print()
-    console.print(environment_table([one for host in plan.hosts for one in host.ranks]))
+    console.print(environment_table([rank for host in plan.hosts for rank in host.ranks]))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
 
 
-def hosts_alike(hosts: Sequence[HostPlan]) -> list[list[HostPlan]]:
-    """Return groups of hosts with as many ranks, whose ranks have the same places."""
-    alike: dict[int, list[HostPlan]] = {}
-    for host in hosts:
-        alike.setdefault(len(host.ranks), []).append(host)
-    return list(alike.values())
-
-
-def heading(hosts: Sequence[HostPlan]) -> str:
-    """Return such as `hosts a and b, the same (ranks 0-3 and 4-7; drawn is a)`."""
+def format_hosts(hosts: Sequence[HostPlan]) -> str:
+    """Return such as `2 hosts, all the same, a (ranks 0-3), b (ranks 4-7); shown is a`."""
     if len(hosts) == 1:
-        return f"host {hosts[0].name}, {rank_numbers(hosts[0])}"
-    if len(hosts) <= HOSTS_NAMED:
-        names = ", ".join(f"{host.name} ({rank_numbers(host)})" for host in hosts)
-    else:
-        named = f"{hosts[0].name} ({rank_numbers(hosts[0])})"
-        names = f"{named} to {hosts[-1].name} ({rank_numbers(hosts[-1])})"
-    return f"{len(hosts)} hosts, all the same, {names}; shown is {hosts[0].name}"
+        return f"host {hosts[0].name}, {format_ranks(hosts[0])}"
+    names = [f"{host.name} ({format_ranks(host)})" for host in hosts]
+    listed = ", ".join(names) if len(hosts) <= HOSTS_NAMED else f"{names[0]} to {names[-1]}"
+    return f"{len(hosts)} hosts, all the same, {listed}; shown is {hosts[0].name}"
 
 
-def rank_numbers(host: HostPlan) -> str:
+def format_ranks(host: HostPlan) -> str:
     """Return `rank 3`, or `ranks 0-3`."""
-    numbers = [one.rank for one in host.ranks]
+    numbers = [item.rank for item in host.ranks]
     return f"rank{'s' if numbers[1:] else ''} {format_cpu_list(numbers)}"
 
 
-def described_host(plan: Plan) -> str:
+def describe_host(plan: Plan) -> str:
     """Return sockets, cores, hyperthreads, and what of them may not be used."""
     sockets = sockets_of(plan.topology)
     threads = max(len(core) for socket in sockets for core in socket.cores)
@@ -331,45 +286,55 @@ def described_host(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def ranks_table(ranks: Sequence[RankPlan]) -> Table:
+RANK_COLUMNS = (
+    Column("rank"),
+    Column("socket"),
+    Column("nodes"),
+    Column("threads"),
+    text_column("compute on CPUs"),
+    text_column("communicate"),
+    text_column("load"),
+)
+
+
+def ranks_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
     """Return a row for each rank; columns that nobody fills are left out."""
-    table = Table(show_edge=False, pad_edge=False)
-    headings = ("rank", "socket", "nodes", "threads", "compute on CPUs", "communicate", "load")
     rows = [
         (
-            f"{one.rank}",
-            f"{one.share.socket}",
-            format_cpu_list(one.share.nodes),
-            f"{one.share.threads}",
-            short_list(one.share.cpus),
-            short_list(one.share.comm_cpus),
-            short_list(one.share.loader_cpus),
+            item.rank,
+            item.share.socket,
+            format_cpu_list(item.share.nodes),
+            item.share.threads,
+            short_list(item.share.cpus),
+            short_list(item.share.comm_cpus),
+            short_list(item.share.loader_cpus),
         )
-        for one in ranks
+        for item in ranks
     ]
-    used = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-    for place in used:
-        table.add_column(headings[place], justify="right" if place < 4 else "left")
-    for row in rows:
-        table.add_row(*(row[place] for place in used))
-    return table
+    return without_edges(Table("", RANK_COLUMNS, rows).without_empty_columns())
 
 
-def environment_table(ranks: Sequence[RankPlan]) -> Table:
+def environment_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
     """Return variables that all ranks share, then those that differ, as rank 0 has them."""
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("rank", no_wrap=True)
-    table.add_column("environment", overflow="fold")
     first = ranks[0].environment
     shared = {
         name
         for name, value in first.items()
-        if all(one.environment.get(name) == value for one in ranks)
+        if all(item.environment.get(name) == value for item in ranks)
     }
-    for name in sorted(first, key=lambda name: name not in shared):
-        whose = "all" if name in shared else "0, others alike"
-        table.add_row(whose, Text(f"{name}={first[name]}", overflow="fold"))
-    return table
+    rows = [
+        ("all" if name in shared else "0, others alike", f"{name}={first[name]}")
+        for name in sorted(first, key=lambda name: name not in shared)
+    ]
+    columns = (text_column("rank", no_wrap=True), text_column("environment"))
+    return without_edges(Table("", columns, rows))
+
+
+def without_edges(table: Table) -> rich_table.Table:
+    """Return a table for the console without a frame."""
+    framed = table.for_console()
+    framed.show_edge = framed.pad_edge = False
+    return framed
 
 
 def short_list(numbers: Iterable[int]) -> str:
@@ -381,12 +346,15 @@ def short_list(numbers: Iterable[int]) -> str:
     return format_cpu_list(ordered)
 
 
+SHARE_FIELDS = ("socket", "nodes", "threads", "floating", "cpus", "comm_cpus", "loader_cpus")
+
+
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return `hosts`, `topology` (of each), `notes`, and `ranks` in order with their variables."""
     sockets = sockets_of(plan.topology)
     return {
         "hosts": [
-            {"host": host.name, "ranks": [one.rank for one in host.ranks]} for host in plan.hosts
+            {"host": host.name, "ranks": [item.rank for item in host.ranks]} for host in plan.hosts
         ],
         "topology": {
             "sockets": len(sockets),
@@ -397,21 +365,14 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             "quota": plan.quota,
         },
         "notes": list(plan.notes),
-        "ranks": [rank_as_json(one, host) for host in plan.hosts for one in host.ranks],
-    }
-
-
-def rank_as_json(one: RankPlan, host: HostPlan) -> dict[str, Any]:
-    """Return a rank's place and environment."""
-    return {
-        "rank": one.rank,
-        "host": host.name,
-        "socket": one.share.socket,
-        "nodes": list(one.share.nodes),
-        "threads": one.share.threads,
-        "floating": one.share.floating,
-        "cpus": list(one.share.cpus),
-        "comm_cpus": list(one.share.comm_cpus),
-        "loader_cpus": list(one.share.loader_cpus),
-        "env": one.environment,
+        "ranks": [
+            {
+                "rank": item.rank,
+                "host": host.name,
+                **{name: getattr(item.share, name) for name in SHARE_FIELDS},
+                "env": item.environment,
+            }
+            for host in plan.hosts
+            for item in host.ranks
+        ],
     }

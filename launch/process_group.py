@@ -38,10 +38,10 @@ from launch.topology import format_cpu_list
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 
 SILENT_SHARE = 0.8
-"""Of `timeout_s`: the watch, which knows who is silent, speaks before an exchange gives up."""
+"""Of `timeout_s`: the watch, which names the silent rank, reports before an exchange gives up."""
 
 SECONDS_FOR_THE_FIRST = 3.0
-"""In which the watch learns why an exchange broke, and ends this process with the cause."""
+"""In which the watch receives why an exchange broke, and ends this process with the cause."""
 
 CONNECTIONS_ADVICE = (
     "check that no firewall blocks TCP ports between the hosts, or name the network in "
@@ -63,14 +63,14 @@ class ProcessGroup:
     """Which exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
     is_on_one_host: bool = True
     notes: tuple[str, ...] = ()
-    """What this rank has to say of its place."""
+    """Of this rank's placement, to be printed."""
     watch: Watch | None = None
     control: dist.ProcessGroup | None = None
     """torch's group for everything else, always gloo."""
     exchange: dist.ProcessGroup | None = None
     """torch's group for gradients; None: that of all ranks of the job."""
     store: dist.Store | None = None
-    """What all ranks of the job can write to and read, each when it likes."""
+    """All ranks of the job can write to it and read from it at any time."""
     job_ranks: tuple[int, ...] = ()
     """Of each rank, its number in the job, where these are not all of the job's ranks."""
 
@@ -80,7 +80,7 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0: in the group of all ranks it writes and speaks for all."""
+        """Whether this is rank 0: in the group of all ranks it alone writes and prints."""
         return self.rank == 0
 
     def all_gather(self, value: Value) -> list[Value]:
@@ -102,8 +102,7 @@ class ProcessGroup:
     def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the rows of all ranks' columns on rank 0, in order of rank; none on others.
 
-        All ranks call it with as many columns of the same types and shapes but for the rows, which
-        travel as they lie in memory.
+        All ranks call it with as many columns of the same types and shapes but for the rows.
         """
         if self.size == 1:
             return list(columns)
@@ -112,7 +111,7 @@ class ProcessGroup:
             for column in columns if counts[self.rank] else ():
                 dist.send(column.contiguous(), dst=self.in_job(0), group=self.control)
             return [column[:0] for column in columns]
-        found = []
+        gathered = []
         for column in columns:
             whole = torch.empty((sum(counts), *column.shape[1:]), dtype=column.dtype)
             first, *others = whole.split(counts)
@@ -120,8 +119,8 @@ class ProcessGroup:
             for rank, rows in enumerate(others, start=1):
                 if len(rows):
                     dist.recv(rows, src=self.in_job(rank), group=self.control)
-            found.append(whole)
-        return found
+            gathered.append(whole)
+        return gathered
 
     def from_first(self, make: Callable[[], Value]) -> Value:
         """Return on all ranks what rank 0 makes; all call it, and the value is pickled."""
@@ -165,53 +164,45 @@ class ProcessGroup:
 
     def interrupt(self) -> NoReturn:
         """End the job now, from any thread of any rank; does not return."""
+        text = f"{described(KeyboardInterrupt())}"
         if self.watch is None:
-            print(described(KeyboardInterrupt()), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
             os._exit(INTERRUPTED)
-        self.watch.fail(INTERRUPTED, f"{described(KeyboardInterrupt())}")
+        self.watch.fail(INTERRUPTED, text)
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the job with an error of this rank; does not return."""
         assert self.watch is not None
-        code = exit_code_of(error)
         text = described(error)
         if text is None:  # our bug, or an exchange that broke since another rank has failed
             time.sleep(SECONDS_FOR_THE_FIRST)
             text = "".join(traceback.format_exception(error))
         if not self.is_first:
             text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
-        self.watch.fail(code, text)
+        self.watch.fail(exit_code_of(error), text)
 
 
 @contextmanager
 def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
     """Connect the ranks while the context lasts; an error in one of them ends all.
 
-    Args:
-        place: Which of them this process is, where they meet, and who exchanges gradients where.
-        timeout_s: A rank that is silent for longer ends the job.
+    A rank that is silent for longer than `timeout_s` ends the job.
     """
     # First of all: what is started later inherits the CPUs of this thread.
     notes = (*place.pinned.notes, *check_pinning(place.pinned))
-    if place.meeting is None:
+    if place.rendezvous is None:
         yield ProcessGroup(notes=notes)
         return
-    ranks, host = place.ranks, socket.gethostname()
+    ranks = place.ranks
     wait = Wait("the other ranks", advice=CONNECTIONS_ADVICE)
-    with deadline(timeout_s, f"rank {ranks.rank} on {host}", wait):
-        group = join(
-            ranks,
-            place.meeting,
-            backend=place.backend,
-            comm_cpus=place.pinned.share.comm_cpus,
-            timeout_s=timeout_s,
-            notes=notes,
-            wait=wait,
-        )
+    with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
+        group = join(place, place.rendezvous, timeout_s=timeout_s, notes=notes, wait=wait)
     assert group.watch is not None
-    launcher = launcher_process(ranks, os.environ)
-    beat = place.keeper.beat if place.keeper else None
-    group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher, beat=beat)
+    group.watch.start(
+        silence_s=SILENT_SHARE * timeout_s,
+        launcher=launcher_process(ranks, os.environ),
+        beat=place.supervisor.beat if place.supervisor else None,
+    )
     try:
         yield group
         if not group.watch.lost:  # else run has come together, and nobody could wait for all
@@ -223,11 +214,9 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
 
 
 def join(
-    ranks: Ranks,
-    meeting: Rendezvous,
+    place: RankContext,
+    rendezvous: Rendezvous,
     *,
-    backend: str,
-    comm_cpus: tuple[int, ...],
     timeout_s: float,
     notes: tuple[str, ...],
     wait: Wait,
@@ -237,29 +226,38 @@ def join(
     Raises:
         InputError: Rank 0 cannot be reached.
     """
-    timeout = timedelta(seconds=timeout_s)
-    store, address = connect(ranks, meeting, timeout=timeout, wait=wait)
-    process = own_process()
-    own = (socket.gethostname(), network_of_this_process(), asdict(process) if process else None)
-    about = tell_each_other(store, ranks, own, wait=wait)
+    ranks, backend, timeout = place.ranks, place.backend, timedelta(seconds=timeout_s)
+    store, address = connect(ranks, rendezvous, timeout=timeout, wait=wait)
+    facts = exchange_facts(store, ranks, wait=wait)
     wait.what, wait.advice = "connections with all other ranks", CONNECTIONS_ADVICE
-    hosts = tuple(host for host, _, _ in about)
-    networks = [network for _, network, _ in about]
-    processes = tuple(ProcessIdentity(**one) if one else None for _, _, one in about)
-    choose_interface(store, ranks, networks, address=address, port=meeting.port)
-    watch = open_watch(store, ranks, hosts=hosts, processes=processes, address=address)
+    hosts = tuple(host for host, _, _ in facts)
+    networks = [network for _, network, _ in facts]
+    processes = [ProcessIdentity(**process) if process else None for _, _, process in facts]
+    choose_interface(store, ranks, networks, address=address, port=rendezvous.port)
+    if ranks.is_first:
+        key = secrets.token_bytes(16)
+        store.set("watch key", key.hex())
+        watch = watch_as_first(
+            hosts=hosts,
+            key=key,
+            publish=lambda port: store.set("watch port", str(port)),
+            processes=processes,
+        )
+    else:
+        key = bytes.fromhex(store.get("watch key").decode())
+        port = int(store.get("watch port"))
+        watch = watch_as_other(
+            ranks.rank, hosts=hosts, key=key, address=(address, port), processes=processes
+        )
     if backend == "ccl":
         import_module("oneccl_bindings_for_pytorch")  # registers the backend
-    # The threads that are started now inherit the CPUs; gloo tells of each connection on stdout.
-    with calling_thread_on(comm_cpus), output_to_nowhere():
+    # The threads that start now inherit the CPUs; gloo prints each connection to stdout.
+    with calling_thread_on(place.pinned.share.comm_cpus), output_to_nowhere():
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout
         )
-        control = (
-            dist.group.WORLD
-            if backend == "gloo"
-            else dist.new_group(backend="gloo", timeout=timeout)
-        )
+        is_gloo = backend == "gloo"
+        control = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=timeout)
     return ProcessGroup(
         rank=ranks.rank,
         size=ranks.size,
@@ -273,23 +271,32 @@ def join(
     )
 
 
-def tell_each_other(
-    store: dist.Store, ranks: Ranks, own: tuple[str, str, dict[str, Any] | None], *, wait: Wait
-) -> list[list[Any]]:
-    """Exchange host, network and process of all ranks; returned in order of rank.
+def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[Any]]:
+    """Return host, network and process of all ranks, in order of rank.
 
     Raises:
         InputError: Rank 0 has ended meanwhile.
     """
-    store.set(f"about/{ranks.rank}", json.dumps(own))
+    process = own_process()
+    facts = (socket.gethostname(), network_of_this_process(), asdict(process) if process else None)
+    store.set(f"about/{ranks.rank}", json.dumps(facts))
     if ranks.is_first:
-        wait_for_all(store, ranks, wait=wait)
+        missing = list(range(ranks.size))
+        while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
+            plural = "s" if len(missing) > 1 else ""
+            numbers = format_cpu_list(missing)
+            wait.what = f"rank{plural} {numbers} of {ranks.size}, which did not come"
+            wait.advice = (
+                f"check that WORLD_SIZE or the number of tasks is as many as were started, "
+                f"{NAMES.removeprefix('check that ')}, and {FIREWALL}"
+            )
+            time.sleep(SECONDS_BETWEEN_LOOKS)
         store.set("all are here", "")
     wait.what, wait.noted = "ranks that rank 0 has not heard of", False  # rank 0 names them
     try:
         store.wait(["all are here"])
     except RuntimeError as error:
-        raise broken(ranks, "its store") from error
+        raise connection_broken(ranks, "its store") from error
     wait.noted = True
     return [json.loads(store.get(f"about/{rank}")) for rank in range(ranks.size)]
 
@@ -297,16 +304,15 @@ def tell_each_other(
 def choose_interface(
     store: dist.Store, ranks: Ranks, networks: list[str], *, address: str, port: int
 ) -> None:
-    """Have gloo use the interface over which the ranks reach each other.
+    """Make gloo use the interface over which the ranks reach each other.
 
     By itself it takes that of the host name's address, which on many systems is 127.0.1.1.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    own, first = networks[ranks.rank], networks[0]
     if len(set(networks)) == 1:
         name = interface_of("127.0.0.1")
-    elif own == first:
+    elif networks[ranks.rank] == networks[0]:
         name = interface_of(store.get("address of the first").decode())
     else:
         store.set("address of the first", socket.gethostbyname(address))
@@ -315,35 +321,10 @@ def choose_interface(
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def open_watch(
-    store: dist.Store,
-    ranks: Ranks,
-    *,
-    hosts: tuple[str, ...],
-    processes: tuple[ProcessIdentity | None, ...],
-    address: str,
-) -> Watch:
-    """Connect every rank's watch with rank 0's."""
-    if ranks.is_first:
-        key = secrets.token_bytes(16)
-        store.set("watch key", key.hex())
-        return watch_as_first(
-            hosts=hosts,
-            key=key,
-            publish=lambda port: store.set("watch port", str(port)),
-            processes=processes,
-        )
-    key = bytes.fromhex(store.get("watch key").decode())
-    port = int(store.get("watch port"))
-    return watch_as_other(
-        ranks.rank, hosts=hosts, key=key, address=(address, port), processes=processes
-    )
-
-
 LOCALHOST = "127.0.0.1"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_NAMES = 5.0
-"""In which a name server may answer after all."""
+"""In which a name server may still answer."""
 SECONDS_REFUSED = 5.0
 """Ranks that start together differ by less; then a refused connection is worth a note."""
 NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
@@ -351,67 +332,54 @@ FIREWALL = "that no firewall blocks TCP ports between the hosts"
 
 
 def connect(
-    ranks: Ranks, meeting: Rendezvous, *, timeout: timedelta, wait: Wait
+    ranks: Ranks, rendezvous: Rendezvous, *, timeout: timedelta, wait: Wait
 ) -> tuple[dist.Store, str]:
     """Return the store that the ranks share, and rank 0's address as this rank reaches it.
-
-    Args:
-        ranks: Which rank this is.
-        meeting: Where rank 0 is.
-        timeout: Of the store's operations.
-        wait: Is told what this rank waits for.
 
     Raises:
         InputError: Rank 0 cannot be reached, or its port is in use.
     """
-    address = meeting.addresses[0]
+    address, port = rendezvous.addresses[0], rendezvous.port
     settings: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     # Under torchrun its agent holds the store, and all ranks are its clients.
     is_server = ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if meeting.listener is not None:
-        settings["master_listen_fd"] = meeting.listener.detach()
+    if rendezvous.listener is not None:
+        settings["master_listen_fd"] = rendezvous.listener.detach()
     elif is_server:
         address = LOCALHOST  # by its own name or MASTER_ADDR a host may not reach itself
-    elif meeting.affinities is not None:  # rank 0 listens already
-        address = reach_listener(ranks, meeting)
+    elif rendezvous.affinities is not None:  # rank 0 listens already
+        try:
+            address = reachable(rendezvous.addresses, port)
+        except ConnectionError as error:
+            raise InputError(
+                f"rank {ranks.rank} on {socket.gethostname()}: rank 0 {error}; check {FIREWALL}, "
+                "or name the network in GLOO_SOCKET_IFNAME"
+            ) from error
     else:
-        wait_for_answer(ranks, address, port=meeting.port, wait=wait)
+        wait_for_listener(ranks, address, port=port, wait=wait)
     try:
-        store = dist.TCPStore(address, meeting.port, ranks.size, is_master=is_server, **settings)
+        store = dist.TCPStore(address, port, ranks.size, is_master=is_server, **settings)
     except RuntimeError as error:
         if not is_server:
-            raise broken(ranks, f"{address}, port {meeting.port}") from error
+            raise connection_broken(ranks, f"{address}, port {port}") from error
         raise InputError(
-            f"MASTER_PORT: rank 0 cannot listen at port {meeting.port} of {socket.gethostname()} "
+            f"MASTER_PORT: rank 0 cannot listen at port {port} of {socket.gethostname()} "
             f"({str(error).splitlines()[0]}); give a free port"
         ) from error
     return store, address
 
 
-def reach_listener(ranks: Ranks, meeting: Rendezvous) -> str:
-    """Return the address of rank 0 that answers; it listens already.
-
-    Raises:
-        InputError: None does.
-    """
-    try:
-        return reachable(meeting.addresses, meeting.port)
-    except ConnectionError as error:
-        raise InputError(
-            f"rank {ranks.rank} on {socket.gethostname()}: rank 0 {error}; check {FIREWALL}, or "
-            "name the network in GLOO_SOCKET_IFNAME"
-        ) from error
-
-
-def wait_for_answer(ranks: Ranks, address: str, *, port: int, wait: Wait) -> None:
+def wait_for_listener(ranks: Ranks, address: str, *, port: int, wait: Wait) -> None:
     """Try to connect until something listens; ranks may start at different times.
 
     Raises:
         InputError: The host's name is not known.
     """
-    began, is_noted = time.monotonic(), False
+    # One rank prints the notes of its host; on rank 0's host that is the second one.
+    prints = ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
+    began, is_noted = time.monotonic(), not prints
     first = f"rank 0 at {address}, port {port}"
-    wait.what, wait.advice, wait.noted = first, f"{NAMES}, and {FIREWALL}", speaks(ranks)
+    wait.what, wait.advice, wait.noted = first, f"{NAMES}, and {FIREWALL}", prints
     while True:
         try:
             socket.create_connection((address, port), timeout=SECONDS_TO_CONNECT).close()
@@ -425,7 +393,13 @@ def wait_for_answer(ranks: Ranks, address: str, *, port: int, wait: Wait) -> Non
             wait.what = f"{first}, where nothing listens yet (connection refused)"
             if not is_noted and time.monotonic() - began > SECONDS_REFUSED:
                 is_noted = True
-                note_refused(ranks, f"{address}, port {port}")
+                print(
+                    f"note: rank {ranks.rank} on {socket.gethostname()}: connection refused at "
+                    f"{address}, port {port}: rank 0 has not come yet, or MASTER_ADDR or "
+                    "MASTER_PORT is another's; trying on",
+                    file=sys.stderr,
+                    flush=True,
+                )
         except OSError as error:
             wait.what = f"{first}, where nothing answers ({error})"
         else:
@@ -433,36 +407,7 @@ def wait_for_answer(ranks: Ranks, address: str, *, port: int, wait: Wait) -> Non
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def speaks(ranks: Ranks) -> bool:
-    """Return whether this rank prints notes for its host; on rank 0's host the second one does."""
-    return ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
-
-
-def note_refused(ranks: Ranks, where: str) -> None:
-    """Print that nothing listens where rank 0 should."""
-    if speaks(ranks):
-        print(
-            f"note: rank {ranks.rank} on {socket.gethostname()}: connection refused at {where}: "
-            "rank 0 has not come yet, or MASTER_ADDR or MASTER_PORT is another's; trying on",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def wait_for_all(store: dist.Store, ranks: Ranks, *, wait: Wait) -> None:
-    """On rank 0: wait until every rank has set its key `about/RANK`."""
-    missing = list(range(ranks.size))
-    while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
-        plural = "s" if len(missing) > 1 else ""
-        wait.what = f"rank{plural} {format_cpu_list(missing)} of {ranks.size}, which did not come"
-        wait.advice = (
-            f"check that WORLD_SIZE or the number of tasks is as many as were started, "
-            f"{NAMES.removeprefix('check that ')}, and {FIREWALL}"
-        )
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
-def broken(ranks: Ranks, where: str) -> InputError:
+def connection_broken(ranks: Ranks, where: str) -> InputError:
     """Return the error of a connection to rank 0 that ended before all ranks were connected."""
     return InputError(
         f"rank {ranks.rank} on {socket.gethostname()}: the connection to rank 0 at {where} broke "

@@ -29,7 +29,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes and speaks for all."""
+        """Whether this is the rank that writes and prints for all."""
         return self.rank == 0
 
 
@@ -43,58 +43,46 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
     Raises:
         InputError: Variables contradict each other, or some are missing or no numbers; names one.
     """
-    found = {name: value for name, value in environment.items() if value}
-    if "TORCHELASTIC_RUN_ID" in found and "RANK" in found:
-        return torchrun_ranks(found)
-    if f"{OPEN_MPI}RANK" in found:
-        return open_mpi_ranks(found)
-    if "PMI_RANK" in found and ("MPI_LOCALRANKID" in found or not in_slurm_step(found)):
-        return hydra_ranks(found)
-    if "RANK" in found:
-        return torchrun_ranks(found)
-    if in_slurm_step(found):
-        return slurm_ranks(found)
-    if "PMI_ID" in found:
+    variables = {name: value for name, value in environment.items() if value}
+    is_torchrun = "TORCHELASTIC_RUN_ID" in variables and "RANK" in variables
+    if not is_torchrun and f"{OPEN_MPI}RANK" in variables:
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+        rank, size, local_rank, local_size = (f"{OPEN_MPI}{name}" for name in names)
+        return checked(variables, launcher="open-mpi", names=(rank, size, local_rank, local_size))
+    has_hydra = "PMI_RANK" in variables
+    if has_hydra and "MPI_LOCALRANKID" not in variables:
+        has_hydra = not in_slurm_step(variables)
+    if not is_torchrun and has_hydra:
+        # MPICH's and Intel MPI's launchers are of one family.
+        signs = ("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO")  # I_MPI_ROOT: installed
+        is_alone = number(variables, "PMI_SIZE", default=1) == 1
+        return checked(
+            variables,
+            launcher="intel-mpi" if any(name in variables for name in signs) else "mpich",
+            names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+            local_defaults=(0, 1) if is_alone else None,
+        )
+    if "RANK" in variables:  # torchrun's; without its local variables, a host has one rank
+        return checked(
+            variables,
+            launcher="torchrun",
+            names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+            local_defaults=None if "LOCAL_RANK" in variables else (0, 1),
+        )
+    if in_slurm_step(variables):
+        return slurm_ranks(variables)
+    if "PMI_ID" in variables:
         raise InputError(
-            f"PMI_ID={found['PMI_ID']}: mpirun -pmi-port does not tell ranks how many they are; "
-            "start mpirun without -pmi-port"
+            f"PMI_ID={variables['PMI_ID']}: mpirun -pmi-port does not tell ranks how many they "
+            "are; start mpirun without -pmi-port"
         )
     for size, rank in (("PMI_SIZE", "PMI_RANK"), ("WORLD_SIZE", "RANK")):
-        if number(found, size, default=1) > 1:
+        if number(variables, size, default=1) > 1:
             raise InputError(
-                f"{size}={found[size]}: {rank} is not set; unset {size} to train in one process, "
-                "or start with mpirun, srun or torchrun"
+                f"{size}={variables[size]}: {rank} is not set; unset {size} to train in one "
+                "process, or start with mpirun, srun or torchrun"
             )
     return Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
-
-
-def torchrun_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Return torchrun's rank; without its local variables, a host has one rank."""
-    return checked(
-        environment,
-        launcher="torchrun",
-        names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        local_defaults=None if "LOCAL_RANK" in environment else (0, 1),
-    )
-
-
-def open_mpi_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Open MPI's mpirun, of version 4 and 5."""
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    rank, size, local_rank, local_size = (f"{OPEN_MPI}{name}" for name in names)
-    return checked(environment, launcher="open-mpi", names=(rank, size, local_rank, local_size))
-
-
-def hydra_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Return the rank of MPICH or Intel MPI, whose launchers are of one family."""
-    own = ("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO")  # I_MPI_ROOT: only installed
-    alone = number(environment, "PMI_SIZE", default=1) == 1
-    return checked(
-        environment,
-        launcher="intel-mpi" if any(name in environment for name in own) else "mpich",
-        names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        local_defaults=(0, 1) if alone else None,
-    )
 
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
@@ -151,7 +139,7 @@ def checked(
     names: tuple[str, str, str, str],
     local_defaults: tuple[int, int] | None = None,
 ) -> Ranks:
-    """Return the rank that four variables say: rank, size, and both on this host.
+    """Return the rank of four variables: rank, size, and both on this host.
 
     Raises:
         InputError: One is missing or no number, or they contradict each other.
@@ -162,12 +150,8 @@ def checked(
         for name, default in zip(names, (None, None, *local), strict=True)
     ]
     rank, size, local_rank, local_size = values
-    for part, whole, most in (
-        (0, 1, size - 1),
-        (2, 3, local_size - 1),
-        (2, 0, rank),
-        (3, 1, size),
-    ):
+    limits = ((0, 1, size - 1), (2, 3, local_size - 1), (2, 0, rank), (3, 1, size))
+    for part, whole, most in limits:
         if values[part] > most:
             raise InputError(
                 f"{names[part]}={values[part]}: does not agree with {names[whole]}="
@@ -195,9 +179,8 @@ def number(
         return default
     is_count = text is not None and text.isascii() and text.isdigit()
     if text is None or not is_count or len(text.lstrip("0")) > most_digits:
-        found = "is not set" if text is None else "is no count"
+        problem = f"{name}: is not set" if text is None else f"{name}={text}: is no count"
         raise InputError(
-            f"{name}{'' if text is None else f'={text}'}: {found}; start with mpirun, srun or "
-            "torchrun, or in a shell without their variables"
+            f"{problem}; start with mpirun, srun or torchrun, or in a shell without their variables"
         )
     return int(text)

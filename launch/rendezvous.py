@@ -9,9 +9,6 @@ finalized MPI. Finalizing is collective. So a rank that cannot start takes part 
 with its failure; then all finalize MPI and exit with the same status. An error before the ranks are
 connected is so printed once, by rank 0. What may wait for ever inside a library, where no exception
 can reach it, has a deadline that ends the process.
-
-Network interfaces are looked up here too: which addresses this host has, and which of them leads to
-another host.
 """
 
 import fcntl
@@ -25,11 +22,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import mpi4py
 
@@ -46,7 +43,7 @@ FIRST_PORT, PORTS = 20_000, 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How to reach rank 0, and what the ranks of this host said of themselves."""
+    """How to reach rank 0, and the CPUs of the ranks of this host."""
 
     addresses: tuple[str, ...]
     """Of rank 0's host, to be tried in this order."""
@@ -54,7 +51,28 @@ class Rendezvous:
     listener: socket.socket | None = None
     """Rank 0's, listening at the port already; None: torch is to listen."""
     affinities: tuple[frozenset[int], ...] | None = None
-    """The CPUs that each rank of this host was given, in order of local rank, if they said so."""
+    """The CPUs that each rank of this host was given, in order of local rank, if they are known."""
+
+
+def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
+    """Return where the ranks meet; all of them call it, and torch is not loaded yet.
+
+    `MASTER_ADDR` and `MASTER_PORT` settle it, as torchrun sets them. Else mpirun's ranks exchange
+    it, and srun's compute it from the job's hosts and number.
+
+    Raises:
+        InputError: The environment does not say it, or MPI's library does not fit the launcher.
+    """
+    assert ranks.size > 1
+    # torch prints every attempt to connect and every peer that is gone, with its stack.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if "MASTER_ADDR" in environment:
+        return meet_at_master(environment)
+    if ranks.launcher in MPI_LAUNCHERS:
+        return meet_through_mpi(ranks, environment)
+    if ranks.launcher == "slurm":
+        return meet_in_slurm(environment)
+    raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
 
 
 def part(ranks: Ranks) -> None:
@@ -65,31 +83,10 @@ def part(ranks: Ranks) -> None:
     """
     if is_running(ranks):
         exchange(None)
-        finalize()
+        sys.modules[MODULE].Finalize()
 
 
-def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
-    """Find out where the ranks meet; all of them call it, and torch is not loaded yet.
-
-    `MASTER_ADDR` and `MASTER_PORT` settle it, as torchrun sets them. Else mpirun's ranks tell each
-    other, and srun's compute it from the job's hosts and number.
-
-    Raises:
-        InputError: The environment does not say it, or MPI's library does not fit the launcher.
-    """
-    assert ranks.size > 1
-    # torch tells of every attempt to connect and of every peer that is gone, with its stack.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if "MASTER_ADDR" in environment:
-        return told_meeting(environment)
-    if ranks.launcher in MPI_LAUNCHERS:
-        return meet_through_mpi(ranks, environment)
-    if ranks.launcher == "slurm":
-        return meet_in_slurm(environment)
-    raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
-
-
-def told_meeting(environment: Mapping[str, str]) -> Rendezvous:
+def meet_at_master(environment: Mapping[str, str]) -> Rendezvous:
     """Return the rendezvous that `MASTER_ADDR` and `MASTER_PORT` name.
 
     Raises:
@@ -129,36 +126,26 @@ def meet_in_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
-    """Open a port on rank 0; all ranks learn its addresses, and the CPUs of their neighbours.
-
-    Raises:
-        InputError: The library that mpi4py finds is not the launcher's.
-        StartFailedError: Another rank has failed.
-    """
+    """Open a port on rank 0; all ranks get its addresses, and the CPUs of their neighbours."""
     start_mpi(ranks, environment)
-    listener = listen() if ranks.is_first else None
     network = network_of_this_process()
-    entry = (listener.getsockname()[1], own_addresses(environment), network) if listener else None
-    own = (socket.gethostname(), network)
-    about = (entry, own, ranks.local_rank, frozenset(os.sched_getaffinity(0)))
-    said = exchange(about)
-    port, addresses, network_of_first = said[0][0]
+    host = (socket.gethostname(), network)
+    listener = first = None
+    if ranks.is_first:  # a port of all addresses that nobody can take before torch does
+        listener = socket.create_server(("", 0), backlog=1024)
+        listener.set_inheritable(False)
+        first = (listener.getsockname()[1], own_addresses(environment), network)
+    facts = exchange((first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
+    port, addresses, network_of_first = facts[0][0]
     if network == network_of_first:
         addresses = ("127.0.0.1", *addresses)
-    neighbours = sorted((rank, cpus) for _, host, rank, cpus in said if host == own)
+    neighbours = sorted((rank, cpus) for _, their_host, rank, cpus in facts if their_host == host)
     return Rendezvous(
         addresses=addresses,
         port=port,
         listener=listener,
         affinities=tuple(cpus for _, cpus in neighbours),
     )
-
-
-def listen() -> socket.socket:
-    """Return a port of all addresses that nobody can take before torch does."""
-    listener = socket.create_server(("", 0), backlog=1024)
-    listener.set_inheritable(False)
-    return listener
 
 
 MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
@@ -181,7 +168,18 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     Raises:
         InputError: The library that mpi4py finds is not the launcher's.
     """
-    choose_library(ranks, environment)
+    # The library that can talk to the launcher, unless the user has chosen one. MPICH's, which
+    # comes with our requirements, talks to Intel MPI's launcher too.
+    if "MPI4PY_LIBMPI" not in environment and "MPI4PY_MPIABI" not in environment:
+        is_open_mpi = ranks.launcher == "open-mpi"
+        if is_open_mpi:
+            library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
+        else:
+            library = Path(sys.prefix, "lib", "libmpi.so.12")
+        if library.is_file():
+            os.environ["MPI4PY_LIBMPI"] = str(library)
+        elif is_open_mpi:
+            os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
     mpi4py.rc.finalize = False  # at the end of a process that fails it would wait for the others
     try:
         mpi = importlib.import_module(MODULE)  # initializes MPI
@@ -192,29 +190,12 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
             "MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
         ) from error
     if mpi.COMM_WORLD.size != ranks.size:
-        library = mpi.Get_library_version().splitlines()[0]
+        version = mpi.Get_library_version().splitlines()[0]
         raise InputError(
             f"mpirun of {ranks.launcher} started {ranks.size} ranks, but its library is not "
-            f"{library}, which mpi4py found; set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR "
+            f"{version}, which mpi4py found; set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR "
             "and MASTER_PORT"
         )
-
-
-def exchange(value: Any, *, failure: tuple[int, str] | None = None) -> list[Any]:
-    """Return the values of all ranks, in order of rank; all ranks call it.
-
-    Args:
-        value: This rank's; pickled.
-        failure: Exit code and text for stderr, if this rank cannot go on.
-
-    Raises:
-        StartFailedError: On all ranks, if one has given a failure; the lowest rank's counts.
-    """
-    pairs = sys.modules[MODULE].COMM_WORLD.allgather((value, failure))
-    for rank, (_, found) in enumerate(pairs):
-        if found is not None:
-            raise StartFailedError(rank, code=found[0], text=found[1])
-    return [value for value, _ in pairs]
 
 
 def is_running(ranks: Ranks) -> bool:
@@ -223,26 +204,19 @@ def is_running(ranks: Ranks) -> bool:
     return mpi is not None and not mpi.Is_finalized() and mpi.COMM_WORLD.size == ranks.size
 
 
-def finalize() -> None:
-    """Finalize MPI; all ranks call it."""
-    sys.modules[MODULE].Finalize()
+def exchange(value: Any, *, failure: tuple[int, str] | None = None) -> list[Any]:
+    """Return the pickled values of all ranks, in order of rank; all ranks call it.
 
+    A rank that cannot go on gives its `failure`: exit code and text for stderr.
 
-def choose_library(ranks: Ranks, environment: Mapping[str, str]) -> None:
-    """Have mpi4py load the library that talks to the launcher, unless the user has chosen.
-
-    MPICH's, which comes with our requirements, talks to Intel MPI's launcher too.
+    Raises:
+        StartFailedError: On all ranks, if one has given a failure; the lowest rank's counts.
     """
-    if "MPI4PY_LIBMPI" in environment or "MPI4PY_MPIABI" in environment:
-        return
-    if ranks.launcher == "open-mpi":
-        library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
-    else:
-        library = Path(sys.prefix, "lib", "libmpi.so.12")
-    if library.is_file():
-        os.environ["MPI4PY_LIBMPI"] = str(library)
-    elif ranks.launcher == "open-mpi":
-        os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
+    pairs = sys.modules[MODULE].COMM_WORLD.allgather((value, failure))
+    for rank, (_, their_failure) in enumerate(pairs):
+        if their_failure is not None:
+            raise StartFailedError(rank, code=their_failure[0], text=their_failure[1])
+    return [value for value, _ in pairs]
 
 
 SIOCGIFADDR = 0x8915
@@ -252,16 +226,13 @@ SECONDS_TO_CONNECT = 3.0
 
 def interface_addresses() -> dict[str, str]:
     """Return the IPv4 address of each interface that has one, such as {"lo": "127.0.0.1"}."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                answer = fcntl.ioctl(probe, SIOCGIFADDR, request)
-            except OSError:  # it has none
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+            with suppress(OSError):  # it has none
+                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses
 
 
 def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -273,15 +244,15 @@ def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
         InputError: It names none that has an address.
     """
     addresses = interface_addresses()
-    wanted = environment.get("GLOO_SOCKET_IFNAME")
-    if wanted:
-        if wanted not in addresses:
-            raise InputError(
-                f"GLOO_SOCKET_IFNAME={wanted}: no such interface with an IPv4 address on "
-                f"{socket.gethostname()}; there are {', '.join(addresses)}"
-            )
-        return (addresses[wanted],)
-    return tuple(one for one in addresses.values() if not one.startswith("127."))
+    name = environment.get("GLOO_SOCKET_IFNAME")
+    if not name:
+        return tuple(item for item in addresses.values() if not item.startswith("127."))
+    if name not in addresses:
+        raise InputError(
+            f"GLOO_SOCKET_IFNAME={name}: no such interface with an IPv4 address on "
+            f"{socket.gethostname()}; there are {', '.join(addresses)}"
+        )
+    return (addresses[name],)
 
 
 def reachable(addresses: tuple[str, ...], port: int) -> str:
@@ -296,26 +267,24 @@ def reachable(addresses: tuple[str, ...], port: int) -> str:
             socket.create_connection((address, port), timeout=SECONDS_TO_CONNECT).close()
         except OSError as error:
             problems.append(f"{address} ({error})")
-            continue
-        return address
+        else:
+            return address
     raise ConnectionError(f"cannot be reached at port {port} of {', '.join(problems)}")
 
 
 def interface_towards(address: str, port: int) -> str | None:
-    """Return the interface over which this host reaches an address; None if it cannot be told."""
+    """Return the interface over which this host reaches an address; None if it is not known."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, port))  # sends nothing: asks the routing table
+            probe.connect((address, port))  # sends nothing: it reads the routing table
         except OSError:
             return None
-        own = probe.getsockname()[0]
-    return interface_of(own)
+        return interface_of(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str | None:
     """Return the interface that has the address."""
-    names = [name for name, own in interface_addresses().items() if own == address]
-    return names[0] if names else None
+    return next((name for name, its in interface_addresses().items() if its == address), None)
 
 
 def network_of_this_process() -> str:
@@ -327,31 +296,40 @@ def network_of_this_process() -> str:
 SECONDS_TO_BE_ENDED = 3.0
 """After rank 0 has ended with the same error, a launcher without MPI ends the others."""
 SECONDS_TO_AGREE = 60.0
-"""In which the other ranks of mpirun come to the exchange in which they learn of an error."""
+"""In which the other ranks of mpirun come to the exchange of an error."""
 
 
 @contextmanager
 def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
     """Keep ranks other than 0 silent meanwhile, and end all of them if one fails.
 
-    mpirun's ranks tell each other: rank 0 prints its own error, or that of the lowest rank that has
-    one, and all exit with its status. Other launchers' ranks hold their own error back until rank 0
-    has had time to end in the same way.
+    mpirun's ranks exchange failures: rank 0 prints its own error, or that of the lowest rank that
+    has one, and all exit with its status. Other launchers' ranks hold their own error back until
+    rank 0 has had time to end in the same way.
     """
     held_back = io.StringIO()
     try:
         with silenced(held_back) if ranks.rank else nullcontext():
             yield
     except BaseException as error:
-        if ranks.size > 1 and not ended_well(error):
-            failure = (code_of(error), text_of(error, printed=held_back.getvalue(), ranks=ranks))
-            with hard_limit(SECONDS_TO_AGREE, *failure):
-                failed = failure_of_all(ranks, error, failure=failure)
-            if failed is not None and not (failed.rank == ranks.rank == 0):
-                end_with(failed, prints=ranks.is_first)
-            if failed is None:
+        is_help = isinstance(error, SystemExit) and not error.code
+        if ranks.size > 1 and not is_help:
+            code, text = describe_failure(error, printed=held_back.getvalue(), ranks=ranks)
+
+            def end() -> None:
+                print(text, file=sys.__stderr__, flush=True)
+                os._exit(code)
+
+            with timers((SECONDS_TO_AGREE, end)):
+                agreed = agree_on_failure(ranks, error, failure=(code, text))
+            if agreed is None:
                 time.sleep(SECONDS_TO_BE_ENDED if ranks.rank else 0)
                 sys.stderr.write(held_back.getvalue())
+            elif not (agreed.rank == ranks.rank == 0):
+                if ranks.is_first:
+                    print(agreed.text, file=sys.stderr, flush=True)
+                # By way of C's exit, in which MPICH reports to its launcher that all is well.
+                raise SystemExit(agreed.code)  # noqa: B904
         raise
 
 
@@ -366,22 +344,32 @@ def silenced(errors: io.StringIO) -> Iterator[None]:
         yield
 
 
-def ended_well(error: BaseException) -> bool:
-    """Return whether it is the end of `--help`."""
-    return isinstance(error, SystemExit) and not error.code
+def describe_failure(error: BaseException, *, printed: str, ranks: Ranks) -> tuple[int, str]:
+    """Return the exit status of an error, and what rank 0 prints of it.
+
+    `printed` is what this rank has held back.
+    """
+    text: str | None
+    if isinstance(error, SystemExit):
+        code, text = error.code if isinstance(error.code, int) else 1, printed.strip()
+    else:
+        code = error.code if isinstance(error, StartFailedError) else exit_code_of(error)
+        text = described(error)
+    if text is None:
+        text = "".join(traceback.format_exception(error)).strip()
+    return code, f"rank {ranks.rank} on {socket.gethostname()}: {text}"
 
 
-def failure_of_all(
+def agree_on_failure(
     ranks: Ranks, error: BaseException, *, failure: tuple[int, str]
 ) -> StartFailedError | None:
-    """Agree with the other ranks of mpirun on how they end, and finalize MPI.
+    """Exchange failures with the other ranks of mpirun, and finalize MPI.
 
-    Returns:
-        The failure with which all end; None where there is no MPI to agree through.
+    Returns the failure with which all end; None where there is no MPI to agree through.
     """
     if ranks.launcher not in MPI_LAUNCHERS:
         return None
-    if "mpi4py.MPI" not in sys.modules:
+    if MODULE not in sys.modules:
         with suppress(InputError):
             start_mpi(ranks, os.environ)
     if not is_running(ranks) or isinstance(error, KeyboardInterrupt):
@@ -391,51 +379,9 @@ def failure_of_all(
             raise error
         exchange(None, failure=failure)
     except StartFailedError as agreed:
-        finalize()
+        sys.modules[MODULE].Finalize()
         return agreed
     raise AssertionError("an exchange with a failure always raises")
-
-
-def end_with(failed: StartFailedError, *, prints: bool) -> NoReturn:
-    """Exit with the status that all ranks have agreed on.
-
-    By way of the interpreter's and C's exit, in which MPICH tells its launcher that all is well.
-    """
-    if prints:
-        print(failed.text, file=sys.stderr, flush=True)
-    raise SystemExit(failed.code)
-
-
-@contextmanager
-def hard_limit(seconds: float, code: int, text: str) -> Iterator[None]:
-    """End the process with this text and exit code if the context lasts longer."""
-
-    def end() -> None:
-        print(text, file=sys.__stderr__, flush=True)
-        os._exit(code)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def code_of(error: BaseException) -> int:
-    """Return the exit status with which a command ends that such an error has reached."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    return error.code if isinstance(error, StartFailedError) else exit_code_of(error)
-
-
-def text_of(error: BaseException, *, printed: str, ranks: Ranks) -> str:
-    """Return what rank 0 prints of this rank's error; `printed`: what the rank has held back."""
-    text = printed.strip() if isinstance(error, SystemExit) else described(error)
-    if text is None:
-        text = "".join(traceback.format_exception(error)).strip()
-    return f"rank {ranks.rank} on {socket.gethostname()}: {text}"
 
 
 TOO_LATE = 1
@@ -460,12 +406,7 @@ class Wait:
 def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
     """End the process with one line on stderr if the context lasts longer than so many seconds.
 
-    A note is printed after `NOTICE_S`.
-
-    Args:
-        seconds: The limit.
-        who: A sentence's beginning, such as "rank 3 on node-b".
-        wait: What the process waits for.
+    A note is printed after `NOTICE_S`. `who` begins the sentence, such as "rank 3 on node-b".
     """
 
     def note() -> None:
@@ -478,20 +419,24 @@ def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
             )
 
     def end() -> None:
-        print(
-            f"error: {who} waited {seconds:g} s for {wait.what}: {wait.advice}",
-            file=sys.stderr,
-            flush=True,
-        )
+        message = f"error: {who} waited {seconds:g} s for {wait.what}: {wait.advice}"
+        print(message, file=sys.stderr, flush=True)
         os._exit(TOO_LATE)
 
     notice_s = min(NOTICE_S, NOTICE_SHARE * seconds)
-    timers = [threading.Timer(notice_s, note), threading.Timer(seconds, end)]
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
+    with timers((notice_s, note), (seconds, end)):
+        yield
+
+
+@contextmanager
+def timers(*actions: tuple[float, Callable[[], None]]) -> Iterator[None]:
+    """Call each function from a thread once its seconds have passed, while the context lasts."""
+    threads = [threading.Timer(seconds, action) for seconds, action in actions]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
     try:
         yield
     finally:
-        for timer in timers:
-            timer.cancel()
+        for thread in threads:
+            thread.cancel()

@@ -33,19 +33,20 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from subprocess import Popen
 from types import FrameType
+from typing import Any
 
 from common.cli import number_of_ranks
 from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
 from common.machine import read_proc_text, read_status
-from common.processes import PR_SET_PDEATHSIG
+from common.processes import PR_SET_PDEATHSIG, start_process, stop_process, wait_for
 from launch.hosts import (
     add_where,
     hosts_with_ranks,
@@ -56,6 +57,10 @@ from launch.hosts import (
 from launch.mpirun import Family, by_this_python, choose_mpirun, mpirun_command, search_path
 from launch.ranks import Ranks
 from launch.rendezvous import interface_addresses
+
+STARTED_BY_US = "RETINANET_LAUNCH_RUN"
+"""Set in ranks that `python -m launch run` has started: it sends the signal that the mpirun needs.
+"""
 
 
 def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -96,19 +101,19 @@ def run_ranks(
     Raises:
         InputError: There is no mpirun, the hosts do not fit, or there is nothing to run.
     """
-    on_hosts = chosen_hosts(hosts, hostfile, ranks=ranks)
+    ranks_by_host = chosen_hosts(hosts, hostfile, ranks=ranks)
     program = command[1:] if command[:1] == ["--"] else command
     require_program(program)
-    names = [name for name, _ in on_hosts]
+    names = [name for name, _ in ranks_by_host]
     if not dry_run:
         option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
         require_known_hosts(names, os.environ, option=option)
-    found = choose_mpirun(mpirun)
+    launcher = choose_mpirun(mpirun)
     words = mpirun_command(
-        found,
+        launcher,
         by_this_python(program),
         ranks=ranks,
-        hosts=on_hosts,
+        hosts=ranks_by_host,
         environment=os.environ,
         is_root=os.geteuid() == 0,
         is_terminal=sys.stdout.isatty(),
@@ -116,9 +121,9 @@ def run_ranks(
     print(shlex.join(words), file=sys.stdout if dry_run else sys.stderr, flush=True)
     if dry_run:
         return FINISHED
-    os.environ["PATH"] = search_path(found.path, os.environ)
-    os.environ[GENTLE] = "1"
-    return run_with_gentle_stop(words, ask=gentle_stop(found.family), hosts=names)
+    os.environ["PATH"] = search_path(launcher.path, os.environ)
+    os.environ[STARTED_BY_US] = "1"
+    return run_with_graceful_stop(words, stop_signal=graceful_stop(launcher.family), hosts=names)
 
 
 def chosen_hosts(
@@ -131,11 +136,7 @@ def chosen_hosts(
 
 
 def require_program(command: list[str]) -> None:
-    """Report once what every rank would report otherwise.
-
-    Raises:
-        InputError: There is no command, or its script does not exist.
-    """
+    """Raise InputError once where every rank would report that there is nothing to run."""
     if not command:
         raise InputError("nothing to run: add -- train.py --config NAME, or another command")
     if command[0].startswith("-"):
@@ -146,93 +147,8 @@ def require_program(command: list[str]) -> None:
         raise InputError(f"{command[0]}: no such file in {Path.cwd()}; give the script's path")
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SECONDS_BETWEEN_LOOKS = 2.0
-
-
-def run_with_gentle_stop(
-    command: Sequence[str],
-    *,
-    ask: signal.Signals,
-    patience_s: float = 30.0,
-    hosts: Sequence[str] = (),
-) -> int:
-    """Run a launcher of ranks; returns its exit status, or 130 after a second Ctrl-C.
-
-    The first signal becomes `ask`, which lets ranks write a checkpoint; the next ones reach the
-    launcher as they are. It is asked too when this process is killed.
-
-    The command has its own process group, since a terminal sends Ctrl-C to the whole group, and
-    for the same reason it reads nothing from the terminal.
-
-    Args:
-        command: The launcher, or a script that starts it.
-        ask: A signal that the launcher passes on to its ranks without killing them soon after.
-        patience_s: How long the launcher may outlive its ranks on this host.
-        hosts: Those on which it starts ranks, to be watched until all have started.
-    """
-    # Blocked until there is somebody to pass them on to; ignored ones (nohup, `&`) stay ignored.
-    stops = [one for one in STOPS if signal.getsignal(one) != signal.SIG_IGN]
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-    prctl = ctypes.CDLL(None).prctl
-
-    def begin() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
-        prctl(PR_SET_PDEATHSIG, ask)
-
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-        preexec_fn=begin,  # noqa: PLW1509
-    )
-    passed: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(below_scripts(process.pid, ask), number if passed else ask)
-        passed.append(number)
-
-    previous = {number: signal.signal(number, pass_on) for number in stops}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
-    try:
-        status = wait_for(process, patience_s=patience_s, hosts=hosts)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if signal.SIGINT in passed[1:] and status not in (FINISHED, STOPPED_BY_SIGNAL):
-        return INTERRUPTED
-    return status if status >= 0 else 128 - status
-
-
-def wait_for(process: subprocess.Popen[bytes], *, patience_s: float, hosts: Sequence[str]) -> int:
-    """Return the launcher's exit status; kill it if it waits for hosts that are cut off."""
-    helper = LocalHelper(process.pid)
-    started = StartedHosts(process.pid, hosts)
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=min(SECONDS_BETWEEN_LOOKS, patience_s))
-        if helper.seconds_gone() > patience_s:
-            why = (
-                f"the ranks of this host ended {patience_s:g} s ago, and mpirun waits for another "
-                "host that does not answer"
-            )
-        elif missing := started.overdue():
-            why = f"--hosts: {named(missing)} in time; {where_to_look(missing)}"
-        else:
-            continue
-        print(f"error: {why}; mpirun was killed", file=sys.stderr)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return OUR_BUG
-
-
-GENTLE = "RETINANET_LAUNCH_RUN"
-"""Set in ranks that `python -m launch run` has started: it asks as this launcher needs it."""
-
-
-def gentle_stop(family: Family) -> signal.Signals:
-    """Return the signal that an mpirun passes on to its ranks without killing any of them.
+def graceful_stop(family: Family) -> signal.Signals:
+    """Return the signal that an mpirun forwards to its ranks without killing any of them.
 
     Open MPI's kills them half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
     """
@@ -240,8 +156,8 @@ def gentle_stop(family: Family) -> signal.Signals:
 
 
 def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what to say where this rank's launcher leaves too little time for a checkpoint."""
-    if ranks.launcher != "open-mpi" or GENTLE in environment:
+    """Return a note where this rank's launcher leaves too little time for a checkpoint."""
+    if ranks.launcher != "open-mpi" or STARTED_BY_US in environment:
         return ()
     return (
         "open-mpi: mpirun kills ranks 0.5 to 2 s after Ctrl-C or SIGTERM, which is too soon for a "
@@ -249,118 +165,143 @@ def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, .
     )
 
 
-NAME = "hydra_pmi_proxy"
-DEPTH = 3
-"""Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SECONDS_BETWEEN_LOOKS = 2.0
 
 
-class LocalHelper:
-    """Notices an mpirun that outlives its ranks.
+def run_with_graceful_stop(
+    command: Sequence[str],
+    *,
+    stop_signal: signal.Signals,
+    patience_s: float = 30.0,
+    hosts: Sequence[str] = (),
+) -> int:
+    """Run a launcher of ranks; returns its exit status, or 130 after a second Ctrl-C.
 
-    Without a network mpirun would wait for ever for the helpers of other hosts to say goodbye.
+    The first signal becomes `stop_signal`, which the launcher forwards to its ranks without killing
+    them soon after, so that they can write a checkpoint; the next ones reach the launcher as they
+    are. It receives `stop_signal` also when this process is killed. It is killed when it outlives
+    its ranks on this host by `patience_s`, or if one of `hosts` has not started in time.
     """
+    # Blocked until the launcher is there to receive them; ignored ones (nohup, `&`) stay ignored.
+    stops = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    prctl = ctypes.CDLL(None).prctl
 
-    def __init__(self, launcher: int) -> None:
-        """`launcher`: mpirun's process number."""
-        self._launcher = launcher
-        self._helpers: list[int] = []
-        self._gone_since: float | None = None
+    def prepare_child() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+        prctl(PR_SET_PDEATHSIG, stop_signal)
 
-    def seconds_gone(self) -> float:
-        """Return for how long this host's helper has been gone; 0 before. [seconds]"""
-        if not self._helpers:
-            self._helpers = helpers_below(self._launcher, depth=DEPTH)
-        if not self._helpers or any(map(is_helper, self._helpers)):
-            return 0.0
-        self._gone_since = self._gone_since or time.monotonic()
-        return time.monotonic() - self._gone_since
+    process = start_process(command, preexec_fn=prepare_child)
+    forwarded: list[int] = []
 
+    def forward(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            target = below_scripts(process.pid, stop_signal)
+            os.kill(target, number if forwarded else stop_signal)
+        forwarded.append(number)
 
-def helpers_below(process: int, *, depth: int) -> list[int]:
-    """Return process numbers among the children, and theirs."""
-    children = children_of(process)
-    found = [child for child in children if is_helper(child)]
-    if found or depth == 1:
-        return found
-    return [one for child in children for one in helpers_below(child, depth=depth - 1)]
-
-
-def is_helper(process: int) -> bool:
-    """Return whether a process is a helper that has not ended."""
-    status = read_status(Path(f"/proc/{process}/status"))
-    return status.get("Name") == NAME and status["State"][0] not in "ZX"
+    previous = {number: signal.signal(number, forward) for number in stops}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+    monitor = JobMonitor(process, patience_s=patience_s, hosts=hosts)
+    try:
+        status = wait_for(process, monitor.look, every_s=min(SECONDS_BETWEEN_LOOKS, patience_s))
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if monitor.has_killed:
+        status = OUR_BUG
+    if signal.SIGINT in forwarded[1:] and status not in (FINISHED, STOPPED_BY_SIGNAL):
+        return INTERRUPTED
+    return status if status >= 0 else 128 - status
 
 
 SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
-def children_of(process: int) -> list[int]:
-    """Return the running processes that a process has started; none where Linux hides them."""
-    text = read_proc_text(Path(f"/proc/{process}/task/{process}/children"))
-    return [int(word) for word in text.split()]
-
-
 def below_scripts(process: int, number: int) -> int:
-    """Return the process, or what it has started if it is a shell that the signal would end.
+    """Return the process, or its child if it is a shell without a trap for the signal.
 
-    Such as Intel MPI's mpirun: a script, whose ranks would go on.
+    Such as Intel MPI's mpirun: a script that the signal would end, while its ranks would go on.
     """
-    while would_end_shell(process, number) and (children := children_of(process)):
+    while children := children_of(process):
+        folder = Path(f"/proc/{process}")
+        caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
+        try:
+            is_shell = (folder / "exe").readlink().name in SHELLS
+        except OSError:  # it has ended
+            break
+        if not is_shell or caught & 1 << number - 1:
+            break
         process = children[0]
     return process
 
 
-def would_end_shell(process: int, number: int) -> bool:
-    """Return whether it is a shell that has no trap for the signal."""
-    folder = Path(f"/proc/{process}")
-    caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
-    try:
-        is_shell = (folder / "exe").readlink().name in SHELLS
-    except OSError:  # it has ended
-        return False
-    return is_shell and not caught & 1 << number - 1
-
-
+HELPER = "hydra_pmi_proxy"
+DEPTH = 3
+"""Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
 MOST_HOSTS = 32
 """With more, launchers connect hosts as a tree, and not each to the first."""
 NOTICE_S = 30.0
 LIMIT_S = 300.0
 """A note on hosts that have not started is printed after the one, and mpirun ended after the other.
 """
-ESTABLISHED = "01"
-"""State of a connection in /proc/net/tcp."""
-REMOTE_SHELLS = ("ssh", "rsh")
-"""Their connections show that a host is reached, not that its helper reaches this one."""
 
 
-class StartedHosts:
-    """Watches the start of a job on named hosts, until all of them have started."""
+class JobMonitor:
+    """Kills an mpirun that would wait for ever for hosts that are cut off.
 
-    def __init__(self, launcher: int, hosts: Sequence[str]) -> None:
-        """Begin to watch.
+    Without a network it waits for the helper processes of other hosts: at the end, until they
+    confirm theirs, and at the start, until they connect.
+    """
 
-        Args:
-            launcher: mpirun's process number.
-            hosts: As the user has named them; more than `MOST_HOSTS` are not watched.
-        """
-        self._launcher = launcher
+    def __init__(self, process: "Popen[Any]", *, patience_s: float, hosts: Sequence[str]) -> None:
+        """Monitor mpirun; more than `MOST_HOSTS` hosts are not monitored at the start."""
+        self.has_killed = False
+        self._process = process
+        self._patience_s = patience_s
         self._hosts = hosts if len(hosts) <= MOST_HOSTS else ()
         self._began = time.monotonic()
         self._is_noted = False
+        self._helpers: list[int] = []
+        self._gone_since: float | None = None
 
-    def overdue(self) -> tuple[str, ...]:
+    def look(self) -> None:
+        """Check the job; kill mpirun, and print why, if it waits for a host that is cut off."""
+        if self._seconds_without_helper() > self._patience_s:
+            reason = (
+                f"the ranks of this host ended {self._patience_s:g} s ago, and mpirun waits for "
+                "another host that does not answer"
+            )
+        elif missing := self._overdue_hosts():
+            reason = f"--hosts: {format_missing(missing)} in time; {where_to_look(missing)}"
+        else:
+            return
+        print(f"error: {reason}; mpirun was killed", file=sys.stderr)
+        stop_process(self._process)
+        self.has_killed = True
+
+    def _seconds_without_helper(self) -> float:
+        """Return for how long this host's helper has been gone; 0 before. [seconds]"""
+        self._helpers = self._helpers or helpers_below(self._process.pid, depth=DEPTH)
+        if not self._helpers or any(map(is_helper, self._helpers)):
+            return 0.0
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since
+
+    def _overdue_hosts(self) -> tuple[str, ...]:
         """Return the hosts that have not started within the limit; print a note before."""
         elapsed = time.monotonic() - self._began
         if not self._hosts or elapsed < NOTICE_S:
             return ()
-        missing = missing_hosts(self._launcher, self._hosts)
+        missing = missing_hosts(self._process.pid, self._hosts)
         if not missing:
             self._hosts = ()
             return ()
         if not self._is_noted:
             self._is_noted = True
             print(
-                f"note: {named(missing)} {NOTICE_S:g} s after mpirun, which is "
+                f"note: {format_missing(missing)} {NOTICE_S:g} s after mpirun, which is "
                 f"ended after {LIMIT_S:g} s: {where_to_look(missing)}",
                 file=sys.stderr,
                 flush=True,
@@ -368,7 +309,7 @@ class StartedHosts:
         return missing if elapsed >= LIMIT_S else ()
 
 
-def named(hosts: Sequence[str]) -> str:
+def format_missing(hosts: Sequence[str]) -> str:
     """Return `host a has not started`, or the same of several."""
     if len(hosts) == 1:
         return f"host {hosts[0]} has not started"
@@ -383,33 +324,53 @@ def where_to_look(hosts: Sequence[str]) -> str:
     )
 
 
+def helpers_below(process: int, *, depth: int) -> list[int]:
+    """Return mpirun's helpers among the children of a process, or else below them."""
+    children = children_of(process)
+    helpers = [child for child in children if is_helper(child)]
+    if helpers or depth == 1:
+        return helpers
+    return [helper for child in children for helper in helpers_below(child, depth=depth - 1)]
+
+
+def is_helper(process: int) -> bool:
+    """Return whether a process is a helper that has not ended."""
+    status = read_status(Path(f"/proc/{process}/status"))
+    return status.get("Name") == HELPER and status["State"][0] not in "ZX"
+
+
+def children_of(process: int) -> list[int]:
+    """Return the running processes that a process has started; none where Linux hides them."""
+    text = read_proc_text(Path(f"/proc/{process}/task/{process}/children"))
+    return [int(word) for word in text.split()]
+
+
 def missing_hosts(launcher: int, hosts: Sequence[str]) -> tuple[str, ...]:
     """Return the hosts from which nothing is connected with the launcher on this host.
 
     A host may connect from an address that its name does not have; such connections count for any.
     """
-    own = {*interface_addresses().values(), "127.0.0.1", "127.0.1.1", "::1"}
-    addresses = {host: addresses_of(host) for host in hosts}
-    peers = [peer for peer in connected(launcher) if peer not in own]
-    missing = tuple(
-        host for host, known in addresses.items() if not known & own and not known & {*peers}
-    )
-    known = set().union(*addresses.values())
-    others = [peer for peer in peers if peer not in known]
-    return missing if len(others) < len(missing) else ()
+    local = {*interface_addresses().values(), "127.0.0.1", "127.0.1.1", "::1"}
+    addresses: dict[str, set[str]] = {host: set() for host in hosts}
+    for host in hosts:
+        with suppress(OSError, UnicodeError):  # the name means nothing here
+            addresses[host] = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    peers = [peer for peer in connected(launcher) if peer not in local]
+    missing = tuple(host for host in hosts if not addresses[host] & {*local, *peers})
+    named = set().union(*addresses.values())
+    unnamed = [peer for peer in peers if peer not in named]
+    return missing if len(unnamed) < len(missing) else ()
 
 
-def addresses_of(host: str) -> set[str]:
-    """Return what the name means here; empty if nothing."""
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except (OSError, UnicodeError):
-        return set()
+ESTABLISHED = "01"
+"""State of a connection in /proc/net/tcp."""
+REMOTE_SHELLS = ("ssh", "rsh")
+"""Their connections show that a host is reached, not that its helper reaches this one."""
 
 
 def connected(launcher: int) -> Iterator[str]:
     """Yield the other end's address of each connection of the launcher and what it has started."""
-    sockets = {inode for process in tree(launcher) for inode in sockets_of(process)}
+    sockets = {inode for process in process_tree(launcher) for inode in sockets_of(process)}
     for table in ("tcp", "tcp6"):
         for line in read_proc_text(Path(f"/proc/{launcher}/net/{table}")).splitlines()[1:]:
             fields = line.split()
@@ -417,12 +378,12 @@ def connected(launcher: int) -> Iterator[str]:
                 yield address_of(fields[2].partition(":")[0])
 
 
-def tree(process: int) -> Iterator[int]:
+def process_tree(process: int) -> Iterator[int]:
     """Yield a process and all below it, without remote shells."""
     if read_status(Path(f"/proc/{process}/status")).get("Name") not in REMOTE_SHELLS:
         yield process
         for child in children_of(process):
-            yield from tree(child)
+            yield from process_tree(child)
 
 
 def sockets_of(process: int) -> Iterator[str]:
@@ -441,7 +402,5 @@ def address_of(text: str) -> str:
     An IPv4 address within IPv6 is written as IPv4.
     """
     raw = bytes.fromhex(text)
-    packed = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-    address = ip_address(packed)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
+    address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -8,7 +8,7 @@ from launch.topology import Core, Node, Socket, Topology, count_cores
 
 @dataclass(frozen=True, kw_only=True)
 class CoreRequest:
-    """Cores that each rank asks for. [physical cores]"""
+    """Cores that each rank requests. [physical cores]"""
 
     threads: int | None = None
     """Compute threads, one a core; None: all cores that are left."""
@@ -50,11 +50,7 @@ class Share:
 def spare_cpus(share: Share, topology: Topology) -> tuple[int, ...]:
     """Return CPUs that load images; without such, the other hyperthreads of computing cores.
 
-    There are none where threads float.
-
-    Args:
-        share: The rank's.
-        topology: The CPUs that the ranks share.
+    There are none where threads float. The `topology` has the CPUs that the ranks share.
     """
     if share.loader_cpus or share.floating:
         return share.loader_cpus
@@ -101,32 +97,24 @@ def divide_host(
     differ in size, which offline cores and cpusets bring about, a larger node may take more ranks
     than a smaller one if each rank then has more cores.
 
-    Args:
-        sockets: Those of `choose_sockets`.
-        ranks: How many, no more than there are cores.
-        cores_each: Cores that are enough for each rank; None: as many as possible.
+    The sockets are those of `choose_sockets`, and ranks are no more than cores. `cores_each` is
+    enough for each rank; None: as many as possible.
 
-    Returns:
-        None where some rank of a uniform host would need parts of two sockets, or share a node
-        that others do not.
+    Returns None where some rank of a uniform host would need parts of two sockets, or share a node
+    that others do not.
     """
     even = divide_evenly(sockets, ranks)
-    if is_uniform(sockets):
+    node_sizes = {len(node.cores) for socket in sockets for node in socket.nodes}
+    if len({len(socket.nodes) for socket in sockets}) == 1 and len(node_sizes) == 1:
         return even
-    size = most_cores_each(sockets, ranks)
+    size = count_cores(sockets) // ranks  # the most that all ranks can have
+    while sum(room_of(groups_of(socket, size=size)) for socket in sockets) < ranks:
+        size -= 1
     if cores_each is not None:
         size = min(size, cores_each)
     if even and min(group.cores_each for group in even) >= size:
         return even
     return pack(sockets, ranks, size=size)
-
-
-def is_uniform(sockets: Sequence[Socket]) -> bool:
-    """Return whether all sockets have as many nodes, and all nodes as many cores."""
-    return (
-        len({len(socket.nodes) for socket in sockets}) == 1
-        and len({len(node.cores) for socket in sockets for node in socket.nodes}) == 1
-    )
 
 
 def divide_evenly(sockets: Sequence[Socket], ranks: int) -> list[NodeGroup] | None:
@@ -154,14 +142,6 @@ def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
         NodeGroup(socket=socket.number, nodes=nodes[first : first + step], ranks=1)
         for first in range(0, len(nodes), step)
     ]
-
-
-def most_cores_each(sockets: Sequence[Socket], ranks: int) -> int:
-    """Return the most cores that each of the ranks can have, all the same number; at least 1."""
-    size = count_cores(sockets) // ranks
-    while sum(room_of(groups_of(socket, size=size)) for socket in sockets) < ranks:
-        size -= 1
-    return size
 
 
 def groups_of(socket: Socket, *, size: int) -> list[NodeGroup]:

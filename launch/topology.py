@@ -43,16 +43,23 @@ class Topology:
 def read_topology(path: Path | None = None) -> Topology:
     """Return the topology of this machine, or of one that a file or folder describes.
 
-    Args:
-        path: None for this machine; a file with the output of `lscpu -p=CPU,CORE,SOCKET,NODE`; or
-            a folder with a copy of `/sys/devices/system` (or of `/sys`, or of its `devices`).
+    A file has the output of `lscpu -p=CPU,CORE,SOCKET,NODE`, a folder a copy of
+    `/sys/devices/system` (or of `/sys`, or of its `devices`).
 
     Raises:
         InputError: The description is missing or cannot be understood; names file and line.
     """
     if path is None:
         return read_this_machine()
-    facts = read_sysfs(find_cpu_folder(path)) if path.is_dir() else read_lscpu(path)
+    if not path.is_dir():
+        facts = read_lscpu(path)
+    else:
+        folder = next((path / place for place in PLACES if (path / place).is_dir()), None)
+        if folder is None:
+            raise InputError(
+                f"{path}: no {PLACES[1]} below it; give a copy of /sys, or lscpu's output"
+            )
+        facts = read_sysfs(folder)
     if not facts:
         raise InputError(f"{path}: no CPU is online there; give a copy of /sys, or lscpu's output")
     return topology_of(facts)
@@ -60,7 +67,7 @@ def read_topology(path: Path | None = None) -> Topology:
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
     """Read sysfs; where a sandbox hides it, every CPU counts as a core of one socket."""
-    if has_topology(sysfs / "cpu"):
+    if any((sysfs / "cpu").glob("cpu[0-9]*/topology/core_id")):
         return topology_of(read_sysfs(sysfs / "cpu"))
     return Topology(
         tuple(Cpu(cpu, core=cpu, socket=0, node=0) for cpu in sorted(os.sched_getaffinity(0)))
@@ -83,9 +90,9 @@ def topology_of(facts: Iterable[CpuFacts]) -> Topology:
     """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
     cores: dict[tuple[int, ...], int] = {}
     cpus = []
-    for one in sorted(facts):
-        core = cores.setdefault((one.socket, *one.core_id), len(cores))
-        cpus.append(Cpu(one.cpu, core=core, socket=one.socket, node=one.node))
+    for item in sorted(facts):
+        core = cores.setdefault((item.socket, *item.core_id), len(cores))
+        cpus.append(Cpu(item.cpu, core=core, socket=item.socket, node=item.node))
     return Topology(tuple(cpus))
 
 
@@ -161,65 +168,33 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 """Where a copy may have the folder of CPUs, by what was copied."""
 
 
-def find_cpu_folder(copy: Path) -> Path:
-    """Return the folder of CPUs in a copy of sysfs; that of memory nodes lies beside it.
-
-    Raises:
-        InputError: The copy has none.
-    """
-    for place in PLACES:
-        if (copy / place).is_dir():
-            return copy / place
-    raise InputError(f"{copy}: no {PLACES[1]} below it; give a copy of /sys, or lscpu's output")
-
-
-def has_topology(cpu_folder: Path) -> bool:
-    """Return whether the kernel tells of cores here; a sandbox may hide them."""
-    return any(cpu_folder.glob("cpu[0-9]*/topology/core_id"))
-
-
 def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
     """Return the online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it.
 
     Raises:
         InputError: A file is missing or holds something else; names it.
     """
-    nodes = read_nodes(cpu_folder.with_name("node"))
-    return [
-        CpuFacts(
-            cpu,
-            core_id=read_core_id(cpu_folder / f"cpu{cpu}" / "topology", cpu),
-            socket=max(0, read_id(cpu_folder / f"cpu{cpu}" / "topology" / "physical_package_id")),
-            node=nodes.get(cpu, 0),
-        )
-        for cpu in sorted(online(cpu_folder))
-    ]
-
-
-def online(cpu_folder: Path) -> frozenset[int]:
-    """Return CPUs that are online; in a copy without that list, those that have a topology."""
+    nodes = {}  # of each CPU; empty where the kernel has no nodes
+    for file in sorted(cpu_folder.with_name("node").glob("node[0-9]*/cpulist")):
+        name = file.parent.name.removeprefix("node")
+        if is_number(name):
+            nodes.update(dict.fromkeys(read_list(file), int(name)))
     if (cpu_folder / "online").is_file():
-        return read_list(cpu_folder / "online")
-    found = cpu_folder.glob("cpu[0-9]*/topology/core_id")
-    names = (file.parts[-3].removeprefix("cpu") for file in found)
-    return frozenset(int(name) for name in names if is_number(name))
-
-
-def read_core_id(topology: Path, cpu: int) -> tuple[int, int]:
-    """Return the core within its socket: core ids may repeat from die to die.
-
-    Where the kernel does not know the core, the CPU counts as one.
-    """
-    die = topology / "die_id"
-    core = read_id(topology / "core_id")
-    return (read_id(die) if die.is_file() else 0, core if core >= 0 else cpu)
-
-
-def read_nodes(node_folder: Path) -> dict[int, int]:
-    """Return the memory node of each CPU; nothing where the kernel knows no nodes."""
-    files = sorted(node_folder.glob("node[0-9]*/cpulist"))
-    names = ((file, file.parent.name.removeprefix("node")) for file in files)
-    return {cpu: int(name) for file, name in names if is_number(name) for cpu in read_list(file)}
+        online = read_list(cpu_folder / "online")
+    else:  # a copy without that list
+        files = cpu_folder.glob("cpu[0-9]*/topology/core_id")
+        names = (file.parts[-3].removeprefix("cpu") for file in files)
+        online = frozenset(int(name) for name in names if is_number(name))
+    facts = []
+    for cpu in sorted(online):
+        folder = cpu_folder / f"cpu{cpu}" / "topology"
+        # Core ids may repeat from die to die. A CPU whose core the kernel does not know is one.
+        core = read_id(folder / "core_id")
+        die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
+        socket = max(0, read_id(folder / "physical_package_id"))
+        core_id = (die, core if core >= 0 else cpu)
+        facts.append(CpuFacts(cpu, core_id=core_id, socket=socket, node=nodes.get(cpu, 0)))
+    return facts
 
 
 def read_list(file: Path) -> frozenset[int]:
@@ -258,18 +233,24 @@ MOST_BYTES = 10_000_000
 def read_lscpu(file: Path) -> list[CpuFacts]:
     """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node.
 
-    `lscpu --all` also lists CPUs that are offline, without core and socket: they are left out. The
-    node is empty for all CPUs of a host without NUMA; it is 0 then.
-
     Raises:
         InputError: The file cannot be read, or is something else; names file and line.
     """
+    try:
+        lines = read_text(file, most_bytes=MOST_BYTES).splitlines()
+    except OSError as error:
+        advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
+        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
+    except UnicodeDecodeError as error:
+        raise not_lscpu(str(file)) from error
     columns = None
     by_number: dict[int, CpuFacts] = {}
-    for number, line in enumerate(read_lines(file), start=1):
+    for number, line in enumerate(lines, start=1):
         place = f"{file}:{number}"
         if line.startswith("#"):
-            columns = columns_of(line) or columns
+            names = [name.strip().lower() for name in line.lstrip("#").split(",")]
+            if set(COLUMNS) <= set(names):
+                columns = {name: names.index(name) for name in COLUMNS}
         elif line.strip():
             if columns is None:
                 raise not_lscpu(place)
@@ -285,32 +266,17 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
     return list(by_number.values())
 
 
-def read_lines(file: Path) -> list[str]:
-    """Return the lines of the file."""
-    try:
-        return read_text(file, most_bytes=MOST_BYTES).splitlines()
-    except OSError as error:
-        advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
-        raise InputError(f"{file}: cannot be read: {error.strerror}; {advice}") from error
-    except UnicodeDecodeError as error:
-        raise not_lscpu(str(file)) from error
-
-
 def not_lscpu(place: str) -> InputError:
     """Return the error of a file that is not the output of lscpu."""
     return InputError(f"{place}: expected the output of: {COMMAND}")
 
 
-def columns_of(comment: str) -> Mapping[str, int] | None:
-    """Return where the columns are, if this comment is the one that names them."""
-    names = [name.strip().lower() for name in comment.lstrip("#").split(",")]
-    if "cpu" not in names or not set(COLUMNS) <= set(names):
-        return None
-    return {name: names.index(name) for name in COLUMNS}
-
-
 def facts_of(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
-    """Return one CPU's line; None for a CPU that is offline."""
+    """Return one CPU's line; None for a CPU that is offline.
+
+    `lscpu --all` lists such CPUs too, without core and socket. The node is empty for all CPUs of a
+    host without NUMA; it is 0 then.
+    """
     fields = [field.strip() for field in line.split(",")]
     if len(fields) <= max(columns.values()):
         raise InputError(
@@ -324,12 +290,8 @@ def facts_of(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | No
     for name, value in values.items():
         if not is_number(value):
             raise InputError(f"{place}: {name}: expected a number, found {value!r}; use: {COMMAND}")
-    return CpuFacts(
-        int(values["cpu"]),
-        core_id=(int(values["core"]),),
-        socket=int(values["socket"]),
-        node=int(values["node"]),
-    )
+    cpu, core, socket, node = (int(values[name]) for name in COLUMNS)
+    return CpuFacts(cpu, core_id=(core,), socket=socket, node=node)
 
 
 MOST_NUMBERS = 65_536
@@ -341,28 +303,22 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     Raises:
         ValueError: The text is not such a list.
     """
-    stripped = text.strip()
-    if not stripped:
+    if not text.strip():
         return frozenset()
     numbers: set[int] = set()
-    listed = 0
-    for part in stripped.split(","):
-        found = numbers_of(part.strip())
-        listed += len(found)
-        if listed > MOST_NUMBERS:
+    count = 0
+    for part in map(str.strip, text.strip().split(",")):
+        first, dash, last = part.partition("-")
+        if not (is_number(first) and (is_number(last) if dash else True)):
+            raise ValueError(f"expected a list such as 0-3,8, found {part!r}")
+        if dash and int(last) < int(first):
+            raise ValueError(f"{part!r} ends before it begins")
+        run = range(int(first), int(last if dash else first) + 1)
+        count += len(run)
+        if count > MOST_NUMBERS:
             raise ValueError(f"more than {MOST_NUMBERS:,} CPUs")
-        numbers.update(found)
+        numbers.update(run)
     return frozenset(numbers)
-
-
-def numbers_of(part: str) -> range:
-    """Return `8`, or `0-3` with both ends."""
-    first, dash, last = part.partition("-")
-    if not (is_number(first) and (is_number(last) if dash else True)):
-        raise ValueError(f"expected a list such as 0-3,8, found {part!r}")
-    if dash and int(last) < int(first):
-        raise ValueError(f"{part!r} ends before it begins")
-    return range(int(first), int(last if dash else first) + 1)
 
 
 def is_number(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Ranks that end together: each learns that another has failed, died or become silent.
+"""Ranks that end together: each is informed that another has failed, died or become silent.
 
 Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
 that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
@@ -37,12 +37,12 @@ from launch.rendezvous import MPI_LAUNCHERS
 from launch.topology import format_cpu_list
 
 SECONDS_BETWEEN_BEATS = 1.0
-SECONDS_FOR_KEEPERS = 0.3
-"""In which those of ranks that have ended hand on their exit codes; see `keeper`."""
+SECONDS_FOR_SUPERVISORS = 0.3
+"""In which those of ranks that have ended forward their exit codes."""
 PATIENCE = 5.0
-"""How long a failing rank waits for rank 0's word, and rank 0 for the others' ends. [seconds]"""
+"""How long a failing rank waits for rank 0's reply, and rank 0 for the others' ends. [seconds]"""
 DIED = 1
-"""Exit code where a rank ended without a word."""
+"""Exit code where a rank ended without a message."""
 
 BYE = b"bye"
 BEAT = b"beat"
@@ -60,9 +60,21 @@ class Failure:
     is_silent: bool = False
     """Whether the rank may still exist, such as a stopped process."""
 
+    def message(self) -> bytes:
+        """Return it as it is sent to other ranks."""
+        return json.dumps(asdict(self)).encode()
+
+    def text_of_group(self, group: int, ranks: Sequence[int]) -> str:
+        """Return the text where it ends a compute group alone."""
+        numbers = f"rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
+        outcome = f"its group {group}, {numbers}, is given up, and the others go on"
+        if "\n" in self.text:  # a traceback
+            return f"{self.text}\nwarning: rank {self.rank} has failed: {outcome}"
+        return f"{self.text.replace('error: ', 'warning: ', 1)}: {outcome}"
+
 
 class Watch:
-    """One rank's part in the watch."""
+    """One rank's part in the watch; `watch_as_first` and `watch_as_other` make it."""
 
     def __init__(
         self,
@@ -72,12 +84,10 @@ class Watch:
         hosts: Sequence[str],
         processes: Sequence[ProcessIdentity | None] = (),
     ) -> None:
-        """Use `watch_as_first` and `watch_as_other`.
+        """Prepare a watch of all ranks, whose hosts are for messages.
 
-        Args:
-            connections: On rank 0 to all others, on others to rank 0.
-            hosts: Of all ranks, for messages.
-            processes: Of all ranks, to end a silent one; none if they are not known.
+        Rank 0 has connections to all others, and these to rank 0. `processes` of all ranks serve to
+        end a silent one; none if they are not known.
         """
         self._rank = rank
         self._hosts = hosts
@@ -96,8 +106,7 @@ class Watch:
     def outlive(self, groups: Sequence[int]) -> None:
         """On rank 0: from now on others go on where a rank ends whose group is not rank 0's.
 
-        Args:
-            groups: Of each rank; none: from now on the end of any is the end of all.
+        `groups` has the group of each rank; none: from now on the end of any is the end of all.
         """
         self._groups = groups
 
@@ -108,12 +117,10 @@ class Watch:
         launcher: int | None = None,
         beat: Callable[[], None] | None = None,
     ) -> None:
-        """Watch from now on, in a thread.
+        """Watch from now on, in a thread that also calls `beat` every second.
 
-        Args:
-            silence_s: A rank that is silent for longer has failed.
-            launcher: The parent process, whose end asks this rank to stop.
-            beat: Called every second, by a process that is alive.
+        A rank that is silent for longer than `silence_s` has failed. The end of the parent process
+        `launcher` stops this rank.
         """
         self._thread = threading.Thread(
             target=self._watch, args=(silence_s, launcher, beat), name="watch", daemon=True
@@ -125,7 +132,7 @@ class Watch:
         failure = Failure(rank=self._rank, code=code, text=text)
         if self._rank == 0:
             self._end(failure)
-        self._send(0, json.dumps(asdict(failure)).encode())
+        self._send(0, failure.message())
         time.sleep(PATIENCE)  # the thread ends the process with the failure that was first
         end_process(failure, prints=True)
 
@@ -143,15 +150,15 @@ class Watch:
         self, silence_s: float, launcher: int | None, beat: Callable[[], None] | None
     ) -> None:
         ranks = {connection: rank for rank, connection in self._connections.items()}
-        heard = dict.fromkeys(ranks.values(), time.monotonic())
+        last_message = dict.fromkeys(ranks.values(), time.monotonic())
         next_beat = 0.0
         while ranks or (self.lost and not self._is_over):
             for connection in wait(list(ranks), timeout=SECONDS_BETWEEN_BEATS):
                 assert isinstance(connection, Connection)
-                heard[ranks[connection]] = time.monotonic()
-                if not self._hear(ranks[connection], connection):
+                last_message[ranks[connection]] = time.monotonic()
+                if not self._receive(ranks[connection], connection):
                     del ranks[connection]
-            ranks = {one: rank for one, rank in ranks.items() if rank not in self.lost}
+            ranks = {item: rank for item, rank in ranks.items() if rank not in self.lost}
             now = time.monotonic()
             if now < next_beat:
                 continue
@@ -163,15 +170,12 @@ class Watch:
                 stop_without_launcher()
             for rank in ranks.values():
                 self._send(rank, BEAT)
-                if now - heard[rank] > silence_s and not self._is_over:
-                    self._end_without(
-                        rank,
-                        f"was silent for {silence_s:g} s (stopped, or cut off?)",
-                        is_silent=True,
-                    )
+                if now - last_message[rank] > silence_s and not self._is_over:
+                    reason = f"was silent for {silence_s:g} s (stopped, or cut off?)"
+                    self._end_without(rank, reason, is_silent=True)
 
-    def _hear(self, rank: int, connection: Connection) -> bool:
-        """Take a message; returns whether there may be more."""
+    def _receive(self, rank: int, connection: Connection) -> bool:
+        """Handle a message; returns whether there may be more."""
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
@@ -187,13 +191,13 @@ class Watch:
         return False
 
     def _send(self, rank: int, message: bytes) -> None:
-        # A rank that has gone is heard of, or was told of already.
+        # Of a rank that has gone, `_receive` notices the end, or has done so before.
         with self._sending, suppress(OSError):
             self._connections[rank].send_bytes(message)
 
-    def _end_without(self, rank: int, why: str, *, is_silent: bool = False) -> None:
-        """A rank is lost: end the others, or its group. Where it is rank 0, rank 1 says so."""
-        text = f"error: rank {rank} on {self._hosts[rank]} {why}"
+    def _end_without(self, rank: int, reason: str, *, is_silent: bool = False) -> None:
+        """End the others, or the group, of a lost rank. Where it is rank 0, rank 1 prints it."""
+        text = f"error: rank {rank} on {self._hosts[rank]} {reason}"
         failure = Failure(rank=rank, code=DIED, text=text, is_silent=is_silent)
         if self._rank == 0:
             self._end_or_outlive(failure)
@@ -213,22 +217,22 @@ class Watch:
         group = groups[failure.rank] if groups else 0
         if group == 0 or failure.code == INTERRUPTED:
             self._end(failure)
-        lost = [rank for rank, its in enumerate(groups) if its == group]
+        lost = [rank for rank, its_group in enumerate(groups) if its_group == group]
         self.lost.update(lost)
-        print_failure(replace(failure, text=given_up(failure, group=group, ranks=lost)))
+        print_failure(replace(failure, text=failure.text_of_group(group, lost)))
         for rank in lost:
-            self._send(rank, json.dumps(asdict(failure)).encode())
+            self._send(rank, failure.message())
         self._kill_silent(failure)
 
     def _end(self, failure: Failure) -> NoReturn:
-        """End this process; on rank 0, print and tell all others before."""
+        """End this process; on rank 0, print the failure and send it to all others before."""
         if self._rank == 0:
             self._deciding.acquire()  # for ever: the first failure counts
             if failure.code in (BAD_INPUT, INTERRUPTED, STOPPED_BY_SIGNAL):
                 self.clean_up()  # launchers may end this rank as soon as another one has ended
             print_failure(failure)
             for rank in self._connections:
-                self._send(rank, json.dumps(asdict(failure)).encode())
+                self._send(rank, failure.message())
             self._wait_for_ends(failure)
         self._kill_silent(failure)  # last, since the launcher then ends this rank too
         end_process(failure, prints=False)
@@ -243,26 +247,21 @@ class Watch:
 
     def _wait_for_ends(self, failure: Failure) -> None:
         """Wait until the others have ended: launchers kill the remaining ranks once one has."""
-        others = self._connections.items()
-        left = {one for rank, one in others if rank != failure.rank or failure.code != DIED}
+        has_died = failure.code == DIED
+        remaining = {
+            connection
+            for rank, connection in self._connections.items()
+            if not (has_died and rank == failure.rank)
+        }
         end = time.monotonic() + PATIENCE
-        while left and time.monotonic() < end:
-            for connection in wait(list(left), timeout=0.1):
+        while remaining and time.monotonic() < end:
+            for connection in wait(list(remaining), timeout=0.1):
                 assert isinstance(connection, Connection)
                 try:
                     connection.recv_bytes()
                 except (EOFError, OSError):
-                    left.discard(connection)
-        time.sleep(SECONDS_FOR_KEEPERS)
-
-
-def given_up(failure: Failure, *, group: int, ranks: Sequence[int]) -> str:
-    """Return the message of a failure that ends a compute group alone."""
-    its = f"its group {group}, rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
-    what = f"{its}, is given up, and the others go on"
-    if "\n" in failure.text:  # a traceback
-        return f"{failure.text}\nwarning: rank {failure.rank} has failed: {what}"
-    return f"{failure.text.replace('error: ', 'warning: ', 1)}: {what}"
+                    remaining.discard(connection)
+        time.sleep(SECONDS_FOR_SUPERVISORS)
 
 
 def print_failure(failure: Failure) -> None:
@@ -290,11 +289,7 @@ def watch_as_first(
 ) -> Watch:
     """Return rank 0's watch, once all others are connected.
 
-    Args:
-        hosts: Of all ranks, for messages.
-        key: A secret that the ranks share.
-        publish: Told the port to connect to.
-        processes: See `Watch`.
+    Ranks share the secret `key`; `publish` gets the port to which they connect.
     """
     connections: dict[int, Connection] = {}
     with Listener(("", 0), backlog=len(hosts), authkey=key) as listener:
@@ -328,42 +323,48 @@ MOST_BEATS = 4096
 
 @dataclass(frozen=True)
 class RankSupervisor:
-    """The rank's side."""
+    """The rank's side of its supervisor, the small parent process that ends as the job needs it."""
 
     pipe: int
 
     def beat(self) -> None:
         """Send a sign of life; from the first one on, the other ranks watch this rank too.
 
-        They then notice its end, and decide what it means to them.
+        They then notice its end, and decide what follows.
         """
-        with suppress(BlockingIOError, BrokenPipeError):  # the keeper is stopped, or gone
+        with suppress(BlockingIOError, BrokenPipeError):  # the supervisor is stopped, or gone
             os.write(self.pipe, b".")
 
 
-def keep_this_rank(*, launcher: int | None, silence_s: float) -> RankSupervisor:
+def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSupervisor:
     """Continue in a child of this process, which stays behind, small, until that has ended.
 
-    Args:
-        launcher: The process that has started this rank; where it ends the keeper does.
-        silence_s: A rank that has not beaten for so long has been given up, and is killed.
+    Where the `launcher` process ends, the supervisor does. A rank that has not beaten for
+    `silence_s` has been given up, and is killed.
     """
-    heard = {*STOPS, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    signals = {*STOPS, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     reads, writes = os.pipe2(os.O_NONBLOCK)
     rank = os.fork()
     if rank:
         os.close(writes)
-        code, watched = ended(rank, heard, beats=reads, launcher=launcher, silence_s=silence_s)
-        end_keeper(code, watched=watched)
+        code, is_watched = wait_for_rank(
+            rank, signals, beats=reads, launcher=launcher, silence_s=silence_s
+        )
+        has_died = code == OUR_BUG or (code >= ENDED_BY_SIGNAL and code != INTERRUPTED)
+        if has_died and is_watched:
+            # By way of C's exit: MPICH reports its end to the launcher there, as the rank could
+            # not.
+            ctypes.CDLL(None).exit(FINISHED)
+        os._exit(code)
     os.close(reads)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return RankSupervisor(writes)
 
 
-def ended(
+def wait_for_rank(
     rank: int,
-    heard: set[signal.Signals],
+    signals: set[signal.Signals],
     *,
     beats: int,
     launcher: int | None,
@@ -371,41 +372,24 @@ def ended(
 ) -> tuple[int, bool]:
     """Forward signals until a rank has ended.
 
-    Returns:
-        Its exit code, as shells count, and whether it had begun to beat.
+    Returns its exit code, as shells count, and whether it had begun to beat.
     """
     last_beat = math.inf
     while True:
-        found = signal.sigtimedwait(heard, SECONDS_BETWEEN_LOOKS)
-        if found is not None and found.si_signo in STOPS:
-            os.kill(rank, found.si_signo)
-        if beaten(beats):
-            last_beat = time.monotonic()
+        received = signal.sigtimedwait(signals, SECONDS_BETWEEN_LOOKS)
+        if received is not None and received.si_signo in STOPS:
+            os.kill(rank, received.si_signo)
+        with suppress(BlockingIOError):  # there is no beat
+            if os.read(beats, MOST_BEATS):
+                last_beat = time.monotonic()
         process, status = os.waitpid(rank, os.WNOHANG)
         if process:
             code = os.waitstatus_to_exitcode(status)
             return (code if code >= 0 else ENDED_BY_SIGNAL - code), last_beat < math.inf
         if time.monotonic() - last_beat > silence_s:  # stopped: else the job would wait for it
             os.kill(rank, signal.SIGKILL)
-        if is_gone(launcher):  # the rank sees that its parent has gone, and stops
+        if is_gone(launcher):  # the rank notices that its parent has gone, and stops
             os._exit(OUR_BUG)
-
-
-def beaten(beats: int) -> bool:
-    """Return whether the rank has sent a beat since the last look."""
-    try:
-        return bool(os.read(beats, MOST_BEATS))
-    except BlockingIOError:
-        return False
-
-
-def end_keeper(code: int, *, watched: bool) -> NoReturn:
-    """End as the launcher is to hear of a rank that has ended with this code."""
-    died = code == OUR_BUG or (code >= ENDED_BY_SIGNAL and code != INTERRUPTED)
-    if died and watched:
-        # By way of C's exit: MPICH tells the launcher there that it is done, as the rank could not.
-        ctypes.CDLL(None).exit(FINISHED)
-    os._exit(code)
 
 
 def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None:
@@ -424,7 +408,7 @@ def is_gone(launcher: int | None) -> bool:
 
 
 def stop_without_launcher() -> None:
-    """Ask this rank to stop, as a SIGTERM of the launcher would have done.
+    """Send this rank the SIGTERM that its launcher would have sent.
 
     What it prints goes nowhere from now on: the launcher's pipes are broken, and a line of progress
     would end the run before its checkpoint.

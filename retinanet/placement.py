@@ -24,7 +24,7 @@ from launch.plan import Plan, make_plan, plan_as_json, print_plan
 from launch.ranks import Ranks
 from launch.shares import CoreRequest
 from launch.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
-from launch.watchdog import keep_this_rank, launcher_process
+from launch.watchdog import launcher_process, supervise_this_rank
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.config_types import (
@@ -74,10 +74,10 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     if groups == 1 or group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
     # Its end may be that of its group alone, if the launcher does not notice it.
-    keeper = keep_this_rank(
+    supervisor = supervise_this_rank(
         launcher=launcher_process(ranks, os.environ), silence_s=config.distributed.timeout_s
     )
-    return replace(place, keeper=keeper)
+    return replace(place, supervisor=supervisor)
 
 
 def core_request(config: Config) -> CoreRequest:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.ranks import read_ranks
 from launch.rendezvous import meet, part
-from launch.watchdog import keep_this_rank
+from launch.watchdog import supervise_this_rank
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     part(ranks)
     if ranks.rank == 1:
         if "alone" not in sys.argv:
-            keep_this_rank(launcher=os.getppid(), silence_s=100).beat()
+            supervise_this_rank(launcher=os.getppid(), silence_s=100).beat()
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(2)
     (folder / "rank 0 has ended by itself").touch()

@@ -16,11 +16,11 @@ from tests.launch.ranks import REPOSITORY, run_ranks
 # The rank says that it is there; with `beats` it also says so to its keeper, as the watch does.
 RANK = """
 import os, signal, sys, time
-from launch.watchdog import keep_this_rank
+from launch.watchdog import supervise_this_rank
 case, silence_s = sys.argv[1], float(sys.argv[2])
-keeper = keep_this_rank(launcher=os.getppid(), silence_s=silence_s)
+supervisor = supervise_this_rank(launcher=os.getppid(), silence_s=silence_s)
 if "beats" in case:
-    keeper.beat()
+    supervisor.beat()
 parent = os.getppid()
 def stop(number, frame):
     os.write(1, f"heard {signal.Signals(number).name}\\n".encode())  # `print` may be at work
@@ -32,10 +32,10 @@ if "exits" in case:
     sys.exit(int(case.split()[-1]))
 while os.getppid() == parent:
     if "beats on" in case:
-        keeper.beat()
+        supervisor.beat()
     time.sleep(0.05)
 if "beats" in case:
-    keeper.beat()
+    supervisor.beat()
 print("nobody keeps me", flush=True)
 """
 

@@ -15,8 +15,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 RELAY = """
 import signal, sys
-from launch.run import run_with_gentle_stop
-sys.exit(run_with_gentle_stop(sys.argv[1:], ask=signal.SIGUSR1, patience_s=0.3))
+from launch.run import run_with_graceful_stop
+sys.exit(run_with_graceful_stop(sys.argv[1:], stop_signal=signal.SIGUSR1, patience_s=0.3))
 """
 
 # As mpirun does, it says when it is there; as ranks do, it ends after the first SIGUSR1 with 75.
