@@ -55,7 +55,7 @@ class ModelBytes:
     statistics: int
     """Running statistics of the norms that train, which every rank has for itself."""
     optimizer: int
-    """What the optimizer keeps for the parameters that train."""
+    """The optimizer's state of the parameters that train."""
 
     @property
     def checkpoint(self) -> int:
@@ -65,7 +65,7 @@ class ModelBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
-    """What a rank takes beyond a process that has loaded the libraries. [bytes]"""
+    """The memory of a rank beyond a process that has loaded the libraries. [bytes]"""
 
     model: int
     """Weights, gradients and optimizer, which no step can do without."""
@@ -93,27 +93,26 @@ def memory_need(
 ) -> MemoryNeed:
     """Estimate a rank's peak: that of the rank which has most images.
 
-    Args:
-        config: The run's.
-        model: Sizes of the model's parts, see `model_bytes`.
-        num_classes: Of the model.
-        engine: `torch` or `ipex`.
-        ranks_on_host: Several exchange their gradients through memory that they share.
-        validation_images: That there are to evaluate; None: not known.
+    The sizes of the `model` are those of `model_bytes`; the `engine` is `torch` or `ipex`. Several
+    ranks on a host exchange their gradients through memory that they share.
     """
-    other = LIBRARIES + casted_weights(config, model)
+    # Copies of weights: all in BF16, or those that a constant norm scales.
+    if config.engine.precision == "bf16":
+        copies = model.state // 2
+    elif config.model.norm == "frozen":
+        copies = model.backbone
+    else:
+        copies = model.backbone - model.trained_backbone
+    other = LIBRARIES + copies
     if ranks_on_host > 1:
         # Two halves of the shared memory take turns.
         other += 2 * model.trained // (2 if config.distributed.compress == "bf16" else 1)
-    training = training_images(config) * training_bytes(
-        config, num_classes=num_classes, engine=engine
-    )
-    evaluation = evaluation_images(config, validation_images) * evaluation_bytes(
-        config, num_classes=num_classes
-    )
+    image = training_bytes(config, num_classes=num_classes, engine=engine)
+    evaluated = evaluation_bytes(config, num_classes=num_classes)
+    evaluation = evaluation_images(config, validation_images) * evaluated
     return MemoryNeed(
         model=model.state + model.trained + model.optimizer,
-        activations=max(training, evaluation - model.trained),
+        activations=max(training_images(config) * image, evaluation - model.trained),
         other=other,
         loading=2 * loading_processes_of(config) * LOADING_PROCESS,
     )
@@ -125,16 +124,7 @@ def images_that_fit(
     """Return the largest batch of a rank: the even one, just taken, and what else fits.
 
     All that the estimate counts beside a batch is set aside, though part of it is taken already.
-
-    Args:
-        config: The run's.
-        num_classes: Of the model.
-        engine: `torch` or `ipex`.
-        local_ranks: Of this host; each may have as much of what is left.
-        left: What its processes may still take.
-
-    Returns:
-        None where the system does not report what is left.
+    Each rank of this host may have as much of what is `left`; None where that is not known.
     """
     if left is None:
         return None
@@ -164,28 +154,19 @@ def loading_processes_of(config: Config) -> int:
     return loading_processes(config.data.workers, reserved_cores=config.data.reserve_cores)
 
 
-def casted_weights(config: Config, model: ModelBytes) -> int:
-    """Return the bytes of weights' copies: all in BF16, or those that a constant norm scales."""
-    if config.engine.precision == "bf16":
-        return model.state // 2
-    if config.model.norm == "frozen":
-        return model.backbone
-    return model.backbone - model.trained_backbone
-
-
 def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
-    """Return what an image takes in a step: maps that are kept, and gradients in flight. [bytes]"""
-    kept = values_of_image(config, num_classes=num_classes)
+    """Return the memory of an image in a step: maps that are kept, gradients in flight. [bytes]"""
+    values = values_of_image(config, num_classes=num_classes)
     value = BYTES[config.engine.precision]
-    maps = kept.bytes(value) * (IPEX_MAPS if engine == "ipex" else 1)
+    maps = values.bytes(value) * (IPEX_MAPS if engine == "ipex" else 1)
     copies = marks_of(EngineConfig, LogitCopies)["focal_loss"]
     in_flight = round(IN_FLIGHT[config.model.norm] * maps)
-    in_flight += copies.by_value[config.engine.focal_loss] * kept.logits * value
+    in_flight += copies.by_value[config.engine.focal_loss] * values.logits * value
     return maps + in_flight + image_bytes(config)
 
 
 def evaluation_bytes(config: Config, *, num_classes: int) -> int:
-    """Return what one image takes in an evaluation's forward pass, which keeps nothing. [bytes]"""
+    """Return the memory of an image in an evaluation, which keeps no maps. [bytes]"""
     logits = values_of_image(config, num_classes=num_classes).logits
     values = EVALUATED_VALUES * config.data.image_size**2 + logits
     return BYTES[config.engine.precision] * values + image_bytes(config)
@@ -198,7 +179,7 @@ def image_bytes(config: Config) -> int:
 
 @dataclass(frozen=True)
 class ForwardValues:
-    """What a forward pass of one image leaves for the backward pass."""
+    """The values that a forward pass of one image keeps for the backward pass."""
 
     maps: int
     """Values of maps, each with the bytes of the precision, the outputs' gradients included."""
@@ -231,7 +212,7 @@ def forward_values(
     The pass runs in float32 with oneDNN's convolutions, since kernels of our own read memory, which
     meta tensors do not have. They keep as many values of maps: AMX's and Winograd's convolutions
     their inputs (Winograd's also what its ReLU returned, which is the next input), the BF16 batch
-    norm its input. What they keep of weights differs, see `casted_weights`. The focal loss needs
+    norm its input. What they keep of weights differs, see `memory_need`. The focal loss needs
     targets and is not run: its kernel keeps the logits' gradient.
     """
     network = network_without_memory(
@@ -248,18 +229,12 @@ def forward_values(
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         outputs = forward(torch.empty(1, 3, image_size, image_size, device="meta"))
-    values = [
-        (one.is_floating_point(), one.untyped_storage().nbytes() // one.itemsize)
-        for one in kept.values()
-    ]
+    counts = {True: 0, False: 0}  # of maps, and of indices
+    for tensor in kept.values():
+        counts[tensor.is_floating_point()] += tensor.untyped_storage().nbytes() // tensor.itemsize
     logits = sum(level.numel() for level in outputs.cls_logits)
-    return ForwardValues(
-        maps=sum(count for is_map, count in values if is_map)
-        + logits
-        + sum(level.numel() for level in outputs.bbox_regression),
-        indices=sum(count for is_map, count in values if not is_map),
-        logits=logits,
-    )
+    boxes = sum(level.numel() for level in outputs.bbox_regression)
+    return ForwardValues(maps=counts[True] + logits + boxes, indices=counts[False], logits=logits)
 
 
 def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: int) -> ModelBytes:
@@ -267,26 +242,25 @@ def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: in
     network = network_without_memory(
         num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
     )
-    trained = [one for one in network.parameters() if one.requires_grad]
+    trained = [tensor for tensor in network.parameters() if tensor.requires_grad]
     body = list(network.backbone.body.parameters())
-    norms = (one for one in network.modules() if isinstance(one, nn.BatchNorm2d) and one.training)
-    statistics = (one for norm in norms for one in (norm.running_mean, norm.running_var))
+    norms = [
+        norm for norm in network.modules() if isinstance(norm, nn.BatchNorm2d) and norm.training
+    ]
+    statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
+    if training.optimizer == "sgd":  # a momentum
+        optimizer = total(trained) if training.momentum else 0
+    else:  # of adam and lamb: two averages and a counter of steps
+        counter = torch.zeros((), device="meta").nbytes
+        optimizer = 2 * total(trained) + counter * len(trained)
     return ModelBytes(
         state=total(network.state_dict().values()),
         trained=total(trained),
         backbone=total(body),
-        trained_backbone=total(one for one in body if one.requires_grad),
-        statistics=total(one for one in statistics if one is not None),
-        optimizer=optimizer_bytes(training, trained),
+        trained_backbone=total(tensor for tensor in body if tensor.requires_grad),
+        statistics=total(tensor for tensor in statistics if tensor is not None),
+        optimizer=optimizer,
     )
-
-
-def optimizer_bytes(training: TrainingConfig, trained: Sequence[Tensor]) -> int:
-    """Count two averages and a counter of steps for adam and lamb, a momentum for sgd."""
-    if training.optimizer == "sgd":
-        return total(trained) if training.momentum else 0
-    counter = torch.zeros((), device="meta").nbytes
-    return 2 * total(trained) + counter * len(trained)
 
 
 def total(tensors: Iterable[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""Where a configuration puts its ranks on a host, and `python -m launch plan`, which shows it."""
+"""Place the ranks of a configuration on a host; `python -m launch plan` shows where."""
 
 import argparse
 import io
@@ -17,7 +17,7 @@ from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
-from launch.limits import Allowance, host_cpus, read_allowance
+from launch.limits import host_cpus, read_allowance
 from launch.mpirun import ANY_RANKS_OPTION, ranks_option
 from launch.pinning import RankContext, chosen_backend, enter_rank_context
 from launch.plan import Plan, make_plan, plan_as_json, print_plan
@@ -39,10 +39,7 @@ from retinanet.config_types import (
 def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> RankContext:
     """Give this rank its cores, memory and rendezvous, before torch is loaded.
 
-    Args:
-        config: The run's.
-        ranks: Which of the job's this is.
-        binding: False: the ranks are only connected, for `--check`: no cores, no libraries.
+    Without `binding` the ranks are only connected, for `--check`: no cores, no libraries.
 
     Raises:
         InputError: Something configured is not installed, or does not fit this host or its ranks.
@@ -113,14 +110,26 @@ def plan_command(
     """
     require_free_json(json_file)
     settings = load_config(config, overrides)
-    host = read_topology(topology)
-    allowance = allowance_for(host, described=topology is not None)
+    host = allowed = read_topology(topology)
+    name = socket.gethostname() if topology is None else topology.stem
+    if topology is None:  # all of a host that is described may be used
+        allowance = read_allowance()
+        allowed = host.restricted(allowance.cpus)
+        quota = allowance.quota if quota is None else quota
+    if cpus is not None:
+        numbers = frozenset(cpu.cpu for cpu in allowed.cpus)
+        if not cpus or not cpus <= numbers:
+            raise InputError(
+                f"--cpus {format_cpu_list(cpus)}: the host has no CPU "
+                f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
+            )
+        allowed = allowed.restricted(cpus)
     plan = configured_plan(
         settings,
         host,
-        allowed=chosen_cpus(host.restricted(allowance.cpus), cpus),
-        quota=allowance.quota if quota is None else quota,
-        hosts=planned_hosts(hosts, ranks=ranks, topology=topology),
+        allowed=allowed,
+        quota=quota,
+        hosts=((name, ranks or 1),) if hosts is None else hosts_with_ranks(hosts, ranks=ranks),
         openmp=openmp,
         backend=backend,
     )
@@ -193,44 +202,6 @@ def configured_plan(
     return plan if settings.launch.pin else replace(plan, notes=(*plan.notes, NOT_PINNED))
 
 
-def planned_hosts(
-    hosts: str | None, *, ranks: int | None, topology: Path | None
-) -> tuple[tuple[str, int], ...]:
-    """Return those of `--hosts`, or one: this machine, or the one that a file describes."""
-    if hosts is not None:
-        return hosts_with_ranks(hosts, ranks=ranks)
-    name = socket.gethostname() if topology is None else topology.stem
-    return ((name, ranks or 1),)
-
-
-def allowance_for(host: Topology, *, described: bool) -> Allowance:
-    """Return what this process may use of this machine, or all of one that is described."""
-    if not described:
-        return read_allowance()
-    return Allowance(
-        cpus=frozenset(cpu.cpu for cpu in host.cpus),
-        quota=None,
-        memory_nodes=frozenset(cpu.node for cpu in host.cpus),
-    )
-
-
-def chosen_cpus(usable: Topology, cpus: frozenset[int] | None) -> Topology:
-    """Restrict the usable CPUs to those of `--cpus`, if it was given.
-
-    Raises:
-        InputError: Some may not be used, or are not there; names those that may.
-    """
-    if cpus is None:
-        return usable
-    numbers = frozenset(cpu.cpu for cpu in usable.cpus)
-    if not cpus or not cpus <= numbers:
-        raise InputError(
-            f"--cpus {format_cpu_list(cpus)}: the host has no CPU "
-            f"{format_cpu_list(cpus - numbers)} to use; choose among {format_cpu_list(numbers)}"
-        )
-    return usable.restricted(cpus)
-
-
 ABOUT = """\
 Show where each rank of a training would run: on which cores it computes, exchanges gradients and
 loads images, in which memory, with which environment. Nothing is started.
@@ -280,23 +251,6 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="a YAML file, or a name in configs/, as train.py takes it (default: demo.yaml)",
     )
     add_overrides(parser)
-    add_host_options(parser)
-    parser.add_argument(
-        "--openmp",
-        choices=["gnu", "intel"],
-        help="whose variables the environment sets (default: the runtime that is installed here)",
-    )
-    parser.add_argument(
-        "--backend",
-        choices=["gloo", "ccl"],
-        help="what exchanges gradients (default: distributed.backend, or what is installed here)",
-    )
-    add_json_option(parser, "write the plan here too, every rank's CPUs and environment")
-    parser.set_defaults(run=plan_command)
-
-
-def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the hosts, and what of them may be used."""
     parser.add_argument(
         "--topology",
         type=Path,
@@ -309,6 +263,18 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quota", type=cpus_of_time, metavar="CPUS", help="a container's CPU quota, such as 1.5"
     )
+    parser.add_argument(
+        "--openmp",
+        choices=["gnu", "intel"],
+        help="whose variables the environment sets (default: the runtime that is installed here)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=["gloo", "ccl"],
+        help="what exchanges gradients (default: distributed.backend, or what is installed here)",
+    )
+    add_json_option(parser, "write the plan here too, every rank's CPUs and environment")
+    parser.set_defaults(run=plan_command)
 
 
 def cpu_list(text: str) -> frozenset[int]:

@@ -74,26 +74,23 @@ class MlperfLog:
     def write_to(self, file: Path, *, step: int, is_evaluated: bool) -> None:
         """Write what has been logged and all that will be.
 
-        A file that is there is an earlier part of the run, which goes on after `step`: its clock
-        runs on, and what comes again is taken out of it.
-
-        Args:
-            file: To append to.
-            step: Optimizer steps done.
-            is_evaluated: Whether the weights after them are.
+        A file that is there is an earlier part of the run, which goes on after `step` optimizer
+        steps: its clock runs on, and what comes again is taken out of it. `is_evaluated`: whether
+        the weights after them are.
 
         Raises:
             InputError: It cannot be written.
         """
-        before = continued(file, step=step, is_evaluated=is_evaluated)
+        before = {line.content for line in continued(file, step=step, is_evaluated=is_evaluated)}
         waiting = [self._events.get().getMessage() for _ in range(self._events.qsize())]
         try:
             self._file = LineFile(file)
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error.strerror}") from error
         with suppress(OSError):
-            for line in new_lines(waiting, before=before):
-                self._file.write(line)
+            for line in log_lines(waiting):
+                if line.content not in before:  # else an earlier start has logged it
+                    self._file.write(line.text)
 
     def epoch_started(self, epoch: int, *, step: int) -> None:
         """Log that the first step of an epoch, counted from 1, is next."""
@@ -156,14 +153,15 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
     No data have been read yet, and model and optimizer are still to be made: what may come before
     the clock comes within it.
     """
-    log = MlperfLog()
-    mlperf = config.mlperf
+    log, mlperf = MlperfLog(), config.mlperf
+    hosts = len(set(group.hosts))  # all are taken for this one's kind
+    platform = f"{hosts} {'host' if hosts == 1 else 'hosts'} of {processor_name()}"
     log.events(
         {
             constants.SUBMISSION_BENCHMARK: benchmark_name(mlperf.rules),
             constants.SUBMISSION_DIVISION: mlperf.division,
             constants.SUBMISSION_ORG: mlperf.organization,
-            constants.SUBMISSION_PLATFORM: mlperf.platform or platform_of(group),
+            constants.SUBMISSION_PLATFORM: mlperf.platform or platform,
             constants.SUBMISSION_STATUS: mlperf.status,
         }
     )
@@ -194,12 +192,6 @@ def clear_caches() -> bool:
             "root, or leave it false and clear them before: sysctl vm.drop_caches=3"
         ) from error
     return True
-
-
-def platform_of(group: "ProcessGroup") -> str:
-    """Describe a run's hosts; all are taken for this one's kind."""
-    count = len(set(group.hosts))
-    return f"{count} {'host' if count == 1 else 'hosts'} of {processor_name()}"
 
 
 def settings_of(config: "Config", *, ranks: int) -> dict[str, Any]:
@@ -235,21 +227,14 @@ def begin_log(
 ) -> None:
     """Log what is known of a run once it is built.
 
-    Args:
-        log: The run's.
-        model: Its parameters' names are torchvision's.
-        optimizer: Its own numbers, such as Adam's betas.
-        name: The optimizer's, such as `adam`.
-        training_images: That are trained on in an epoch.
-        validation_images: That are evaluated.
+    `name` is the optimizer's, such as `adam`. Images are those of an epoch, and those evaluated.
     """
     from retinanet.model.retinanet import mlperf_key  # noqa: PLC0415
 
     numbers = optimizer.param_groups[0]
     if "betas" in numbers:
-        first, second = numbers["betas"]
-        log.event(f"opt_{name}_beta_1", first)
-        log.event(f"opt_{name}_beta_2", second)
+        for place, beta in enumerate(numbers["betas"], start=1):
+            log.event(f"opt_{name}_beta_{place}", beta)
         log.event(f"opt_{name}_epsilon", numbers["eps"])
     if "momentum" in numbers:
         log.event(f"opt_{name}_momentum", numbers["momentum"])
@@ -304,19 +289,16 @@ def event_of(text: str) -> LogLine | None:
         metadata = fields["metadata"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    known = isinstance(key, str) and isinstance(metadata, dict)
-    if not known or type(time_ms) is not int or not 0 <= time_ms < LATEST_MS:
+    is_event = isinstance(key, str) and isinstance(metadata, dict) and type(time_ms) is int
+    if not is_event or not 0 <= time_ms < LATEST_MS:
         return None
     return LogLine(text=text, key=key, value=value, time_ms=time_ms, metadata=metadata)
 
 
-def damaged_lines(texts: Iterable[str]) -> list[int]:
+def damaged_lines(texts: Sequence[str]) -> tuple[int, ...]:
     """Return the numbers, from 1, of lines that begin as events and are none: most were cut."""
-    return [
-        number
-        for number, text in enumerate(texts, start=1)
-        if BEGIN in text and event_of(text) is None
-    ]
+    numbered = enumerate(texts, start=1)
+    return tuple(number for number, text in numbered if BEGIN in text and event_of(text) is None)
 
 
 def number_of(value: object) -> float | None:
@@ -327,7 +309,7 @@ def number_of(value: object) -> float | None:
 
 
 def lines_of(file: Path) -> list[LogLine]:
-    """The events in a file.
+    """Return the events in a file.
 
     Raises:
         OSError: It cannot be read.
@@ -357,21 +339,14 @@ def continued(file: Path, *, step: int, is_evaluated: bool) -> list[LogLine]:
         return []
     last = dict.fromkeys(OF_EVALUATIONS, step if is_evaluated else step - 1)
     last[constants.EPOCH_START] = step - 1
-    lines = lines_of(file)
-    kept = [
+    remaining = [
         line
-        for line in lines
+        for line in lines_of(file)
         if line.key != constants.RUN_STOP
         and (number_of(line.metadata.get("step_num")) or 0) <= last.get(line.key, step)
     ]
-    write_whole(file, "".join(f"{line.text}\n" for line in kept))
-    return kept
-
-
-def new_lines(texts: Sequence[str], *, before: Sequence[LogLine]) -> list[str]:
-    """Return those of a start's lines that differ from an earlier start's: changed settings."""
-    known = {line.content for line in before}
-    return [line.text for line in log_lines(texts) if line.content not in known]
+    write_whole(file, "".join(f"{line.text}\n" for line in remaining))
+    return remaining
 
 
 NAME = "mlperf.log"
@@ -381,7 +356,7 @@ RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
 
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """What the log of one run says."""
+    """The log of one run."""
 
     file: Path
     lines: tuple[LogLine, ...]
@@ -406,13 +381,13 @@ class RunLog:
     def epochs(self) -> float | None:
         """Epochs until the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
-        return None if evaluation is None else number_of(evaluation.metadata.get("epoch_num"))
+        return number_of(evaluation.metadata.get("epoch_num")) if evaluation else None
 
     @property
     def accuracy(self) -> float | None:
         """The mAP of the last evaluation."""
         evaluation = self.last(constants.EVAL_ACCURACY)
-        return None if evaluation is None else number_of(evaluation.value)
+        return number_of(evaluation.value) if evaluation else None
 
     @property
     def minutes(self) -> float | None:
@@ -455,7 +430,7 @@ def read_run_log(path: Path) -> RunLog:
     lines = log_lines(texts)
     if not lines:
         raise InputError(f"{file}: no line of an MLPerf log (:::MLLOG …); expected a run's {NAME}")
-    return RunLog(file=file, lines=tuple(lines), damaged=tuple(damaged_lines(texts)))
+    return RunLog(file=file, lines=tuple(lines), damaged=damaged_lines(texts))
 
 
 def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:

@@ -1,4 +1,4 @@
-"""MLCommons' own checkers, called as its command lines call them, and what they find.
+"""MLCommons' own checkers, called as its command lines call them, and their findings.
 
 `check` runs the compliance checker on a run's log; `rcp` compares a set of runs with the reference
 convergence points: do they converge as the reference implementation does?
@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -21,8 +20,9 @@ from typing import Any
 
 from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.mllog import constants
-from rich.table import Table
+from rich.console import Console
 
+from common.charts import Column, Table, text_column
 from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import require_free_json, write_whole
@@ -43,7 +43,7 @@ LINES_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a checker found."""
+    """The result of a checker."""
 
     passed: bool
     faults: tuple[str, ...]
@@ -53,16 +53,11 @@ class Verdict:
     @property
     def summary(self) -> str:
         """`passed`, or with warnings `accepted`, or the number of faults."""
-        if not self.passed:
-            return plural(len(self.faults), "fault")
-        if self.warnings:
-            return f"accepted, with {plural(len(self.warnings), 'warning')}"
-        return "passed"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return the count and its noun, such as `2 faults`."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+        if self.passed and not self.warnings:
+            return "passed"
+        items, noun = (self.warnings, "warning") if self.passed else (self.faults, "fault")
+        count = f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+        return f"accepted, with {count}" if self.passed else count
 
 
 def official_version() -> str:
@@ -87,15 +82,11 @@ def check_compliance(log: Path, *, rules: Rules) -> Verdict:
             passed = checker.check_file(str(copy), f"{USAGE}_{rules}/common.yaml")
     except Exception as error:  # it evaluates expressions of its rules on whatever the log holds
         raise InputError(f"{log}: the official checker broke off: {error!r}") from error
-    faults = [in_one_line(one) for one in checker.overwritable.values()]
-    faults += [in_one_line(one) for one in checker.not_overwritable]
+    faults = [*map(in_one_line, (*checker.overwritable.values(), *checker.not_overwritable))]
     if damaged:
-        faults.append(f"cut short or no events: {shown_lines(damaged)}")
-    return Verdict(
-        passed=passed,
-        faults=tuple(faults),
-        warnings=tuple(f"{in_one_line(one)}, of one value" for one in checker.warnings.values()),
-    )
+        faults.append(f"cut short or no events: {format_lines(damaged)}")
+    warnings = [f"{in_one_line(text)}, of one value" for text in checker.warnings.values()]
+    return Verdict(passed=passed, faults=tuple(faults), warnings=tuple(warnings))
 
 
 def events_of(log: Path) -> str:
@@ -103,7 +94,7 @@ def events_of(log: Path) -> str:
     return "".join(f"{line.text}\n" for line in log_lines(texts_of(log)))
 
 
-def shown_lines(numbers: Sequence[int]) -> str:
+def format_lines(numbers: Sequence[int]) -> str:
     """Return line numbers for a message, the first few of many."""
     more = f" and {len(numbers) - LINES_SHOWN:,} more" if len(numbers) > LINES_SHOWN else ""
     lines = "line" if len(numbers) == 1 else "lines"
@@ -113,27 +104,20 @@ def shown_lines(numbers: Sequence[int]) -> str:
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
     """Check whether runs converge no faster than the reference implementation.
 
-    Returns:
-        The checker's verdict, its words, and the factor on a submission's time.
+    Returns the checker's verdict, its words, and the factor on a submission's time.
 
     Raises:
         InputError: The checker breaks off.
     """
     from mlperf_logging.rcp_checker.rcp_checker import check_directory  # noqa: PLC0415
 
+    options = {"verbose": False, "bert_train_samples": False, "rcp_pass": "pruned_rcps"}
     with tempfile.TemporaryDirectory() as folder, without_official_logging():
         for number, log in enumerate(logs):
             copy = Path(folder) / f"result_{number}.txt"
             copy.write_text(events_of(log), encoding="utf-8")
         try:
-            passed, words, factor = check_directory(
-                folder,
-                USAGE,
-                rules,
-                verbose=False,
-                bert_train_samples=False,
-                rcp_pass="pruned_rcps",
-            )
+            passed, words, factor = check_directory(folder, USAGE, rules, **options)
         except Exception as error:
             names = ", ".join(map(str, logs))
             raise InputError(f"{names}: the official RCP checker broke off: {error!r}") from error
@@ -184,15 +168,10 @@ def without_official_logging() -> Iterator[None]:
 
 
 def check(*, path: Path, rules: Rules | None, json_file: Path | None) -> int:
-    """Print what falls short of MLPerf's rules in a run's log.
+    """Print what falls short of MLPerf's rules in a run's log; 4 where the official checker fails.
 
-    Args:
-        path: Its folder, or its log, or a folder of `result_N.txt`, which are checked each.
-        rules: Rule set; None: the newest that has a benchmark of the log's name.
-        json_file: Where the findings go too.
-
-    Returns:
-        0 where the official checker passes all, 4 where it does not.
+    The path is a run's folder, or its log, or a folder of `result_N.txt`, which are checked each.
+    `rules=None`: the newest that have a benchmark of the log's name.
 
     Raises:
         InputError: There is no log, or the output exists.
@@ -213,24 +192,6 @@ def check_log(log: RunLog, *, rules: Rules) -> dict[str, Any]:
     verdict = check_compliance(log.file, rules=rules)
     remarks = remarks_on(log)
     batches = counted_in_batches(log)
-    say = partial(make_console().print, soft_wrap=True)
-    say(headline(log, rules=rules))
-    say(f"official compliance checker ({official_version()}): {verdict.summary}")
-    for fault in verdict.faults:
-        say(f"  ✗ {fault}")
-    for warning in verdict.warnings:
-        say(f"  – {warning}")
-    if batches:
-        say(f"counted in batches, as submissions may: {batches}")
-    if remarks:
-        say("which it does not look at, and a submission needs:")
-        for remark in remarks:
-            say(f"  – {remark}")
-    return {"log": str(log.file), "rules": rules, **asdict(verdict), "remarks": remarks}
-
-
-def headline(log: RunLog, *, rules: Rules) -> str:
-    """Return what the log is of: benchmark, division, batch size, end, mAP and time."""
     facts = [
         f"{log.file}: {log.value(constants.SUBMISSION_BENCHMARK)}, rules {rules}",
         f"{log.value(constants.SUBMISSION_DIVISION)} division",
@@ -241,7 +202,25 @@ def headline(log: RunLog, *, rules: Rules) -> str:
         facts.append(f"mAP {log.accuracy:.3f} after epoch {log.epochs:g}")
     if log.minutes is not None:
         facts.append(f"{log.minutes:.1f} minutes by MLPerf's clock")
-    return ", ".join(facts)
+    console = make_console()
+    console.print(", ".join(facts), soft_wrap=True)
+    print_verdict(console, "compliance checker", verdict, result=verdict.summary)
+    lines = [f"counted in batches, as submissions may: {batches}"] if batches else []
+    if remarks:
+        lines += ["which it does not look at, and a submission needs:"]
+        lines += [f"  – {remark}" for remark in remarks]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    return {"log": str(log.file), "rules": rules, **asdict(verdict), "remarks": remarks}
+
+
+def print_verdict(console: Console, checker: str, verdict: Verdict, *, result: str) -> None:
+    """Print the result of an official checker, with its faults and warnings."""
+    lines = [f"official {checker} ({official_version()}): {result}"]
+    lines += [f"  ✗ {fault}" for fault in verdict.faults]
+    lines += [f"  – {warning}" for warning in verdict.warnings]
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def counted_in_batches(log: RunLog) -> str:
@@ -263,7 +242,7 @@ def counted_in_batches(log: RunLog) -> str:
 
 
 def remarks_on(log: RunLog) -> list[str]:
-    """Return what stands between a run and a submission beside the checker's faults."""
+    """Return what a run lacks for a submission beside the checker's faults."""
     remarks = []
     batches = counted_in_batches(log)
     for key, wanted, what in (
@@ -288,15 +267,10 @@ FEWEST = 3
 
 
 def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) -> int:
-    """Compare a set of runs with MLPerf's reference convergence points.
+    """Compare a set of runs with MLPerf's reference convergence points; 4 where they fail.
 
-    Args:
-        runs: Their folders, or logs, or folders of `result_N.txt`.
-        rules: Rule set; None: the newest that has a benchmark of the logs' name.
-        json_file: Where the verdict goes too.
-
-    Returns:
-        0 where the official checker passes, 4 where it does not.
+    Runs are their folders, or logs, or folders of `result_N.txt`. `rules=None`: the newest that
+    have a benchmark of the logs' name.
 
     Raises:
         InputError: A log is missing, they do not belong together, or they are too few.
@@ -305,23 +279,32 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
     logs = read_run_logs(runs)
     rules, batch_size = require_one_kind(logs, rules)
     passed, words, factor = check_reference_points([log.file for log in logs], rules=rules)
-    console = make_console()
-    console.print(runs_table(logs, title=f"runs at global batch size {batch_size}, rules {rules}"))
-    say = partial(console.print, soft_wrap=True)
     expected = expectation(reference_points(rules), batch_size)
-    for log in logs:
-        if log.damaged:
-            say(f"{log.file}: left out, cut short or no events: {shown_lines(log.damaged)}")
-    say(f"the reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}")
-    mean = mean_epochs(logs)
+    # Converged runs but the fastest and the slowest.
+    converged = [log.epochs for log in logs if log.status == constants.SUCCESS]
+    epochs = sorted(number for number in converged if number is not None)
+    mean = fmean(epochs[1:-1]) if len(epochs) >= FEWEST else None
+    lines = [
+        f"{log.file}: left out, cut short or no events: {format_lines(log.damaged)}"
+        for log in logs
+        if log.damaged
+    ]
+    lines.append(
+        f"the reference implementation: {expected.mean_epochs:.2f} epochs, {expected.basis}"
+    )
     if mean is not None:
-        say(f"these runs: {mean:.2f} epochs, without the fastest and the slowest")
+        lines.append(f"these runs: {mean:.2f} epochs, without the fastest and the slowest")
     verdict = "passed" if passed else "failed"
-    say(f"official RCP checker ({official_version()}): {verdict}: {words.strip()}")
+    lines.append(f"official RCP checker ({official_version()}): {verdict}: {words.strip()}")
     if passed and factor != 1:
-        say(f"faster than the reference: times would be multiplied by {factor:.4f}")
+        lines.append(f"faster than the reference: times would be multiplied by {factor:.4f}")
     if len(logs) != RUNS_OF_SUBMISSION:
-        say(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
+        lines.append(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
+    console = make_console()
+    title = f"runs at global batch size {batch_size}, rules {rules}"
+    console.print(Table(title, RUN_COLUMNS, [row_of(log) for log in logs]).for_console())
+    for line in lines:
+        console.print(line, soft_wrap=True)
     if json_file is not None:
         content = {
             "rules": rules,
@@ -337,6 +320,23 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
         }
         write_whole(json_file, json.dumps(content, indent=1) + "\n")
     return FINISHED if passed else CONDITION_MET
+
+
+RUN_COLUMNS = (
+    text_column("run"),
+    Column("status"),
+    Column("epochs", "g"),
+    Column("mAP", ".3f"),
+    Column("minutes", ".1f"),
+    Column("seed"),
+)
+
+
+def row_of(log: RunLog) -> tuple[object, ...]:
+    """Return a run's row of the table."""
+    numbers = (log.epochs, log.accuracy, log.minutes)
+    shown = ("–" if number is None else number for number in numbers)
+    return (str(log.file), log.status, *shown, str(log.value(constants.SEED)))
 
 
 def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:
@@ -365,23 +365,3 @@ def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules
     if not isinstance(size, int):
         raise InputError(f"{first.file}: says no global_batch_size; expected a run's whole log")
     return chosen, size
-
-
-def mean_epochs(logs: Sequence[RunLog]) -> float | None:
-    """Return the mean of converged runs but the fastest and the slowest; None: too few."""
-    epochs = sorted(
-        log.epochs for log in logs if log.status == constants.SUCCESS and log.epochs is not None
-    )
-    return fmean(epochs[1:-1]) if len(epochs) >= FEWEST else None
-
-
-def runs_table(logs: Sequence[RunLog], *, title: str) -> Table:
-    """Return a table with a row for each run."""
-    table = Table("run", title=title, title_justify="left")
-    for heading in ("status", "epochs", "mAP", "minutes", "seed"):
-        table.add_column(heading, justify="right")
-    for log in logs:
-        numbers = ((log.epochs, "g"), (log.accuracy, ".3f"), (log.minutes, ".1f"))
-        shown = ["–" if number is None else format(number, form) for number, form in numbers]
-        table.add_row(str(log.file), log.status, *shown, str(log.value(constants.SEED)))
-    return table

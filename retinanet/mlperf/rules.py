@@ -2,23 +2,22 @@
 
 Reference convergence points (RCPs) are the epochs that the reference implementation took at several
 global batch sizes. They come inside MLCommons' package, and a submission's runs are compared with
-them. Fu et al. (2023) draw them in Figure 7: larger batches take more epochs, which more machines
-must make up for.
+them. Fu et al. (2023) draw them in Figure 7.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
-from common.charts import BLUE, RED, new_figure, save_chart
+from common.charts import BLUE, RED, Column, Table, new_figure, save_chart
 from common.console import make_console
 from common.errors import FINISHED
 from common.files import require_free, write_whole
@@ -45,7 +44,7 @@ def benchmark_name(rules: Rules) -> str:
 
 
 class Closed(NamedTuple):
-    """What the closed division asks of a field of the configuration: a mark in its annotation.
+    """The closed division's rule on a field of the configuration: a mark in its annotation.
 
     Batch size, learning rate and warm-up are free (MLPerf Training Rules, Hyperparameters; the
     official checker's closed_retinanet.yaml); all else is the reference implementation's. The data
@@ -66,9 +65,7 @@ def closed(value: object, *equivalent: object) -> Closed:
 def broken_rules(sections: Mapping[str, Any]) -> list[str]:
     """Return the closed division's rules that a configuration breaks, one sentence each.
 
-    Args:
-        sections: The configuration's sections by name. One that is itself wrong may be left out,
-            and breaks none.
+    `sections` has the configuration's sections by name. One that is itself wrong may be left out.
     """
     broken = []
     for section, fields in sections.items():
@@ -103,7 +100,7 @@ class ReferencePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What the points say of a global batch size."""
+    """What follows from the points for a global batch size."""
 
     batch_size: int
     mean_epochs: float
@@ -153,39 +150,30 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
     def between(name: str) -> float:
         return float(np.interp(batch_size, sizes, [getattr(point, name) for point in points]))
 
+    if batch_size in sizes:
+        basis = "measured"
+    elif batch_size < sizes[0]:
+        basis = f"nobody measured less than {sizes[0]}: its numbers"
+    elif batch_size > sizes[-1]:
+        basis = f"nobody measured more than {sizes[-1]}: its numbers, expect worse"
+    else:
+        below, above = next(pair for pair in pairwise(sizes) if pair[1] > batch_size)
+        basis = f"between {below} and {above}"
     return Expectation(
         batch_size=batch_size,
         mean_epochs=between("mean_epochs"),
         learning_rate=between("learning_rate"),
         warmup_epochs=between("warmup_epochs"),
         warmup_factor=between("warmup_factor"),
-        basis=basis_of(sizes, batch_size),
+        basis=basis,
         is_within=sizes[0] <= batch_size <= sizes[-1],
     )
-
-
-def basis_of(sizes: Sequence[int], batch_size: int) -> str:
-    """Describe where a batch size lies among those of the points, which ascend."""
-    if batch_size in sizes:
-        return "measured"
-    if batch_size < sizes[0]:
-        return f"nobody measured less than {sizes[0]}: its numbers"
-    if batch_size > sizes[-1]:
-        return f"nobody measured more than {sizes[-1]}: its numbers, expect worse"
-    above = next(place for place, size in enumerate(sizes) if size > batch_size)
-    return f"between {sizes[above - 1]} and {sizes[above]}"
 
 
 def points(
     *, rules: Rules, batch_sizes: Sequence[int], chart: Path | None, json_file: Path | None
 ) -> int:
-    """Print the reference points of a rule set, and what they say of other batch sizes.
-
-    Args:
-        rules: The rule set.
-        batch_sizes: Global ones to look up.
-        chart: Where a PNG goes.
-        json_file: Where the numbers go too.
+    """Print the reference points of a rule set, and what follows for other batch sizes.
 
     Raises:
         InputError: An output exists.
@@ -194,11 +182,24 @@ def points(
     require_free(outputs, overwrite=False, advice="give another name")
     known = reference_points(rules)
     expected = [expectation(known, size) for size in batch_sizes]
+    title = f"epochs to mAP {TARGET_MAP} of the reference implementation, rules {rules}"
+    rows = [
+        (
+            point.batch_size,
+            point.mean_epochs,
+            point.mean_epochs / known[0].mean_epochs,
+            point.least_epochs,
+            point.learning_rate,
+            f"{point.warmup_epochs:g} epoch{'' if point.warmup_epochs == 1 else 's'}",
+            len(point.epochs),
+        )
+        for point in known
+    ]
     console = make_console(pipe_width=100)
-    console.print(points_table(known, rules=rules))
-    say = partial(console.print, soft_wrap=True, markup=False)
+    console.print(Table(title, POINT_COLUMNS, rows).for_console())
+    print_line = partial(console.print, soft_wrap=True, markup=False)
     for point in expected:
-        say(
+        print_line(
             f"batch size {point.batch_size} ({point.basis}): {point.mean_epochs:.2f} epochs, "
             f"{point.steps:,} steps\n  training.learning_rate={point.learning_rate:.3g} "
             f"training.warmup_epochs={point.warmup_epochs:g} training.warmup_factor="
@@ -206,63 +207,46 @@ def points(
         )
     if chart is not None:
         save_chart(points_figure(known, expected, rules=rules), chart)
-        say(f"chart: {chart}")
+        print_line(f"chart: {chart}")
     if json_file is not None:
         content = {
             "rules": rules,
             "benchmark": benchmark_name(rules),
-            "points": [{**asdict(one), "mean_epochs": one.mean_epochs} for one in known],
-            "asked": [{**asdict(one), "steps": one.steps} for one in expected],
+            "points": [{**asdict(point), "mean_epochs": point.mean_epochs} for point in known],
+            "asked": [{**asdict(point), "steps": point.steps} for point in expected],
         }
         write_whole(json_file, json.dumps(content, indent=1))
     return FINISHED
 
 
-def points_table(points: Sequence[ReferencePoint], *, rules: Rules) -> Table:
-    """Return a table with a row for each batch size."""
-    title = f"epochs to mAP {TARGET_MAP} of the reference implementation, rules {rules}"
-    table = Table(title=title, title_justify="left")
-    for heading in ("batch size", "epochs", "normalized", "accepted from", "learning rate"):
-        table.add_column(heading, justify="right")
-    table.add_column("warm-up", justify="right")
-    table.add_column("runs", justify="right")
-    for point in points:
-        table.add_row(
-            str(point.batch_size),
-            f"{point.mean_epochs:.2f}",
-            f"{point.mean_epochs / points[0].mean_epochs:.2f}",
-            f"{point.least_epochs:.2f}",
-            f"{point.learning_rate:g}",
-            f"{point.warmup_epochs:g} epoch{'' if point.warmup_epochs == 1 else 's'}",
-            str(len(point.epochs)),
-        )
-    return table
+POINT_COLUMNS = (
+    Column("batch size"),
+    Column("epochs", ".2f"),
+    Column("normalized", ".2f"),
+    Column("accepted from", ".2f"),
+    Column("learning rate", "g"),
+    Column("warm-up"),
+    Column("runs"),
+)
 
 
 def points_figure(
     points: Sequence[ReferencePoint], expected: Sequence[Expectation], *, rules: Rules
 ) -> "Figure":
     """Draw the points, the range of their runs, and the batch sizes that were looked up."""
-    smallest = points[0]
     figure = new_figure(width=9, height=5)
     axes = figure.subplots()
     sizes = [point.batch_size for point in points]
-    unit = smallest.mean_epochs
+    unit = points[0].mean_epochs
     between = np.geomspace(sizes[0], sizes[-1], 400)  # a straight line is bent on this axis
 
     def interpolated(epochs: Sequence[float]) -> NDArray[np.float64]:
         return np.interp(between, sizes, epochs) / unit
 
-    lowest, highest = ([point.epochs[place] for point in points] for place in (0, -1))
+    lowest = interpolated([point.epochs[0] for point in points])
+    highest = interpolated([point.epochs[-1] for point in points])
     means = [point.mean_epochs for point in points]
-    axes.fill_between(
-        between,
-        interpolated(lowest),
-        interpolated(highest),
-        color=BLUE,
-        alpha=0.2,
-        label="best to worst run",
-    )
+    axes.fill_between(between, lowest, highest, color=BLUE, alpha=0.2, label="best to worst run")
     axes.plot(between, interpolated(means), color=BLUE)
     normalized = [mean / unit for mean in means]
     axes.plot(sizes, normalized, "o", color=BLUE, label="reference runs, mean")
@@ -281,7 +265,7 @@ def points_figure(
     axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
     axes.set_xticks([], minor=True)
     axes.set(xlabel="global batch size, images", ylim=(0, None))
-    axes.set_ylabel(f"epochs to mAP {TARGET_MAP}, batch {smallest.batch_size} is 1")
+    axes.set_ylabel(f"epochs to mAP {TARGET_MAP}, batch {sizes[0]} is 1")
     in_epochs = axes.twinx()
     in_epochs.set_ylim(0, axes.get_ylim()[1] * unit)
     in_epochs.set_ylabel("epochs")

@@ -16,7 +16,6 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from common.console import make_console
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import read_json_object, read_text, write_whole
 from common.machine import cpu_field, processor_name, read_proc_text, read_status
-from launch.topology import Topology, count_cores, read_topology, sockets_of
+from launch.topology import count_cores, read_topology, sockets_of
 from retinanet.mlperf.log import RunLog, read_run_log
-from retinanet.mlperf.official import check_package, official_version
+from retinanet.mlperf.official import check_package, print_verdict
 from retinanet.mlperf.rules import RUNS_OF_SUBMISSION, Rules
 
 SAME = (
@@ -40,7 +39,7 @@ SAME = (
     constants.SUBMISSION_BENCHMARK,
     constants.GLOBAL_BATCH_SIZE,
 )
-"""What is equal in the logs of all runs of a result."""
+"""Keys that have one value in the logs of all runs of a result."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,8 @@ class Submission:
 def add_run(folder: Path, run: Path) -> Submission:
     """Add a run to a submission's folder, which is made if it is not there.
 
-    A run that is there already is left as it is; so is a description of the system.
-
-    Args:
-        folder: The submission's.
-        run: The run's, on the machine that trained.
+    A run that is there already is left as it is; so is a description of the system. The run's
+    folder is on the machine that trained.
 
     Raises:
         InputError: The folder's runs and this one do not belong together, it is full, something
@@ -90,21 +86,27 @@ def add_run(folder: Path, run: Path) -> Submission:
     """
     log = read_run_log(run)
     environment = read_json_object(run / "environment.json", advice="expected the folder of a run")
-    submission = submission_of(folder, log)
+    hardware = str(log.value(constants.SUBMISSION_PLATFORM))
+    system = re.sub(r"[^A-Za-z0-9.@-]+", "_", hardware).strip("_")
+    submission = Submission(folder, system, str(log.value(constants.SUBMISSION_BENCHMARK)))
     logs = [read_run_log(file) for file in submission.logs()]
     text = read_text(log.file)
     for other in logs:
         require_same(log, other)
         if read_text(other.file) == text:
             return submission
-    require_convergence([*logs, log])
+    # One may be dropped as the slowest (MLPerf Training Rules, Benchmark Results).
+    failed = [item for item in (*logs, log) if item.status != constants.SUCCESS]
+    if len(failed) > 1:
+        raise InputError(
+            f"{failed[-1].file}: {failed[-1].status}, as {failed[0].file} is: only one run of a "
+            "submission may have missed its target"
+        )
     if len(logs) == RUNS_OF_SUBMISSION:
         raise InputError(f"{submission.results}: has its {len(logs)} runs; give another folder")
     if not submission.description.exists():
-        described = system_description(
-            submission, log, topology=read_topology(), environment=environment, storage=run
-        )
-        write_whole(submission.description, json.dumps(described, indent=1) + "\n")
+        description = system_description(submission, log, environment=environment, storage=run)
+        write_whole(submission.description, json.dumps(description, indent=1) + "\n")
     readme = submission.code / "README.md"
     if not readme.exists():
         write_whole(readme, how_to_run(environment))
@@ -113,29 +115,6 @@ def add_run(folder: Path, run: Path) -> Submission:
         write_whole(submission.code / f"result_{number}" / name, (run / name).read_bytes())
     write_whole(submission.result(number), text)  # last: what has a result is complete
     return submission
-
-
-def submission_of(folder: Path, log: RunLog) -> Submission:
-    """Return where a log belongs in a submission's folder."""
-    platform = str(log.value(constants.SUBMISSION_PLATFORM))
-    system = re.sub(r"[^A-Za-z0-9.@-]+", "_", platform).strip("_")
-    return Submission(folder, system, str(log.value(constants.SUBMISSION_BENCHMARK)))
-
-
-def require_convergence(logs: Sequence[RunLog]) -> None:
-    """Refuse more than one run that has not reached its target.
-
-    One may be dropped as the slowest (MLPerf Training Rules, Benchmark Results).
-
-    Raises:
-        InputError: There are two.
-    """
-    failed = [log for log in logs if log.status != constants.SUCCESS]
-    if len(failed) > 1:
-        raise InputError(
-            f"{failed[-1].file}: {failed[-1].status}, as {failed[0].file} is: only one run of a "
-            "submission may have missed its target"
-        )
 
 
 def require_same(log: RunLog, other: RunLog) -> None:
@@ -152,18 +131,8 @@ def require_same(log: RunLog, other: RunLog) -> None:
             )
 
 
-def empty_fields(submission: Submission) -> list[str]:
-    """Return the fields of the system's description that somebody has to fill in.
-
-    Raises:
-        InputError: The description is no JSON.
-    """
-    described = read_json_object(submission.description, advice="expected the system's description")
-    return [name for name, value in described.items() if value == ""]
-
-
 def how_to_run(environment: dict[str, Any]) -> str:
-    """Return instructions for whoever reproduces the runs."""
+    """Return instructions for those who reproduce the runs."""
     code = environment.get("code", {})
     commit = code.get("commit") or "unknown"
     changes = ", with changes that are not in it" if code.get("is_modified") else ""
@@ -180,15 +149,9 @@ Each run's configuration and environment, with the command as it was typed, are 
 
 
 def submission(*, runs: Sequence[Path], out: Path, rules: Rules | None) -> int:
-    """Add runs to a submission's folder and check the folder.
+    """Add runs to the submission's folder `out` and check it; 4 where the official checker fails.
 
-    Args:
-        runs: Their folders.
-        out: The submission's.
-        rules: Rule set; None: the newest that has a benchmark of the logs' name.
-
-    Returns:
-        0 where the official checker passes, 4 where it does not.
+    `rules=None`: the newest that have a benchmark of the logs' name.
 
     Raises:
         InputError: A run cannot be added, see `add_run`; those before it were.
@@ -226,21 +189,17 @@ def submit(run: Path, out: Path, *, console: Console) -> None:
 
 
 def print_submission(submission: Submission, *, rules: Rules, console: Console) -> bool:
-    """Print what is in a submission's folder and the official checker's verdict; return whether it
-    passes.
-    """
-    say = partial(console.print, soft_wrap=True)
-    say(f"{submission.results}: {len(submission.logs())} of {RUNS_OF_SUBMISSION} runs")
-    empty = empty_fields(submission)
+    """Print a submission's runs and the official checker's verdict; return whether it passes."""
+    runs = f"{submission.results}: {len(submission.logs())} of {RUNS_OF_SUBMISSION} runs"
+    console.print(runs, soft_wrap=True)
+    advice = "expected the system's description"
+    fields = read_json_object(submission.description, advice=advice)
+    empty = [name for name, value in fields.items() if value == ""]
     if empty:
-        say(f"{submission.description}: fill in {', '.join(empty)}")
+        console.print(f"{submission.description}: fill in {', '.join(empty)}", soft_wrap=True)
     verdict = check_package(submission.folder, rules=rules)
     result = verdict.summary if verdict.passed else "not passed"
-    say(f"official package checker ({official_version()}): {result}")
-    for fault in verdict.faults:
-        say(f"  ✗ {fault}")
-    for warning in verdict.warnings:
-        say(f"  – {warning}")
+    print_verdict(console, "package checker", verdict, result=result)
     return verdict.passed
 
 
@@ -280,25 +239,24 @@ OF_ACCELERATORS = (
 
 
 def system_description(
-    submission: Submission,
-    log: RunLog,
-    *,
-    topology: Topology,
-    environment: Mapping[str, Any],
-    storage: Path,
+    submission: Submission, log: RunLog, *, environment: Mapping[str, Any], storage: Path
 ) -> dict[str, str]:
     """Return all fields that MLCommons' checker of system descriptions wants; unknown ones empty.
 
-    Args:
-        submission: Names the system.
-        log: A run's, with submitter, division and status.
-        topology: This host's.
-        environment: The run's `environment.json`.
-        storage: A folder on the disk that it used.
+    The log has submitter, division and status. `environment` is the run's `environment.json`,
+    `storage` a folder on the disk that it used.
     """
+    topology = read_topology()
     sockets = sockets_of(topology)
     hosts = environment.get("ranks", {}).get("hosts", [])
     packages = environment.get("packages", {})
+    software = [f"Python {environment.get('python', '')}"]
+    software += [f"{name} {version}" for name, version in packages.items() if name != "torch"]
+    kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        distribution = ""
     return {
         "submitter": str(log.value(constants.SUBMISSION_ORG)),
         "division": str(log.value(constants.SUBMISSION_DIVISION)),
@@ -311,16 +269,13 @@ def system_description(
         "host_processor_vcpu_count": str(len(topology.cpus) // len(sockets)),
         "host_processor_frequency": frequency(),
         "host_processor_caches": caches(),
-        "host_memory_capacity": memory(),
+        "host_memory_capacity": f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else "",
         "host_storage_capacity": f"{shutil.disk_usage(storage).total / 1e9:.0f} GB",
         "accelerators_per_node": "0",
         **dict.fromkeys(OF_ACCELERATORS, "none"),
         "framework": f"PyTorch {packages.get('torch', '')}",
-        "other_software_stack": ", ".join(
-            [f"Python {environment.get('python', '')}"]
-            + [f"{name} {version}" for name, version in packages.items() if name != "torch"]
-        ),
-        "operating_system": operating_system(),
+        "other_software_stack": ", ".join(software),
+        "operating_system": ", ".join(filter(None, (distribution, f"Linux {platform.release()}"))),
         **dict.fromkeys(NOT_KNOWN, ""),
     }
 
@@ -338,23 +293,7 @@ def caches() -> str:
     """Return those of one core: `L1 Data 32K, L1 Instruction 32K, L2 Unified 1024K`."""
     texts = []
     for folder in sorted((CPU_0 / "cache").glob("index*")):
-        level, kind, size = (
-            read_proc_text(folder / name).strip() for name in ("level", "type", "size")
-        )
+        fields = ("level", "type", "size")
+        level, kind, size = (read_proc_text(folder / name).strip() for name in fields)
         texts.append(f"L{level} {kind} {size}")
     return ", ".join(texts)
-
-
-def memory() -> str:
-    """Return the host's memory in GB."""
-    kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
-    return f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else ""
-
-
-def operating_system() -> str:
-    """Return the distribution and the kernel."""
-    try:
-        name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
-    except OSError:
-        name = ""
-    return ", ".join(part for part in (name, f"Linux {platform.release()}") if part)

@@ -1,7 +1,7 @@
 """All checks of a run: those of `train.py --check`, and the cheap ones that every start makes.
 
-`check` makes all of them, on every host of the job, and prints what they come to. `check_start`
-makes those that take some 100 milliseconds once torch is loaded, before anything is written.
+`check` makes all of them, on every host of the job, and prints the results. `check_start` makes
+those that take some 100 milliseconds once torch is loaded, before anything is written.
 """
 
 import argparse
@@ -48,14 +48,14 @@ from retinanet.preflight.run import (
     existing,
     free_space,
     known_data,
-    resumes,
     size_of,
 )
+from retinanet.training.run_folder import holds_work
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is checked: a run's configuration and command line, on so many ranks."""
+    """A run's configuration and command line, on so many ranks, to be checked."""
 
     config: Config
     arguments: argparse.Namespace
@@ -79,9 +79,8 @@ class Job:
     @property
     def resumes(self) -> bool:
         """Whether it goes on with what is there."""
-        return resumes(
-            self.folder, resume=self.arguments.resume, auto_resume=self.arguments.auto_resume
-        )
+        arguments = self.arguments
+        return arguments.resume or (arguments.auto_resume and holds_work(self.folder))
 
 
 def job_of(
@@ -110,11 +109,8 @@ def check(
 ) -> int:
     """Check all that a run needs, print it, and return the exit code; nothing is left behind.
 
-    Args:
-        config: The run's.
-        arguments: Its command line: `resume`, `auto_resume`, `overwrite`, `check_ranks`.
-        group: The ranks that were started; each calls this.
-        place: This one's.
+    Each rank of the group calls this. The command line's arguments are `resume`, `auto_resume`,
+    `overwrite` and `check_ranks`.
     """
     began = time.monotonic()
     ranks = place.ranks
@@ -124,7 +120,16 @@ def check(
         job = job_of(config, arguments, group=group, ranks=ranks, planned=planned)
         findings = [*host_findings(job), *check_data(config, ranks=job.all_ranks)]
         if group.is_first:
-            findings += run_findings(job)
+            folder = check_run_folder(
+                job.folder, config, resume=job.resumes, overwrite=arguments.overwrite
+            )
+            findings += [
+                *check_batch_split(config, ranks=job.all_ranks),
+                *check_groups(config, ranks=job.all_ranks),
+                folder,
+                *cheap_run_findings(job),
+                *([] if job.resumes else [check_weights(config.model)]),
+            ]
         of_host = (group.hosts[group.rank], findings)
     hosts = group.gather(of_host)
     has_failed = False
@@ -145,17 +150,9 @@ def check_start(
     place: RankContext,
     engine: str,
 ) -> ProcessGroup:
-    """Make the cheap checks on the first rank of each host; warnings become its notes.
+    """Make the cheap checks on the first rank of each host; each rank of the group calls this.
 
-    Args:
-        config: The run's.
-        arguments: Its command line: `resume`, `auto_resume`, `overwrite`.
-        group: All ranks; each calls this.
-        place: This one's.
-        engine: `torch` or `ipex`.
-
-    Returns:
-        The group, with the warnings among its notes.
+    The `engine` is `torch` or `ipex`. Returns the group, with the warnings among its notes.
 
     Raises:
         InputError: The run cannot work; nothing was written.
@@ -192,13 +189,7 @@ def host_findings(job: Job) -> list[Finding]:
 
 
 def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]:
-    """Make the cheap checks of one host.
-
-    Args:
-        job: The run on its ranks.
-        engine: `torch` or `ipex`.
-        backend: Of torch's process group.
-    """
+    """Make the cheap checks of one host."""
     config, known, sizes, planned = job.config, job.known, job.sizes, job.local_ranks
     left = memory_left()
     need = memory_need(
@@ -214,34 +205,22 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
     once = sizes.checkpoint
     if config.distributed.groups > 1:
         once += sizes.trained + sizes.optimizer
+    memory = check_memory(
+        need,
+        ranks=planned,
+        once=once if job.ranks.is_first else 0,
+        not_started=max(0, planned - job.ranks.local_size) * anonymous_bytes(),
+        left=left,
+    )
     return [
         *check_launcher(job.ranks, os.environ, planned=planned),
         *check_counts(config, known, engine=engine, ranks=planned, left=left),
         check_shared_memory(config, ranks=planned),
         check_open_files(config),
-        check_memory(
-            need,
-            ranks=planned,
-            once=once if job.ranks.is_first else 0,
-            not_started=max(0, planned - job.ranks.local_size) * anonymous_bytes(),
-            left=left,
-        ),
+        memory,
         check_precision(config.engine.precision, convolutions=config.engine.convolutions),
         check_compiler(config.engine.focal_loss),
         *check_conflicts(engine=engine, backend=backend),
-    ]
-
-
-def run_findings(job: Job) -> list[Finding]:
-    """Make all checks of the run as a whole, on the first rank of the job."""
-    return [
-        *check_batch_split(job.config, ranks=job.all_ranks),
-        *check_groups(job.config, ranks=job.all_ranks),
-        check_run_folder(
-            job.folder, job.config, resume=job.resumes, overwrite=job.arguments.overwrite
-        ),
-        *cheap_run_findings(job),
-        *([] if job.resumes else [check_weights(job.config.model)]),
     ]
 
 

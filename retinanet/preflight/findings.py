@@ -1,4 +1,4 @@
-"""What a check found, and how findings are printed: a table, then whether the run can work."""
+"""The results of checks, and how they are printed: a table, then whether the run can work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,7 @@ from common.console import make_console
 
 Level = Literal["ok", "warning", "failure"]
 HostFindings = tuple[str, list["Finding"]]
-"""A host's name, and what was found there."""
-
+"""A host's name, and its findings."""
 STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 PIPED_WIDTH = 160
 """A log has room for it, and few cells need a second line. [characters]"""
@@ -72,26 +71,24 @@ def merged(hosts: Sequence[HostFindings]) -> list[Finding]:
     subjects = dict.fromkeys(finding.subject for _, findings in hosts for finding in findings)
     rows: list[Finding] = []
     for subject in subjects:
-        same = [(name, one) for name, found in hosts for one in found if one.subject == subject]
+        same = [(name, item) for name, items in hosts for item in items if item.subject == subject]
         if all(finding.level == "ok" for _, finding in same):
-            first = same[0][0]
-            rows += [finding for name, finding in same if name == first]
+            rows += [finding for name, finding in same if name == same[0][0]]
             continue
         names_of: dict[Finding, list[str]] = {}
         for name, finding in same:
             if finding.level != "ok" or not several:
                 names_of.setdefault(finding, []).append(name)
-        rows += [
-            replace(one, found=f"{', '.join(names)}: {one.found}" if several else one.found)
-            for one, names in names_of.items()
-        ]
+        for finding, names in names_of.items():
+            where = f"{', '.join(names)}: " if several else ""
+            rows.append(replace(finding, found=f"{where}{finding.found}"))
     return rows
 
 
 def print_findings(
     findings: Sequence[Finding], *, seconds: float, console: Console | None = None
 ) -> None:
-    """Print the table and a last line that says whether the run can work."""
+    """Print the table and a line such as `the run can work, with 1 warning (checked in 1.3 s)`."""
     console = console or make_console(pipe_width=PIPED_WIDTH)
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("looked at", no_wrap=True)
@@ -104,21 +101,15 @@ def print_findings(
         level = Text(finding.level, style=STYLES[finding.level])
         table.add_row(Text(finding.subject), level, text)
     console.print(table)
-    console.print(verdict(findings, seconds=seconds))
-
-
-def verdict(findings: Sequence[Finding], *, seconds: float) -> str:
-    """Return a line such as `the run can work, with 1 warning (checked in 1.3 s)`."""
     levels = [finding.level for finding in findings]
-    failures, warnings = levels.count("failure"), levels.count("warning")
+    counts = [
+        f"{count} {level}{'' if count == 1 else 's'}"
+        for level in ("failure", "warning")
+        if (count := levels.count(level))
+    ]
     result = "the run can work"
-    if failures:
-        result = f"the run cannot work: {counted(failures, 'failure')}"
-    if warnings:
-        result += f"{' and' if failures else ', with'} {counted(warnings, 'warning')}"
-    return f"{result} (checked in {seconds:.1f} s)"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return such as `1 failure`, `2 failures`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    if "failure" in levels:
+        result = f"the run cannot work: {' and '.join(counts)}"
+    elif counts:
+        result += f", with {counts[0]}"
+    console.print(f"{result} (checked in {seconds:.1f} s)")

@@ -5,7 +5,7 @@ import resource
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import requires
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +47,7 @@ PLACEMENT = "placement"
 
 
 def check_placement(config: Config, ranks: Ranks, *, host_name: str) -> list[Finding]:
-    """Plan the ranks of this host as they will place themselves, and warn of idle cores.
-
-    Args:
-        config: Its sections `launch` and `distributed`, and the cores that load images.
-        ranks: Their number on this host; what started them.
-        host_name: This host's.
-    """
+    """Plan the ranks of this host as they will place themselves, and warn of idle cores."""
     host = read_topology()
     try:
         plan = configured_plan(
@@ -83,21 +77,14 @@ def check_launcher(
 ) -> tuple[Finding, ...]:
     """Warn where a batch script of Slurm with several tasks runs the program without `srun`.
 
-    Args:
-        ranks: What started this process.
-        environment: Its variables.
-        planned: Ranks that this host will have.
+    `planned` is the number of ranks that this host will have.
     """
     tasks = environment.get("SLURM_NTASKS", "")
     if ranks.launcher != "none" or planned > 1 or not is_number(tasks) or int(tasks) < 2:
         return ()
-    return (
-        warning(
-            "ranks",
-            f"SLURM_NTASKS={tasks}, and this process trains alone: srun did not start it",
-            fix=f"start {tasks} ranks with srun python train.py …, or mpirun -np {tasks}",
-        ),
-    )
+    found = f"SLURM_NTASKS={tasks}, and this process trains alone: srun did not start it"
+    fix = f"start {tasks} ranks with srun python train.py …, or mpirun -np {tasks}"
+    return (warning("ranks", found, fix=fix),)
 
 
 MEMORY = "memory"
@@ -112,17 +99,12 @@ MARGIN = 2
 def check_memory(
     need: MemoryNeed, *, ranks: int, once: int, not_started: int, left: MemoryLeft | None
 ) -> Finding:
-    """Compare an estimate with what is left.
+    """Compare an estimate of each rank's need with what processes of this host may still take.
 
     It is no more than an estimate, so that only what no step can do without is a failure: weights,
-    gradients and the optimizer's averages.
-
-    Args:
-        need: Of each rank.
-        ranks: Of this host.
-        once: What one of them takes besides: the copies that checkpoints are written from. [bytes]
-        not_started: What ranks that are not there yet will take before they begin. [bytes]
-        left: What processes may still take, and by which limit; None where the system has none.
+    gradients and the optimizer's averages. One rank takes `once` besides, the copies that
+    checkpoints are written from, and ranks that are not there yet take `not_started` before they
+    begin. [bytes]
     """
     wanted = ranks * need.all + once + not_started
     of_ranks = f"{ranks} ranks × {amount(need.all)}" if ranks > 1 else amount(need.all)
@@ -149,33 +131,20 @@ def check_memory(
 def check_counts(
     config: Config, known: KnownData, *, engine: str, ranks: int, left: MemoryLeft | None
 ) -> list[Finding]:
-    """Refuse batches and loading processes that no host like this can hold.
+    """Return a failure for each batch or number of loading processes that no such host can hold.
 
-    Args:
-        config: The run's.
-        known: Its data, as far as that is known.
-        engine: `torch` or `ipex`.
-        ranks: Of this host.
-        left: What processes may still take; None where the system does not report it.
-
-    Returns:
-        A failure for each field that is too large; nothing where all fit.
+    The `engine` is `torch` or `ipex`; `left` is None where the system does not report it.
     """
     if left is None:
         return []
-    classes = known.classes
     workers = 0 if config.data.workers == "auto" else config.data.workers
-    image = training_bytes(config, num_classes=classes, engine=engine)
-    evaluated = evaluation_bytes(config, num_classes=classes)
+    image = training_bytes(config, num_classes=known.classes, engine=engine)
+    evaluated = evaluation_bytes(config, num_classes=known.classes)
+    evaluation = evaluation_images(config, known.validation_images)
     findings = []
     for field, count, of, each in (
         ("training.batch_size", training_images(config), "images", image),
-        (
-            "evaluation.batch_size",
-            evaluation_images(config, known.validation_images),
-            "images",
-            evaluated,
-        ),
+        ("evaluation.batch_size", evaluation, "images", evaluated),
         ("data.workers", workers, "for each split", 2 * LOADING_PROCESS),
     ):
         size = count * each
@@ -202,11 +171,8 @@ CHANNELS = 3
 def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
     """Sum a size over the batches that a rank's loading processes may have handed over at one time.
 
-    These wait or are in use, of training and of the evaluation that follows.
-
-    Args:
-        config: Its sections `data`, `training` and `evaluation`, and how batches are split.
-        size: From the images of a batch to what it takes.
+    These wait or are in use, of training and of the evaluation that follows. `size` returns what a
+    batch of so many images takes.
     """
     ahead = AHEAD * loading_processes_of(config)
     if not ahead:
@@ -221,22 +187,12 @@ def bytes_of_batch(images: int, image_size: int) -> int:
     return images * (CHANNELS * image_size**2 + 2 * PAGE)
 
 
-def tensors_of_batch(images: int) -> int:
-    """Count the tensor of pixels, and boxes and labels of each image."""
-    return 1 + 2 * images
-
-
 def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) -> Finding:
     """Compare the batches that loading processes hand over with the room in /dev/shm.
 
     Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name,
-    which no mount limits. That counts as memory, see `memory_need`.
-
-    Args:
-        config: Its sections `data`, `training` and `evaluation`. With data.workers=auto processes
-            may load or not, and too little room is a warning.
-        ranks: Of this host.
-        folder: Where /dev/shm is mounted.
+    which no mount limits. That counts as memory, see `memory_need`. With data.workers=auto
+    processes may load or not, and too little room is a warning.
     """
     workers = loading_processes_of(config)
     if not workers:
@@ -257,7 +213,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
     which = f"loading processes{of_ranks} hand over up to {amount(wanted)} at a time"
     have = f"{amount(free)} of {amount(size)} are free"
-    fix = f"docker run --shm-size={rounded_up(2 * wanted)} (or --ipc=host), or data.workers=0"
+    fix = f"docker run --shm-size={docker_size(2 * wanted)} (or --ipc=host), or data.workers=0"
     if free >= wanted:
         return ok(SHARED_MEMORY, f"{have}; {which}")
     batch = size_of(max(training_images(config), config.evaluation.batch_size))
@@ -266,7 +222,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
     return warning(SHARED_MEMORY, f"{have}, and {which}", fix=fix)
 
 
-def rounded_up(size: int) -> str:
+def docker_size(size: int) -> str:
     """Return a size as docker takes it, in whole powers of two: `256m`, `2g`."""
     megabytes = 64
     while megabytes < size / 2**20:
@@ -282,15 +238,14 @@ OTHER_FILES = 100
 def check_open_files(config: Config, *, limit: int | None = None) -> Finding:
     """Compare the open files of a rank with its limit: each tensor handed over to it is one.
 
-    Args:
-        config: Its sections `data`, `training` and `evaluation`.
-        limit: Of a process; None: this one's.
+    None: the limit of this process.
     """
     if limit is None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return ok(OPEN_FILES, "no limit")
-    wanted = OTHER_FILES + waiting_batches(config, tensors_of_batch)
+    # Of a batch: the tensor of pixels, and boxes and labels of each image.
+    wanted = OTHER_FILES + waiting_batches(config, lambda images: 1 + 2 * images)
     if wanted <= limit:
         return ok(OPEN_FILES, f"{limit} are allowed, a rank has up to {wanted}")
     found = f"{limit} are allowed, and a rank may have {wanted}: loaded tensors are files"
@@ -321,12 +276,9 @@ FLOAT32 = "engine.precision=float32"
 def check_precision(
     precision: str, *, convolutions: str = "auto", flags: Collection[str] | None = None
 ) -> Finding:
-    """Look whether the processor has instructions for the precision.
+    """Check whether the processor has instructions for the precision, `bf16` or `float32`.
 
-    Args:
-        precision: `bf16` or `float32`.
-        convolutions: `auto`, `onednn` or `winograd`.
-        flags: The processor's; None: this one's.
+    `convolutions` are `auto`, `onednn` or `winograd`, `flags` the processor's; None: this one's.
     """
     known = cpu_flags() if flags is None else flags
     if convolutions == "winograd" and "avx512_bf16" not in known:
@@ -347,8 +299,7 @@ def check_precision(
 def check_compiler(focal_loss: str) -> Finding:
     """Look for the compiler of the C++ kernels, unless they were compiled ahead.
 
-    Args:
-        focal_loss: The configured form; `kernel` cannot do without.
+    The form `kernel` of the focal loss cannot do without.
     """
     best = usable_instruction_sets()[0]
     if all(library_ahead(source, best).exists() for source in kernel_sources()):
@@ -372,28 +323,29 @@ OPENMP = ("libgomp", "libiomp5", "libomp")
 def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
     """Look for packages, installed or loaded, that are known not to work together.
 
-    Args:
-        engine: `auto`, `torch` or `ipex`.
-        backend: `gloo` or `ccl`, which exchanges gradients.
+    The `engine` is `auto`, `torch` or `ipex`; the `backend`, which exchanges gradients, `gloo` or
+    `ccl`.
     """
-    found = installed_versions(LOOKED_AT)
+    versions = installed_versions(LOOKED_AT)
+    required = requires("torchvision") or [] if "torchvision" in versions else []
+    # The version that Pillow's compiled part was built as, whatever packages are noted.
+    pillow = str(features.version("pil") or Image.__version__)
     problems = [
-        *pillow_conflict(found, loaded=loaded_pillow()),
-        *torchvision_conflict(found, required=requirements_of("torchvision")),
-        *same_release(found, IPEX, is_used=engine == "ipex", instead="engine.name=torch"),
-        *same_release(found, CCL, is_used=backend == "ccl", instead="distributed.backend=gloo"),
-        *numpy_conflict(),
-        *openmp_conflict(sorted(mapped_files(*OPENMP))),
+        *pillow_conflict(versions, loaded=pillow),
+        *torchvision_conflict(versions, required=required),
+        *same_release(versions, IPEX, is_used=engine == "ipex", instead="engine.name=torch"),
+        *same_release(versions, CCL, is_used=backend == "ccl", instead="distributed.backend=gloo"),
     ]
+    try:
+        torch.from_numpy(np.zeros(1)).numpy()
+    except (RuntimeError, TypeError) as error:  # torch was built for another numpy
+        found = f"torch does not take numpy's arrays: {str(error).splitlines()[0]}"
+        problems.append(failure(PACKAGES, found, fix="run `make setup`"))
+    problems += openmp_conflict(sorted(mapped_files(*OPENMP)))
     if problems:
         return problems
-    names = ", ".join(f"{name} {version}" for name, version in found.items())
+    names = ", ".join(f"{name} {version}" for name, version in versions.items())
     return [ok(PACKAGES, f"{names}: none is known to disturb another")]
-
-
-def loaded_pillow() -> str:
-    """Return the version that Pillow's compiled part was built as, whatever packages are noted."""
-    return str(features.version("pil") or Image.__version__)
 
 
 def pillow_conflict(found: Mapping[str, str], *, loaded: str) -> list[Finding]:
@@ -412,14 +364,6 @@ def pillow_conflict(found: Mapping[str, str], *, loaded: str) -> list[Finding]:
     return []
 
 
-def requirements_of(package: str) -> Sequence[str]:
-    """Return the requirements of a package; none where it is not installed."""
-    try:
-        return requires(package) or []
-    except PackageNotFoundError:
-        return []
-
-
 def torchvision_conflict(found: Mapping[str, str], *, required: Sequence[str]) -> list[Finding]:
     """Return a failure if torchvision's own metadata name another release of torch."""
     torch_version = found.get("torch", "").partition("+")[0]
@@ -434,13 +378,9 @@ def torchvision_conflict(found: Mapping[str, str], *, required: Sequence[str]) -
 def same_release(
     found: Mapping[str, str], package: str, *, is_used: bool, instead: str
 ) -> list[Finding]:
-    """Return what follows if an extension of torch has another release number than torch.
+    """Return a finding if an extension of torch has another release number than torch.
 
-    Args:
-        found: Versions that are installed, by package.
-        package: The extension.
-        is_used: Whether the run uses it: else it does no harm.
-        instead: The setting without it.
+    It does no harm where the run does not use it; `instead` is the setting without it.
     """
     release, of_torch = found.get(package, ""), found.get("torch", "")
     if not release or release.split(".")[:2] == of_torch.split(".")[:2]:
@@ -449,16 +389,6 @@ def same_release(
     if is_used:
         return [failure(PACKAGES, text, fix=f"install that of torch {of_torch}, or set {instead}")]
     return [ok(PACKAGES, f"{text}; it is not used")]
-
-
-def numpy_conflict() -> list[Finding]:
-    """Return a failure if torch was built for another numpy: they then cannot share memory."""
-    try:
-        torch.from_numpy(np.zeros(1)).numpy()
-    except (RuntimeError, TypeError) as error:
-        found = f"torch does not take numpy's arrays: {str(error).splitlines()[0]}"
-        return [failure(PACKAGES, found, fix="run `make setup`")]
-    return []
 
 
 def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
@@ -490,30 +420,26 @@ def check_versions(pins: Path = PINS) -> Finding:
     """Compare every pinned package with what is installed."""
     if not pins.is_file():
         return ok(VERSIONS, f"{pins} is not there to compare with")
-    wanted = read_pins(pins.read_text(encoding="utf-8"))
-    found = installed_versions(wanted)
-    others = differences(wanted, found)
+    # Lines such as `numpy==2.4.6   # why`.
+    lines = (line.partition("#")[0] for line in pins.read_text(encoding="utf-8").splitlines())
+    pairs = (line.split("==", 1) for line in lines if "==" in line)
+    wanted = {name.strip(): version.strip() for name, version in pairs}
+    installed = installed_versions(wanted)
+    others = differences(wanted, installed)
     if not others:
-        return ok(VERSIONS, f"{len(found)} packages, all as {pins.name} pins them")
-    named = ", ".join(others[:NAMED])
+        return ok(VERSIONS, f"{len(installed)} packages, all as {pins.name} pins them")
+    names = ", ".join(others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return warning(VERSIONS, f"not as {pins.name} pins them: {named}{more}", fix=AS_PINNED)
+    return warning(VERSIONS, f"not as {pins.name} pins them: {names}{more}", fix=AS_PINNED)
 
 
-def read_pins(text: str) -> dict[str, str]:
-    """Return versions by name, of lines such as `numpy==2.4.6   # why`."""
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    pairs = (line.partition("==") for line in lines if "==" in line)
-    return {name.strip(): version.strip() for name, _, version in pairs}
-
-
-def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+def differences(wanted: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:
     """Describe what is missing or of another version; a build's local mark (`+cpu`) is none."""
-    words = []
+    problems = []
     for name, version in wanted.items():
-        if name not in found:
+        if name not in installed:
             if not name.startswith(NOT_NEEDED):
-                words.append(f"{name} {version} is missing")
-        elif found[name].partition("+")[0] != version.partition("+")[0]:
-            words.append(f"{name} is {found[name]}, pinned {version}")
-    return words
+                problems.append(f"{name} {version} is missing")
+        elif installed[name].partition("+")[0] != version.partition("+")[0]:
+            problems.append(f"{name} is {installed[name]}, pinned {version}")
+    return problems

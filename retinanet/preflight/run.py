@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,41 +53,35 @@ class KnownData:
 
 
 def known_data(config: Config) -> KnownData:
-    """Return what the configuration and indexes that are there say; annotations are not read."""
-    scenes, wanted = config.data.scenes, config.model.num_classes
-    if scenes is not None:
-        classes = len(KINDS) if wanted is None else wanted
-        return KnownData(
-            num_classes=classes, train_images=scenes.train, validation_images=scenes.validation
-        )
-    try:
-        train = indexed(configured_split(config.data, "train", root=config.data.root).annotations)
-        split = configured_split(config.data, "validation", root=config.data.root)
-        validation = indexed(split.annotations)
-        if wanted is None and train is not None:
-            wanted = class_map_of(
-                train, source="", class_indices=config.data.class_indices, num_classes=None
-            ).num_classes
-    except InputError:  # reported where the data are opened
-        train = validation = None
-    return KnownData(
-        num_classes=wanted,
-        train_images=None if train is None else len(train),
-        validation_images=None if validation is None else len(validation),
-    )
+    """Return the sizes in the configuration and existing indexes; annotations are not read."""
+    data, classes = config.data, config.model.num_classes
+    if data.scenes is not None:
+        classes = len(KINDS) if classes is None else classes
+        images: list[int | None] = [data.scenes.train, data.scenes.validation]
+    else:
+        try:
+            train, validation = (
+                indexed(configured_split(data, name, root=data.root).annotations)
+                for name in ("train", "validation")
+            )
+            if classes is None and train is not None:
+                class_map = class_map_of(
+                    train, source="", class_indices=data.class_indices, num_classes=None
+                )
+                classes = class_map.num_classes
+        except InputError:  # reported where the data are opened
+            train = validation = None
+        images = [None if split is None else len(split) for split in (train, validation)]
+    return KnownData(num_classes=classes, train_images=images[0], validation_images=images[1])
 
 
 RUN_FOLDER = "run folder"
 
 
 def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
-    """Look at the folder, and at the newest checkpoint in it; nothing there is changed.
+    """Check the folder `runs/NAME`, and the newest checkpoint in it; nothing there is changed.
 
-    Args:
-        path: `runs/NAME`.
-        config: What the command would run.
-        resume: Whether the command goes on with what is there.
-        overwrite: Whether it removes what is there.
+    The command goes on with what is there (`resume`), or removes it (`overwrite`).
     """
     if is_locked(path / LOCK):
         fix = "set run.name, or wait for its end"
@@ -95,37 +90,26 @@ def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: boo
     if refused is not None:
         found, _, fix = refused.rpartition("; ")
         return failure(RUN_FOLDER, found, fix=fix)
-    if holds_work(path):
-        return work_there(path, config, resume=resume, overwrite=overwrite)
-    found = f"{path} holds no run yet" if path.exists() else f"{path} will be made"
-    return ok(RUN_FOLDER, "; ".join((found, *notes_on_folder(path))))
-
-
-def work_there(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
-    """Return what becomes of an earlier run's work."""
+    if not holds_work(path):
+        found = f"{path} holds no run yet" if path.exists() else f"{path} will be made"
+        return ok(RUN_FOLDER, "; ".join((found, *notes_on_folder(path))))
     if overwrite:
         fix = "leave --overwrite out to keep it, with --resume or run.name=NEW"
         return warning(RUN_FOLDER, f"{path}: the run that is there will be removed", fix=fix)
     if not resume:
         fix = "give --resume, --overwrite, or run.name=NEW"
         return failure(RUN_FOLDER, f"{path}: holds another run's work", fix=fix)
-    return newest_checkpoint(path / "checkpoints", config)
+    return check_newest_checkpoint(path / "checkpoints", config)
 
 
-def resumes(path: Path, *, resume: bool, auto_resume: bool) -> bool:
-    """Return whether the command goes on with what is there."""
-    return resume or (auto_resume and holds_work(path))
-
-
-def newest_checkpoint(folder: Path, config: Config) -> Finding:
-    """Check the one that --resume goes on from, every byte of it."""
+def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
+    """Check the checkpoint that --resume goes on from, every byte of it."""
     checkpoint, problems = newest_whole(folder)
-    fix = "give --overwrite to begin anew, or another run.name"
+    if checkpoint is None and problems:
+        found = f"{problems[0]}; no checkpoint in {folder} is whole"
+        fix = "give --overwrite to begin anew, or another run.name"
+        return failure(RUN_FOLDER, found, fix=fix)
     if checkpoint is None:
-        if problems:
-            return failure(
-                RUN_FOLDER, f"{problems[0]}; no checkpoint in {folder} is whole", fix=fix
-            )
         return ok(RUN_FOLDER, f"{folder} holds no checkpoint yet: the run begins anew")
     try:
         require_same_settings(checkpoint, config)
@@ -141,7 +125,7 @@ def newest_checkpoint(folder: Path, config: Config) -> Finding:
 
 
 def is_finished(position: TrainingPosition, training: TrainingConfig) -> bool:
-    """Return whether no step is left; a target that was reached is not looked at."""
+    """Return whether no step is left; a target that was reached does not count."""
     limit = training.max_steps
     return position.epoch >= training.epochs or (limit is not None and position.step >= limit)
 
@@ -153,13 +137,10 @@ WRITTEN_TO = ("checkpoints", "eval", "pictures", "tensorboard")
 
 
 def check_writing(folder: Path) -> Finding:
-    """Write a file there, or in the nearest folder above it that exists; nothing is left.
+    """Write a file into a run's folder, or the nearest one above that exists; nothing is left.
 
     Modes alone do not show it: root may write where they forbid it, and nobody may on a file system
     that is mounted read-only.
-
-    Args:
-        folder: The run's.
     """
     try:
         place = existing(folder)
@@ -167,15 +148,18 @@ def check_writing(folder: Path) -> Finding:
         if place == folder.absolute():
             places += [place / name for name in WRITTEN_TO if (place / name).is_dir()]
     except OSError as error:
-        return failure(
-            WRITING, f"{folder}: cannot be looked into: {error.strerror}", fix=ANOTHER_ROOT
-        )
+        found = f"{folder}: cannot be looked into: {error.strerror}"
+        return failure(WRITING, found, fix=ANOTHER_ROOT)
     if not place.is_dir():
         return failure(WRITING, f"{place}: is a file", fix="set run.name or run.root")
     for written_to in places:
-        problem = trial_write(written_to)
-        if problem:
-            found = f"{written_to}: cannot be written: {problem}"
+        try:
+            # A file that has no name, so that not even a kill leaves it behind.
+            with tempfile.TemporaryFile(dir=written_to) as file:
+                file.write(bytes(4096))
+                file.flush()
+        except OSError as error:
+            found = f"{written_to}: cannot be written: {error.strerror or error}"
             return failure(WRITING, found, fix=ANOTHER_ROOT)
     made = "" if place == folder.absolute() else f", where {folder} will be made"
     written = f"a file was written in {place}{made}, and removed"
@@ -192,21 +176,6 @@ def existing(path: Path) -> Path:
     """
     whole = path.absolute()
     return next(folder for folder in (whole, *whole.parents) if folder.exists())
-
-
-def trial_write(folder: Path) -> str | None:
-    """Write a page into a file that has no name, so that not even a kill leaves it behind.
-
-    Returns:
-        Why it fails; None where it does not.
-    """
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(4096))
-            file.flush()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 DISK = "disk space"
@@ -228,7 +197,7 @@ FILES_OF_A_CHECKPOINT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeed:
-    """What a run will write."""
+    """The space that a run will need."""
 
     checkpoint: int
     """One checkpoint. [bytes]"""
@@ -262,7 +231,7 @@ def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSpace:
-    """What a file system has left for this user."""
+    """The space that a file system has left for this user."""
 
     size: int
     """[bytes]"""
@@ -284,14 +253,9 @@ def free_space(folder: Path) -> FreeSpace:
 
 
 def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed: int) -> Finding:
-    """Compare what a run will write with the space that there is.
+    """Compare what a run will write at a place with the space that there is.
 
-    Args:
-        place: Where it writes; for the message.
-        free: Of the file system there.
-        need: What the run will write.
-        held: What it has written before and keeps. [bytes]
-        freed: What it removes at its start. [bytes]
+    It has written `held` before and keeps it, and removes `freed` at its start. [bytes]
     """
     room = free.size + freed
     wanted = max(0, need.all - held)
@@ -316,14 +280,12 @@ def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed
 
 
 def size_of(folder: Path) -> int:
-    """Return what all files below a folder take on the disk, each once. [bytes]"""
+    """Return the disk space of all files below a folder. [bytes]"""
     size = 0
     for root, _, files in os.walk(folder):
         for name in files:
-            try:
+            with suppress(OSError):  # a live run removes and renames meanwhile
                 size += Path(root, name).lstat().st_blocks * 512
-            except OSError:  # a live run removes and renames meanwhile
-                continue
     return size
 
 
@@ -332,9 +294,12 @@ WEIGHTS = "weights"
 
 def check_weights(settings: ModelConfig) -> Finding:
     """Read the pretrained backbone and put it into a model; a download is not begun."""
-    source = settings.pretrained_backbone
-    if source == FROM_TORCHVISION and not is_downloaded():
-        found = f"torchvision's are not in {torch.hub.get_dir()} yet"
+    from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
+
+    source, cache = settings.pretrained_backbone, torch.hub.get_dir()
+    file = Path(cache, "checkpoints", Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name)
+    if source == FROM_TORCHVISION and not file.is_file():
+        found = f"torchvision's are not in {cache} yet"
         fix = "the run downloads them first; without a network give model.pretrained_backbone=FILE"
         return warning(WEIGHTS, found, fix=fix)
     try:
@@ -350,14 +315,6 @@ def check_weights(settings: ModelConfig) -> Finding:
     return ok(WEIGHTS, f"{source}: read, and they fit{more}")
 
 
-def is_downloaded() -> bool:
-    """Return whether torchvision's weights are in torch's cache."""
-    from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
-
-    name = Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name
-    return Path(torch.hub.get_dir(), "checkpoints", name).is_file()
-
-
 def check_batch_split(config: Config, *, ranks: int) -> list[Finding]:
     """Check whether batches can be split among so many ranks; nothing where they are even."""
     split, batch_size = config.distributed.batch_split, config.training.batch_size
@@ -366,13 +323,12 @@ def check_batch_split(config: Config, *, ranks: int) -> list[Finding]:
 
 def check_groups(config: Config, *, ranks: int) -> list[Finding]:
     """Check whether so many ranks can be grouped; nothing where there is one group."""
-    return planned(
-        "compute groups", partial(planned_groups, config.distributed.groups, ranks=ranks)
-    )
+    groups = config.distributed.groups
+    return planned("compute groups", partial(planned_groups, groups, ranks=ranks))
 
 
 def planned(subject: str, plan: Callable[[], str]) -> list[Finding]:
-    """Return what a plan says, if anything, or why there is none."""
+    """Return the text of a plan, if any, or why there is none."""
     try:
         text = plan()
     except InputError as error:
@@ -389,12 +345,7 @@ LOOKED_AT_ALL = "`python -m data verify` looks at all"
 
 
 def check_data(config: Config, *, ranks: int) -> list[Finding]:
-    """Look at both splits, without making an index.
-
-    Args:
-        config: Its sections `data` and `training`, and `model.num_classes`.
-        ranks: Of the whole job.
-    """
+    """Check both splits for a job of so many ranks, without making an index."""
     settings = config.data
     try:
         decoder = resolve_decoder(settings.decoder)
@@ -407,11 +358,22 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
             return [drawn, steps] if steps.level == "failure" else [drawn]
         splits = {split: configured_split(settings, split, root=settings.root) for split in SPLITS}
         opened = {name: indexed_or_small(split.annotations) for name, split in splits.items()}
-        findings = [not_indexed(splits[name]) for name in SPLITS if opened[name] is None]
+        findings = []
+        for name, split in splits.items():
+            if opened[name] is None:  # too large to be read now
+                megabytes = split.annotations.stat().st_size // 10**6
+                found = f"{split.annotations} ({megabytes} MB) has no index yet; its images were "
+                fix = "the run makes it first, or `python -m data convert`"
+                findings.append(warning(SUBJECT, f"{found}not looked at", fix=fix))
         train, validation = opened["train"], opened["validation"]
         if train is None:
             return findings
-        classes = classes_of(config, train, splits["train"].annotations)
+        classes = class_map_of(
+            train,
+            source=str(splits["train"].annotations),
+            class_indices=settings.class_indices,
+            num_classes=config.model.num_classes,
+        )
         if validation is not None:
             categories = validation.category_ids, validation.category_names
             classes.check_categories(*categories, file=splits["validation"].annotations)
@@ -420,27 +382,12 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
     for name in SPLITS:
         annotations = opened[name]
         if annotations is not None:
-            findings += check_split(
-                name, annotations, splits[name], classes, settings, decoder=decoder
+            findings.append(
+                check_split(name, annotations, splits[name], classes, settings, decoder=decoder)
             )
-    return [*findings, check_steps(config, trained_images(config, train), ranks=ranks)]
-
-
-def classes_of(config: Config, train: Annotations, source: Path) -> ClassMap:
-    """Return the model's classes. Raises InputError where the categories do not fit."""
-    return class_map_of(
-        train,
-        source=str(source),
-        class_indices=config.data.class_indices,
-        num_classes=config.model.num_classes,
-    )
-
-
-def not_indexed(split: Split) -> Finding:
-    """Return the finding on annotations that are too large to be read now."""
-    megabytes = split.annotations.stat().st_size // 10**6
-    found = f"{split.annotations} ({megabytes} MB) has no index yet; its images were not looked at"
-    return warning(SUBJECT, found, fix="the run makes it first, or `python -m data convert`")
+    is_skipping = settings.images_without_boxes == "skip"
+    images = len(train.images_with_objects()) if is_skipping else len(train)
+    return [*findings, check_steps(config, images, ranks=ranks)]
 
 
 def check_split(
@@ -451,8 +398,9 @@ def check_split(
     settings: DataConfig,
     *,
     decoder: str,
-) -> list[Finding]:
+) -> Finding:
     """Decode a sample of a split's images as the run will."""
+    is_train = name == "train"
     try:
         dataset = DetectionDataset(
             annotations,
@@ -460,25 +408,25 @@ def check_split(
             classes,
             source=str(split.annotations),
             image_size=settings.image_size,
-            train=name == "train",
-            skip_images_without_boxes=name == "train" and settings.images_without_boxes == "skip",
+            train=is_train,
+            skip_images_without_boxes=is_train and settings.images_without_boxes == "skip",
             decoder=decoder,
         )
     except InputError as error:
-        return [bad_images([str(error)], settings)]
-    began, problems, looked_at = time.monotonic(), list[str](), 0
+        return bad_images([str(error)], settings)
+    began, problems, decoded = time.monotonic(), list[str](), 0
     for index in sampled(len(dataset)):
         if time.monotonic() - began > SECONDS:
             break
-        looked_at += 1
+        decoded += 1
         try:
             dataset.read(SampleKey(index, 0))
         except InputError as error:
             problems.append(str(error))
     if problems:
-        return [bad_images(problems, settings)]
-    seen = f"{len(dataset)} images in {split.images}, {classes.num_classes} classes"
-    return [ok(f"{SUBJECT}, {name}", f"{seen}; {looked_at} decoded ({LOOKED_AT_ALL})")]
+        return bad_images(problems, settings)
+    size = f"{len(dataset)} images in {split.images}, {classes.num_classes} classes"
+    return ok(f"{SUBJECT}, {name}", f"{size}; {decoded} decoded ({LOOKED_AT_ALL})")
 
 
 def sampled(count: int) -> Sequence[int]:
@@ -498,24 +446,16 @@ def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
     return failure(SUBJECT, found, fix=fix)
 
 
-def trained_images(config: Config, train: Annotations) -> int:
-    """Return the number of images of an epoch."""
-    is_skipping = config.data.images_without_boxes == "skip"
-    return len(train.images_with_objects()) if is_skipping else len(train)
-
-
 def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
     """Check whether an epoch of so many images has a step."""
-    training = config.training
-    batches = steps_per_epoch(images, batch_size=training.batch_size, ranks=ranks)
-    batch = f"{ranks} ranks × {training.batch_size}" if ranks > 1 else f"{training.batch_size}"
-    if batches < training.gradient_accumulation:
-        found = f"training.gradient_accumulation: {training.gradient_accumulation} batches a step, "
+    batch_size, accumulated = config.training.batch_size, config.training.gradient_accumulation
+    batches = steps_per_epoch(images, batch_size=batch_size, ranks=ranks)
+    if batches < accumulated:
+        found = f"training.gradient_accumulation: {accumulated} batches a step, "
         fix = "lower it or training.batch_size"
         return failure("steps", f"{found}but an epoch has only {batches}", fix=fix)
-    steps = batches // training.gradient_accumulation
-    accumulated = training.gradient_accumulation
-    return ok("steps", f"{steps} an epoch, of {batch} × {accumulated} images")
+    batch = f"{ranks} ranks × {batch_size}" if ranks > 1 else f"{batch_size}"
+    return ok("steps", f"{batches // accumulated} an epoch, of {batch} × {accumulated} images")
 
 
 READ_UP_TO = 30_000_000
@@ -536,11 +476,7 @@ def indexed(path: Path) -> Annotations | None:
 
 
 def indexed_or_small(path: Path) -> Annotations | None:
-    """Return `indexed`, or read the file where that takes a second; no index is made.
-
-    Raises:
-        InputError: They cannot be read, or are not COCO's.
-    """
+    """Return `indexed`, or read the file where that takes a second; no index is made."""
     annotations = indexed(path)
     if annotations is None and stamp_of(path).size <= READ_UP_TO:
         annotations = read_annotations(path)

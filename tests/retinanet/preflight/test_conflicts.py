@@ -1,18 +1,14 @@
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
-import PIL
 import pytest
 from packaging.requirements import Requirement
 
 from retinanet.preflight.host import (
     IPEX,
     check_conflicts,
-    loaded_pillow,
-    numpy_conflict,
     openmp_conflict,
     pillow_conflict,
-    requirements_of,
     same_release,
     torchvision_conflict,
 )
@@ -40,7 +36,7 @@ def test_pillow_against_pillow_simd(found: dict[str, str], loaded: str, told: st
 
 
 def test_torchvision_says_itself_which_torch_it_needs() -> None:
-    required = requirements_of("torchvision")
+    required = requires("torchvision") or []
     [wanted] = [one.specifier for one in map(Requirement, required) if one.name == "torch"]
     here = version("torch").partition("+")[0]
     assert torchvision_conflict({"torch": f"{here}+cpu"}, required=required) == []
@@ -69,7 +65,5 @@ def test_two_copies_of_an_openmp_library_are_named() -> None:
 
 
 def test_this_environment_has_no_conflict() -> None:
-    assert loaded_pillow() == PIL.__version__
-    assert numpy_conflict() == []
     found = check_conflicts(engine="torch", backend="gloo")
     assert [one.level for one in found] == ["ok"], found

@@ -12,8 +12,7 @@ from retinanet.config_file import config_from_tree
 from retinanet.preflight.host import (
     bytes_of_batch,
     check_shared_memory,
-    rounded_up,
-    tensors_of_batch,
+    docker_size,
     waiting_batches,
 )
 from tests.mounts import needs_root, tmpfs
@@ -33,7 +32,6 @@ def test_every_batch_that_may_wait_is_counted() -> None:
     # Two processes are two batches ahead each; a step holds one more, and so does an evaluation.
     size = partial(bytes_of_batch, image_size=800)
     assert waiting_batches(config(), size) == (5 * 2 + 5 * 8) * image
-    assert waiting_batches(config(), tensors_of_batch) == 5 * (1 + 2 * 2) + 5 * (1 + 2 * 8)
     assert waiting_batches(config(workers=0), size) == 0
 
 
@@ -90,7 +88,7 @@ def test_the_real_mount_is_looked_at(mount: str, level: str) -> None:
 
 
 def test_docker_is_given_a_power_of_two() -> None:
-    assert [rounded_up(size) for size in (1, 65 << 20, 1 << 30, 3 << 30)] == [
+    assert [docker_size(size) for size in (1, 65 << 20, 1 << 30, 3 << 30)] == [
         "64m",
         "128m",
         "1g",
