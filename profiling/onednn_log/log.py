@@ -23,19 +23,8 @@ from rich.console import Console
 from common.console import progress_in_bytes, say
 from common.errors import InputError
 from common.files import regular_descriptor
-from profiling.onednn_log.parse import (
-    FACTS,
-    MARK,
-    MARKER,
-    Head,
-    Mark,
-    Meaning,
-    head_of,
-    meaning_of,
-    milliseconds,
-    parse_facts,
-    parse_mark,
-)
+from profiling.onednn_log import parse
+from profiling.onednn_log.parse import Mark, Meaning, head_of, milliseconds
 from profiling.onednn_log.work import Problem
 
 
@@ -50,7 +39,7 @@ class Where(NamedTuple):
 
 @dataclass(slots=True)
 class Calls:
-    """How often a problem ran, and how long."""
+    """Number and time of a problem's calls."""
 
     count: int = 0
     total_ms: float = 0.0
@@ -91,13 +80,13 @@ class OneDnnLog:
     versions: list[str] = field(default_factory=list)
     """`3.7.1`, one for each version that wrote, in order of appearance; none without a header."""
     instruction_sets: list[str] = field(default_factory=list)
-    """As the library calls them: `Intel AVX-512 with Intel DL Boost and bfloat16 support`."""
+    """In the library's words: `Intel AVX-512 with Intel DL Boost and bfloat16 support`."""
     runtimes: list[str] = field(default_factory=list)
     """`OpenMP`, `TBB` …"""
     threads: list[int] = field(default_factory=list)
     """`nthr` of each header that differs."""
     facts: list[dict[str, object]] = field(default_factory=list)
-    """What a run of ours writes about itself, once a rank; see `profiling.onednn_log.parse`."""
+    """The facts that a run of ours writes, once a rank; see `profiling.onednn_log.parse`."""
     executions: dict[Where, dict[Problem, Calls]] = field(default_factory=dict)
     creations: dict[Problem, Calls] = field(default_factory=dict)
     """Making a primitive, with the state of its cache in `creation_states`."""
@@ -141,6 +130,11 @@ class OneDnnLog:
         return sorted({where.rank for where in self.executions if where.rank is not None})
 
     @property
+    def steps(self) -> list[int]:
+        """Training steps that the log tells apart."""
+        return sorted({where.step for where in self.executions if where.step is not None})
+
+    @property
     def run_threads(self) -> list[int]:
         """Compute threads of a rank, each number once: of its facts, else of the headers.
 
@@ -150,38 +144,31 @@ class OneDnnLog:
         from_facts = [number for number in threads if isinstance(number, int) and number > 0]
         return list(dict.fromkeys(from_facts)) or self.threads
 
-    @property
-    def steps(self) -> list[int]:
-        """Training steps that the log tells apart."""
-        return sorted({where.step for where in self.executions if where.step is not None})
-
 
 VERSION = re.compile(r"(?:oneDNN|DNNL|Intel MKL-DNN|Intel\(R\) MKL-DNN) v(\d+\.\d+(?:\.\d+)?)")
 RUNTIME = re.compile(r"cpu,runtime:([^,]+)(?:,nthr:(\d+))?")
-Value = TypeVar("Value", str, int)
 INSTRUCTION_SET = re.compile(r"(?:cpu,isa:|Detected ISA is )(.+)")
+Value = TypeVar("Value", str, int)
 
 
 def note_header(log: OneDnnLog, text: str) -> None:
     """Note version, runtime, threads and instruction set, as far as an info line has them."""
-    if found := VERSION.match(text):
-        _note(log.versions, found[1])
-        # 1.0 and 1.1 tell the instruction set on the same line.
-        after = text.partition(")")[2].lstrip(",")
-        if after:
-            _note(log.instruction_sets, after)
-    elif found := RUNTIME.match(text):
-        _note(log.runtimes, found[1])
-        if found[2]:
-            _note(log.threads, int(found[2]))
-    elif found := INSTRUCTION_SET.match(text):
-        _note(log.instruction_sets, found[1])
 
+    def note(values: list[Value], value: Value) -> None:
+        if value not in values:
+            values.append(value)
 
-def _note(values: list[Value], value: Value) -> None:
-    """Add a value if it is not there yet."""
-    if value not in values:
-        values.append(value)
+    if match := VERSION.match(text):
+        note(log.versions, match[1])
+        # 1.0 and 1.1 have the instruction set on the same line.
+        if after := text.partition(")")[2].lstrip(","):
+            note(log.instruction_sets, after)
+    elif match := RUNTIME.match(text):
+        note(log.runtimes, match[1])
+        if match[2]:
+            note(log.threads, int(match[2]))
+    elif match := INSTRUCTION_SET.match(text):
+        note(log.instruction_sets, match[1])
 
 
 SHOWN = 20
@@ -194,17 +181,17 @@ REMEMBERED = 4096
 """Lines whose meaning is kept; trainings have hundreds of different ones."""
 
 RANK = re.compile(r"\s*\[(?:\d+,)?(\d+)\](?:<std(?:out|err)>)?:?\s*$|\s*(\d+):\s*$")
-"""What mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`, put before a line."""
+"""The prefixes of lines from mpirun's `-prepend-rank` and `--tag-output`, and srun's `-l`."""
+
+ADVICE = "ONEDNN_VERBOSE=1 makes a program write"
 
 
 def read_logs(
     files: Sequence[Path], *, advance: Callable[[int], None] = lambda _: None
 ) -> OneDnnLog:
-    """Read logs, plain or gzip, as one; `-` is standard input.
+    """Read one or more logs, plain or gzip, as one; `-` is standard input.
 
-    Args:
-        files: One or more, as of the ranks of a run.
-        advance: Called with the bytes of each block that was read; packed bytes where packed.
+    `advance` gets the bytes of each block that was read; packed bytes where packed.
 
     Raises:
         InputError: A file cannot be read, or has no execution of a primitive in it.
@@ -227,18 +214,27 @@ class _Reader:
         self.first_onednn_line = log.onednn_lines
         self.first_not_understood = log.not_understood_count
         self.rank: int | None = None
-        """From the facts at the file's beginning; a line's own prefix goes before it."""
+        """From the facts at the file's beginning; a line's own prefix takes precedence."""
         self.where: dict[int | None, Where] = {}
         self.begun: dict[Where, float] = {}
         self.meanings: dict[str, Meaning] = {}
         self.sink: dict[tuple[Where, str], Calls] = {}
 
     def read(self, file: Path, advance: Callable[[int], None]) -> None:
+        def count_bytes(size: int) -> None:
+            self.bytes += size
+            if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
+                raise InputError(
+                    f"{self.name}: no line of oneDNN's in its first {self.bytes >> 30} GiB; "
+                    f"{ADVICE} them to its output"
+                )
+            advance(size)
+
         self.log.files.append(self.name)
         is_text = True
         try:
             with opened(file) as stream:
-                for line in lines_of(stream, lambda size: self.advance(size, advance)):
+                for line in lines_of(stream, count_bytes):
                     self.number += 1
                     is_text = is_text and "\0" not in line
                     self.line(line)
@@ -249,65 +245,51 @@ class _Reader:
                 raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error
             self.not_understood("", f"the packed file is damaged from here on: {error}")
         self.log.lines += self.number
-        self.require_executions(is_text=is_text)
-
-    def advance(self, size: int, advance: Callable[[int], None]) -> None:
-        """Count what was read, and end where it holds nothing of oneDNN's.
-
-        Raises:
-            InputError: That is the case.
-        """
-        self.bytes += size
-        if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
-            raise InputError(
-                f"{self.name}: no line of oneDNN's in its first {self.bytes >> 30} GiB; "
-                "ONEDNN_VERBOSE=1 makes a program write them to its output"
-            )
-        advance(size)
+        if not self.executed:
+            raise InputError(f"{self.name}: {self.why_without_executions(is_text=is_text)}")
 
     def line(self, line: str) -> None:
         if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
-            self.onednn_line(line, prefix="")  # as almost all are
+            self.onednn_line(line, self.rank)  # as almost all are
         elif "_verbose," in line:
-            starts = [found.start() for found in MARKER.finditer(line)]
+            starts = [match.start() for match in parse.MARKER.finditer(line)]
+            prefix = RANK.match(line[: starts[0]]) if starts else None
+            rank = int(prefix[1] or prefix[2]) if prefix else self.rank
             for start, end in pairwise([*starts, len(line)]):  # none, if another program's
-                self.onednn_line(line[start:end], prefix=line[: starts[0]])
+                self.onednn_line(line[start:end], rank)
         elif line.startswith("profilednn_"):
             self.own_line(line.rstrip())
 
-    def onednn_line(self, line: str, *, prefix: str) -> None:
+    def onednn_line(self, line: str, rank: int | None) -> None:
         self.log.onednn_lines += 1
         if len(line) >= LONGEST_LINE:
             self.not_understood(line, f"longer than {LONGEST_LINE} characters")
             return
-        head = head_of(line.rstrip().partition(",")[2])
+        head, time = head_of(line.rstrip().partition(",")[2])
         try:
-            meaning = self.meanings.get(head.text)
+            meaning = self.meanings.get(head)
             if meaning is None:
-                meaning = meaning_of(head)
+                meaning = parse.meaning_of(parse.Head(head, time))
                 if meaning.kind in ("execution", "creation"):
                     make_room(self.meanings)
-                    self.meanings[head.text] = meaning
-            self.note(meaning, head, rank=rank_of(prefix, self.rank) if prefix else self.rank)
+                    self.meanings[head] = meaning
+            if meaning.kind == "execution":
+                self.add_execution(meaning, head, milliseconds(time), rank)
+            elif meaning.kind == "creation":
+                assert meaning.problem is not None
+                calls = self.log.creations.setdefault(meaning.problem, Calls())
+                calls.add_one(milliseconds(time))
+                self.log.creation_states[meaning.text] += 1
+            elif meaning.kind == "dispatch":
+                self.log.dispatches[meaning.text] += 1
+            elif meaning.kind == "message":
+                self.log.messages[meaning.text] += 1
+            else:
+                note_header(self.log, meaning.text)
         except ValueError as error:
             self.not_understood(line, str(error))
 
-    def note(self, meaning: Meaning, head: Head, *, rank: int | None) -> None:
-        if meaning.kind == "execution":
-            self.add(meaning, head.text, milliseconds(head.time), rank)
-        elif meaning.kind == "creation":
-            assert meaning.problem is not None
-            calls = self.log.creations.setdefault(meaning.problem, Calls())
-            calls.add_one(milliseconds(head.time))
-            self.log.creation_states[meaning.text] += 1
-        elif meaning.kind == "dispatch":
-            self.log.dispatches[meaning.text] += 1
-        elif meaning.kind == "message":
-            self.log.messages[meaning.text] += 1
-        else:
-            note_header(self.log, meaning.text)
-
-    def add(self, meaning: Meaning, head: str, time: float, rank: int | None) -> None:
+    def add_execution(self, meaning: Meaning, head: str, time: float, rank: int | None) -> None:
         where = self.where.get(rank) or Where(rank)
         calls = self.sink.get((where, head))
         if calls is None:
@@ -320,17 +302,17 @@ class _Reader:
 
     def own_line(self, line: str) -> None:
         try:
-            if line.startswith(FACTS):
-                facts = parse_facts(line[len(FACTS) :])
+            if line.startswith(parse.FACTS):
+                facts = parse.parse_facts(line[len(parse.FACTS) :])
                 rank = facts.get("rank")
                 self.rank = rank if isinstance(rank, int) else None
                 self.log.facts.append(facts)
-            elif line.startswith(MARK):
-                self.mark(parse_mark(line[len(MARK) :]))
+            elif line.startswith(parse.MARK):
+                self.add_mark(parse.parse_mark(line[len(parse.MARK) :]))
         except ValueError as error:
             self.not_understood(line, f"no mark or facts of ProfileDNN: {error}")
 
-    def mark(self, mark: Mark) -> None:
+    def add_mark(self, mark: Mark) -> None:
         place = Where(self.rank, mark.step, mark.phase)
         if mark.is_begin:
             self.begun[place] = mark.milliseconds
@@ -345,43 +327,32 @@ class _Reader:
     def not_understood(self, line: str, why: str) -> None:
         self.log.not_understood_count += 1
         if len(self.log.not_understood) < SHOWN:
-            self.log.not_understood.append(
-                NotUnderstood(self.name, self.number, line.strip()[:200], why)
-            )
+            text = line.strip()[:200]
+            self.log.not_understood.append(NotUnderstood(self.name, self.number, text, why))
 
-    def require_executions(self, *, is_text: bool) -> None:
-        if self.executed:
-            return
+    def why_without_executions(self, *, is_text: bool) -> str:
         if not self.number:
-            raise InputError(f"{self.name}: is empty; ONEDNN_VERBOSE=1 makes a program write a log")
+            return f"is empty; {ADVICE} a log"
         missed = self.log.not_understood_count - self.first_not_understood
         if missed:
             first = next(line for line in self.log.not_understood if line.file == self.name)
-            raise InputError(
-                f"{self.name}: no line of oneDNN's is understood, of {missed}; the first is "
+            return (
+                f"no line of oneDNN's is understood, of {missed}; the first is "
                 f"line {first.line}: {first.why}"
             )
         if self.log.onednn_lines > self.first_onednn_line:
-            raise InputError(
-                f"{self.name}: oneDNN's lines here tell of no execution; "
+            return (
+                "oneDNN's lines here tell of no execution; "
                 "ONEDNN_VERBOSE=1 (or profile_exec) writes those"
             )
         what = "no line of oneDNN's" if is_text else "no text"
-        raise InputError(
-            f"{self.name}: holds {what}; ONEDNN_VERBOSE=1 makes a program write them to its output"
-        )
+        return f"holds {what}; {ADVICE} them to its output"
 
 
 def make_room(remembered: dict[Any, Any]) -> None:
     """Drop all lines where there are too many, so that distinct ones do not fill the memory."""
     if len(remembered) >= REMEMBERED:
         remembered.clear()
-
-
-def rank_of(prefix: str, otherwise: int | None) -> int | None:
-    """Return the rank that a line's prefix names."""
-    match = RANK.match(prefix)
-    return int(match[1] or match[2]) if match else otherwise
 
 
 STANDARD_INPUT = Path("-")
@@ -394,18 +365,14 @@ BLOCK = 1 << 20
 def opened(file: Path) -> Iterator[io.BufferedIOBase]:
     """Yield a file's bytes, unpacked where they are packed; `-` is standard input.
 
-    Beside regular files the pipes of a shell's `<(command)` are read, but no FIFO and no device.
-
-    Raises OSError.
+    Regular files and the pipes of a shell's `<(command)` are read, no FIFO and no device: OSError.
     """
     is_standard_input = file == STANDARD_INPUT
     descriptor = 0 if is_standard_input else regular_descriptor(file, pipes=True)
     with io.FileIO(descriptor, closefd=not is_standard_input) as raw:
         stream = io.BufferedReader(raw, BLOCK)
-        if stream.peek(2)[:2] == b"\x1f\x8b":
-            yield gzip.GzipFile(fileobj=stream)
-        else:
-            yield stream
+        is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
+        yield gzip.GzipFile(fileobj=stream) if is_packed else stream
 
 
 def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
@@ -413,29 +380,23 @@ def lines_of(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Itera
 
     `advance` is called with the bytes of each block.
     """
-    rest = ""
+    begun = ""
     while block := stream.read1(BLOCK):
         advance(len(block))
         whole, newline, tail = block.decode("utf-8", "replace").rpartition("\n")
-        if not newline:
-            rest = (rest + tail)[:LONGEST_LINE]
-            continue
-        for line in (rest + whole).split("\n"):
-            yield line[:LONGEST_LINE]
-        rest = tail[:LONGEST_LINE]
-    if rest:
-        yield rest
+        if newline:
+            for line in (begun + whole).split("\n"):
+                yield line[:LONGEST_LINE]
+            begun = ""
+        begun = (begun + tail)[:LONGEST_LINE]
+    if begun:
+        yield begun
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Add the argument of one or more logs, as `logs`."""
-    parser.add_argument(
-        "logs",
-        nargs="+",
-        type=Path,
-        metavar="LOG",
-        help="what a program wrote under ONEDNN_VERBOSE=1, plain or .gz; - reads a pipe",
-    )
+    what = "what a program wrote under ONEDNN_VERBOSE=1, plain or .gz; - reads a pipe"
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help=what)
 
 
 def log_files(path: Path) -> list[Path]:
@@ -472,18 +433,16 @@ def read_with_progress(logs: list[Path], console: Console) -> OneDnnLog:
 
 def describe_log(console: Console, log: OneDnnLog) -> None:
     """Print which library wrote a log, on what, and how much it is."""
-    library = ", ".join(f"oneDNN {version}" for version in log.versions) or "oneDNN (no header)"
-    parts = [library]
+    parts = [", ".join(f"oneDNN {version}" for version in log.versions) or "oneDNN (no header)"]
     if log.threads:
         threads = " and ".join(map(str, log.threads))
         parts.append(f"{' and '.join(log.runtimes)}, {threads} threads")
     say(console, "; ".join([*parts, *log.instruction_sets]))
-    counted = f"{log.lines:,} lines, {log.onednn_lines:,} of them oneDNN's"
-    if log.ranks:
-        counted += f"; ranks {', '.join(map(str, log.ranks))}"
-    if log.steps:
-        counted += f"; steps {', '.join(map(str, log.steps))}"
-    say(console, counted)
+    counts = [f"{log.lines:,} lines, {log.onednn_lines:,} of them oneDNN's"]
+    for name, numbers in (("ranks", log.ranks), ("steps", log.steps)):
+        if numbers:
+            counts.append(f"{name} {', '.join(map(str, numbers))}")
+    say(console, "; ".join(counts))
 
 
 def name_files(files: Sequence[str]) -> str:

@@ -1,22 +1,20 @@
-"""One line of oneDNN's log: what it says, in the formats of 1.0 to 3.12.
+"""Parse one line of oneDNN's log, in the formats of 1.0 to 3.12.
 
     dnnl_verbose,exec,cpu,convolution,jit:avx2,forward_training,src_f32::…,,alg:…,mb2_ic16…,0.46
     onednn_verbose,1795230198093.04,exec,cpu,reorder,…                       2.x with time stamps
     onednn_verbose,v1,1795230198093.04,primitive,create:cache_miss,cpu,…     3.x
     onednn_verbose,v1,graph,exec,cpu,100002,sdp,…                            graphs and ukernels
 
-oneDNN's own page on its verbose mode describes the fields; what it leaves out (1.0's missing
-attributes, lines of GEMM calls, micro-kernels, graphs, and attention) is from real logs and from
-the sources that print them. A run of ours adds lines of its own, facts about itself, and marks
-where each step and phase begins and ends:
+oneDNN's own page on its verbose mode describes the fields; the others (1.0's missing attributes,
+lines of GEMM calls, micro-kernels, graphs, and attention) are from real logs and from the sources
+that print them. A run of ours adds facts about itself, and marks where each step and phase begins
+and ends (a mark's first number is milliseconds since 1970, as in oneDNN's own time stamps):
 
     profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
     profilednn_mark,1795230198092.696,begin,20
     profilednn_mark,1795230198092.801,begin,20,forward
     profilednn_mark,1795230198904.113,end,20,forward
     profilednn_mark,1795230199310.207,end,20
-
-A mark's first number is milliseconds since 1970, as in oneDNN's own time stamps.
 """
 
 import json
@@ -48,7 +46,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a head says."""
+    """The content of a head."""
 
     kind: Literal["execution", "creation", "dispatch", "message", "info"]
     problem: Problem | None = None
@@ -58,16 +56,14 @@ class Meaning:
 
 def head_of(text: str) -> Head:
     """Split what follows the marker into head and time."""
-    rest = text
-    if rest[:1] == "v" and rest[1:2].isdigit():
-        rest = rest.partition(",")[2]
-    rest = without_time_stamp(rest)
+    if text[:1] == "v" and text[1:2].isdigit():
+        text = text.partition(",")[2]
+    text = without_time_stamp(text)
     for component in COMPONENTS:
-        if rest.startswith(component + ","):
-            inner = without_time_stamp(rest[len(component) + 1 :])
-            rest = f"{component},{inner}"
+        if text.startswith(component + ","):
+            text = f"{component},{without_time_stamp(text[len(component) + 1 :])}"
             break
-    head, _, time = rest.rpartition(",")
+    head, _, time = text.rpartition(",")
     return Head(head, time)
 
 
@@ -75,8 +71,8 @@ def without_time_stamp(text: str) -> str:
     """Leave out a first field such as `1795230198092.696045`."""
     if not text[:1].isdigit():
         return text
-    first, _, rest = text.partition(",")
-    return rest if first.replace(".", "", 1).isdigit() else text
+    first, _, others = text.partition(",")
+    return others if first.replace(".", "", 1).isdigit() else text
 
 
 def milliseconds(time: str) -> float:
@@ -95,15 +91,13 @@ def milliseconds(time: str) -> float:
 
 
 def meaning_of(head: Head) -> Meaning:
-    """Return what a line says, whatever its time.
+    """Return the content of a line, whatever its time.
 
     Raises:
         ValueError: It is none that is known; the message says what is wrong, in a few words.
     """
     fields = head.text.split(",") if head.text else []
-    component = "primitive"
-    if fields and fields[0] in COMPONENTS:
-        component = fields.pop(0)
+    component = fields.pop(0) if fields and fields[0] in COMPONENTS else "primitive"
     if not fields:
         if component == "primitive" and head.time.startswith("info"):
             return Meaning("info", text=head.time)
@@ -157,34 +151,38 @@ def problem_of(component: str, fields: list[str]) -> Problem:
 
 
 def graph_problem(fields: list[str]) -> Problem:
-    """Return a compiled partition: its kind, its operations' names, its tensors."""
+    """Return a compiled partition: its kind, its operations' names, its tensors.
+
+    Raises:
+        ValueError: Fields are missing.
+    """
     if len(fields) < 6:
         raise ValueError("too few fields for a graph's partition; the line may be cut")
-    engine, *rest = fields
-    if rest[0].isdigit():  # the partition's number differs from run to run
-        rest = rest[1:]
-    kind, operations, *rest = rest
-    implementation = ""
-    while rest and not rest[-1].startswith(("in", "out", "fpm:", "attrs:")) and ":" not in rest[-1]:
-        implementation = f"{rest.pop()}:{implementation}" if implementation else rest.pop()
-    fpmath = rest.pop() if rest and rest[-1].startswith("fpm:") else ""
+    engine, *others = fields
+    if others[0].isdigit():  # the partition's number differs from run to run
+        others = others[1:]
+    kind, operations, *others = others
+    names: list[str] = []
+    while others and not others[-1].startswith(("in", "out")) and ":" not in others[-1]:
+        names.insert(0, others.pop())
+    fpmath = others.pop() if others and others[-1].startswith("fpm:") else ""
     return Problem(
         component="graph",
         engine=engine,
         kind=kind,
-        implementation=implementation,
+        implementation=":".join(names).rstrip(":"),
         direction="undef",
         memories=(),
         attributes=fpmath,
         auxiliary=operations,
-        shape=" ".join(part for part in rest if part),
+        shape=" ".join(filter(None, others)),
     )
 
 
 def attention_problem(fields: list[str]) -> Problem:
     """Return attention as 3.5 to 3.8 have it: a field for each tensor; later as all others."""
-    engine, kind, implementation, *rest = fields
-    tensors = [field for field in rest if field.count(":") > 1 and ATTENDED.match(field)]
+    engine, kind, implementation, *others = fields
+    tensors = [field for field in others if field.count(":") > 1 and ATTENDED.match(field)]
     memories = []
     for tensor in tensors:
         role, type_, *tail = [*tensor.split(":"), ""]
@@ -196,7 +194,7 @@ def attention_problem(fields: list[str]) -> Problem:
         implementation=implementation,
         direction="undef",
         memories=tuple(memories),
-        attributes=" ".join(field for field in rest if field and field not in tensors),
+        attributes=" ".join(field for field in others if field and field not in tensors),
         auxiliary="",
         shape=" ".join(tensors),
     )
