@@ -27,11 +27,8 @@ from retinanet.engine.tile_convolution import (
     best_tiles,
     has_tiles,
     pack_weight,
-    pointwise_input_gradient,
-    pointwise_output,
-    strided_input_gradient,
-    tile_input_gradients,
-    tile_outputs,
+    pointwise_convolve,
+    tile_convolve,
     weight_gradient,
 )
 from retinanet.model.retinanet import padded_to_even
@@ -54,7 +51,7 @@ stop the training into a wrong result; what it leaves of them, 1e-30 times as mu
 
 
 class _Form(NamedTuple):
-    """How a convolution is computed, besides its tensors; see the arguments of `convolve`."""
+    """The form of a convolution, besides its tensors; see the arguments of `convolve`."""
 
     params: ConvParams
     relu: bool
@@ -62,7 +59,6 @@ class _Form(NamedTuple):
     adds: bool
     passes: bool
     own: bool
-    """Whether kernels of our own may compute it, where they can."""
 
 
 def conv_params_of(convolution: nn.Conv2d) -> ConvParams:
@@ -123,19 +119,19 @@ class _TileConvolution(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         levels, added = (maps[:-1], maps[-1]) if form.adds else (maps, None)
         for_gradients = any(ctx.needs_input_grad[4 : 4 + len(levels)])
-        packed = pack_weight(weight, scale, for_gradients=for_gradients)
-        ctx.save_for_backward(packed.for_gradients, scale, *levels)
+        packed, turned = pack_weight(weight, scale, for_gradients=for_gradients)
+        ctx.save_for_backward(turned.values if turned else None, scale, *levels)
         ctx.form, ctx.shape = form, weight.shape
         if weight.shape[2:] == (1, 1):
-            outputs = [pointwise_output(levels[0], packed, bias, added, relu=form.relu)]
+            outputs = [pointwise_convolve(levels[0], packed, bias, added=added, relu=form.relu)]
         else:
-            outputs = tile_outputs(levels, packed, bias, relu=form.relu)
+            outputs = tile_convolve(levels, packed, bias, relu=form.relu)
         return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        for_gradients, scale, *levels = ctx.saved_tensors
+        turned, scale, *levels = ctx.saved_tensors
         wants_weight, wants_bias, _, _, *_ = ctx.needs_input_grad
         passed = gradients[-1] if ctx.form.passes else None
         gradients = gradients[: len(levels)]
@@ -144,13 +140,14 @@ class _TileConvolution(torch.autograd.Function):
             kernel = ctx.shape[-1]
             of_weight, of_bias = weight_gradient(levels, gradients, kernel=kernel, scale=scale)
         of_levels: Sequence[Tensor | None] = [None] * len(levels)
-        if for_gradients is not None:
-            packed = PackedWeight(for_gradients, for_gradients, *ctx.shape[:2])
-            gates = levels if ctx.form.gated else ()
+        if turned is not None:
+            packed = PackedWeight(turned, ctx.shape[1])
             if ctx.shape[2:] == (1, 1):
-                of_levels = [pointwise_input_gradient(gradients[0], packed, passed, *gates)]
+                gate = levels[0] if ctx.form.gated else None
+                of_levels = [pointwise_convolve(gradients[0], packed, added=passed, gate=gate)]
             else:
-                of_levels = tile_input_gradients(gradients, packed, gates)
+                gates = levels if ctx.form.gated else ()
+                of_levels = tile_convolve(gradients, packed, gates=gates)
         # The kernel gives the bias's gradient also where there is no bias.
         of_bias = of_bias if wants_bias else None
         of_added = gradients if ctx.form.adds else ()
@@ -236,7 +233,8 @@ def convolution(
     """
     stride, padding, groups = params
     if own and suits_pointwise(features, weight, params):
-        return pointwise_output(features, pack_weight(weight), bias, added, relu=relu)
+        packed, _ = pack_weight(weight)
+        return pointwise_convolve(features, packed, bias, added=added, relu=relu)
     if added is not None:
         return add_relu_(convolution(features, weight, bias, params, own=own), added)
     own = own and suits_grouped_tiles(features, weight, params)
@@ -328,8 +326,10 @@ def _special_features_gradient(
         wants = (True, False, False)
         return _onednn_gradients(gradient, features, weight, params, wants=wants)[0]
     if own and suits_pointwise(features, weight, params, stride=2):
-        packed = pack_weight(weight, for_gradients=True)
-        return strided_input_gradient(gradient, packed, (features.shape[2], features.shape[3]))
+        _, turned = pack_weight(weight, for_gradients=True)
+        assert turned is not None
+        size = (features.shape[2], features.shape[3])
+        return pointwise_convolve(gradient, turned, spread_over=size)
     return None
 
 

@@ -95,10 +95,9 @@ def autocast_forward(model: RetinaNet, *, precision: str) -> Forward:
 
 
 def autocast(precision: str) -> AbstractContextManager[None]:
-    """Return a context in which convolutions and matrix products run in the given precision.
+    """Return a context in which convolutions and matrix products run in `bf16` or `float32`.
 
-    Args:
-        precision: `bf16` (weights stay in float32, products are BF16) or `float32`.
+    Weights stay in float32.
     """
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
 

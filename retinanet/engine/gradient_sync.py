@@ -1,10 +1,9 @@
 """Averages of the ranks' gradients during the backward pass: torch's DDP, on CPUs.
 
-Ranks of one host average through memory that they share. Between processes of one host a network's
-way costs several copies by the kernel, on the cores that compute. Here each rank writes its
-gradients once, rounded if that is wanted, to memory that its neighbours have mapped too, and sums
-theirs from there. That memory has no file: `SharedMemory` makes it, and `map_memory` maps that of
-another process of the host.
+Ranks of one host average through memory that they share: a network's way would cost several copies
+by the kernel, on the cores that compute. Each rank writes its gradients once, rounded if that is
+wanted, to memory that its neighbours have mapped too, and sums theirs from there. That memory has
+no file: `SharedMemory` makes it, and `map_memory` maps that of another process of the host.
 """
 
 import ctypes
@@ -63,12 +62,9 @@ class SharedGradients:
         timeout_s: float,
     ) -> None:
         """Use `share_gradients`."""
-        self._memory = memory
-        self._size = size
-        self._rank = rank
-        self._ranks = len(memory)
-        self._compress = compress
-        self._timeout_s = timeout_s
+        self._memory, self._size = memory, size
+        self._rank, self._ranks = rank, len(memory)
+        self._compress, self._timeout_s = compress, timeout_s
         self._library = SHARED.library()
         self._pending: deque[_Pending] = deque()
         self._exchange = 0
@@ -79,14 +75,9 @@ class SharedGradients:
     ) -> "Future[Tensor]":
         """Replace gradients by their average over all ranks, once all have written theirs.
 
-        All ranks call it with parts of the same sizes, in the order of `index` from 0; with the
-        last part, all are there when it returns.
-
-        Args:
-            gradients: float32, one block of memory.
-            weight: Of this rank in the average; those of all ranks add up to 1.
-            index: The part's number in this backward pass.
-            is_last: Whether it is the last part.
+        All ranks call it with parts of the same sizes, each one block of float32, in the order of
+        `index` from 0; with the last part, all are there when it returns. `weight` is that of this
+        rank in the average; those of all ranks add up to 1.
 
         Raises:
             TimeoutError: A rank did not write its part.
@@ -96,23 +87,23 @@ class SharedGradients:
             self._exchange += 1
             self._next = 0
         future: Future[Tensor] = Future()
-        self._write(gradients, index, weight)
+        write = self._library.write_rounded if self._compress else self._library.write_floats
+        values = self._values(self._rank, self._next)
+        write(gradients, values, gradients.numel(), weight, torch.get_num_threads())
+        self._library.raise_flag(self._flag(self._rank, index), self._exchange)
         self._pending.append(_Pending(gradients, index, self._next, future))
         self._next += -(-gradients.numel() // LINE) * LINE
         while self._pending and self._are_written(self._pending[0].index, wait=is_last):
             self._sum(self._pending.popleft())
         return future
 
-    def _write(self, gradients: Tensor, index: int, weight: float) -> None:
-        write = self._library.write_rounded if self._compress else self._library.write_floats
-        values = self._values(self._rank, self._next)
-        write(gradients, values, gradients.numel(), weight, torch.get_num_threads())
-        flag = self._memory[self._rank].address + FLAGS_AT + index * LINE
-        self._library.raise_flag(flag, self._exchange)
+    def _flag(self, rank: int, index: int) -> int:
+        """Return the address of the flag that a rank raises once it has written a part."""
+        return self._memory[rank].address + FLAGS_AT + index * LINE
 
     def _are_written(self, index: int, *, wait: bool) -> bool:
         """Return whether all ranks have written a part; only `wait` waits for them."""
-        flags = [one.address + FLAGS_AT + index * LINE for one in self._memory]
+        flags = [self._flag(rank, index) for rank in range(self._ranks)]
         seconds = self._timeout_s if wait else 0.0
         addresses = (ctypes.c_void_p * self._ranks)(*flags)
         up = self._library.flags_are_up(addresses, self._ranks, self._exchange, seconds)
@@ -124,9 +115,9 @@ class SharedGradients:
         add = self._library.sum_rounded if self._compress else self._library.sum_floats
         places = [self._values(rank, part.start) for rank in range(self._ranks)]
         addresses = (ctypes.c_void_p * self._ranks)(*places)
-        sums, threads = part.gradients, torch.get_num_threads()
-        add(addresses, self._ranks, sums, sums.numel(), threads)
-        part.future.set_result(part.gradients)
+        sums = part.gradients
+        add(addresses, self._ranks, sums, sums.numel(), torch.get_num_threads())
+        part.future.set_result(sums)
 
     def _values(self, rank: int, start: int) -> int:
         """Return the address at which a rank writes in this exchange: two halves take turns.
@@ -137,6 +128,14 @@ class SharedGradients:
         value_bytes = 2 if self._compress else 4
         half = HEADER + (self._exchange % 2) * (self._size // 2)
         return self._memory[rank].address + half + start * value_bytes
+
+
+DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
+# Newer torch has another name for it, and warns of torch 2.8's.
+BUFFER_SYNC = (
+    "forward_sync_buffers" if "forward_sync_buffers" in DDP_ARGUMENTS else "broadcast_buffers"
+)
+BUFFERS_LEFT_ALONE: dict[str, Any] = {BUFFER_SYNC: False}
 
 
 class GradientExchange:
@@ -164,8 +163,8 @@ class GradientExchange:
             losses_of: Runs it on a batch.
             compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
             shared: The way through memory, where all ranks are on one host, made for the same
-                `compress`; else the process group's backend is the way.
-            weight: Of this rank in the average: its part of all images; None: all have as many.
+                `compress`; else gradients go by the process group's backend.
+            weight: This rank's part of all images; None: all ranks have as many.
             ranks: Those that average; None: all of the job.
         """
         self.exposed_seconds = 0.0
@@ -182,7 +181,7 @@ class GradientExchange:
             init_sync=False,
             gradient_as_bucket_view=True,
             static_graph=True,
-            **buffers_left_alone(),
+            **BUFFERS_LEFT_ALONE,
         )
         self._module.register_comm_hook(None, self._reduce)
 
@@ -239,13 +238,6 @@ class GradientExchange:
         return work.get_future().then(lambda future: future.value()[0])
 
 
-def buffers_left_alone() -> dict[str, Any]:
-    """Return DDP's argument for it: newer torch has another name, and warns of torch 2.8's."""
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    newer = "forward_sync_buffers" in names
-    return {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-
-
 class _LossesModule(nn.Module):
     """The module for DDP, whose outputs lead to all gradients: two numbers, not large logits."""
 
@@ -269,7 +261,6 @@ SHARED = Kernels(
 )
 
 LARGEST_BUCKETS = 1023
-
 LINE = 64
 """A processor's cache line. [bytes]"""
 FLAGS_AT = LINE
@@ -285,16 +276,9 @@ def share_gradients(
 ) -> SharedGradients | None:
     """Set up averages over the ranks of one host; all ranks call it.
 
-    Args:
-        all_gather: Returns every rank's value, in order of rank.
-        rank: This one.
-        values: Gradients in all, of one rank.
-        compress: Whether they are rounded to BF16 on the way; sums are float32 in any case.
-        timeout_s: How long to wait for another rank.
-
-    Returns:
-        None on all ranks if any of them cannot: other hosts, no memory, no compiler, or containers
-        that do not see each other's processes.
+    `values`: gradients in all, of one rank. If `compress`, they are rounded to BF16 on the way;
+    sums are float32 in any case. Return None on all ranks if any of them cannot: other hosts, no
+    memory, no compiler, or containers that do not see each other's processes.
     """
     room = values + LINE * LARGEST_BUCKETS
     size = 2 * -(-room * (2 if compress else 4) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -317,7 +301,6 @@ def share_gradients(
 
 MemoryPlace = tuple[str, bytes]
 """The path at which processes of the same user can open it while it is open, and its name."""
-
 NAME_BYTES = 16
 
 
@@ -329,10 +312,7 @@ class SharedMemory:
     """
 
     def __init__(self, size: int) -> None:
-        """Make it, all zeros.
-
-        Args:
-            size: The name included. [bytes]
+        """Make it, all zeros; `size` in bytes includes the name.
 
         Raises:
             OSError: There is not so much memory.
@@ -344,7 +324,7 @@ class SharedMemory:
 
     @property
     def place(self) -> MemoryPlace:
-        """Return where others find it, until it is closed."""
+        """Return the place at which others find it, until it is closed."""
         return f"/proc/{os.getpid()}/fd/{self._file}", self._name
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """Grouped convolutions by csrc/grouped_convolution.cpp and grouped_weight_gradient.cpp.
 
 Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. The convolutions are 3×3
-with padding 1 and as many output as input channels, in groups of 4, 8, 16 or 32 channels. In all
-functions `tiles` is what computes the tile instructions, by default the processor's best, and each
-raises NativeLibraryError where its kernel cannot be compiled or loaded.
+with padding 1 and as many output as input channels, in groups of 4, 8, 16 or 32 channels; weights
+are [C, group_width, 3, 3], strides 1 or 2. In all functions `tiles` computes the tile instructions,
+by default the processor's best, and each raises NativeLibraryError where its kernel cannot be
+compiled or loaded.
 """
 
 import torch
@@ -87,15 +88,9 @@ def grouped_convolution(
     relu: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Return the output, [N, C, H', W'] in channels_last memory.
+    """Return the output, [N, C, H', W'] in channels_last memory, with a ReLU if asked for.
 
-    Args:
-        features: [N, C, H, W].
-        weight: BF16 [C, group_width, 3, 3].
-        bias: [C], or None for zeros.
-        stride: 1 or 2.
-        relu: Whether negative results become zero; NaN stays.
-        tiles: See the module.
+    `weight` is BF16. NaN passes the ReLU.
     """
     features = channels_last(features)
     images, channels, height, width = features.shape
@@ -118,15 +113,9 @@ def grouped_input_gradient(
     stride: int,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Return the input's gradient in channels_last memory.
+    """Return the gradient of the input, of `size`, from the output's; in channels_last memory.
 
-    Args:
-        gradient: Of the output, [N, C, H', W'].
-        weight: BF16 [C, group_width, 3, 3].
-        size: The input's, (N, C, H, W).
-        gate: As large as the input, whose gradient is zero where this is not positive.
-        stride: 1 or 2.
-        tiles: See the module.
+    `weight` is BF16. The gradient is zero where `gate`, of the same size, is not positive.
     """
     gradient, gate = channels_last(gradient), channels_last_or_none(gate)
     result = empty_maps(*size)
@@ -168,18 +157,9 @@ def grouped_weight_gradient(
     stride: int,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a grouped convolution's weight and bias.
+    """Return the gradients of weight, float32 in channels_last memory, and bias, [C].
 
-    Args:
-        features: The input, [N, C, H, W].
-        gradient: Of the output, [N, C, H', W'].
-        gate: As large as the output, whose gradient counts where this is positive.
-        group_width: Channels of a group: 4, 8, 16 or 32.
-        stride: 1 or 2.
-        tiles: See the module.
-
-    Returns:
-        Of the weight float32 [C, group_width, 3, 3] in channels_last memory, of the bias [C].
+    `gradient` is that of the output; it counts where `gate`, of the same size, is positive.
     """
     features, gradient = channels_last(features), channels_last(gradient)
     gate = channels_last_or_none(gate)

@@ -61,10 +61,7 @@ class Kernels:
     def __init__(self, source: Path, **signatures: str) -> None:
         """Declare functions; nothing is compiled.
 
-        Args:
-            source: The C++ file.
-            signatures: Of each function the `CODES` of its arguments and, behind `->`, of its
-                result: `size="Pq->q"`.
+        A signature has the `CODES` of the arguments and, behind `->`, of the result: `"Pq->q"`.
         """
         self.source = source
         self.instruction_set: str | None = None
@@ -80,22 +77,19 @@ class Kernels:
         """
         loaded = self._loaded.get(self.instruction_set)
         if loaded is None:
-            loaded = self._loaded[self.instruction_set] = self._load()
+            try:
+                loaded = load_library(self.source, instruction_set=self.instruction_set)
+                for name, signature in self._signatures.items():
+                    arguments, _, result = signature.partition("->")
+                    function = getattr(loaded, name)
+                    function.restype = CODES[result] if result else None
+                    function.argtypes = [CODES[code] for code in arguments]
+            except NativeLibraryError as error:
+                loaded = error
+            self._loaded[self.instruction_set] = loaded
         if isinstance(loaded, NativeLibraryError):
             raise loaded
         return loaded
-
-    def _load(self) -> ctypes.CDLL | NativeLibraryError:
-        try:
-            library = load_library(self.source, instruction_set=self.instruction_set)
-        except NativeLibraryError as error:
-            return error
-        for name, signature in self._signatures.items():
-            arguments, _, result = signature.partition("->")
-            function = getattr(library, name)
-            function.restype = CODES[result] if result else None
-            function.argtypes = [CODES[code] for code in arguments]
-        return library
 
     def are_available(self) -> bool:
         """Return whether the library can be compiled and loaded here."""
@@ -115,12 +109,7 @@ class Kernels:
     ) -> None:
         """Call a function that reads and writes these tensors once each, see `own_kernel`.
 
-        Args:
-            function: One of the declared ones.
-            arguments: As its signature says.
-            read: None stands for a tensor that is not given.
-            written: The results.
-            kernel: The name for listeners; by default the function's.
+        `kernel` is the name for listeners, by default the function's.
 
         Raises:
             NativeLibraryError: The library cannot be compiled or loaded here.
@@ -154,17 +143,12 @@ class Level(Record):
 
 
 def level_records(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor]
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor | None]
 ) -> ctypes.Array[Level]:
     """Return each level's addresses and sizes; `gates` is empty, or holds one for each level."""
-    levels = zip(inputs, outputs, gates_or_none(gates, len(inputs)), strict=True)
+    levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
     records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]
     return (Level * len(records))(*records)
-
-
-def gates_or_none(gates: Sequence[Tensor], count: int) -> Sequence[Tensor | None]:
-    """Return the gates of `count` levels: None for each where there are no gates."""
-    return gates if gates else [None] * count
 
 
 CACHE_LINE = 64
@@ -184,10 +168,8 @@ def empty_maps(images: int, channels: int, *size: int) -> Tensor:
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Return the tensor as [N, H, W, C] in memory, copied if it is laid out otherwise.
-
-    Also where torch's own test cannot tell, as with one channel or maps of one pixel.
-    """
+    """Return the tensor as [N, H, W, C] in memory, copied if it is laid out otherwise."""
+    # torch's own memory format is ambiguous with one channel, and for maps of one pixel.
     return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
@@ -219,11 +201,8 @@ def match_memory_format(parameter: Tensor, tensor: Tensor) -> Tensor:
     """Return the tensor in the parameter's memory layout; itself if it is so already.
 
     A fused optimizer walks through a parameter, its gradient and its state place by place in
-    memory: one in another layout would be taken for other weights', without an error.
-
-    Args:
-        parameter: Without gaps in memory, in any order of its dimensions.
-        tensor: Of the parameter's shape, or a single number, which has no layout.
+    memory: one in another layout would be taken for other weights', without an error. The tensor
+    has the parameter's shape, or is a single number, which has no layout.
     """
     if tensor.dim() == 0 or have_same_layout(parameter, tensor):
         return tensor
@@ -241,9 +220,7 @@ class KernelCall(NamedTuple):
 
 
 Listener = Callable[[KernelCall], None]
-
 NOTHING = nullcontext()
-
 _listener: Listener | None = None
 
 

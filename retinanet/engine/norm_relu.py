@@ -73,8 +73,8 @@ def add_relu_(maps: Tensor, added: Tensor) -> Tensor:
 def _suits_masked_sum(maps: Sequence[Tensor]) -> bool:
     first = maps[0]
     suitable = is_one_block(first) and all(
-        one.dtype == torch.bfloat16 and one.shape == first.shape and have_same_layout(one, first)
-        for one in maps
+        term.dtype == torch.bfloat16 and term.shape == first.shape and have_same_layout(term, first)
+        for term in maps
     )
     return suitable and MASKED_SUM.are_available()
 
@@ -92,10 +92,10 @@ def add_relu(maps: Tensor, added: Tensor) -> Tensor:
 
 
 def branches(maps: Tensor, count: int) -> Sequence[Tensor]:
-    """Return what a ReLU returned, for up to four readers: the sum of their gradients is masked.
+    """Return a ReLU's result for up to four readers: the sum of their gradients is masked.
 
-    A reader may be left out. The gradient from the first that is not is overwritten: it has to be
-    a tensor that this reader made, as convolutions and pooling do.
+    Not all need to send a gradient. The first one is overwritten: it has to be a tensor that its
+    reader made, as convolutions and pooling do.
     """
     if not maps.requires_grad:
         return [maps] * count
@@ -151,16 +151,10 @@ class _Norm(Record):
 def batch_norm(
     maps: Tensor, norm: nn.BatchNorm2d, added: Tensor | None = None, *, relu: bool = False
 ) -> Tensor:
-    """Return `norm(maps)`, plus `added` if given, with a ReLU if asked for.
+    """Return `norm(maps)` of maps [N, C, H, W], plus `added`, with a ReLU if asked for; NaN stays.
 
-    The norm's running statistics follow, as when it is called. The ReLU's gradient is left to the
-    readers of the result.
-
-    Args:
-        maps: [N, C, H, W], more than one value of each channel.
-        norm: In training mode, with weights and running statistics.
-        added: Of the maps' shape; with `relu` only.
-        relu: Whether negative results become zero; NaN stays.
+    The norm is in training mode, and its running statistics follow, as when it is called. The
+    ReLU's gradient is left to the readers of the result. `added` is for `relu` only.
     """
     assert relu or added is None
     if maps.dtype != torch.bfloat16 or not _suits_batch_norm(norm):

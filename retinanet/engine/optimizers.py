@@ -7,7 +7,7 @@ arXiv 1904.00962, algorithm 2. The norm of all gradients of a step and their cli
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +64,8 @@ def make_optimizer(
             trainable, lr=learning_rate, momentum=momentum, weight_decay=weight_decay, **form
         )
     compiled = fused and native_steps_work()
-    settings: dict[str, Any] = {
-        "lr": learning_rate,
-        "betas": (beta1, BETA2),
-        "weight_decay": weight_decay,
-    }
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": (beta1, BETA2)}
+    settings["weight_decay"] = weight_decay
     if name == "lamb":
         return Lamb(trainable, fused=compiled, **settings)
     return OnePassAdam(trainable, **settings) if compiled else Adam(trainable, **settings, **form)
@@ -123,13 +120,7 @@ class OnePassAdam(torch.optim.Adam):
                 for parameter in group["params"]
                 if parameter.grad is not None
             ]
-            native_step(
-                "adam_step",
-                updates,
-                learning_rate=group["lr"],
-                betas=group["betas"],
-                eps=group["eps"],
-            )
+            native_step("adam_step", updates, group)
 
 
 class Lamb(Optimizer):
@@ -155,20 +146,14 @@ class Lamb(Optimizer):
         Args:
             parameters: The weights to update.
             lr: Length of a step, as a share of the norm of the weights.
-            betas: What the averages of the gradient and of its square keep of their last value.
+            betas: The shares of their last values that the two averages keep.
             eps: Added to the root of the second average.
             weight_decay: Decoupled: the share of a weight that is added to its update.
-            fused: Update all tensors in one call of C++ (float32 on CPUs; others are left to plain
-                PyTorch). False: plain PyTorch, tensor by tensor; this is the reference.
+            fused: Whether C++ updates all float32 tensors in one call; others, and without it all,
+                are updated by plain PyTorch, tensor by tensor.
         """
-        settings = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "fused": fused,
-        }
-        super().__init__(parameters, settings)
+        settings = {"lr": lr, "betas": betas, "eps": eps}
+        super().__init__(parameters, {**settings, "weight_decay": weight_decay, "fused": fused})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -189,17 +174,12 @@ class Lamb(Optimizer):
                 for parameter in group["params"]
                 if parameter.grad is not None
             ]
-            settings = {
-                "learning_rate": group["lr"],
-                "betas": group["betas"],
-                "eps": group["eps"],
-            }
             fused = [update for update in updates if group["fused"] and can_step(update.weight)]
             if fused:
-                native_step("lamb_step", fused, **settings)
+                native_step("lamb_step", fused, group)
             for update in updates:
                 if not (group["fused"] and can_step(update.weight)):
-                    plain_step(update, **settings)
+                    plain_step(update, group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,26 +199,22 @@ class TensorUpdate:
     """Whether LAMB scales the step by the weight's norm; Adam does not look at it."""
 
 
-def plain_step(
-    update: TensorUpdate, *, learning_rate: float, betas: tuple[float, float], eps: float
-) -> None:
-    """Take LAMB's step of one tensor by PyTorch's operators."""
+def plain_step(update: TensorUpdate, group: Mapping[str, Any]) -> None:
+    """Take LAMB's step of one tensor by PyTorch's operators; `group` has `lr`, `betas`, `eps`."""
     weight, gradient, step = update.weight, update.gradient, update.step
-    beta1, beta2 = betas
+    beta1, beta2 = group["betas"]
     update.exp_avg.lerp_(gradient, 1 - beta1)
     update.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (update.exp_avg_sq / (1 - beta2**step)).sqrt_().add_(eps)
+    root = (update.exp_avg_sq / (1 - beta2**step)).sqrt_().add_(group["eps"])
     direction = (update.exp_avg / (1 - beta1**step)).div_(root)
     if update.weight_decay:
         direction.add_(weight, alpha=update.weight_decay)
-    ratio = trust_ratio(weight, direction) if update.use_trust_ratio else 1.0
-    weight.sub_(direction, alpha=learning_rate * ratio)
-
-
-def trust_ratio(weight: Tensor, direction: Tensor) -> float:
-    """Return the norm of the weight over that of its update; 1 where one of them is zero."""
-    weight_norm, direction_norm = weight.norm().item(), direction.norm().item()
-    return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
+    ratio = 1.0
+    if update.use_trust_ratio:
+        weight_norm, direction_norm = weight.norm().item(), direction.norm().item()
+        if weight_norm > 0 and direction_norm > 0:
+            ratio = weight_norm / direction_norm
+    weight.sub_(direction, alpha=group["lr"] * ratio)
 
 
 class _Tensor(Record):
@@ -253,7 +229,7 @@ class _Tensor(Record):
 
 
 class _Settings(Record):
-    """What all tensors share, as optimizers.cpp has it."""
+    """The settings of a group, as optimizers.cpp has them."""
 
     _fields_ = fields("f learning_rate beta1 beta2 eps")
 
@@ -293,24 +269,12 @@ def can_step(parameter: Tensor) -> bool:
     return parameter.dtype == torch.float32 and parameter.is_cpu and is_one_block(parameter)
 
 
-def native_step(
-    function: str,
-    updates: Sequence[TensorUpdate],
-    *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
-    """Take the steps, on as many threads as torch has.
+def native_step(function: str, updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> None:
+    """Take the steps of parameters that `can_step`, on as many threads as torch has.
 
-    Args:
-        function: `adam_step` or `lamb_step`.
-        updates: Of parameters that `can_step`.
-        learning_rate: Of this step.
-        betas: See `Lamb`.
-        eps: See `Lamb`.
+    `function` is `adam_step` or `lamb_step`; `group` has `lr`, `betas` and `eps`.
     """
-    beta1, beta2 = betas
+    beta1, beta2 = group["betas"]
     records = [
         _Tensor(
             update.weight,
@@ -325,8 +289,8 @@ def native_step(
         )
         for update in updates
     ]
-    settings, count = _Settings(learning_rate, beta1, beta2, eps), len(records)
-    state = [part for one in updates for part in (one.weight, one.exp_avg, one.exp_avg_sq)]
+    settings, count = _Settings(group["lr"], beta1, beta2, group["eps"]), len(records)
+    state = [part for u in updates for part in (u.weight, u.exp_avg, u.exp_avg_sq)]
     STEP_KERNELS.call(
         function, (_Tensor * count)(*records), count, settings, torch.get_num_threads(),
         read=[*state, *(update.gradient for update in updates)], written=state,
@@ -349,10 +313,7 @@ def clip_gradients(
 ) -> None:
     """Shorten all gradients by one factor, so that their norm is `longest`; shorter ones stay.
 
-    Args:
-        parameters: Those that the norm was taken of.
-        norm: See `gradient_norm`; finite.
-        longest: The norm that they may have; None: any.
+    `norm` is the parameters' `gradient_norm`, and finite.
     """
     if longest is not None and norm > longest:
         # In float32, as torch's own clip_grad_norm_ has it.

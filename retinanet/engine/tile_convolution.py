@@ -2,11 +2,12 @@
 
 The C++ is in csrc/tile_weights.cpp (weights in the order in which the kernels read them),
 tile_convolution.cpp (dense 3×3, stride 1, padding 1), pointwise_convolution.cpp (1×1, one group,
-multiples of 32 channels, stride 1, or 2 for input gradients) and weight_gradient.cpp.
+multiples of 32 channels, stride 1, or 2 for input gradients) and weight_gradient.cpp. An input's
+gradient is a convolution by the weight turned round.
 
 Maps are BF16 [N, C, H, W]; what is not in channels_last memory is copied. In all functions `tiles`
-is what computes the tile instructions, by default the processor's best, and each raises
-NativeLibraryError where its kernel cannot be compiled or loaded.
+computes the tile instructions, by default the processor's best, and each raises NativeLibraryError
+where its kernel cannot be compiled or loaded.
 """
 
 import functools
@@ -28,7 +29,6 @@ from retinanet.engine.kernel_calls import (
     empty_maps,
     fields,
     float32_or_none,
-    gates_or_none,
     level_records,
     scratch_bytes,
 )
@@ -56,7 +56,7 @@ convolutions must have them anyway."""
 
 
 class Tiles(IntEnum):
-    """What computes the tile instructions, as csrc/tiles.h has it."""
+    """The unit that computes the tile instructions, as csrc/tiles.h has it."""
 
     AMX = 0
     VECTORS = 1
@@ -67,14 +67,12 @@ class Tiles(IntEnum):
 
 @functools.cache
 def best_tiles() -> Tiles | None:
-    """Return the fastest that this processor has, or None where it has neither or C++ fails.
-
-    It asks Linux for the permission to use AMX's tiles, which all kernels need.
-    """
+    """Return the fastest that this processor has, or None where it has neither or C++ fails."""
     flags = cpu_flags()
     if not {"avx512_bf16", *CPU_FLAGS_NEEDED["x86-64-v4"]} <= flags:
         return None
     try:
+        # A process needs Linux' permission for AMX's tiles; this requests it for all kernels.
         permitted = bool(WEIGHTS.library().tile_weights_permitted())
     except NativeLibraryError:
         return None
@@ -82,7 +80,7 @@ def best_tiles() -> Tiles | None:
 
 
 def tiles_for(tiles: Tiles | None) -> Tiles:
-    """Return what is asked for, or else the processor's best."""
+    """Return the given tiles, or else the processor's best."""
     tiles = best_tiles() if tiles is None else tiles
     assert tiles is not None
     return tiles
@@ -94,13 +92,11 @@ def has_tiles() -> bool:
 
 
 class PackedWeight(NamedTuple):
-    """A convolution's weight, rounded to BF16, in tiles."""
+    """A convolution's weight, rounded to BF16, in tiles; or turned round, for input gradients."""
 
-    for_outputs: Tensor
-    for_gradients: Tensor | None
-    """For the input's gradient, if that is wanted."""
-    outputs: int
-    inputs: int
+    values: Tensor
+    channels: int
+    """Channels of the result."""
 
 
 class _Weights(Record):
@@ -111,13 +107,11 @@ class _Weights(Record):
 
 def pack_weight(
     weight: Tensor, scale: Tensor | None = None, *, for_gradients: bool = False
-) -> PackedWeight:
+) -> tuple[PackedWeight, PackedWeight | None]:
     """Return `weight * scale`, rounded once to BF16, in the order in which the kernels read it.
 
-    Args:
-        weight: [O, I, h, w] of one group, float32; others are converted.
-        scale: Of each output, [O], or None.
-        for_gradients: Whether input gradients will be wanted too.
+    `weight` is [O, I, h, w] of one group, converted to float32, `scale` [O]. The second result is
+    the weight turned round, if input gradients will be wanted.
     """
     weight, scale = channels_last(weight.detach().float()), float32_or_none(scale)
     outputs, inputs, *size = weight.shape
@@ -125,63 +119,34 @@ def pack_weight(
     record = _Weights(weight, scale, outputs, inputs, taps)
     tiles = -(-outputs // BLOCK) * -(-inputs // BLOCK) * taps
     packed = [scratch_bytes(2 * BLOCK * BLOCK * tiles) for _ in range(1 + for_gradients)]
-    backward = packed[1] if for_gradients else None
+    turned = packed[1] if for_gradients else None
     WEIGHTS.call(
-        "tile_weights_pack", record, packed[0], backward, torch.get_num_threads(),
+        "tile_weights_pack", record, packed[0], turned, torch.get_num_threads(),
         read=(weight,), written=packed,
     )  # fmt: skip
-    return PackedWeight(packed[0], backward, outputs, inputs)
+    backward = None if turned is None else PackedWeight(turned, inputs)
+    return PackedWeight(packed[0], outputs), backward
 
 
-def tile_outputs(
+def tile_convolve(
     inputs: Sequence[Tensor],
     weight: PackedWeight,
-    bias: Tensor | None,
-    *,
-    relu: bool,
-    tiles: Tiles | None = None,
-) -> list[Tensor]:
-    """Return the outputs of a 3×3 convolution for each level; `bias` float32 [O] or none."""
-    packed, outputs = weight.for_outputs, weight.outputs
-    return _convolve_levels(inputs, packed, outputs, bias=bias, relu=relu, tiles=tiles)
-
-
-def tile_input_gradients(
-    gradients: Sequence[Tensor],
-    weight: PackedWeight,
-    gates: Sequence[Tensor] = (),
-    *,
-    tiles: Tiles | None = None,
-) -> list[Tensor]:
-    """Return the gradients of a 3×3 convolution's inputs.
-
-    Args:
-        gradients: Of the outputs, [N, O, H, W] of each level.
-        weight: Packed for gradients too.
-        gates: None, or inputs that a ReLU returned: where they are not positive the gradient is
-            zero, which makes it that of the ReLU's input.
-        tiles: See the module.
-    """
-    assert weight.for_gradients is not None
-    packed, inputs = weight.for_gradients, weight.inputs
-    return _convolve_levels(gradients, packed, inputs, gates=gates, tiles=tiles)
-
-
-def _convolve_levels(
-    inputs: Sequence[Tensor],
-    packed: Tensor,
-    out_channels: int,
-    *,
     bias: Tensor | None = None,
+    *,
     relu: bool = False,
     gates: Sequence[Tensor] = (),
-    tiles: Tiles | None,
+    tiles: Tiles | None = None,
 ) -> list[Tensor]:
+    """Return the results of a 3×3 convolution for each level; `bias` is float32 [O].
+
+    `gates`: maps that a ReLU returned. Where they are not positive the result is zero, which makes
+    a gradient that of the ReLU's input.
+    """
     inputs = [channels_last(level) for level in inputs]
     gates = [channels_last(gate) for gate in gates]
-    threads = torch.get_num_threads()
-    outputs = [empty_maps(len(level), out_channels, *level.shape[2:]) for level in inputs]
-    work = (level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], out_channels)
+    packed, channels, threads = weight.values, weight.channels, torch.get_num_threads()
+    outputs = [empty_maps(len(level), channels, *level.shape[2:]) for level in inputs]
+    work = (level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], channels)
     size = CONVOLUTION.library().tile_convolution_scratch_bytes(*work, threads)
     CONVOLUTION.call(
         "tile_convolution",
@@ -203,93 +168,36 @@ class _Spread(Record):
     _fields_ = fields("q height width map_height map_width step")
 
 
-def pointwise_output(
+def pointwise_convolve(
     features: Tensor,
     weight: PackedWeight,
     bias: Tensor | None = None,
-    added: Tensor | None = None,
     *,
-    relu: bool = False,
-    tiles: Tiles | None = None,
-) -> Tensor:
-    """Return a 1×1 convolution's output plus `added`, with a ReLU if asked for.
-
-    Args:
-        features: [N, I, H, W].
-        weight: Packed, of [O, I, 1, 1].
-        bias: [O], or None for zeros.
-        added: [N, O, H, W], or None.
-        relu: Whether negative results become zero; NaN stays.
-        tiles: See the module.
-    """
-    packed, outputs = weight.for_outputs, weight.outputs
-    return _convolve_pixels(
-        features, packed, outputs, bias=bias, added=added, relu=relu, tiles=tiles
-    )
-
-
-def pointwise_input_gradient(
-    gradient: Tensor,
-    weight: PackedWeight,
-    added: Tensor | None = None,
-    gate: Tensor | None = None,
-    *,
-    tiles: Tiles | None = None,
-) -> Tensor:
-    """Return the input's gradient plus `added`, both zero where `gate` is not positive.
-
-    Args:
-        gradient: Of the output, [N, O, H, W].
-        weight: Packed for gradients too.
-        added: [N, I, H, W], or None: what other readers of the input send back.
-        gate: None, or the input, which a ReLU returned: the result is the gradient of the ReLU's.
-        tiles: See the module.
-    """
-    assert weight.for_gradients is not None
-    packed, inputs = weight.for_gradients, weight.inputs
-    return _convolve_pixels(gradient, packed, inputs, added=added, gate=gate, tiles=tiles)
-
-
-def strided_input_gradient(
-    gradient: Tensor, weight: PackedWeight, size: tuple[int, int], *, tiles: Tiles | None = None
-) -> Tensor:
-    """Return the input's gradient of a 1×1 convolution of stride 2.
-
-    Args:
-        gradient: Of the output, [N, O, H', W'].
-        weight: Packed for gradients too.
-        size: The input's height and width.
-        tiles: See the module.
-    """
-    assert weight.for_gradients is not None
-    packed, inputs = weight.for_gradients, weight.inputs
-    return _convolve_pixels(gradient, packed, inputs, spread_over=size, tiles=tiles)
-
-
-def _convolve_pixels(
-    features: Tensor,
-    packed: Tensor,
-    outputs: int,
-    *,
-    bias: Tensor | None = None,
     added: Tensor | None = None,
     gate: Tensor | None = None,
     relu: bool = False,
     spread_over: tuple[int, int] | None = None,
-    tiles: Tiles | None,
+    tiles: Tiles | None = None,
 ) -> Tensor:
+    """Return a 1×1 convolution's result plus `added`, with a ReLU if asked for; NaN stays.
+
+    It is zero where `gate` is not positive, see `tile_convolve`. `spread_over`: (height, width) of
+    the result, whose every second row and column the features are, which makes it the input's
+    gradient of a convolution of stride 2.
+    """
     features, bias = channels_last(features), float32_or_none(bias)
     added, gate = channels_last_or_none(added), channels_last_or_none(gate)
+    packed, channels = weight
     images, inputs, height, width = features.shape
     map_size = spread_over or (height, width)
-    output = empty_maps(images, outputs, *map_size)
+    output = empty_maps(images, channels, *map_size)
     if spread_over is not None:
         output.zero_()
     spread = _Spread(height, width, *map_size, 1 if spread_over is None else 2)
-    target = _Target(output, added, gate, bias, relu, outputs)
+    target = _Target(output, added, gate, bias, relu, channels)
     maps = 1 + (added is not None) + (gate is not None)
     pixels, threads = images * height * width, torch.get_num_threads()
-    size = POINTWISE.library().pointwise_scratch_bytes(pixels, inputs, outputs, maps, threads)
+    size = POINTWISE.library().pointwise_scratch_bytes(pixels, inputs, channels, maps, threads)
     POINTWISE.call(
         "pointwise_convolution",
         features, pixels, inputs, packed, target, spread, maps, scratch_bytes(size), threads,
@@ -314,7 +222,7 @@ class _GradientShape(Record):
 def weight_gradient(
     inputs: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    gates: Sequence[Tensor] = (),
+    gates: Sequence[Tensor | None] = (),
     *,
     kernel: int,
     stride: int = 1,
@@ -323,28 +231,27 @@ def weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of a convolution's weight and bias, summed over the levels.
 
+    That of the weight is float32 [O, I, kernel, kernel] in channels_last memory, that of the bias
+    [O].
+
     Args:
         inputs: [N, I, H, W] of each level.
         gradients: Of the outputs, [N, O, H', W'] of each level.
-        gates: None, or what ReLU made of the outputs, whose gradients count where it is positive.
+        gates: The outputs of a ReLU behind; gradients count where they are positive.
         kernel: 3 (padding 1) or 1 (no padding).
         stride: 1, or 2 of a 1×1.
-        scale: The weight's gradient is multiplied by it, for each output [O], unless it is None.
+        scale: A factor for each output's weights, [O].
         tiles: See the module.
-
-    Returns:
-        Of the weight float32 [O, I, kernel, kernel] in channels_last memory, of the bias [O].
     """
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
-    gates = [channels_last(gate) for gate in gates]
+    gates = [channels_last_or_none(gate) for gate in gates or [None] * len(inputs)]
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
     of_weight = torch.empty(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
     of_bias = torch.empty(out_channels)
-    maps = zip(inputs, gradients, gates_or_none(gates, len(inputs)), strict=True)
     records = [
         _GradientLevel(level, gradient, gate, len(level), *gradient.shape[2:], *level.shape[2:])
-        for level, gradient, gate in maps
+        for level, gradient, gate in zip(inputs, gradients, gates, strict=True)
     ]
     levels = (_GradientLevel * len(records))(*records)
     shape = _GradientShape(in_channels, out_channels, kernel, stride)

@@ -49,26 +49,20 @@ def choose_winograd(convolutions: str) -> bool:
         return False
     if convolutions == "auto" and ("amx_bf16" in cpu_flags() or "avx512_bf16" not in cpu_flags()):
         return False
-    problem = _winograd_problem()
-    if problem is None:
-        return True
+    problem = "the processor has no AVX-512 BF16"
+    if "avx512_bf16" in cpu_flags():
+        try:
+            WINOGRAD.library()
+        except NativeLibraryError as error:
+            problem = str(error).splitlines()[0]
+        else:
+            return True
     if convolutions == "winograd":
         raise InputError(
             f"engine.convolutions: no winograd here, as {problem}; take auto or onednn"
         )
     _print_once(f"convolutions: oneDNN's instead of Winograd's: {problem}")
     return False
-
-
-@functools.cache
-def _winograd_problem() -> str | None:
-    if "avx512_bf16" not in cpu_flags():
-        return "the processor has no AVX-512 BF16"
-    try:
-        WINOGRAD.library()
-    except NativeLibraryError as error:
-        return str(error).splitlines()[0]
-    return None
 
 
 @functools.cache
@@ -99,7 +93,7 @@ class _WinogradConvolution(torch.autograd.Function):
         ctx: Any, weight: Tensor, bias: Tensor, relu: bool, *levels: Tensor
     ) -> tuple[Tensor, ...]:
         maps = [channels_last(level) for level in levels]
-        outputs = outputs_of(maps, weight, bias, relu=relu)
+        outputs = convolve_levels(maps, weight, bias, relu=relu)
         ctx.save_for_backward(weight, *maps, *(outputs if relu else []))
         ctx.level_count = len(levels)
         return tuple(outputs)
@@ -114,7 +108,7 @@ class _WinogradConvolution(torch.autograd.Function):
         of_weight = of_bias = None
         of_levels: list[Tensor | None] = [None] * ctx.level_count
         if any(wants_levels):
-            of_levels = [*input_gradients(given, weight, gates)]
+            of_levels = [*convolve_levels(given, weight, gates=gates, backward=True)]
         if wants_weight:
             of_weight = weight_gradient(maps, given, gates)
         if wants_bias:
@@ -122,52 +116,30 @@ class _WinogradConvolution(torch.autograd.Function):
         return of_weight, of_bias, None, *of_levels
 
 
-def outputs_of(
-    inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, *, relu: bool
-) -> list[Tensor]:
-    """Return outputs from inputs; `weight` float32 [O, I, 3, 3], `bias` float32 [O]."""
-    out_channels, in_channels = weight.shape[:2]
-    panels = _packed(weight, summed=in_channels, columns=out_channels, backward=False)
-    return _convolved(inputs, panels, columns=out_channels, bias=bias, relu=relu)
-
-
-def input_gradients(
-    gradients: Sequence[Tensor], weight: Tensor, gates: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return the inputs' gradients from the outputs'."""
-    out_channels, in_channels = weight.shape[:2]
-    panels = _packed(weight, summed=out_channels, columns=in_channels, backward=True)
-    return _convolved(gradients, panels, columns=in_channels, gates=gates)
-
-
-def _packed(weight: Tensor, *, summed: int, columns: int, backward: bool) -> Tensor:
-    """Return the transformed weight in the order in which the kernel reads it."""
-    weight = channels_last(weight)
-    size = WINOGRAD.library().winograd_panel_values(summed, columns)
-    panels = torch.empty(size, dtype=torch.bfloat16)
-    WINOGRAD.call(
-        "winograd_pack", weight, *weight.shape[:2], backward, panels, torch.get_num_threads(),
-        read=(weight,), written=(panels,),
-    )  # fmt: skip
-    return panels
-
-
-def _convolved(
+def convolve_levels(
     inputs: Sequence[Tensor],
-    panels: Tensor,
-    *,
-    columns: int,
+    weight: Tensor,
     bias: Tensor | None = None,
+    *,
     relu: bool = False,
     gates: Sequence[Tensor] = (),
+    backward: bool = False,
 ) -> list[Tensor]:
-    threads = torch.get_num_threads()
+    """Return outputs from inputs, or if `backward` the inputs' gradients from the outputs'."""
+    weight, threads = channels_last(weight), torch.get_num_threads()
+    columns, summed = reversed(weight.shape[:2]) if backward else weight.shape[:2]
+    library = WINOGRAD.library()
+    panels = torch.empty(library.winograd_panel_values(summed, columns), dtype=torch.bfloat16)
+    WINOGRAD.call(
+        "winograd_pack", weight, *weight.shape[:2], backward, panels, threads,
+        read=(weight,), written=(panels,),
+    )  # fmt: skip
     outputs = [empty_maps(len(level), columns, *level.shape[2:]) for level in inputs]
-    size = WINOGRAD.library().winograd_thread_bytes() * threads
+    scratch = torch.empty(library.winograd_thread_bytes() * threads, dtype=torch.uint8)
     WINOGRAD.call(
         "winograd_convolve",
-        level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], columns, panels,
-        bias, relu, torch.empty(size, dtype=torch.uint8), threads,
+        level_records(inputs, outputs, gates), len(inputs), summed, columns, panels,
+        bias, relu, scratch, threads,
         read=(*inputs, *gates, panels, bias), written=outputs,
     )  # fmt: skip
     return outputs

@@ -37,12 +37,11 @@ from torchvision.ops import sigmoid_focal_loss
 
 from common.errors import InputError
 from common.native import NativeLibraryError
-from retinanet.loss.focal_kernel import FOCAL_LOSS, kernel_form
+from retinanet.loss.focal_kernel import FOCAL_LOSS, focal_loss_operator
 from retinanet.model.matching import IGNORED
 
 FORMS = ("kernel", "paper", "paper_implicit", "reference")
 """All the same mathematics."""
-
 FASTEST_WITHOUT_COMPILER = "paper"
 
 
@@ -67,10 +66,10 @@ def focal_loss(
             logits are.
         alpha: Weight of the class that an anchor is, 1 - alpha that of the others; below 0 leaves
             both unweighted, as in torchvision.
-        gamma: How strongly what is easy counts less; 0 or more.
+        gamma: Exponent of the factor for easy classes; 0 or more.
         image_weights: [N], constants that each image's losses are multiplied by.
-        form: A name in FORMS, all the same mathematics, or "auto": the kernel, or where that cannot
-            be compiled the fastest of the others, with one line on stderr.
+        form: One of FORMS, or "auto": the kernel, or where that cannot be compiled the fastest of
+            the others, with one line on stderr.
 
     Raises:
         InputError: `form` is "kernel", and it cannot be compiled here.
@@ -101,7 +100,12 @@ def level_loss(
     `form` is one of `FORMS`; the other arguments are those of `focal_loss` for one level.
     """
     if form == "kernel":
-        return kernel_form(logits, classes, image_weights, alpha=alpha, gamma=gamma, reduce=reduce)
+        with_gradient = torch.is_grad_enabled() and logits.requires_grad
+        values, _ = focal_loss_operator(
+            logits, classes, image_weights,
+            alpha=alpha, gamma=gamma, reduce=reduce, with_gradient=with_gradient,
+        )  # fmt: skip
+        return values
     if form == "paper":
         loss = PaperFocalLoss.apply(logits, classes, alpha, gamma)
     else:
@@ -114,7 +118,7 @@ def level_loss(
         else:
             assert form == "paper_implicit", form
             m, cross_entropy = paper_terms(x, y)
-            loss = focal_product(m, cross_entropy, y, alpha=alpha, gamma=gamma)
+            loss = m.pow(gamma).mul_(cross_entropy).mul_(alpha_factor(y, alpha))
         loss = loss.masked_fill(ignored, 0.0)
     weights = image_weights.to(loss.dtype)
     if reduce:
@@ -181,7 +185,7 @@ class PaperFocalLoss(torch.autograd.Function):
         x = at_least_float32(logits)
         y = one_hot_targets(x, classes)
         m, cross_entropy = paper_terms(x, y)
-        loss = focal_product(m, cross_entropy, y, alpha=alpha, gamma=gamma)
+        loss = m.pow(gamma).mul_(cross_entropy).mul_(alpha_factor(y, alpha))
         ctx.save_for_backward(classes, m, cross_entropy, y)
         ctx.alpha, ctx.gamma, ctx.dtype = alpha, gamma, logits.dtype
         return loss.index_put_(((classes == IGNORED),), loss.new_zeros(()))
@@ -203,13 +207,6 @@ def paper_terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     p = torch.sigmoid(x)
     m = p.mul(-2).add_(1).mul_(y).add_(p)
     return m, F.softplus(x).addcmul_(x, y, value=-1)
-
-
-def focal_product(
-    m: Tensor, cross_entropy: Tensor, y: Tensor, *, alpha: float, gamma: float
-) -> Tensor:
-    """Return the loss of equation (3) from its terms."""
-    return m.pow(gamma).mul_(cross_entropy).mul_(alpha_factor(y, alpha))
 
 
 def alpha_factor(y: Tensor, alpha: float) -> Tensor:

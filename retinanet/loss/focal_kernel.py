@@ -25,35 +25,6 @@ FOCAL_LOSS = Kernels(
 )
 
 
-def kernel_form(
-    logits: Tensor,
-    classes: Tensor,
-    image_weights: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    reduce: bool,
-) -> Tensor:
-    """Return one level's loss by the C++ kernel; see `focal_loss` for the arguments.
-
-    The weights are taken as constants, and there is no second derivative.
-
-    Raises:
-        NativeLibraryError: The kernel cannot be compiled here.
-    """
-    with_gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss, _ = focal_loss_operator(
-        logits,
-        classes,
-        image_weights,
-        alpha=alpha,
-        gamma=gamma,
-        reduce=reduce,
-        with_gradient=with_gradient,
-    )
-    return loss
-
-
 def dense_within_images(tensor: Tensor) -> Tensor:
     """Return the tensor itself where each image's values lie one after the other, else a copy."""
     return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
@@ -77,9 +48,14 @@ def focal_loss_operator(
     reduce: bool,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Run the kernel; the gradient by the logits, in their dtype, is empty unless it is wanted.
+    """Return one level's loss and its gradient by the logits; see `level_loss` for the arguments.
 
-    `with_gradient` must be true where autograd goes back.
+    The gradient, in the dtype of the logits, is empty unless it is wanted: where autograd goes
+    back. The weights are taken as constants, and there is no second derivative.
+
+    Raises:
+        IndexError: A label is K or more.
+        NativeLibraryError: The kernel cannot be compiled here.
     """
     logits, classes = dense_within_images(logits), dense_within_images(classes)
     weights = image_weights.to(torch.float64).contiguous()
@@ -104,24 +80,12 @@ def focal_loss_operator(
 
 @focal_loss_operator.register_fake
 def _shapes(
-    logits: Tensor,
-    classes: Tensor,
-    image_weights: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    reduce: bool,
-    with_gradient: bool,
+    logits: Tensor, *_: Any, reduce: bool, with_gradient: bool, **__: Any
 ) -> tuple[Tensor, Tensor]:
     return allocate(logits, reduce=reduce, with_gradient=with_gradient)
 
 
-def _keep_gradient(
-    ctx: Any,
-    inputs: tuple[Tensor, ...],
-    keyword_only_inputs: dict[str, Any],
-    output: tuple[Tensor, Tensor],
-) -> None:
+def _keep_gradient(ctx: Any, output: tuple[Tensor, Tensor], **_unused: Any) -> None:
     _, gradient = output
     ctx.set_materialize_grads(False)  # else zeros of the gradient's size are made for nothing
     ctx.mark_non_differentiable(gradient)

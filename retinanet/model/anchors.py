@@ -11,7 +11,6 @@ from torch import Tensor
 
 BASE_SIZES = (32, 64, 128, 256, 512)
 """Square root of an anchor's area in pixels, for P3 to P7 (Lin et al., Focal Loss, section 4)."""
-
 OCTAVES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
 ANCHORS_PER_LOCATION = len(OCTAVES) * len(ASPECT_RATIOS)
@@ -32,10 +31,14 @@ def anchors_for(
     and the first anchor is centred on the image's corner.
     """
     assert len(feature_sizes) == len(BASE_SIZES), f"expected P3 to P7, got {feature_sizes}"
-    return [
-        _grid_anchors(_cell_anchors(base_size), image_size, feature_size).to(device)
-        for base_size, feature_size in zip(BASE_SIZES, feature_sizes, strict=True)
-    ]
+    levels = []
+    for base_size, (rows, columns) in zip(BASE_SIZES, feature_sizes, strict=True):
+        ys = torch.arange(rows, dtype=torch.float32) * (image_size[0] // rows)
+        xs = torch.arange(columns, dtype=torch.float32) * (image_size[1] // columns)
+        y, x = torch.meshgrid(ys, xs, indexing="ij")
+        places = torch.stack((x, y, x, y), dim=-1)
+        levels.append((places[:, :, None] + _cell_anchors(base_size)).reshape(-1, 4).to(device))
+    return levels
 
 
 def _cell_anchors(base_size: int) -> Tensor:
@@ -46,18 +49,6 @@ def _cell_anchors(base_size: int) -> Tensor:
     heights = torch.outer(height_factors, sizes).flatten()
     widths = torch.outer(1 / height_factors, sizes).flatten()
     return (torch.stack((-widths, -heights, widths, heights), dim=1) / 2).round()
-
-
-def _grid_anchors(
-    cell_anchors: Tensor, image_size: tuple[int, int], feature_size: tuple[int, int]
-) -> Tensor:
-    """Repeat the cell's anchors at every place of a level: float32 [H * W * 9, 4]."""
-    rows, columns = feature_size
-    ys = torch.arange(rows, dtype=torch.float32) * (image_size[0] // rows)
-    xs = torch.arange(columns, dtype=torch.float32) * (image_size[1] // columns)
-    y, x = torch.meshgrid(ys, xs, indexing="ij")
-    places = torch.stack((x, y, x, y), dim=-1)
-    return (places[:, :, None] + cell_anchors).reshape(-1, 4)
 
 
 MAX_LOG_SCALE = math.log(1000.0 / 16)

@@ -16,10 +16,8 @@ from retinanet.model.anchors import ANCHORS_PER_LOCATION
 
 BACKGROUND = -1
 IGNORED = -2
-
 FOREGROUND_IOU = 0.5
 BACKGROUND_IOU = 0.4
-
 BOXES_AT_ONCE = 32
 """Boxes compared with all anchors in one go: bounds memory in pictures with hundreds of boxes."""
 

@@ -15,7 +15,6 @@ CANDIDATES_PER_LEVEL = 1000
 DETECTIONS_PER_IMAGE = 300
 NMS_IOU = 0.5
 """As torchvision and MLPerf's reference have them."""
-
 ROWS_PER_CANDIDATE = 4
 """Anchors looked at for each candidate wanted, before looking for a higher threshold pays."""
 

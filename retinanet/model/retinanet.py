@@ -53,7 +53,7 @@ class RetinaNet(nn.Module):
         )
         self._anchor_geometry: tuple[object, ...] = ()
         self._anchors: list[Tensor] = []
-        self.register_load_state_dict_pre_hook(_accept_old_keys)
+        self.register_load_state_dict_pre_hook(rename_old_keys)
 
     def forward(self, images: Tensor) -> HeadOutputs:
         """`images`: [N, 3, H, W] float, normalized with ImageNet's mean and deviation."""
@@ -77,15 +77,8 @@ class RetinaNet(nn.Module):
         return self._anchors
 
 
-def _accept_old_keys(
-    _module: nn.Module, state_dict: dict[str, Any], prefix: str, *_unused: object
-) -> None:
-    rename_old_keys(state_dict, prefix)
-
-
 PRIOR_PROBABILITY = 0.01
 """Foreground probability of a fresh model everywhere (Lin et al., Focal Loss, section 4.1)."""
-
 TOWER_DEPTH = 4
 
 
@@ -219,7 +212,6 @@ class BackboneWithFPN(nn.Module):
 
 _OLD_TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.(weight|bias)")
 _OLD_PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.(weight|bias)")
-
 _TOWER = re.compile(r"(head\.(?:classification|regression)_head\.conv)\.(\d+)\.0\.(weight|bias)")
 _PYRAMID = re.compile(r"(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.0\.(weight|bias)")
 
@@ -249,8 +241,10 @@ def mlperf_key(key: str) -> str:
     return f"module.{key}"
 
 
-def rename_old_keys(state_dict: dict[str, Any], prefix: str) -> None:
-    """Rename old spellings in place, among the keys that start with `prefix`.
+def rename_old_keys(
+    _module: nn.Module, state_dict: dict[str, Any], prefix: str, *_unused: object
+) -> None:
+    """Rename old spellings in place, among the keys that start with `prefix`: a hook of loading.
 
     Where both spellings of a name are there the old one stays, for strict loading to object to.
     """

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from profiling.capture.byte_counter import ByteCounter, CurrentPhase
 from retinanet.engine.kernel_calls import own_kernel, tensor_bytes
 from retinanet.engine.optimizers import OnePassAdam
-from retinanet.loss.focal_kernel import kernel_form
+from retinanet.loss.focal import level_loss
 
 X = torch.zeros(2, 4, 6, 8)  # 384 elements
 SIZE = 4 * 384
@@ -84,7 +84,7 @@ def test_a_custom_operator_counts_once_and_by_its_arguments() -> None:
     logits = torch.zeros(1, 8, 4, dtype=torch.bfloat16, requires_grad=True)
     classes, weights = torch.zeros(1, 8, dtype=torch.int64), torch.ones(1)
     with ByteCounter() as counter:
-        kernel_form(logits, classes, weights, alpha=0.25, gamma=2.0, reduce=True)
+        level_loss("kernel", logits, classes, weights, alpha=0.25, gamma=2.0)
     (call,) = counter.moved
     assert call.operator == "retinanet::focal_loss"
     assert (counter.moved[call].read, counter.moved[call].written) == (64 + 64 + 4, 64 + 4)

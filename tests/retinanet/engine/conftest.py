@@ -41,11 +41,8 @@ def own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Tiles.EMULATED if best is None else best
     monkeypatch.setattr(convolution, "has_tiles", lambda: True)
     for name in (
-        "tile_outputs",
-        "tile_input_gradients",
-        "pointwise_output",
-        "pointwise_input_gradient",
-        "strided_input_gradient",
+        "tile_convolve",
+        "pointwise_convolve",
         "weight_gradient",
         "grouped_convolution",
         "grouped_input_gradient",

@@ -13,9 +13,7 @@ from retinanet.engine.tile_convolution import (
     PackedWeight,
     Tiles,
     pack_weight,
-    pointwise_input_gradient,
-    pointwise_output,
-    strided_input_gradient,
+    pointwise_convolve,
 )
 from tests.retinanet.engine.kernels import BF16_ROUNDING, nan_in_new_memory
 
@@ -49,7 +47,13 @@ def map_of(case: Case, channels: int, seed: int) -> Tensor:
 
 
 def packed(weight: Tensor) -> PackedWeight:
-    return pack_weight(weight, for_gradients=True)
+    return pack_weight(weight)[0]
+
+
+def turned(weight: Tensor) -> PackedWeight:
+    _, backward = pack_weight(weight, for_gradients=True)
+    assert backward is not None
+    return backward
 
 
 def weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
@@ -75,7 +79,7 @@ def test_output_is_the_convolutions(tiles: Tiles, name: str, with_added: bool, r
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     added = map_of(case, case.outputs, seed=1) if with_added else None
-    found = pointwise_output(features, packed(weight), bias, added, relu=relu, tiles=tiles)
+    found = pointwise_convolve(features, packed(weight), bias, added=added, relu=relu, tiles=tiles)
     wanted = F.conv2d(features.double(), weight.double(), bias.double())
     if added is not None:
         wanted = wanted + added.double()
@@ -93,7 +97,7 @@ def test_input_gradient_is_the_convolutions(
     gradient = map_of(case, case.outputs, seed=1)
     added = map_of(case, case.inputs, seed=3) if with_added else None
     gate = map_of(case, case.inputs, seed=4).relu() if gated else None
-    found = pointwise_input_gradient(gradient, packed(weight), added, gate, tiles=tiles)
+    found = pointwise_convolve(gradient, turned(weight), added=added, gate=gate, tiles=tiles)
     wanted = F.conv_transpose2d(gradient.double(), weight.double())
     if added is not None:
         wanted = wanted + added.double()
@@ -110,14 +114,15 @@ def test_input_gradient_of_stride_2_is_the_convolutions(
     output = F.conv2d(features, weight.double(), stride=2)
     gradient = torch.randn(output.shape).bfloat16()
     [wanted] = torch.autograd.grad(output, [features], gradient.double())
-    assert_close(strided_input_gradient(gradient, packed(weight), size, tiles=tiles), wanted)
+    found = pointwise_convolve(gradient, turned(weight), spread_over=size, tiles=tiles)
+    assert_close(found, wanted)
 
 
 def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(tiles: Tiles) -> None:
     case = CASES["one column"]
     weight, bias = weight_and_bias(case)
     features, added = (map_of(case, channels, seed=0) for channels in (case.inputs, case.outputs))
-    plain = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
+    plain = pointwise_convolve(features, packed(weight), bias, added=added, relu=True, tiles=tiles)
 
     def amid_nan(level: Tensor) -> Tensor:
         memory = torch.full((level.numel() + 4096,), torch.nan, dtype=torch.bfloat16)
@@ -125,7 +130,9 @@ def test_nan_around_the_maps_and_in_scratch_memory_does_not_reach_results(tiles:
 
     features, added = amid_nan(features), amid_nan(added)
     with nan_in_new_memory():
-        found = pointwise_output(features, packed(weight), bias, added, relu=True, tiles=tiles)
+        found = pointwise_convolve(
+            features, packed(weight), bias, added=added, relu=True, tiles=tiles
+        )
     assert torch.equal(found, plain)
 
 
@@ -134,7 +141,7 @@ def test_nan_reaches_its_pixel_alone_and_passes_relu(tiles: Tiles) -> None:
     weight, bias = weight_and_bias(case)
     features = map_of(case, case.inputs, seed=0)
     features[1, 3, 0, 20] = torch.nan
-    found = pointwise_output(features, packed(weight), bias, relu=True, tiles=tiles)
+    found = pointwise_convolve(features, packed(weight), bias, relu=True, tiles=tiles)
     assert found[1, :, 0, 20].isnan().all()
     assert found.isnan().sum() == case.outputs
 
@@ -145,7 +152,7 @@ def test_a_nan_gate_is_open(tiles: Tiles) -> None:
     gradient = map_of(case, case.outputs, seed=1)
     gate = torch.zeros_like(map_of(case, case.inputs, seed=3))
     gate[1, 2, 0, 4] = -torch.nan
-    found = pointwise_input_gradient(gradient, packed(weight), None, gate, tiles=tiles)
+    found = pointwise_convolve(gradient, turned(weight), gate=gate, tiles=tiles)
     assert found[1, 2, 0, 4] != 0
     assert (found != 0).sum() == 1
 
@@ -156,7 +163,7 @@ def test_maps_in_other_layouts_are_taken(tiles: Tiles) -> None:
     maps = [map_of(case, case.inputs, seed=0), map_of(case, case.outputs, seed=1)]
     plain = [one.contiguous() for one in maps]
     found = [
-        pointwise_output(one, packed(weight), bias, added, relu=True, tiles=tiles)
+        pointwise_convolve(one, packed(weight), bias, added=added, relu=True, tiles=tiles)
         for one, added in (maps, plain)
     ]
     assert torch.equal(*found)
@@ -169,7 +176,7 @@ def test_threads_and_repetition_change_nothing(tiles: Tiles) -> None:
     results = []
     for threads in (1, 2, 2, 7):
         torch.set_num_threads(threads)
-        results.append(pointwise_output(features, packed(weight), bias, tiles=tiles))
+        results.append(pointwise_convolve(features, packed(weight), bias, tiles=tiles))
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 

@@ -13,8 +13,7 @@ from retinanet.engine.tile_convolution import (
     PackedWeight,
     Tiles,
     pack_weight,
-    tile_input_gradients,
-    tile_outputs,
+    tile_convolve,
 )
 from tests.retinanet.engine.kernels import BF16_ROUNDING, nan_in_new_memory
 
@@ -56,7 +55,13 @@ def maps_of(case: Case, channels: int, seed: int) -> list[Tensor]:
 
 
 def packed(weight: Tensor) -> PackedWeight:
-    return pack_weight(weight, for_gradients=True)
+    return pack_weight(weight)[0]
+
+
+def turned(weight: Tensor) -> PackedWeight:
+    _, backward = pack_weight(weight, for_gradients=True)
+    assert backward is not None
+    return backward
 
 
 def weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
@@ -82,7 +87,7 @@ def test_outputs_are_the_convolutions(tiles: Tiles, name: str, relu: bool) -> No
     torch.set_num_threads(case.threads)
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
-    found = tile_outputs(inputs, packed(weight), bias, relu=relu, tiles=tiles)
+    found = tile_convolve(inputs, packed(weight), bias, relu=relu, tiles=tiles)
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, [map_.relu() if relu else map_ for map_ in wanted])
 
@@ -95,7 +100,7 @@ def test_input_gradients_are_the_convolutions(tiles: Tiles, name: str, gated: bo
     weight, _ = weight_and_bias(case)
     gradients = maps_of(case, case.outputs, seed=1)
     gates = [gate.relu() for gate in maps_of(case, case.inputs, seed=3)]
-    found = tile_input_gradients(gradients, packed(weight), gates if gated else (), tiles=tiles)
+    found = tile_convolve(gradients, turned(weight), gates=gates if gated else (), tiles=tiles)
     wanted = [F.conv_transpose2d(g.double(), weight.double(), padding=1) for g in gradients]
     if gated:
         wanted = [map_ * (gate > 0) for map_, gate in zip(wanted, gates, strict=True)]
@@ -107,7 +112,7 @@ def test_what_lies_in_scratch_memory_does_not_reach_results(tiles: Tiles) -> Non
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     with nan_in_new_memory():
-        found = tile_outputs(inputs, packed(weight), bias, relu=False, tiles=tiles)
+        found = tile_convolve(inputs, packed(weight), bias, relu=False, tiles=tiles)
     wanted = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in inputs]
     assert_close(found, wanted)
 
@@ -119,8 +124,8 @@ def test_nan_around_the_maps_does_not_reach_results(tiles: Tiles) -> None:
     memory = torch.full((level.numel() + 4096,), torch.nan, dtype=torch.bfloat16)
     within = memory[2048:][: level.numel()].as_strided(level.shape, level.stride(), 2048)
     within.copy_(level)
-    found = tile_outputs([within], packed(weight), bias, relu=True, tiles=tiles)
-    plain = tile_outputs([level], packed(weight), bias, relu=True, tiles=tiles)
+    found = tile_convolve([within], packed(weight), bias, relu=True, tiles=tiles)
+    plain = tile_convolve([level], packed(weight), bias, relu=True, tiles=tiles)
     assert torch.equal(found[0], plain[0])
 
 
@@ -129,7 +134,7 @@ def test_nan_reaches_its_neighbours_alone_and_passes_relu(tiles: Tiles) -> None:
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     inputs[0][0, 3, 5, 0] = torch.nan
-    found, *others = tile_outputs(inputs, packed(weight), bias, relu=True, tiles=tiles)
+    found, *others = tile_convolve(inputs, packed(weight), bias, relu=True, tiles=tiles)
     assert found[0, :, 4:7, :2].isnan().all()
     assert found.isnan().sum() == 6 * case.outputs
     assert not any(other.isnan().any() for other in others)
@@ -141,7 +146,7 @@ def test_a_nan_gate_is_open(tiles: Tiles) -> None:
     gradients = maps_of(case, case.outputs, seed=1)
     gates = [torch.zeros_like(gate) for gate in maps_of(case, case.inputs, seed=3)]
     gates[0][1, 2, 0, 4] = -torch.nan
-    [found] = tile_input_gradients(gradients, packed(weight), gates, tiles=tiles)
+    [found] = tile_convolve(gradients, turned(weight), gates=gates, tiles=tiles)
     assert found[1, 2, 0, 4] != 0
     assert (found != 0).sum() == 1
 
@@ -151,8 +156,8 @@ def test_maps_in_other_layouts_are_taken(tiles: Tiles) -> None:
     weight, bias = weight_and_bias(case)
     inputs = maps_of(case, case.inputs, seed=0)
     plain = [level.contiguous() for level in inputs]
-    found = tile_outputs(plain, packed(weight), bias, relu=False, tiles=tiles)
-    wanted = tile_outputs(inputs, packed(weight), bias, relu=False, tiles=tiles)
+    found = tile_convolve(plain, packed(weight), bias, relu=False, tiles=tiles)
+    wanted = tile_convolve(inputs, packed(weight), bias, relu=False, tiles=tiles)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -163,7 +168,7 @@ def test_threads_and_repetition_change_nothing(tiles: Tiles) -> None:
     results = []
     for threads in (1, 2, 2, 7):
         torch.set_num_threads(threads)
-        results.append(tile_outputs(inputs, packed(weight), bias, relu=True, tiles=tiles)[0])
+        results.append(tile_convolve(inputs, packed(weight), bias, relu=True, tiles=tiles)[0])
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -204,7 +209,7 @@ def test_other_convolutions_are_onednns(
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError
 
-    for name in ("tile_outputs", "pointwise_output"):
+    for name in ("tile_convolve", "pointwise_convolve"):
         monkeypatch.setattr(convolution_module, name, never)
     level = torch.ones(1, shape[1], 9, 9, dtype=dtype)
     [output] = convolve([level], torch.ones(shape), None, params=params)

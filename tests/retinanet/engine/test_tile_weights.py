@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retinanet.engine.tile_convolution import BLOCK, PackedWeight, pack_weight
+from retinanet.engine.tile_convolution import BLOCK, pack_weight
 
 
 def unpacked(tiles: Tensor, columns: int, sums: int, taps: int) -> Tensor:
@@ -26,19 +26,19 @@ def test_every_weight_is_in_its_place(
     torch.manual_seed(0)
     weight = torch.randn(shape).contiguous(memory_format=layout)
     scale = torch.rand(shape[0]) + 0.5 if scaled else None
-    packed = pack_weight(weight, scale, for_gradients=True)
+    packed, turned = pack_weight(weight, scale, for_gradients=True)
     outputs, inputs, taps = shape[0], shape[1], shape[2] * shape[3]
     wanted = weight if scale is None else weight * scale.view(-1, 1, 1, 1)
     wanted = wanted.reshape(outputs, inputs, taps).bfloat16()
-    forward = unpacked(packed.for_outputs, outputs, inputs, taps)
-    assert packed.for_gradients is not None
-    backward = unpacked(packed.for_gradients, inputs, outputs, taps)
+    forward = unpacked(packed.values, outputs, inputs, taps)
+    assert turned is not None and (packed.channels, turned.channels) == (outputs, inputs)
+    backward = unpacked(turned.values, inputs, outputs, taps)
     assert torch.equal(forward[:outputs, :inputs], wanted)
     assert torch.equal(backward[:inputs, :outputs], wanted.transpose(0, 1).flip(2))
     assert forward.count_nonzero() == backward.count_nonzero() == wanted.count_nonzero()
 
 
 def test_only_what_is_wanted_is_packed() -> None:
-    found = pack_weight(torch.randn(32, 64, 3, 3))
-    assert found.for_gradients is None
-    assert found == PackedWeight(found.for_outputs, None, 32, 64)
+    packed, turned = pack_weight(torch.randn(32, 64, 3, 3))
+    assert turned is None
+    assert packed.channels == 32
