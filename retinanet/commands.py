@@ -18,6 +18,10 @@ from retinanet.mlperf.rules import NEWEST, RULES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+COUNT: dict[str, Any] = {"type": positive, "metavar": "N"}
+
 
 def call(target: str, **options: Any) -> int:
     """Import `module:function`, call it with a command's options, and return the exit code."""
@@ -83,28 +87,24 @@ def add_evaluate(commands: Commands) -> None:
         epilog=EVALUATE_EXAMPLES,
         run=partial(call_with_torch, "retinanet.evaluation.command:evaluate"),
     )
+    add = parser.add_argument
     add_checkpoint_option(parser)
-    parser.add_argument(
-        "--annotations", type=Path, metavar="FILE", help="COCO-format JSON, with --images"
-    )
-    parser.add_argument("--images", type=Path, metavar="DIR", help="the folder of its images")
-    parser.add_argument(
-        "--batch-size", type=positive, default=8, metavar="N", help="images at once (default: 8)"
-    )
-    parser.add_argument(
+    add("--annotations", **FILE, help="COCO-format JSON, with --images")
+    add("--images", **DIR, help="the folder of its images")
+    add("--batch-size", default=8, **COUNT, help="images at once (default: 8)")
+    add(
         "--metric",
         choices=METRIC_LIBRARIES,
         default=DEFAULT_LIBRARY,
         help=f"what computes it; the numbers are the same (default: {DEFAULT_LIBRARY})",
     )
-    parser.add_argument(
+    add(
         "--out",
-        type=Path,
-        metavar="DIR",
+        **DIR,
         help="folder for the found boxes (COCO's result format), a table of the classes (CSV), a "
         "chart of precision and recall (PNG), and some images with true beside found boxes (PNG)",
     )
-    parser.add_argument(
+    add(
         "--pictures",
         type=whole_number,
         default=6,
@@ -112,9 +112,7 @@ def add_evaluate(commands: Commands) -> None:
         help="so many images with their boxes in --out (default: 6, 0: none)",
     )
     add_json_option(parser)
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier evaluation"
-    )
+    add("--overwrite", action="store_true", help="replace files of an earlier evaluation")
 
 
 PREDICT_DESCRIPTION = """\
@@ -143,28 +141,28 @@ def add_predict(commands: Commands) -> None:
         epilog=PREDICT_EXAMPLES,
         run=partial(call_with_torch, "retinanet.predict.command:predict"),
     )
+    add = parser.add_argument
     add_checkpoint_option(parser)
-    parser.add_argument(
+    add(
         "pictures",
         type=Path,
         nargs="+",
         metavar="PICTURE",
         help="picture files, folders of them, videos, or a camera such as /dev/video0",
     )
-    parser.add_argument(
+    add(
         "--out",
-        type=Path,
-        metavar="DIR",
+        **DIR,
         help="folder for the drawn pictures (default: predictions, where a second run of the same "
         "command writes NAME.boxes-2.png)",
     )
-    parser.add_argument(
+    add(
         "--no-pictures",
         dest="draws",
         action="store_false",
         help="draw nothing: for --json of many pictures",
     )
-    parser.add_argument(
+    add(
         "--score",
         dest="least_score",
         type=probability,
@@ -172,7 +170,7 @@ def add_predict(commands: Commands) -> None:
         metavar="P",
         help="leave out boxes that are less certain (default: 0.4)",
     )
-    parser.add_argument(
+    add(
         "--class",
         dest="only",
         action="append",
@@ -180,26 +178,17 @@ def add_predict(commands: Commands) -> None:
         metavar="NAME",
         help="only boxes of this class; may be given several times (default: all)",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=8,
-        metavar="N",
-        help="pictures or frames at once (default: 8)",
-    )
-    parser.add_argument(
+    add("--batch-size", default=8, **COUNT, help="pictures or frames at once (default: 8)")
+    add(
         "--every",
-        type=positive,
         default=1,
-        metavar="N",
+        **COUNT,
         help="of a video look at every N-th frame; those between show its boxes (default: 1)",
     )
     add_json_option(
         parser, "write the boxes here too, an object a line, whole after Ctrl-C as well"
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier prediction"
-    )
+    add("--overwrite", action="store_true", help="replace files of an earlier prediction")
 
 
 EXPORT_DESCRIPTION = """\
@@ -231,15 +220,10 @@ def add_export(commands: Commands) -> None:
         epilog=EXPORT_EXAMPLES,
         run=partial(call_with_torch, "retinanet.export.command:export"),
     )
+    add = parser.add_argument
     add_checkpoint_option(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="NAME.onnx for ONNX, NAME.pt2 for torch.export",
-    )
-    parser.add_argument(
+    add("--out", required=True, **FILE, help="NAME.onnx for ONNX, NAME.pt2 for torch.export")
+    add(
         "--score",
         dest="score_threshold",
         type=probability,
@@ -247,14 +231,13 @@ def add_export(commands: Commands) -> None:
         metavar="P",
         help="leave out boxes that are not surer than this (default: 0.05, as mAP is computed)",
     )
-    parser.add_argument(
+    add(
         "--image",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         help="picture to check the file on (default: validation images of the run, else drawn "
         "scenes)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
+    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def add_convert(commands: Commands) -> None:
@@ -272,47 +255,47 @@ def add_convert(commands: Commands) -> None:
         "RetinaNet-ResNeXt50 becomes a checkpoint that evaluate, predict and export take.",
     )
     parser.set_defaults(run=run_convert)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "file",
         type=Path,
         nargs="?",
         metavar="FILE.pth",
         help="torch's file of a backbone's weights",
     )
-    parser.add_argument(
+    add(
         "--detector",
         type=Path,
         metavar="FILE.pth",
         help="torch's file of a whole RetinaNet-ResNeXt50, such as a checkpoint of torchvision's "
         "or MLPerf's scripts: --out is then the folder of a checkpoint",
     )
-    parser.add_argument(
+    add(
         "--classes",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         help="of --detector: annotations in COCO's format (ids below the number of the detector's "
         "outputs are their indices), or names from output 0 on, a line each or a JSON list",
     )
-    parser.add_argument(
+    add(
         "--image-size",
         type=image_side,
         metavar="N",
         help="of --detector: side of the square that images are resized to (default: 800)",
     )
-    parser.add_argument(
+    add(
         "--out",
         type=Path,
         required=True,
         metavar="PATH",
         help="the .safetensors file, or the folder, to write",
     )
-    parser.add_argument(
+    add(
         "--trust",
         action="store_true",
         help="I trust whoever made this file; needed for all but torchvision's own "
         "resnext50_32x4d-7cdf4587.pth, which is known by its SHA-512",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
+    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def image_side(text: str) -> int:
@@ -451,9 +434,7 @@ def add_mlperf(commands: Commands) -> None:
         run=partial(call, "retinanet.mlperf.submission:submission"),
     )
     submission.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=RUN_FOLDER)
-    submission.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the submission's folder"
-    )
+    submission.add_argument("--out", required=True, **DIR, help="the submission's folder")
     for parser in (check, rcp, submission):
         parser.add_argument(
             "--rules",

@@ -10,6 +10,7 @@ What a field means elsewhere is marked in its annotation: `Resume` (a run that i
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,53 +51,38 @@ MOST_EPOCHS = 10**9
 MOST_CORES = 10**5
 
 
-def require_steps(value: object) -> object:
-    """Refuse what is no window of steps; a single step may be given as a number."""
-    steps = str(value) if type(value) is int else value
-    if steps is None or (isinstance(steps, str) and is_window(steps)):
-        return steps
-    advice = "input should be at most {most} steps, counted from 1, such as 20-22 or 20"
-    raise PydanticCustomError("steps", advice, {"most": MOST_STEPS})
-
-
-def require_beta1(value: object) -> object:
-    """Refuse what is neither a share nor `auto`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value == "auto" or (is_number and 0 <= value < 1):  # type: ignore[operator]
-        return value
-    raise PydanticCustomError("beta1", "input should be a number from 0 to below 1, or auto")
-
-
-Steps = Annotated[str | None, BeforeValidator(require_steps)]
-"""A window of a run's steps; see `retinanet.config_types`."""
-
-
-def require_interval(value: object) -> object:
-    """Refuse what is no interval between checkpoints."""
-    if isinstance(value, str) and is_interval(value):
-        return value
-    advice = "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch"
-    raise PydanticCustomError("interval", advice)
-
-
-def resolved_precision(value: str) -> str:
-    """Return `bf16` or `float32`: what `auto` means on this processor."""
-    return fastest_precision() if value == "auto" else value
-
-
-def number_or_auto(*, least: int, most: int) -> BeforeValidator:
-    """Refuse what is neither a number from `least` to `most`, nor `auto`.
-
-    The message names both: pydantic's own, of a union, names one.
-    """
+def accepting(is_valid: Callable[[Any], bool], advice: str, **numbers: int) -> BeforeValidator:
+    """Return a check whose message names all that is valid: pydantic's own, of a union, do not."""
 
     def require(value: object) -> object:
-        if value != "auto" and not (type(value) is int and least <= value <= most):
-            advice = "input should be a number from {least} to {most}, or auto"
-            raise PydanticCustomError("number_or_auto", advice, {"least": least, "most": most})
+        if not is_valid(value):
+            raise PydanticCustomError("value", advice, numbers)  # type: ignore[arg-type]
         return value
 
     return BeforeValidator(require)
+
+
+def number_or_auto(*, least: int, most: int) -> BeforeValidator:
+    """Return a check of a number from `least` to `most`, or `auto`."""
+    return accepting(
+        lambda value: value == "auto" or (type(value) is int and least <= value <= most),
+        "input should be a number from {least} to {most}, or auto",
+        least=least,
+        most=most,
+    )
+
+
+Steps = Annotated[
+    str | None,
+    accepting(
+        lambda value: value is None or (isinstance(value, str) and is_window(value)),
+        "input should be at most {most} steps, counted from 1, such as 20-22 or 20",
+        most=MOST_STEPS,
+    ),
+    # Runs first: a single step may be given as a number.
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+]
+"""A window of a run's steps; see `retinanet.config_types`."""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -211,7 +197,10 @@ class TrainingConfig:
     """sgd's only, often 0.9: what a step keeps of the direction of the last one. [share]"""
     beta1: Annotated[
         float | Literal["auto"],
-        BeforeValidator(require_beta1),
+        accepting(
+            lambda value: value == "auto" or (type(value) in (int, float) and 0 <= value < 1),
+            "input should be a number from 0 to below 1, or auto",
+        ),
         Resume.FREE,
         closed(DEFAULT_BETA1, "auto"),
     ] = "auto"
@@ -266,7 +255,13 @@ class EvaluationConfig:
 class CheckpointConfig:
     """What a run keeps of itself while it goes, beside the checkpoints of evaluations."""
 
-    every: Annotated[str, BeforeValidator(require_interval)] = "30min"
+    every: Annotated[
+        str,
+        accepting(
+            lambda value: isinstance(value, str) and is_interval(value),
+            "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
+        ),
+    ] = "30min"
     """Write one so often: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
     keep: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 3
     """The last ones that stay on the disk, beside the best by mAP. [checkpoints]"""
@@ -280,7 +275,7 @@ class EngineConfig:
     """`torch`, `ipex` (the paper's, see `make ipex`), or `auto`: the faster, torch. [name]"""
     precision: Annotated[
         Literal["auto", "bf16", "float32"],
-        AfterValidator(resolved_precision),
+        AfterValidator(lambda value: fastest_precision() if value == "auto" else value),
         Field(validate_default=True),
     ] = "auto"
     """Of the model's arithmetic: bf16, float32, or auto: bf16 if the processor has it. [name]"""
@@ -482,11 +477,8 @@ SECTIONS = {
 
 def field_names() -> list[str]:
     """Return every valid dotted name, such as `training.batch_size`."""
-    return [
-        f"{section}.{field.name}"
-        for section, kind in SECTIONS.items()
-        for field in dataclasses.fields(kind)
-    ]
+    sections = SECTIONS.items()
+    return [f"{name}.{field.name}" for name, kind in sections for field in dataclasses.fields(kind)]
 
 
 def resume_marks() -> dict[str, Resume]:
@@ -512,7 +504,7 @@ def field_help() -> str:
         lines.append(f"{section}: {(kind.__doc__ or '').strip()}")
         properties = TypeAdapter(kind).json_schema()["properties"]
         for field in dataclasses.fields(kind):
-            described_field = properties[field.name]["description"]
+            meaning = properties[field.name]["description"]
             default = "" if field.default is dataclasses.MISSING else f" (default {field.default})"
-            lines.append(f"  {section}.{field.name}: {described_field}{default}")
+            lines.append(f"  {section}.{field.name}: {meaning}{default}")
     return "\n".join(lines)

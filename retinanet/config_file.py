@@ -5,7 +5,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +100,18 @@ def read_yaml(text: str, source: str) -> Any:
 def require_few_values(root: Node, source: str) -> None:
     """Refuse what a few aliases or merge keys make large, before any of it is expanded.
 
-    `b: [*a, *a, *a]` and so on has no end in practice, and `a: &a [*a]` has none at all.
-
-    Args:
-        root: The parsed text, in which what is named twice is there once.
-        source: Names it in the message.
-
-    Raises:
-        InputError: There are more than `MOST_VALUES`, or more than `LONGEST_TEXT` characters in
-            them, each counted as often as it is named; or they lie deeper than `MOST_DEPTH`.
+    `b: [*a, *a, *a]` and so on has no end in practice, and `a: &a [*a]` has none at all. The parsed
+    text has each value once; here each counts as often as it is named. `source` is for the message.
     """
     waiting, count, characters = [(root, 0)], 0, 0
     while waiting:
         node, depth = waiting.pop()
         count += 1
         if isinstance(node, MappingNode):
-            require_plain_keys(node, source)
+            if not all(isinstance(key, ScalarNode) for key, _ in node.value):
+                raise InputError(
+                    f"{source}: expected sections and plain values: a name is no plain text"
+                )
             waiting += [(value, depth + 1) for _, value in node.value]
             characters += sum(len(key.value) for key, _ in node.value)
         elif isinstance(node, SequenceNode):
@@ -129,22 +125,10 @@ def require_few_values(root: Node, source: str) -> None:
             )
 
 
-def require_plain_keys(section: MappingNode, source: str) -> None:
-    """Refuse a list or a section as the name of a field.
-
-    Raises:
-        InputError: There is one.
-    """
-    if not all(isinstance(key, ScalarNode) for key, _ in section.value):
-        raise InputError(f"{source}: expected sections and plain values: a name is no plain text")
-
-
 def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file and put `section.field=value` pairs on top.
+    """Read a configuration file, see `find_config`, and put `section.field=value` pairs on top.
 
-    Args:
-        name: A path, or a name in `configs/`.
-        overrides: Pairs such as `training.batch_size=4`; values are YAML.
+    The values of pairs such as `training.batch_size=4` are YAML.
 
     Raises:
         InputError: One line naming the file or the pair, the field, and the nearest valid name.
@@ -216,7 +200,15 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
         return SCHEMA.validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    name = ".".join(str(part) for part in first["loc"] if str(part) in valid_parts(tree))
+    # pydantic puts the kinds of a union into a location; only what the user wrote is shown.
+    known_parts = {part for name in field_names() for part in name.split(".")}
+    waiting: list[Mapping[str, Any]] = [tree]
+    while waiting:
+        for key, value in waiting.pop().items():
+            known_parts.add(str(key))
+            if isinstance(value, Mapping):
+                waiting.append(value)
+    name = ".".join(str(part) for part in first["loc"] if str(part) in known_parts)
     place = next((origins[key] for key in origins if is_within(key, name)), source)
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         # A misspelt section is named with the field that was meant in it.
@@ -229,24 +221,6 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     # Of a whole section the message has said what is wrong in it.
     found = "" if isinstance(first["input"], dict) else f", found {described(first['input'])}"
     raise InputError(f"{place}: {name}: {message}{found}")
-
-
-def valid_parts(tree: Mapping[str, Any]) -> set[str]:
-    """Return the keys in a tree, at all depths, and the parts of valid names.
-
-    pydantic puts the kinds of a union into a location; only what the user wrote should be shown.
-    """
-    return set(keys_within(tree)) | {part for name in field_names() for part in name.split(".")}
-
-
-def keys_within(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield all keys of nested mappings, as text."""
-    waiting = [tree]
-    while waiting:
-        for key, value in waiting.pop().items():
-            yield str(key)
-            if isinstance(value, Mapping):
-                waiting.append(value)
 
 
 def is_within(key: str, name: str) -> bool:
@@ -283,11 +257,9 @@ def configured_split(settings: DataConfig, split: SplitName, *, root: Path | Non
 
     `root` is `settings.root`, or the folder of drawn scenes. Raises InputError as `find_split`.
     """
-    given = {
-        "train": (settings.train_annotations, settings.train_images),
-        "validation": (settings.validation_annotations, settings.validation_images),
-    }
-    annotations, images = given[split]
+    is_train = split == "train"
+    annotations = settings.train_annotations if is_train else settings.validation_annotations
+    images = settings.train_images if is_train else settings.validation_images
     return find_split(root, split, annotations=annotations, images=images)
 
 

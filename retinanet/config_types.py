@@ -1,8 +1,8 @@
-"""Values of configuration fields, and what they come to on a number of ranks.
+"""Values of configuration fields, and their meaning on a number of ranks.
 
-Marks at fields (what a changed field means elsewhere); intervals between checkpoints (`30min`,
-`500 steps`, `epoch`) and windows of steps (`20-22`); how a batch is split among ranks; compute
-groups, and the momentum that an optimizer has of its own beside theirs.
+Marks at fields; intervals between checkpoints (`30min`, `500 steps`, `epoch`) and windows of steps
+(`20-22`); how a batch is split among ranks; compute groups, and the momentum that an optimizer has
+of its own beside theirs.
 """
 
 import re
@@ -21,7 +21,7 @@ Mark = TypeVar("Mark")
 
 
 class Resume(Enum):
-    """What another value of a field means for a run that is resumed.
+    """The meaning of another value of a field for a run that is resumed.
 
     Without a mark it is allowed, and reported: the next steps depend on the field.
     """
@@ -29,7 +29,7 @@ class Resume(Enum):
     MUST_MATCH = "must match"
     """With another value the checkpoint would mean something else: the run is refused."""
     FREE = "free"
-    """No step's weights depend on it, or what it comes to is recorded as the run's set-up."""
+    """No step's weights depend on it, or its effect is recorded as the run's set-up."""
     LENGTH = "length"
     """Steps depend on it only where the learning rate falls until the run's end."""
 
@@ -125,13 +125,8 @@ def require_split(value: object) -> object:
 def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[int, ...]:
     """Return the images of each rank in a batch; even where `speed` is still to be measured.
 
-    `training.batch_size` is their mean, however they are split: the images of a step, the learning
-    rate and the steps of an epoch are the same.
-
-    Args:
-        split: As in the configuration.
-        batch_size: Images of a rank, on average.
-        ranks: How many there are.
+    `batch_size` is their mean, however they are split: the images of a step, the learning rate and
+    the steps of an epoch are the same.
 
     Raises:
         InputError: A list is not of these ranks, or not of this batch.
@@ -154,12 +149,9 @@ def split_by_speed(
     """Return the images of each rank with which the slowest rank is done soonest.
 
     A rank's time is taken to be proportional to its images. Each has one; every further image goes
-    where it would be done first, so that no other split ends earlier.
-
-    Args:
-        speeds: Of each rank, above 0. [images/s]
-        images: Of all ranks together, one each at least.
-        most: Of each rank, what its memory holds, together `images` at least; none: all of them.
+    where it would be done first, so that no other split ends earlier. The speeds of the ranks are
+    above 0 [images/s], `images` those of all together, one each at least. `most` is the number that
+    each rank's memory holds, together `images` at least; none: all of them.
     """
     limits = most or [images] * len(speeds)
     assert min(speeds) > 0 and len(speeds) <= images <= sum(limits) and min(limits) > 0
@@ -188,25 +180,25 @@ def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
 
 
 def described_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
-    """Describe a split.
+    """Describe the images of each rank in a batch, and their speeds where measured. [images/s]
 
     Such as `3 images on rank 0, 1 on ranks 1-2, by measured speed 2.10 and 0.68–0.71 images/s`.
-
-    Args:
-        images: Of each rank in a batch.
-        speeds: Of each rank, where they were measured. [images/s]
     """
-    ranks_of = {count: [r for r, n in enumerate(images) if n == count] for count in images}
+    ranks_of = {count: [rank for rank, n in enumerate(images) if n == count] for count in images}
     parts = [
         f"{count} on rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
         for count, ranks in ranks_of.items()
     ]
     unit = "image" if images[0] == 1 else "images"
-    words = ", ".join(parts).replace(" on", f" {unit} on", 1)
+    text = ", ".join(parts).replace(" on", f" {unit} on", 1)
     if not speeds:
-        return words
-    measured = (range_of([speeds[rank] for rank in ranks]) for ranks in ranks_of.values())
-    return f"{words}, by measured speed {' and '.join(measured)} images/s"
+        return text
+    ranges = []
+    for ranks in ranks_of.values():
+        group_speeds = [speeds[rank] for rank in ranks]
+        lowest, highest = f"{min(group_speeds):.2f}", f"{max(group_speeds):.2f}"
+        ranges.append(lowest if lowest == highest else f"{lowest}–{highest}")
+    return f"{text}, by measured speed {' and '.join(ranges)} images/s"
 
 
 def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
@@ -219,12 +211,6 @@ def planned_split(split: BatchSplit, *, batch_size: int, ranks: int) -> str:
     if split == "speed" and ranks > 1 and batch_size > 1:
         return f"{sum(images)} images, split by the speed of each rank as measured at the start"
     return described_split(images) if len(set(images)) > 1 else ""
-
-
-def range_of(speeds: Sequence[float]) -> str:
-    """Return the range of speeds, such as `2.10` or `0.68–0.71`."""
-    lowest, highest = f"{min(speeds):.2f}", f"{max(speeds):.2f}"
-    return lowest if lowest == highest else f"{lowest}–{highest}"
 
 
 DEFAULT_BETA1 = 0.9
@@ -250,7 +236,7 @@ def explicit_momentum(groups: int, *, total: float = DEFAULT_BETA1) -> float:
 
 
 def beta1_of(setting: float | Literal["auto"], *, groups: int) -> float:
-    """Return what `training.beta1` comes to with so many groups."""
+    """Return the value of `training.beta1` with so many groups."""
     return explicit_momentum(groups) if setting == "auto" else setting
 
 
@@ -274,10 +260,10 @@ def require_groups(groups: int, *, ranks: int) -> None:
     if ranks % groups == 0:
         return
     fitting = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
-    words = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
+    advice = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
     there = "there is 1 rank" if ranks == 1 else f"there are {ranks} ranks"
     raise InputError(
-        f"distributed.groups: {groups} groups cannot be of equal size: {there}; use {words}"
+        f"distributed.groups: {groups} groups cannot be of equal size: {there}; use {advice}"
     )
 
 
