@@ -56,7 +56,7 @@ def accepting(is_valid: Callable[[Any], bool], advice: str, **numbers: int) -> B
 
     def require(value: object) -> object:
         if not is_valid(value):
-            raise PydanticCustomError("value", advice, numbers)  # type: ignore[arg-type]
+            raise PydanticCustomError("value", advice, numbers)
         return value
 
     return BeforeValidator(require)
