@@ -1,12 +1,12 @@
 """COCO-format JSON: one validator for its three lists, and a reader that takes them in parts.
 
-`FIELDS` says what an entry of `images`, `annotations` and `categories` must hold. A whole part of
-a list is checked column by column, which is fast; single values are looked at only where a column
+`FIELDS` defines what an entry of `images`, `annotations` and `categories` must hold. A part of a
+list is checked column by column, which is fast; single values are looked at only where a column
 has a fault. `read_annotations` stops at the first fault; `data.verify` reports all of them.
 
-Python's own decoder reads the values. It wants a whole text, which for OpenImages' 2.6 GB would be
-tens of gigabytes of objects; here it gets one entry after the other from a window on the file.
-Unlike other readers of JSON in parts it accepts NaN, which a data set with a wrong box may hold.
+Python's own decoder needs a whole text: OpenImages' 2.6 GB would become tens of gigabytes of
+objects. Here it gets one entry after the other from a window on the file. Unlike other
+incremental JSON readers it accepts NaN, which a data set with a wrong box may hold.
 """
 
 import gc
@@ -37,13 +37,9 @@ from data.annotations import (
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-LARGEST_COORDINATE = 1e9
-"""Pixels; sums and products of such numbers are finite, in float32 too."""
-NO_ID = -(2**63)
-"""Stands for an annotation's missing id; no id can be this number."""
-
+LARGEST_COORDINATE = 1e9  # pixels; sums and products of such numbers are finite, in float32 too
+NO_ID = -(2**63)  # stands for an annotation's missing id; no id can be this number
 Columns = dict[str, Any]
-
 Advance = Callable[[int], None]
 """Called with the number of bytes that the file has been read to."""
 
@@ -55,17 +51,29 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
     a true `IsGroupOf`, in the annotation or its `attributes`, counts as `iscrowd`. Extra fields
     are ignored. Takes a gigabyte for ten million boxes.
 
-    Args:
-        path: The file.
-        advance: Called with the number of bytes that were read.
-
     Raises:
         InputError: One line that names the file and the entry, for the first fault.
     """
+    growing = {name: GrowingColumns() for name in ("images", "annotations", "categories")}
+    lengths = dict.fromkeys(growing, 0)
     with no_garbage_collection():
-        columns = read_columns(path, advance=advance)
+        for name, entries in stream_lists(path, growing, advance=advance):
+            growing[name].extend(strict_columns(path, name, entries, first=lengths[name]))
+            lengths[name] += len(entries)
+    for name in ("images", "categories"):
+        if not lengths[name]:
+            raise InputError(f"{path}: {name}: empty; a data set needs at least one")
+    columns = {name: part.finish() for name, part in growing.items()}
     categories, images, boxes = columns["categories"], columns["images"], columns["annotations"]
-    boxes["id"] = given_or_counted(boxes["id"], path)
+
+    missing = boxes["id"] == NO_ID
+    if missing.all():
+        boxes["id"] = np.arange(1, len(missing) + 1)
+    elif missing.any():
+        raise InputError(
+            f"{path}: annotations[{missing.argmax()}].id: missing; others have one: give each its "
+            "own, or none"
+        )
     for name in columns:
         require_unique(columns[name]["id"], path=path, name=name)
     rows_of(boxes["category_id"], categories["id"], path=path, field="category_id")
@@ -73,7 +81,7 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
     boxes_per_image = np.bincount(image_of_box, minlength=len(images["id"]))
     by_image = np.argsort(image_of_box, kind="stable")
     del image_of_box
-    # Columns are taken out one by one, so that only one of them is there twice at a time.
+    # Columns are removed one by one, so that only one of them is in memory twice at a time.
     return Annotations(
         category_ids=categories["id"],
         category_names=tuple(categories["name"]),
@@ -90,21 +98,8 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
     )
 
 
-def read_columns(path: Path, *, advance: Advance) -> dict[str, Columns]:
-    """Return the columns of each list in the file's order; raise InputError at the first fault."""
-    growing = {name: GrowingColumns() for name in ("images", "annotations", "categories")}
-    lengths = dict.fromkeys(growing, 0)
-    for name, entries in stream_lists(path, growing, advance=advance):
-        growing[name].extend(strict_columns(path, name, entries, first=lengths[name]))
-        lengths[name] += len(entries)
-    for name in ("images", "categories"):
-        if not lengths[name]:
-            raise InputError(f"{path}: {name}: empty; a data set needs at least one")
-    return {name: columns.finish() for name, columns in growing.items()}
-
-
 def strict_columns(path: Path, name: str, entries: list[Any], *, first: int = 0) -> Columns:
-    """Return the columns of some entries of the list `name`, the `first` of which is given.
+    """Return the columns of entries of the list `name`; `first` is the first one's position.
 
     Raises:
         InputError: One line for the first fault, such as
@@ -128,19 +123,6 @@ def strict_columns(path: Path, name: str, entries: list[Any], *, first: int = 0)
     return columns
 
 
-def given_or_counted(ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
-    """Return the annotations' ids, or 1, 2, 3, … where none has one."""
-    missing = ids == NO_ID
-    if missing.all():
-        return np.arange(1, len(ids) + 1)
-    if missing.any():
-        raise InputError(
-            f"{path}: annotations[{missing.argmax()}].id: missing; others have one: give each its "
-            "own, or none"
-        )
-    return ids
-
-
 def require_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
     """Raise InputError if two entries of the list `name` have one id."""
     rows = repeated(ids)
@@ -154,11 +136,10 @@ def require_unique(ids: NDArray[np.int64], *, path: Path, name: str) -> None:
 def rows_of(
     ids: NDArray[np.int64], known: NDArray[np.int64], *, path: Path, field: str
 ) -> NDArray[np.int32]:
-    """Return the position in `known` of every id; InputError for one that is not there."""
+    """Return the position in `known` of every id; raise InputError for an unknown one."""
     rows = positions_in(known, ids)
-    unknown = rows < 0
-    if unknown.any():
-        index = unknown.argmax()
+    if (rows < 0).any():
+        index = (rows < 0).argmax()
         target = {"image_id": "images", "category_id": "categories"}[field]
         raise InputError(
             f"{path}: annotations[{index}].{field}: {ids[index]} is no id in {target}; "
@@ -174,25 +155,21 @@ MISSING, ABSENT = object(), object()
 class Field(NamedTuple):
     """What a field of the entries of a list must hold."""
 
-    name: str
-    """`attributes.IsGroupOf` is a field of the object `attributes`"""
+    name: str  # `attributes.IsGroupOf` is a field of the object `attributes`
     convert: Callable[[list[Any]], Any]
     """Returns values as a column, or None where one of them is not valid"""
     kind: str | Callable[[Any], str]
     """The kind of finding that an invalid value is, see `data.verify.findings.KINDS`"""
     expected: str
-    default: Any = MISSING
-    """Stands in where an entry lacks the field; MISSING where it is required"""
+    default: Any = MISSING  # stands in where an entry lacks the field, unless it is required
 
 
 class Fault(NamedTuple):
     """A mistake in an entry of a list."""
 
-    row: int
-    """Which of the entries that were checked"""
+    row: int  # among the entries that were checked
     kind: str
-    field: str
-    """Empty where it is the entry itself"""
+    field: str  # empty if the entry itself is the fault
     found: str
     expected: str
 
@@ -200,7 +177,7 @@ class Fault(NamedTuple):
 def checked_columns(name: str, entries: list[Any], report: Callable[[Fault], None]) -> Columns:
     """Return the columns of some entries of the list `name`, and report every fault.
 
-    Faults are reported field by field. Where there are some, the columns are of no use.
+    Faults are reported field by field. If there are any, the columns must not be used.
     """
     rows: Collection[int] = range(len(entries))
     if not set(map(type, entries)) <= {dict}:
@@ -211,13 +188,19 @@ def checked_columns(name: str, entries: list[Any], report: Callable[[Fault], Non
         entries = [entries[row] for row in rows]
     columns: Columns = {}
     is_valid = True
-    for field in FIELDS[name]:
-        values = field_values(entries, field.name, field.default)
-        columns[field.name] = field.convert(values)
-        if columns[field.name] is None:
-            is_valid = False
-            for fault in field_faults(field, rows, values):
-                report(fault)
+    for name_of_field, convert, kind, expected, default in FIELDS[name]:
+        values = field_values(entries, name_of_field, default)
+        columns[name_of_field] = convert(values)
+        if columns[name_of_field] is not None:
+            continue
+        is_valid = False
+        for row, value in zip(rows, values, strict=True):
+            if value is MISSING:
+                report(Fault(row, "field_missing", name_of_field, "missing", expected))
+        for row, value in zip(rows, values, strict=True):
+            if value is not MISSING and convert([value]) is None:
+                value_kind = kind if isinstance(kind, str) else kind(value)
+                report(Fault(row, value_kind, name_of_field, shown(value), expected))
     return arrange(name, columns) if is_valid else columns
 
 
@@ -232,17 +215,6 @@ def field_values(entries: list[dict[str, Any]], name: str, default: Any) -> list
     return [entry.get(key, default) for entry in entries]
 
 
-def field_faults(field: Field, rows: Collection[int], values: list[Any]) -> Iterator[Fault]:
-    """Yield the faults of one field: where it is missing, then where its value is not valid."""
-    for row, value in zip(rows, values, strict=True):
-        if value is MISSING:
-            yield Fault(row, "field_missing", field.name, "missing", field.expected)
-    for row, value in zip(rows, values, strict=True):
-        if value is not MISSING and field.convert([value]) is None:
-            kind = field.kind if isinstance(field.kind, str) else field.kind(value)
-            yield Fault(row, kind, field.name, shown(value), field.expected)
-
-
 def integers(
     values: list[Any], minimum: int = -INT64_MAX, maximum: int = INT64_MAX
 ) -> NDArray[np.int64] | None:
@@ -254,16 +226,20 @@ def integers(
     return np.array(values, dtype=np.int64)
 
 
-def optional_ids(values: list[Any]) -> NDArray[np.int64] | None:
-    """Convert integers; NO_ID where ABSENT."""
-    ids = integers(values)
-    if ids is not None:
-        return ids
-    given = integers([value for value in values if value is not ABSENT])
-    if given is None:
-        return None
-    column = np.full(len(values), NO_ID, dtype=np.int64)
-    column[[value is not ABSENT for value in values]] = given
+def convert_optional(
+    convert: Callable[[list[Any]], NDArray[Any] | None],
+    absent: object,
+    fill: float,
+    values: list[Any],
+) -> NDArray[Any] | None:
+    """Convert values; those that are `absent` become `fill`."""
+    column = convert(values)
+    if column is None:
+        column = convert([value for value in values if value is not absent])
+        if column is not None:
+            is_given = [value is not absent for value in values]
+            given, column = column, np.full(len(values), fill, dtype=column.dtype)
+            column[is_given] = given
     return column
 
 
@@ -288,18 +264,12 @@ def flags(values: list[Any]) -> NDArray[np.bool_] | None:
 
 def areas(values: list[Any]) -> NDArray[np.float64] | None:
     """Convert finite numbers of at least 0; NaN where None."""
-    column = finite(values)
-    if column is None:
-        given = finite([value for value in values if value is not None])
-        if given is None:
-            return None
-        column = np.full(len(values), np.nan)
-        column[[value is not None for value in values]] = given
-    return None if bool((column < 0).any()) else column
+    column = convert_optional(finite, None, np.nan, values)
+    return None if column is None or bool((column < 0).any()) else column
 
 
 def finite(values: list[Any]) -> NDArray[np.float64] | None:
-    """Convert numbers to float64; None where one is no number, or not finite."""
+    """Convert finite numbers to float64."""
     if not set(map(type, values)) <= {int, float}:
         return None
     try:
@@ -374,17 +344,13 @@ FIELDS = {
         ),
         *(FLAG._replace(name=name) for name in CROWD_FLAGS),
         Field("area", areas, "area_invalid", "a number ≥ 0", default=None),
-        ID._replace(convert=optional_ids, default=ABSENT),
+        ID._replace(convert=partial(convert_optional, integers, ABSENT, NO_ID), default=ABSENT),
     ),
 }
 
 
 def arrange(name: str, columns: Columns) -> Columns:
-    """Return the columns of a list as they are stored.
-
-    Of `categories` `id` and `name`; of `images` `id`, `file_name`, `width` and `height`; of
-    `annotations` `image_id`, `category_id`, `boxes` as xyxy, `iscrowd`, `area`, and `id` or NO_ID.
-    """
+    """Return the columns of a list as they are stored: boxes as xyxy, a missing id as NO_ID."""
     if name == "categories":
         return columns | {"name": TextColumn.of(columns["name"])}
     if name == "images":
@@ -402,7 +368,7 @@ def arrange(name: str, columns: Columns) -> Columns:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Values of JSON hold no cycles; looking for some takes a third of the time of reading."""
+    """Disable garbage collection: JSON holds no cycles, and the search for them takes a third."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -412,15 +378,10 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-ENTRIES_AT_ONCE = 10_000
-"""A box's dict takes about a kilobyte: 10 MB."""
-READ_AT_ONCE = 8 << 20
-"""Characters that are read from the file at once."""
-LONGEST_VALUE = 256 << 20
-"""Characters. What goes on for longer lacks a quote or a bracket."""
-NEAR_THE_END = 64
-"""A value that the window cuts off fails this close to its end, in characters; strings apart."""
-
+ENTRIES_AT_ONCE = 10_000  # a box's dict takes about a kilobyte: 10 MB
+READ_AT_ONCE = 8 << 20  # characters
+LONGEST_VALUE = 256 << 20  # characters; a longer value lacks a quote or a bracket
+NEAR_THE_END = 64  # a value that the window cuts off fails this close to its end; strings apart
 BLANKS = ("", " ", "\t", "\n", "\r")
 BLANK_CHARACTERS = re.compile(r"[ \t\n\r]+")
 
@@ -428,10 +389,10 @@ BLANK_CHARACTERS = re.compile(r"[ \t\n\r]+")
 def stream_lists(
     path: Path, names: Collection[str], *, advance: Advance
 ) -> Iterator[tuple[str, list[Any]]]:
-    """The entries of the lists `names` of a JSON object, in the file's order.
+    """Yield the entries of the lists `names` of a JSON object, in the file's order.
 
     Yields a list's name with up to `ENTRIES_AT_ONCE` of its entries, again and again; an empty list
-    yields itself. Other members are read and dropped.
+    yields itself. Other members are skipped.
 
     Raises:
         InputError: One line, with line and column where the file is not JSON; or the file cannot be
@@ -442,12 +403,12 @@ def stream_lists(
             window = Window(path, file, advance)
             missing = set(names)
             for name in members(window):
-                if name in names:
-                    missing.discard(name)
-                    for entries in list_entries(window, name):
-                        yield name, entries
-                else:
+                if name not in names:
                     window.value()
+                    continue
+                missing.discard(name)
+                for entries in list_entries(window, name):
+                    yield name, entries
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -458,27 +419,22 @@ def stream_lists(
 
 
 class Window:
-    """A part of a text file, from where it is read on; `position` is the next character's."""
+    """The part of a text file that is in memory; `position` is the next character's."""
 
     def __init__(self, path: Path, file: TextIO, advance: Advance) -> None:
-        self.path = path
-        self.file = file
-        self.advance = advance
-        self.text = ""
-        self.position = 0
+        self.path, self.file, self.advance = path, file, advance
+        self.text, self.position = "", 0
         self.at_end = False
-        self.lines_before = 0
-        self.columns_before = 0
+        self.lines_before = self.columns_before = 0
         self.decode = json.JSONDecoder().raw_decode
 
     def more(self) -> None:
-        """Read on, and let go of what was read before `position`."""
-        gone = self.text[: self.position]
-        last_break = gone.rfind("\n")
-        self.columns_before = (
-            self.columns_before + len(gone) if last_break < 0 else len(gone) - last_break - 1
-        )
-        self.lines_before += gone.count("\n")
+        """Read on, and drop the text before `position`."""
+        dropped = self.text[: self.position]
+        last_break = dropped.rfind("\n")
+        self.columns_before = len(dropped) + (self.columns_before if last_break < 0 else 0)
+        self.columns_before -= last_break + 1
+        self.lines_before += dropped.count("\n")
         # As much again as is there, so that a long value is not read over and over.
         added = self.file.read(max(READ_AT_ONCE, len(self.text) - self.position))
         self.text = self.text[self.position :] + added
@@ -487,7 +443,7 @@ class Window:
         self.advance(self.file.buffer.tell())
 
     def peek(self) -> str:
-        """The next character that is not blank, or an empty string at the file's end."""
+        """Return the next character that is not blank, or an empty string at the file's end."""
         while True:
             character = self.text[self.position : self.position + 1]
             if character not in BLANKS:
@@ -500,15 +456,21 @@ class Window:
                 self.more()
 
     def take(self, wanted: str) -> str:
-        """The next character, which must be one of `wanted`."""
+        """Return the next character, which must be one of `wanted`, and go past it."""
         character = self.peek()
         if not character or character not in wanted:
             self.fail(self.position, "expected " + " or ".join(wanted))
         self.position += 1
         return character
 
+    def skip(self, wanted: str) -> bool:
+        """Go past the next character if it is `wanted`, and return whether it is."""
+        is_next = self.peek() == wanted
+        self.position += is_next
+        return is_next
+
     def value(self) -> Any:
-        """The next value of any kind."""
+        """Return the next value of any kind, and go past it."""
         while True:
             self.peek()
             try:
@@ -539,45 +501,34 @@ class Window:
 
 
 def members(window: Window) -> Iterator[str]:
-    """The names of the object that the file is; the caller takes each one's value."""
-    if window.peek() != "{":
-        found = shown(window.value())
+    """Yield the names of the object that the file is; the caller reads each one's value."""
+    if not window.skip("{"):
         raise InputError(
             f"{window.path}: not COCO's format: expected an object with images, annotations and "
-            f"categories, found {found}"
+            f"categories, found {shown(window.value())}"
         )
-    window.take("{")
-    if window.peek() == "}":
-        window.take("}")
-    else:
-        while True:
-            if window.peek() != '"':
-                window.fail(window.position, "expected a name in double quotes")
-            name = window.value()
-            window.take(":")
-            yield name
-            if window.take(",}") == "}":
-                break
+    ended = window.skip("}")
+    while not ended:
+        if window.peek() != '"':
+            window.fail(window.position, "expected a name in double quotes")
+        name = window.value()
+        window.take(":")
+        yield name
+        ended = window.take(",}") == "}"
     if window.peek():
         window.fail(window.position, "extra characters after its end")
 
 
 def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
-    """The entries of the list that comes next, `ENTRIES_AT_ONCE` at a time."""
-    if window.peek() != "[":
-        found = shown(window.value())
-        raise InputError(f"{window.path}: {name}: expected a list, found {found}")
-    window.take("[")
+    """Yield the entries of the list that comes next, `ENTRIES_AT_ONCE` at a time."""
+    if not window.skip("["):
+        raise InputError(f"{window.path}: {name}: expected a list, found {shown(window.value())}")
     entries: list[Any] = []
-    if window.peek() == "]":
-        window.take("]")
-        yield entries
-        return
-    while True:
+    ended = window.skip("]")
+    while not ended:
         entries.append(window.value())
         ended = window.take(",]") == "]"
-        if ended or len(entries) == ENTRIES_AT_ONCE:
+        if len(entries) == ENTRIES_AT_ONCE and not ended:
             yield entries
             entries = []
-        if ended:
-            return
+    yield entries

@@ -1,12 +1,12 @@
 """A split's annotations as columns, with the place of each entry, and all checks of them.
 
-Reading sets aside what cannot be read: the validator of `data.coco_json` reports all faults of an
-entry, which become findings, and the other entries become columns. Checks by columns follow: ids
-that occur twice or are not listed, boxes that training leaves out or clips, images without boxes,
+An entry that cannot be read is left out: the validator of `data.coco_json` reports all its faults,
+which become findings, and the other entries become columns. Checks by columns follow: ids that
+occur twice or are not listed, boxes that training leaves out or clips, images without boxes,
 categories against the model's outputs and against the other split's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,122 +40,92 @@ BOXES_AT_ONCE = 1_000_000
 ROUNDING = 1.0
 """Pixels by which a box may reach beyond its image without a finding, as rounded ones do."""
 
-Flags = NDArray[np.bool_]
+IMAGE_COLUMNS = ("image_ids", "widths", "heights")
+BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """C categories, I images and B boxes, in the order of their lists."""
+    """C categories, I images and B boxes, in the order of their lists.
 
-    box_list: str
-    """What places call the list of boxes: `annotations` of a JSON, `boxes` of an index"""
+    Columns are those of `data.annotations.Annotations`. A `*_places` column holds the position of
+    each entry in its list, which may hold unreadable entries too.
+    """
+
+    box_list: str  # the list of boxes in messages: `annotations` of a JSON, `boxes` of an index
     category_ids: NDArray[np.int64]
-    """[C]"""
     category_names: Sequence[str]
-    """C names"""
     category_places: NDArray[np.int32]
-    """[C] which entry of its list each is; the same for images and boxes"""
     image_ids: NDArray[np.int64]
-    """[I]"""
     file_names: Sequence[str]
-    """I paths relative to the folder of images, which none of them leaves"""
     widths: NDArray[np.int32]
-    """[I] pixels"""
     heights: NDArray[np.int32]
-    """[I] pixels"""
     image_places: NDArray[np.int32]
-    """[I]"""
-    image_had_unreadable_boxes: NDArray[np.bool_]
-    """[I] whether a box that cannot be read names the image"""
-    image_of_box: NDArray[np.int32]
-    """[B] which of the I images; -1 where its image is unknown or cannot be read"""
+    image_had_unreadable_boxes: NDArray[np.bool_]  # [I] an unreadable box names the image
+    image_of_box: NDArray[np.int32]  # [B] row of the image; -1: unknown, or cannot be read
     boxes: NDArray[np.float64]
-    """[B, 4] xyxy in pixels of the original image"""
     box_category_ids: NDArray[np.int64]
-    """[B]"""
     box_is_crowd: NDArray[np.bool_]
-    """[B]"""
     box_areas: NDArray[np.float64]
-    """[B]"""
     box_ids: NDArray[np.int64]
-    """[B]"""
     box_places: NDArray[np.int32]
-    """[B]"""
-    unreadable_category_ids: frozenset[int]
-    """Of entries that say their id, and are wrong otherwise"""
-    unreadable_categories: int
-    unreadable_images: int
-    unreadable_boxes: int
+    unreadable_category_ids: frozenset[int] = frozenset()  # of entries with a fault elsewhere
+    unreadable_categories: int = 0
+    unreadable_images: int = 0
+    unreadable_boxes: int = 0
 
-    def image_place(self, row: int, field: str, found: str) -> Place:
-        """The place of an image's entry."""
+    def image_place(self, row: int, field: str, found: object) -> Place:
+        """Return the place of an image's entry."""
         entry = f"images[{self.image_places[row]}]{field}"
-        return Place(entry, found, self.file_names[row])
+        return Place(entry, str(found), self.file_names[row])
 
-    def box_place(self, row: int, field: str, found: str) -> Place:
-        """The place of a box's entry."""
+    def box_place(self, row: int, field: str, found: object) -> Place:
+        """Return the place of a box's entry."""
         image = int(self.image_of_box[row])
         file = self.file_names[image] if image >= 0 else None
-        return Place(f"{self.box_list}[{self.box_places[row]}]{field}", found, file)
+        return Place(f"{self.box_list}[{self.box_places[row]}]{field}", str(found), file)
 
-    def category_place(self, row: int, field: str, found: str) -> Place:
-        """The place of a category's entry."""
-        return Place(f"categories[{self.category_places[row]}]{field}", found)
+    def category_place(self, row: int, field: str, found: object) -> Place:
+        """Return the place of a category's entry."""
+        return Place(f"categories[{self.category_places[row]}]{field}", str(found))
 
 
 def entries_of_index(annotations: Annotations) -> Entries:
-    """An index's columns; all of its entries can be read."""
-    images, boxes = len(annotations), len(annotations.boxes)
-    boxes_per_image = np.diff(annotations.box_offsets)
+    """Return an index's columns; all of its entries can be read."""
+    categories, images = len(annotations.category_ids), len(annotations)
+    image_rows = np.arange(images, dtype=np.int32)
     return Entries(
         box_list="boxes",
         category_ids=annotations.category_ids,
         category_names=annotations.category_names,
-        category_places=np.arange(len(annotations.category_ids), dtype=np.int32),
-        image_ids=annotations.image_ids,
+        category_places=np.arange(categories, dtype=np.int32),
         file_names=annotations.file_names,
-        widths=annotations.widths,
-        heights=annotations.heights,
-        image_places=np.arange(images, dtype=np.int32),
+        image_places=image_rows,
         image_had_unreadable_boxes=np.zeros(images, dtype=np.bool_),
-        image_of_box=np.repeat(np.arange(images, dtype=np.int32), boxes_per_image),
-        boxes=annotations.boxes,
-        box_category_ids=annotations.box_category_ids,
-        box_is_crowd=annotations.box_is_crowd,
-        box_areas=annotations.box_areas,
-        box_ids=annotations.box_ids,
-        box_places=np.arange(boxes, dtype=np.int32),
-        unreadable_category_ids=frozenset(),
-        unreadable_categories=0,
-        unreadable_images=0,
-        unreadable_boxes=0,
+        image_of_box=np.repeat(image_rows, np.diff(annotations.box_offsets)),
+        box_places=np.arange(len(annotations.boxes), dtype=np.int32),
+        **{name: getattr(annotations, name) for name in IMAGE_COLUMNS + BOX_COLUMNS},
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Good:
-    """Which entries a clean index keeps; checks clear what is bad."""
+    """The entries that a clean index keeps; checks clear the others."""
 
-    images: NDArray[np.bool_]
-    """[I]"""
-    boxes: NDArray[np.bool_]
-    """[B]"""
+    images: NDArray[np.bool_]  # [I]
+    boxes: NDArray[np.bool_]  # [B]
 
     @classmethod
     def everything(cls, entries: Entries) -> "Good":
-        """All entries that can be read and whose image is known."""
+        """Return all entries that can be read and whose image is known."""
         return cls(np.ones(len(entries.image_ids), dtype=np.bool_), entries.image_of_box >= 0)
 
 
 def read_entries(path: Path, findings: Findings, *, advance: Advance) -> Entries | None:
-    """Read a COCO-format JSON file as far as it can be read.
+    """Read a COCO-format JSON file as far as it can be read, and add its faults to `findings`.
 
     Returns None where the file is no JSON, lacks a list, or has no category or image left.
-
-    Args:
-        path: The file.
-        findings: Faults are added here.
-        advance: Called with the number of bytes that were read.
+    `advance` is called with the number of bytes that were read.
     """
     lists = {name: ListColumns(name) for name in FIELDS}
     try:
@@ -179,19 +149,10 @@ class ListColumns:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.length = 0
-        """Entries in the file so far"""
-        self.readable = 0
+        self.length = self.readable = 0
         self.columns = GrowingColumns()
-        self.unreadable_ids: set[int] = set()
-        """Ids of entries that have another fault"""
-        self.unreadable_image_ids: set[int] = set()
-        """Ids of images that such entries name"""
-
-    @property
-    def unreadable(self) -> int:
-        """Entries that are no part of the columns."""
-        return self.length - self.readable
+        self.unreadable_ids: dict[str, set[int]] = {"id": set(), "image_id": set()}
+        """Valid ids, by field, of entries that have another fault"""
 
     def extend(self, entries: list[Any], findings: Findings) -> None:
         """Append some entries, and add the faults of the others to the findings."""
@@ -204,23 +165,19 @@ class ListColumns:
                 field = f".{fault.field}" if fault.field else ""
                 findings.add(fault.kind, Place(place + field, fault.found))
             bad = {fault.row for fault in faults}
-            self.note_ids([entries[row] for row in bad])
+            for entry in (entries[row] for row in bad if isinstance(entries[row], dict)):
+                for name, ids in self.unreadable_ids.items():
+                    if integers([entry.get(name)]) is not None:
+                        ids.add(entry[name])
             rows = np.array([row for row in rows.tolist() if row not in bad], dtype=np.int32)
             columns = checked_columns(self.name, [entries[row] for row in rows], faults.append)
         self.readable += len(rows)
         self.columns.extend(columns | {"place": self.length + rows})
         self.length += len(entries)
 
-    def note_ids(self, entries: list[Any]) -> None:
-        """Note the ids that entries with a fault give."""
-        for entry in entries:
-            if isinstance(entry, dict):
-                for field, ids in (
-                    ("id", self.unreadable_ids),
-                    ("image_id", self.unreadable_image_ids),
-                ):
-                    if integers([entry.get(field)]) is not None:
-                        ids.add(entry[field])
+    def unreadable_array(self, field: str) -> NDArray[np.int64]:
+        """Return the unreadable ids of a field as int64 [N]."""
+        return np.fromiter(self.unreadable_ids[field], dtype=np.int64)
 
 
 def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
@@ -228,46 +185,7 @@ def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
     categories, images, boxes = (
         lists[name].columns.finish() for name in ("categories", "images", "annotations")
     )
-    check_missing_ids(boxes, findings)
-    image_of_box = positions_in(images["id"], boxes["image_id"])
-    # An image that is listed with a fault is a finding of its own.
-    unreadable = as_array(lists["images"].unreadable_ids)
-    findings.add_rows(
-        "image_id_unknown",
-        np.flatnonzero((image_of_box < 0) & ~np.isin(boxes["image_id"], unreadable)),
-        lambda row: Place(
-            f"annotations[{boxes['place'][row]}].image_id", str(boxes["image_id"][row])
-        ),
-    )
-    return Entries(
-        box_list="annotations",
-        category_ids=categories["id"],
-        category_names=tuple(categories["name"]),
-        category_places=categories["place"],
-        image_ids=images["id"],
-        file_names=images["file_name"],
-        widths=images["width"],
-        heights=images["height"],
-        image_places=images["place"],
-        image_had_unreadable_boxes=np.isin(
-            images["id"], as_array(lists["annotations"].unreadable_image_ids)
-        ),
-        image_of_box=image_of_box,
-        boxes=boxes["boxes"],
-        box_category_ids=boxes["category_id"],
-        box_is_crowd=boxes["iscrowd"],
-        box_areas=boxes["area"],
-        box_ids=boxes["id"],
-        box_places=boxes["place"],
-        unreadable_category_ids=frozenset(lists["categories"].unreadable_ids),
-        unreadable_categories=lists["categories"].unreadable,
-        unreadable_images=lists["images"].unreadable,
-        unreadable_boxes=lists["annotations"].unreadable,
-    )
-
-
-def check_missing_ids(boxes: dict[str, Any], findings: Findings) -> None:
-    """Number boxes from 1 where none has an id; where some have, report the others."""
+    # Boxes without ids are numbered from 1 where none has one; where some have, it is a finding.
     missing = boxes["id"] == NO_ID
     if not missing.all():
         findings.add_rows(
@@ -279,67 +197,89 @@ def check_missing_ids(boxes: dict[str, Any], findings: Findings) -> None:
         highest = max(0, int(boxes["id"].max()))
         boxes["id"][missing] = highest + 1 + np.arange(int(missing.sum()))
 
-
-def as_array(ids: Iterable[int]) -> NDArray[np.int64]:
-    """Return a set of ids as int64 [N]."""
-    return np.fromiter(ids, dtype=np.int64)
+    image_of_box = positions_in(images["id"], boxes["image_id"])
+    # An image that is listed with a fault is a finding of its own.
+    unlisted = ~np.isin(boxes["image_id"], lists["images"].unreadable_array("id"))
+    findings.add_rows(
+        "image_id_unknown",
+        np.flatnonzero((image_of_box < 0) & unlisted),
+        lambda row: Place(
+            f"annotations[{boxes['place'][row]}].image_id", str(boxes["image_id"][row])
+        ),
+    )
+    unreadable = {name: part.length - part.readable for name, part in lists.items()}
+    return Entries(
+        box_list="annotations",
+        category_ids=categories["id"],
+        category_names=tuple(categories["name"]),
+        category_places=categories["place"],
+        image_ids=images["id"],
+        file_names=images["file_name"],
+        widths=images["width"],
+        heights=images["height"],
+        image_places=images["place"],
+        image_had_unreadable_boxes=np.isin(
+            images["id"], lists["annotations"].unreadable_array("image_id")
+        ),
+        image_of_box=image_of_box,
+        boxes=boxes["boxes"],
+        box_category_ids=boxes["category_id"],
+        box_is_crowd=boxes["iscrowd"],
+        box_areas=boxes["area"],
+        box_ids=boxes["id"],
+        box_places=boxes["place"],
+        unreadable_category_ids=frozenset(lists["categories"].unreadable_ids["id"]),
+        unreadable_categories=unreadable["categories"],
+        unreadable_images=unreadable["images"],
+        unreadable_boxes=unreadable["annotations"],
+    )
 
 
 def check_boxes(entries: Entries, findings: Findings, good: Good, *, image_size: int) -> None:
     """Find boxes that are of no use at `image_size`, and those that reach beyond their image."""
+
+    def place_of(row: int) -> Place:
+        """Return a box's place, as COCO writes it, with the size of its image."""
+        x1, y1, x2, y2 = entries.boxes[row].tolist()
+        found = f"[{x1:.6g}, {y1:.6g}, {x2 - x1:.6g}, {y2 - y1:.6g}]"
+        image = int(entries.image_of_box[row])
+        if image >= 0:
+            found += f" in {entries.widths[image]}×{entries.heights[image]}"
+        return entries.box_place(row, ".bbox" if entries.box_list == "annotations" else "", found)
+
     for start in range(0, len(entries.boxes), BOXES_AT_ONCE):
         stop = min(start + BOXES_AT_ONCE, len(entries.boxes))
+        counted = np.zeros(stop - start, dtype=np.bool_)
+        # A box is a finding of the first kind that it is of.
         for kind, flags in box_kinds(entries, start, stop, image_size=image_size).items():
-            rows = start + np.flatnonzero(flags)
-            findings.add_rows(kind, rows, lambda row: place_of(entries, row))
+            rows = start + np.flatnonzero(flags & ~counted)
+            counted |= flags
+            findings.add_rows(kind, rows, place_of)
             if kind != "box_partly_outside":
                 good.boxes[rows] = False
 
 
-def box_kinds(entries: Entries, start: int, stop: int, *, image_size: int) -> dict[str, Flags]:
-    """Which of some rows are of which kind, each of one at most."""
+def box_kinds(
+    entries: Entries, start: int, stop: int, *, image_size: int
+) -> dict[str, NDArray[np.bool_]]:
+    """Return for each kind of finding which of some boxes are of it."""
     boxes, images = entries.boxes[start:stop], entries.image_of_box[start:stop]
     sizes = np.stack([entries.widths[images], entries.heights[images]], axis=1).astype(np.float64)
     lower, upper = boxes[:, :2], boxes[:, 2:]
+    has_image = images >= 0  # without a known image there is nothing to be outside of
     with np.errstate(invalid="ignore", over="ignore"):
-        # What training does: data.transforms.scale_boxes and clip_boxes.
-        scaled = boxes * np.tile(image_size / sizes, 2)
-        clipped = np.clip(scaled, 0, image_size)
-        vanishes = ~(clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
+        # The same as data.transforms.scale_boxes and clip_boxes in training.
+        clipped = np.clip(boxes * np.tile(image_size / sizes, 2), 0, image_size)
         beyond = (lower < -ROUNDING) | (upper > sizes + ROUNDING)
-        of_image = {
-            "box_outside": ((lower >= sizes) | (upper <= 0)).any(axis=1),
-            "box_vanishes": vanishes,
-            "box_partly_outside": beyond.any(axis=1),
-        }
-        kinds = {
+        has_area = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
+        return {
             "box_not_finite": ~np.isfinite(boxes).all(axis=1),
             "box_negative_side": (upper < lower).any(axis=1),
             "box_zero_size": (upper == lower).any(axis=1),
-            # Without a known image there is nothing to be outside of.
-            **{kind: flags & (images >= 0) for kind, flags in of_image.items()},
+            "box_outside": has_image & ((lower >= sizes) | (upper <= 0)).any(axis=1),
+            "box_vanishes": has_image & ~has_area,
+            "box_partly_outside": has_image & beyond.any(axis=1),
         }
-    return first_of_each_row(kinds)
-
-
-def first_of_each_row(found: dict[str, Flags]) -> dict[str, Flags]:
-    """The same flags, but every row is only of the first kind that it is of."""
-    taken = np.zeros(len(next(iter(found.values()))), dtype=np.bool_)
-    first = {}
-    for kind, flags in found.items():
-        first[kind] = flags & ~taken
-        taken |= flags
-    return first
-
-
-def place_of(entries: Entries, row: int) -> Place:
-    """A box's place, as COCO writes it, with the size of its image."""
-    x1, y1, x2, y2 = entries.boxes[row].tolist()
-    found = f"[{x1:.6g}, {y1:.6g}, {x2 - x1:.6g}, {y2 - y1:.6g}]"
-    image = int(entries.image_of_box[row])
-    if image >= 0:
-        found += f" in {entries.widths[image]}×{entries.heights[image]}"
-    return entries.box_place(row, ".bbox" if entries.box_list == "annotations" else "", found)
 
 
 def check_categories_fit(
@@ -366,74 +306,54 @@ def check_categories_agree(train: Entries, validation: Entries, findings: Findin
 
     Their order is free: see `data.annotations.ClassMap.check_categories`.
     """
-    pairs = zip(train.category_ids.tolist(), train.category_names, strict=True)
-    expected = dict(pairs)
+    expected = dict(zip(train.category_ids.tolist(), train.category_names, strict=True))
     for row, category_id in enumerate(validation.category_ids.tolist()):
         name, known = validation.category_names[row], expected.get(category_id)
         if name != known:
             trained = "unknown" if known in (None, UNNAMED) else repr(known)
-            what = f"{category_id} is {name!r} here, {trained} in the training split"
-            findings.add("categories_differ", validation.category_place(row, "", what))
+            difference = f"{category_id} is {name!r} here, {trained} in the training split"
+            findings.add("categories_differ", validation.category_place(row, "", difference))
     for category_id in sorted(expected.keys() - set(validation.category_ids.tolist())):
         if expected[category_id] != UNNAMED:
-            what = f"{category_id} ({expected[category_id]!r}) is missing here"
-            findings.add("categories_differ", Place("categories", what))
+            difference = f"{category_id} ({expected[category_id]!r}) is missing here"
+            findings.add("categories_differ", Place("categories", difference))
 
 
 def check_ids(entries: Entries, findings: Findings, good: Good) -> None:
     """Find duplicate ids in each of the lists, and boxes of unknown categories."""
-    check_categories_of_boxes(entries, findings, good)
-    ids = entries.category_ids
-    findings.add_rows(
-        "category_id_duplicate",
-        repeated(ids),
-        lambda row: entries.category_place(row, ".id", str(ids[row])),
-    )
-    check_image_ids(entries, findings, good)
-    later = repeated(entries.box_ids)
-    findings.add_rows(
-        "annotation_id_duplicate",
-        later,
-        lambda row: entries.box_place(row, ".id", str(entries.box_ids[row])),
-    )
-    good.boxes[later] = False
-
-
-def check_categories_of_boxes(entries: Entries, findings: Findings, good: Good) -> None:
-    """Find boxes of categories that are not listed; one that is listed wrongly is told itself."""
-    unknown = positions_in(entries.category_ids, entries.box_category_ids) < 0
+    category_ids, image_ids, box_ids = entries.category_ids, entries.image_ids, entries.box_ids
+    unknown = positions_in(category_ids, entries.box_category_ids) < 0
     good.boxes[unknown] = False
+    # A category that is listed with a fault is a finding of its own.
     unreadable = np.fromiter(entries.unreadable_category_ids, dtype=np.int64)
-    unlisted = unknown & ~np.isin(entries.box_category_ids, unreadable)
     findings.add_rows(
         "category_id_unknown",
-        np.flatnonzero(unlisted),
-        lambda row: entries.box_place(row, ".category_id", str(entries.box_category_ids[row])),
+        np.flatnonzero(unknown & ~np.isin(entries.box_category_ids, unreadable)),
+        lambda row: entries.box_place(row, ".category_id", entries.box_category_ids[row]),
     )
-
-
-def check_image_ids(entries: Entries, findings: Findings, good: Good) -> None:
-    """Find images that have another's id.
-
-    Of the same image twice the first is good. Of different images none is: which of them the
-    boxes belong to is anyone's guess.
-    """
-    later = repeated(entries.image_ids)
     findings.add_rows(
-        "image_id_duplicate",
-        later,
-        lambda row: entries.image_place(row, ".id", str(entries.image_ids[row])),
+        "category_id_duplicate",
+        repeated(category_ids),
+        lambda row: entries.category_place(row, ".id", category_ids[row]),
     )
+    later = repeated(image_ids)
+    findings.add_rows(
+        "image_id_duplicate", later, lambda row: entries.image_place(row, ".id", image_ids[row])
+    )
+    # If the same image occurs twice, the first is good. Of different images with one id none is:
+    # nothing shows which of them the boxes belong to.
     good.images[later] = False
-    earliest = positions_in(entries.image_ids, entries.image_ids[later]).tolist()
-    for row, first in zip(later.tolist(), earliest, strict=True):
-        if what_it_is(entries, row) != what_it_is(entries, first):
+    images = (entries.file_names, entries.widths, entries.heights)
+    for row, first in zip(later, positions_in(image_ids, image_ids[later]), strict=True):
+        if any(column[row] != column[first] for column in images):
             good.images[first] = False
-
-
-def what_it_is(entries: Entries, row: int) -> tuple[str, int, int]:
-    """An image but for its id."""
-    return entries.file_names[row], int(entries.widths[row]), int(entries.heights[row])
+    later_boxes = repeated(box_ids)
+    findings.add_rows(
+        "annotation_id_duplicate",
+        later_boxes,
+        lambda row: entries.box_place(row, ".id", box_ids[row]),
+    )
+    good.boxes[later_boxes] = False
 
 
 def check_image_entries(
@@ -444,7 +364,9 @@ def check_image_entries(
     Returns which images [I] are read in training: with `skip_images_without_boxes` those with a
     box of a single object, else all.
     """
-    total, single = boxes_of_images(entries)
+    images, known = len(entries.image_ids), entries.image_of_box >= 0
+    total = np.bincount(entries.image_of_box[known], minlength=images)
+    single = np.bincount(entries.image_of_box[known & ~entries.box_is_crowd], minlength=images)
     severity = Severity.MENDED if skip_images_without_boxes else Severity.NOTE
     # An image whose boxes cannot be read has some.
     without = (total == 0) & ~entries.image_had_unreadable_boxes
@@ -456,26 +378,6 @@ def check_image_entries(
             lambda row: entries.image_place(row, "", f"{total[row]} boxes"),
             severity=severity,
         )
-    check_file_names(entries, findings)
-    if not skip_images_without_boxes:
-        return np.ones(len(total), dtype=np.bool_)
-    if not single.any():
-        found = f"{len(entries.boxes)} boxes, all of crowds" if len(entries.boxes) else "no box"
-        findings.add("nothing_to_train_on", Place(entries.box_list, found))
-    return single > 0
-
-
-def boxes_of_images(entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many boxes each image has [I], and how many of them mark a single object [I]."""
-    images = len(entries.image_ids)
-    known = entries.image_of_box >= 0
-    total = np.bincount(entries.image_of_box[known], minlength=images)
-    single = np.bincount(entries.image_of_box[known & ~entries.box_is_crowd], minlength=images)
-    return total, single
-
-
-def check_file_names(entries: Entries, findings: Findings) -> None:
-    """Find files that several images name."""
     # Hashes take a tenth of the memory of the names; Python's are of 64 bits.
     hashes = np.fromiter(map(hash, entries.file_names), dtype=np.int64)
     findings.add_rows(
@@ -483,18 +385,21 @@ def check_file_names(entries: Entries, findings: Findings) -> None:
         repeated(hashes),
         lambda row: entries.image_place(row, ".file_name", entries.file_names[row]),
     )
+    if not skip_images_without_boxes:
+        return np.ones(images, dtype=np.bool_)
+    if not single.any():
+        found = f"{len(entries.boxes)} boxes, all of crowds" if len(entries.boxes) else "no box"
+        findings.add("nothing_to_train_on", Place(entries.box_list, found))
+    return single > 0
 
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts:
-    """Of every category [C], in the list's order."""
+    """Numbers of every category [C], in the list's order."""
 
-    boxes: NDArray[np.int64]
-    """[C] crowds included"""
+    boxes: NDArray[np.int64]  # crowds included
     crowds: NDArray[np.int64]
-    """[C] boxes of crowds or groups"""
-    images: NDArray[np.int64]
-    """[C] images with a box of the class"""
+    images: NDArray[np.int64]  # with a box of the class
 
 
 def count_classes(entries: Entries, findings: Findings) -> ClassCounts:
@@ -516,9 +421,9 @@ def count_classes(entries: Entries, findings: Findings) -> ClassCounts:
 
 
 def clean_images(entries: Entries, good: Good) -> NDArray[np.bool_]:
-    """Images [I] that remain.
+    """Return which images [I] remain.
 
-    One all of whose boxes are bad goes with them: it would teach that there is nothing in it.
+    An image all of whose boxes are bad is removed: it would train the model that it is empty.
     """
     images = len(entries.image_ids)
     named = entries.image_of_box[entries.image_of_box >= 0]
@@ -529,25 +434,18 @@ def clean_images(entries: Entries, good: Good) -> NDArray[np.bool_]:
 
 
 def clean_annotations(entries: Entries, good: Good) -> Annotations:
-    """The good entries, boxes in the order of their images."""
+    """Return the good entries, boxes in the order of their images."""
     images = clean_images(entries, good)
-    rows_kept = np.flatnonzero(good.boxes & images[entries.image_of_box])
-    rows = np.cumsum(images) - 1
-    image_of_box = rows[entries.image_of_box[rows_kept]]
-    order = rows_kept[np.argsort(image_of_box, kind="stable")]
+    box_rows = np.flatnonzero(good.boxes & images[entries.image_of_box])
+    image_of_box = (np.cumsum(images) - 1)[entries.image_of_box[box_rows]]
+    order = box_rows[np.argsort(image_of_box, kind="stable")]
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))
     names = (entries.file_names[row] for row in np.flatnonzero(images).tolist())
     return Annotations(
         category_ids=entries.category_ids,
         category_names=tuple(entries.category_names),
-        image_ids=entries.image_ids[images],
         file_names=TextColumn.of(names),
-        widths=entries.widths[images],
-        heights=entries.heights[images],
         box_offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
-        boxes=entries.boxes[order],
-        box_category_ids=entries.box_category_ids[order],
-        box_is_crowd=entries.box_is_crowd[order],
-        box_areas=entries.box_areas[order],
-        box_ids=entries.box_ids[order],
+        **{name: getattr(entries, name)[images] for name in IMAGE_COLUMNS},
+        **{name: getattr(entries, name)[order] for name in BOX_COLUMNS},
     )

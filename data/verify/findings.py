@@ -13,18 +13,15 @@ PLACES_KEPT = 1000
 
 
 class Place(NamedTuple):
-    """Where something was found."""
+    """The place of a finding, and the value there in one line."""
 
-    entry: str
-    """Such as `annotations[17].bbox`, counted from 0; or a file's name"""
+    entry: str  # such as `annotations[17].bbox`, counted from 0; or a file's name
     found: str
-    """What is there, in one line"""
-    file: str | None = None
-    """The image, where the entry is not the image's own"""
+    file: str | None = None  # the image, where the entry is not the image's own
 
 
 class Severity(StrEnum):
-    """What training does about it; the worst first."""
+    """What training does about a finding; the worst first."""
 
     STOPS = "stops training"
     MENDED = "left out or mended"
@@ -33,17 +30,16 @@ class Severity(StrEnum):
 
 @dataclass
 class Finding:
-    """Everything of one kind and severity."""
+    """All findings of one kind and severity, with the first `PLACES_KEPT` places."""
 
     name: str
     severity: Severity
     count: int = 0
     places: list[Place] = field(default_factory=list)
-    """The first `PLACES_KEPT`"""
 
 
 class Findings:
-    """Findings of one split, which checks add to."""
+    """The findings of one split."""
 
     def __init__(self) -> None:
         self.by_kind: dict[tuple[Severity, str], Finding] = {}
@@ -66,8 +62,8 @@ class Findings:
         key = (severity or KINDS[name].severity, name)
         finding = self.by_kind.setdefault(key, Finding(name, key[0]))
         finding.count += len(rows)
-        room = PLACES_KEPT - len(finding.places)
-        finding.places += [place_of(row) for row in rows[:room].tolist()]
+        capacity = PLACES_KEPT - len(finding.places)
+        finding.places += [place_of(row) for row in rows[:capacity].tolist()]
 
     def in_order(self) -> list[Finding]:
         """Return the findings, the worst first, then in the order of `KINDS`."""
@@ -81,16 +77,15 @@ class Findings:
         """Return the findings that would stop training."""
         return [finding for finding in self.in_order() if finding.severity is Severity.STOPS]
 
-    def count(self, name: str) -> int:
-        """Return how many findings of a kind there are, whatever their severity."""
-        return sum(finding.count for finding in self.by_kind.values() if finding.name == name)
+    def has(self, *names: str) -> bool:
+        """Return whether there is a finding of any of these kinds, whatever its severity."""
+        return any(name in names for _, name in self.by_kind)
 
 
 class Kind(NamedTuple):
-    """One kind of finding."""
+    """A kind of finding, and its severity unless the configuration changes it."""
 
     severity: Severity
-    """Unless the configuration says otherwise"""
     meaning: str
 
 

@@ -1,7 +1,7 @@
 """Check splits, report the findings, and write indexes without the bad entries.
 
-A person reads, for each split, a table of findings with the first place of each, the classes with
-most and fewest boxes, and what to do next; `--json` has the first places of every finding.
+The console shows, for each split, a table of findings with the first place of each, the classes
+with most and fewest boxes, and the next command; `--json` has the first places of every finding.
 """
 
 import json
@@ -28,7 +28,7 @@ CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
 LONGEST_EXAMPLE = 160
 STYLES = {Severity.STOPS: "bold red", Severity.MENDED: "yellow", Severity.NOTE: "dim"}
-
+CATEGORY_FINDINGS = ("category_id_duplicate", "categories_do_not_fit", "categories_differ")
 STOPS_TRAINING = 1
 """The exit status when something would stop training."""
 
@@ -45,7 +45,13 @@ def require_free_outputs(
         require_free_json(json_file)
         require_writable(json_file.absolute().parent)
     if clean_folder is not None:
-        require_no_index(clean_folder, splits)
+        if clean_folder.exists() and not clean_folder.is_dir():
+            raise InputError(f"{clean_folder}: is a file; give --write-clean a folder")
+        for split in splits:
+            path = index_folder(clean_folder, split)
+            if path.exists():
+                raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
+        require_writable(clean_folder)
 
 
 def index_folder(folder: Path, split: str) -> Path:
@@ -53,27 +59,8 @@ def index_folder(folder: Path, split: str) -> Path:
     return folder / f"{split}.index"
 
 
-def require_no_index(folder: Path, splits: Sequence[str]) -> None:
-    """Refuse to replace an index, before the work.
-
-    Raises:
-        InputError: Names the one that exists, or the file that is in the folder's place.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; give --write-clean a folder")
-    for split in splits:
-        path = index_folder(folder, split)
-        if path.exists():
-            raise InputError(f"{path}: exists; give --write-clean another folder, or remove it")
-    require_writable(folder)
-
-
 def require_writable(path: Path) -> None:
-    """Refuse a path below which nothing can be written, before hours of work.
-
-    Raises:
-        InputError: Names the folder that is in the way.
-    """
+    """Raise InputError, naming the folder, if nothing can be written below a path."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise InputError(f"{existing}: is no folder that can be written to; name another")
@@ -90,18 +77,11 @@ def verify(
     command_with_config: Callable[..., str],
     console: Console,
 ) -> int:
-    """Check splits, print what was found, and return the exit code.
+    """Check splits (the training split first), print the findings, and return the exit code.
 
-    Args:
-        splits: Where the splits lie, the training split first.
-        rules: What training accepts.
-        check_images: Whether images are decoded.
-        sample: Decode only this many images of each split; None for all.
-        json_file: Where all findings are written; None for nowhere.
-        clean_folder: Where indexes without the bad entries are written; None for nowhere.
-        command_with_config: Returns a command line, given a program such as `train.py` and more
-            arguments.
-        console: Where findings and progress are printed.
+    `check_images` decodes images, `sample` of each split, or all. All findings are written to
+    `json_file`, indexes without the bad entries to `clean_folder`, unless None.
+    `command_with_config` returns a command line, given a program such as `train.py` and arguments.
 
     Raises:
         InputError: An output cannot be written.
@@ -109,56 +89,80 @@ def verify(
     checked = check_splits(splits, rules, images=check_images, sample=sample, console=console)
     for split in checked:
         print_split(console, split)
+    stopping = [
+        f"{finding.count:,} {finding.name} ({split.name})"
+        for split in checked
+        for finding in split.findings.stopping()
+    ]
     if json_file is not None:
-        report = as_json(checked, decoder=rules.decoder)
+        report = {
+            "stops_training": bool(stopping),
+            "decoder": rules.decoder,
+            "splits": {split.name: split_json(split) for split in checked},
+        }
         write_whole(json_file, json.dumps(report, indent=1))
     console.print()
-    say(console, conclusion(checked), wrap=True)
-    advise(checked, clean_folder, command_with_config, console)
-    return STOPS_TRAINING if any(split.findings.stopping() for split in checked) else FINISHED
+    say(console, format_conclusion(checked, stopping), wrap=True)
+    obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
+    command = None
+    if clean_folder is not None and obstacles:
+        advice = f"no clean index was written: {obstacles[0]}"
+    elif clean_folder is not None:
+        fields = write_clean(clean_folder, checked, console)
+        advice, command = "next:", command_with_config("train.py", *fields)
+    elif not stopping:
+        advice, command = "next:", command_with_config("train.py")
+    elif obstacles:
+        advice = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
+    else:
+        advice = "next: mend it, or make an index without it to train on:"
+        command = command_with_config("-m data verify", "--write-clean", "clean")
+    say(console, advice, wrap=command is None)
+    if command is not None:
+        say(console, f"  {command}")
+    return STOPS_TRAINING if stopping else FINISHED
 
 
 def print_split(console: Console, checked: CheckedSplit) -> None:
     """Print one split: its size, its findings and its classes."""
+    contents = checked.contents
     console.print()
     say(console, f"{checked.name}: {checked.split.annotations}, images in {checked.split.images}")
-    if checked.contents is not None:
-        say(console, totals(checked.contents), wrap=True)
-        say(console, time_taken(checked, checked.contents), wrap=True)
+    if contents is not None:
+        say(console, format_totals(contents), wrap=True)
+        say(console, format_time(checked, contents), wrap=True)
     findings = checked.findings.in_order()
     if findings:
         print_findings(console, findings)
     else:
         say(console, "nothing found")
-    if checked.contents is not None:
-        print_classes(console, checked.contents)
+    if contents is not None:
+        print_classes(console, contents)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Print a table on a terminal, aligned lines in a pipe."""
-    if not console.is_terminal:
-        print_plain_findings(console, findings)
+    """Print a table on a terminal, aligned lines of any length in a pipe."""
+    if console.is_terminal:
+        table = Table(
+            Column("finding", no_wrap=True), Column("count", justify="right", no_wrap=True)
+        )
+        table.add_column("severity", max_width=14)
+        table.add_column("first example", overflow="fold")
+        for finding in findings:
+            severity = Text(finding.severity, style=STYLES[finding.severity])
+            example = Text(format_example(finding))
+            table.add_row(finding.name, f"{finding.count:,}", severity, example)
+        console.print(table)
         return
-    table = Table(Column("finding", no_wrap=True), Column("count", justify="right", no_wrap=True))
-    table.add_column("severity", max_width=14)
-    table.add_column("first example", overflow="fold")
-    for finding in findings:
-        severity = Text(finding.severity, style=STYLES[finding.severity])
-        table.add_row(finding.name, f"{finding.count:,}", severity, Text(example(finding)))
-    console.print(table)
-
-
-def print_plain_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Print a line for each finding, however long."""
     names = max(len(finding.name) for finding in findings)
     counts = max(len(f"{finding.count:,}") for finding in findings)
     severities = max(len(finding.severity) for finding in findings)
     for finding in findings:
         columns = f"{finding.name:<{names}}  {finding.count:>{counts},}"
-        say(console, f"{columns}  {finding.severity:<{severities}}  {example(finding)}")
+        say(console, f"{columns}  {finding.severity:<{severities}}  {format_example(finding)}")
 
 
-def example(finding: Finding) -> str:
+def format_example(finding: Finding) -> str:
     """Return the first place of a finding in one line."""
     place = finding.places[0]
     file = f" ({place.file})" if place.file and place.file != place.found else ""
@@ -166,8 +170,8 @@ def example(finding: Finding) -> str:
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[: LONGEST_EXAMPLE - 3]}..."
 
 
-def totals(contents: Contents) -> str:
-    """Return how many images, boxes and classes a split has."""
+def format_totals(contents: Contents) -> str:
+    """Return the numbers of images, boxes and classes of a split."""
     entries = contents.entries
     unreadable = ""
     if entries.unreadable_images or entries.unreadable_boxes:
@@ -182,21 +186,21 @@ def totals(contents: Contents) -> str:
     )
 
 
-def time_taken(checked: CheckedSplit, contents: Contents) -> str:
-    """Return how long the checks took, and how many images were decoded."""
-    annotations = f"annotations checked in {duration(checked.seconds_of_annotations)}"
+def format_time(checked: CheckedSplit, contents: Contents) -> str:
+    """Return the time that the checks took, and the number of images that were decoded."""
+    annotations = f"annotations checked in {format_duration(checked.seconds_of_annotations)}"
     images, seconds = checked.images_checked, checked.seconds_of_images
     if not images:
         return f"{annotations}; NO IMAGE WAS CHECKED"
     which = "all" if checked.checked_all_images else f"ONLY {images:,} OF"
     return (
         f"{annotations}, {which} {len(contents.entries.image_ids):,} images decoded in "
-        f"{duration(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
+        f"{format_duration(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
         f"{processes_for(images)} {'processes' if processes_for(images) > 1 else 'process'})"
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds, or from a minute on h:mm:ss."""
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
@@ -217,13 +221,8 @@ def print_classes(console: Console, contents: Contents) -> None:
         say(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{more}", wrap=True)
 
 
-def conclusion(checked: Sequence[CheckedSplit]) -> str:
+def format_conclusion(checked: Sequence[CheckedSplit], stopping: Sequence[str]) -> str:
     """Return in one line whether training would start and go on."""
-    stopping = [
-        f"{finding.count:,} {finding.name} ({split.name})"
-        for split in checked
-        for finding in split.findings.stopping()
-    ]
     if stopping:
         more = len(stopping) - KINDS_SHOWN
         others = f" and {more} more kinds" if more > 0 else ""
@@ -236,15 +235,6 @@ def conclusion(checked: Sequence[CheckedSplit]) -> str:
 def say(console: Console, text: str, *, wrap: bool = False) -> None:
     """Print a line as it is, however long; with `wrap` a terminal breaks it between words."""
     console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
-
-
-def as_json(checked: Sequence[CheckedSplit], *, decoder: str) -> dict[str, Any]:
-    """Return all findings with their first places, and all classes."""
-    return {
-        "stops_training": any(split.findings.stopping() for split in checked),
-        "decoder": decoder,
-        "splits": {split.name: split_json(split) for split in checked},
-    }
 
 
 def split_json(checked: CheckedSplit) -> dict[str, Any]:
@@ -292,17 +282,12 @@ def classes_json(contents: Contents) -> list[dict[str, Any]]:
     ]
 
 
-CATEGORY_FINDINGS = ("category_id_duplicate", "categories_do_not_fit", "categories_differ")
-
-
 def obstacle(checked: CheckedSplit) -> str | None:
     """Return why no clean index of a split can be made; None if one can."""
     contents = checked.contents
     if contents is None:
         return f"{checked.name}: the annotations cannot be read"
-    if contents.entries.unreadable_categories or any(
-        checked.findings.count(name) for name in CATEGORY_FINDINGS
-    ):
+    if contents.entries.unreadable_categories or checked.findings.has(*CATEGORY_FINDINGS):
         return (
             f"{checked.name}: mistakes in categories cannot be left out: boxes would get other "
             "classes; mend them first"
@@ -312,35 +297,8 @@ def obstacle(checked: CheckedSplit) -> str | None:
     return None
 
 
-def advise(
-    checked: Sequence[CheckedSplit],
-    clean_folder: Path | None,
-    command_with_config: Callable[..., str],
-    console: Console,
-) -> None:
-    """Write the clean indexes where they are wanted, and print what to do next."""
-    obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
-    if clean_folder is not None and obstacles:
-        say(console, f"no clean index was written: {obstacles[0]}", wrap=True)
-    elif clean_folder is not None:
-        fields = write_clean(clean_folder, checked, console)
-        say_next(console, "next:", command_with_config("train.py", *fields))
-    elif not any(split.findings.stopping() for split in checked):
-        say_next(console, "next:", command_with_config("train.py"))
-    elif obstacles:
-        reason = f"next: mend it; an index without it cannot be made: {obstacles[0]}"
-        say(console, reason, wrap=True)
-    else:
-        command = command_with_config("-m data verify", "--write-clean", "clean")
-        say_next(console, "next: mend it, or make an index without it to train on:", command)
-
-
 def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console) -> list[str]:
-    """Write the clean indexes, print what remains, and return the fields that train on them.
-
-    Raises:
-        InputError: An index cannot be written.
-    """
+    """Write the clean indexes, print what remains, and return the config fields of the indexes."""
     fields = []
     say(console, "written, without what is bad:")
     for split in checked:
@@ -366,9 +324,3 @@ def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console)
     if not all(split.checked_all_images for split in checked):
         say(console, "images were not all checked: bad ones may still be in it", wrap=True)
     return fields
-
-
-def say_next(console: Console, why: str, command: str) -> None:
-    """Print a command to type, on a line of its own."""
-    say(console, why)
-    say(console, f"  {command}")

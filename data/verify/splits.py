@@ -7,10 +7,9 @@ a run depends on the run: whether it reads the image, and whether it replaces un
 import os
 import posixpath
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,36 +44,29 @@ from data.verify.findings import KINDS, Findings, Place, Severity
 class TrainingRules:
     """What a training run accepts and does with images."""
 
-    decoder: str
-    """As `resolve_decoder` gives it"""
-    image_size: int
-    """Side of the square that images are resized to [pixels]"""
-    class_indices: str
-    """`contiguous` or `category_id`, see `data.dataset.class_map_of`"""
-    num_classes: int | None
-    """Outputs of the model; None for as many as the categories need"""
-    skip_images_without_boxes: bool
-    """Whether training leaves out images without a box of a single object"""
+    decoder: str  # as `resolve_decoder` returns it
+    image_size: int  # side of the square that images are resized to [pixels]
+    class_indices: str  # `contiguous` or `category_id`, see `data.dataset.class_map_of`
+    num_classes: int | None  # outputs of the model; None for as many as the categories need
+    skip_images_without_boxes: bool  # leave out images without a box of a single object
     bad_image_limit: int | None
     """How many unreadable images are replaced; None: the first one stops training"""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What could be read of a split, and counted."""
+    """The entries of a split that could be read, and their numbers."""
 
     entries: Entries
     good: Good
     classes: ClassCounts
-    is_read: NDArray[np.bool_]
-    """[I] whether the run reads the image"""
+    is_read: NDArray[np.bool_]  # [I] whether the run reads the image
 
 
 class FileFault(NamedTuple):
-    """A fault of an image file."""
+    """A fault of an image file; `row` is the image's."""
 
     row: int
-    """Which of the I images"""
     kind: str
     found: str
 
@@ -86,8 +78,7 @@ class CheckedSplit:
     name: SplitName
     split: Split
     findings: Findings
-    contents: Contents | None
-    """None where the annotations cannot be read"""
+    contents: Contents | None  # None if the annotations cannot be read
     file_faults: list[FileFault] = field(default_factory=list)
     images_checked: int = 0
     seconds_of_images: float = 0.0
@@ -110,19 +101,15 @@ def check_splits(
 ) -> list[CheckedSplit]:
     """Check annotations first, which takes less time, then images.
 
-    Args:
-        splits: Where the splits lie, the training split first.
-        rules: What training accepts.
-        images: Whether images are decoded.
-        sample: Decode only this many images of each split; None for all.
-        console: Where progress is shown.
+    The training split comes first. `sample` is how many images of each split are decoded; None
+    for all.
     """
     checked = [
         check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
     contents = [split.contents for split in checked if split.contents is not None]
-    whole = not any(part.entries.unreadable_categories for part in contents)
-    if whole and len(contents) == len(SPLITS):
+    readable = not any(part.entries.unreadable_categories for part in contents)
+    if readable and len(contents) == len(SPLITS):
         check_categories_agree(contents[0].entries, contents[1].entries, checked[1].findings)
     if images:
         for split in checked:
@@ -137,26 +124,23 @@ def check_splits(
 def check_annotations(
     name: SplitName, split: Split, rules: TrainingRules, *, console: Console
 ) -> CheckedSplit:
-    """Check a split's annotations; no image is looked at."""
+    """Check a split's annotations, but no image."""
     began = time.monotonic()
     findings = Findings()
     entries = open_entries(split.annotations, findings, console=console)
-    checked = CheckedSplit(name, split, findings, None)
+    contents = None
     if entries is not None:
         good = Good.everything(entries)
         check_ids(entries, findings, good)
         check_boxes(entries, findings, good, image_size=rules.image_size)
         check_categories_fit(
-            entries,
-            findings,
-            class_indices=rules.class_indices,
-            num_classes=rules.num_classes,
+            entries, findings, class_indices=rules.class_indices, num_classes=rules.num_classes
         )
         skips = name == "train" and rules.skip_images_without_boxes
         is_read = check_image_entries(entries, findings, skip_images_without_boxes=skips)
-        checked.contents = Contents(entries, good, count_classes(entries, findings), is_read)
-    checked.seconds_of_annotations = time.monotonic() - began
-    return checked
+        contents = Contents(entries, good, count_classes(entries, findings), is_read)
+    seconds = time.monotonic() - began
+    return CheckedSplit(name, split, findings, contents, seconds_of_annotations=seconds)
 
 
 def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries | None:
@@ -177,20 +161,27 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
     return entries
 
 
-IMAGES_AT_ONCE = 8
-"""A process gets so many at a time: a tenth of a second's work."""
-TASKS_PER_PROCESS = 4
-"""Handed out at a time: enough that none runs dry, few enough to end soon after Ctrl-C."""
+IMAGES_AT_ONCE = 8  # for one process: a tenth of a second's work
+TASKS_PER_PROCESS = 4  # enough that no process waits, few enough to end soon after Ctrl-C
+Task = list[tuple[int, str, tuple[int, int]]]
+"""Images for one process to decode: row, file name, and annotated (height, width) in pixels."""
 
 
 def check_images(
     checked: CheckedSplit, *, decoder: str, sample: int | None, console: Console
 ) -> None:
-    """Decode a split's images, or `sample` of them, and note the faults of their files."""
+    """Decode a split's images, or `sample` of them, and add the faults of their files."""
     if checked.contents is None:
         return
     entries = checked.contents.entries
     rows = rows_to_check(len(entries.image_ids), sample)
+    tasks = (
+        [
+            (row, entries.file_names[row], (int(entries.heights[row]), int(entries.widths[row])))
+            for row in rows[start : start + IMAGES_AT_ONCE].tolist()
+        ]
+        for start in range(0, len(rows), IMAGES_AT_ONCE)
+    )
     processes = processes_for(len(rows))
     work = partial(check_files, checked.split.images, decoder)
     done, began = 0, time.monotonic()
@@ -199,7 +190,6 @@ def check_images(
         process_pool(processes) as pool,
         progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
     ):
-        tasks = image_tasks(entries, rows)
         for count, faults in results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
             checked.file_faults += faults
             done += count
@@ -222,20 +212,8 @@ def processes_for(images: int) -> int:
     return max(1, min(usable_cores(), -(-images // IMAGES_AT_ONCE)))
 
 
-Task = list[tuple[int, str, tuple[int, int]]]
-"""Images for one process to decode: row, file name, and annotated (height, width) in pixels."""
-
-
-def image_tasks(entries: Entries, rows: NDArray[np.int64]) -> Iterator[Task]:
-    """Yield the images in portions."""
-    for start in range(0, len(rows), IMAGES_AT_ONCE):
-        part = rows[start : start + IMAGES_AT_ONCE].tolist()
-        sizes = [(int(entries.heights[row]), int(entries.widths[row])) for row in part]
-        yield [(row, entries.file_names[row], size) for row, size in zip(part, sizes, strict=True)]
-
-
 def check_files(folder: Path, decoder: str, task: Task) -> tuple[int, list[FileFault]]:
-    """Return how many images there were, and the faults of their files."""
+    """Return the number of images, and the faults of their files."""
     faults = []
     for row, name, size in task:
         if leaves_folder(name):
@@ -261,7 +239,13 @@ def fault_of_file(
             note_orientation=lambda *noted: orientations.append(noted),
         )
     except InputError as error:
-        return kind_of_failure(error), str(error).removeprefix(f"{path}: ")
+        kinds = {
+            FileNotFoundError: "image_missing",
+            Image.UnidentifiedImageError: "image_other_format",
+            Image.DecompressionBombError: "image_too_large",
+        }
+        names = (name for cause, name in kinds.items() if isinstance(error.__cause__, cause))
+        return next(names, "image_damaged"), str(error).removeprefix(f"{path}: ")
     height, width = pixels.shape[:2]
     sizes = f"{width}×{height}, annotated {annotated[1]}×{annotated[0]}"
     if not is_resized_copy((height, width), annotated):
@@ -277,61 +261,41 @@ def fault_of_file(
     return None if (height, width) == annotated else ("image_resized", sizes)
 
 
-def kind_of_failure(error: InputError) -> str:
-    """Return the kind of finding that an image is which `decode_image` refused."""
-    match error.__cause__:
-        case FileNotFoundError():
-            return "image_missing"
-        case Image.UnidentifiedImageError():
-            return "image_other_format"
-        case Image.DecompressionBombError():
-            return "image_too_large"
-        case _:
-            return "image_damaged"
-
-
 def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) -> None:
     """Add the faults of the splits' image files to their findings, and clear bad images' `good`.
 
-    Where a run replaces bad images they stop nothing, unless there are too many.
+    If a run replaces bad images they do not stop it, unless there are too many, or no other image
+    to train on remains.
     """
     readable = [(split, split.contents) for split in checked if split.contents is not None]
-    are_replaced = can_be_replaced(readable, rules.bad_image_limit)
+    limit, total, are_replaced = rules.bad_image_limit, 0, rules.bad_image_limit is not None
     for split, contents in readable:
-        for fault in split.file_faults:
-            severity = KINDS[fault.kind].severity
-            if severity is Severity.STOPS:
-                contents.good.images[fault.row] = False
-                # Opening a split asks for the first image's file, whether or not it is read later.
-                is_first = fault.row == 0 and fault.kind == "image_missing"
-                is_wanted = contents.is_read[fault.row] or (
-                    is_first and rules.bad_image_limit is None
-                )
-                if are_replaced or not is_wanted:
-                    severity = Severity.MENDED
-            place = contents.entries.image_place(fault.row, "", fault.found)
-            split.findings.add(fault.kind, place, severity=severity)
-
-
-def can_be_replaced(splits: Sequence[tuple[CheckedSplit, Contents]], limit: int | None) -> bool:
-    """Return whether bad images are within the limit, and some others remain to train on."""
-    if limit is None:
-        return False
-    total = 0
-    for split, contents in splits:
         bad = sum(
             bool(contents.is_read[fault.row])
             for fault in split.file_faults
             if KINDS[fault.kind].severity is Severity.STOPS
         )
-        if split.name == "train" and bad >= contents.is_read.sum():
-            return False
         total += bad
-    return total <= limit
+        if split.name == "train" and bad >= contents.is_read.sum():
+            are_replaced = False
+    are_replaced = are_replaced and limit is not None and total <= limit
+
+    for split, contents in readable:
+        for fault in split.file_faults:
+            severity = KINDS[fault.kind].severity
+            if severity is Severity.STOPS:
+                contents.good.images[fault.row] = False
+                # Opening a split checks for the first image's file, even if it is not read later.
+                is_first = fault.row == 0 and fault.kind == "image_missing"
+                is_needed = contents.is_read[fault.row] or (is_first and limit is None)
+                if are_replaced or not is_needed:
+                    severity = Severity.MENDED
+            place = contents.entries.image_place(fault.row, "", fault.found)
+            split.findings.add(fault.kind, place, severity=severity)
 
 
 def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
-    """Find files without annotations, in every folder whose splits' annotations can be read.
+    """Find image files without annotations, in every folder whose annotations can be read.
 
     Files of a folder that both splits share are findings of the first split.
     """
@@ -340,18 +304,13 @@ def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
         sharing.setdefault(split.split.images.resolve(), []).append(split)
     for folder, sharers in sharing.items():
         contents = [split.contents for split in sharers if split.contents is not None]
-        if len(contents) == len(sharers):
-            names = chain.from_iterable(part.entries.file_names for part in contents)
-            add_unused_files(folder, names, sharers[0].findings)
-
-
-def add_unused_files(folder: Path, named: Iterable[str], findings: Findings) -> None:
-    """Find files with an image's suffix, in a folder and those below, that are not `named`."""
-    known = {posixpath.normpath(name) for name in named}
-    for parent, folders, files in os.walk(folder):
-        folders.sort()
-        below = os.path.relpath(parent, folder)
-        for name in sorted(files):
-            file = name if below == "." else f"{below}/{name}"
-            if name.lower().endswith(SUFFIXES) and file not in known:
-                findings.add("file_unused", Place(file, "not in images"))
+        if len(contents) < len(sharers):
+            continue
+        named = {posixpath.normpath(name) for part in contents for name in part.entries.file_names}
+        for parent, folders, files in os.walk(folder):
+            folders.sort()
+            below = os.path.relpath(parent, folder)
+            for name in sorted(files):
+                file = name if below == "." else f"{below}/{name}"
+                if name.lower().endswith(SUFFIXES) and file not in named:
+                    sharers[0].findings.add("file_unused", Place(file, "not in images"))
