@@ -1,4 +1,4 @@
-"""OpenImages' CSV files: boxes as columns, image ids, and which classes are wanted.
+"""OpenImages' CSV files: boxes as columns, image ids, and the classes that a user selects.
 
 The training split has 14.6 million boxes, 630 MB as columns. `numpy.loadtxt` reads a million lines
 in 1.2 s, the `csv` module with `float` takes 8 s; so lines are converted many at once, and the
@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from io import TextIOWrapper
 from operator import methodcaller
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TextIO, TypeVar
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,39 +26,50 @@ from common.console import Advance
 from common.errors import InputError
 from common.files import open_regular
 
-Number = TypeVar("Number", bound=np.generic)
+CORNERS = ("XMin", "YMin", "XMax", "YMax")
+FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
+SLACK = 0.01
+"""How far outside the image a corner may lie: rounding stays below, pixels are far above."""
+CHARACTERS_AT_ONCE = 4_000_000
+"""Larger chunks are no faster, and take more memory."""
+NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
+
+IMAGE_ID = re.compile("[0-9a-f]{16}")
+AN_IMAGE_ID = "16 digits of 0-9 and a-f"
+NO_DIGIT = 255
+DIGIT_OF_BYTE = np.full(256, NO_DIGIT, dtype=np.uint8)
+DIGIT_OF_BYTE[list(b"0123456789abcdef")] = range(16)
+
+HEADER = ["LabelName", "DisplayName"]
+"""The first line of v7's class descriptions; v5's and v6's have none."""
+MLPERF_CLASSES = Path(__file__).with_name("mlperf_classes.txt")
+NOT_CHOSEN = -1
+"""The index of a class that OpenImages has and that is not wanted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
     """The boxes of the chosen classes, in the CSV's order: B boxes."""
 
-    image_ids: NDArray[np.uint64]
-    """[B] ImageID as a number"""
-    class_indices: NDArray[np.int16]
-    """[B] positions in the list of classes, from 0"""
-    corners: NDArray[np.float64]
-    """[B, 4] xyxy, as fractions of the image's width and height"""
-    flags: NDArray[np.uint8]
-    """[B] bit k is `FLAGS[k]`"""
+    image_ids: NDArray[np.uint64]  # [B] ImageID as a number
+    class_indices: NDArray[np.int16]  # [B] positions in the list of classes, from 0
+    corners: NDArray[np.float64]  # [B, 4] xyxy, as fractions of the image's width and height
+    flags: NDArray[np.uint8]  # [B] bit k is `FLAGS[k]`
 
     def __len__(self) -> int:
-        """Return the number of boxes."""
         return len(self.image_ids)
-
-
-def ignore_progress(done: int, note: str) -> None:
-    """An `advance` that shows nothing."""
 
 
 class ClassList(NamedTuple):
     """The classes that are wanted, and how OpenImages writes them."""
 
-    names: tuple[str, ...]
-    """C display names; the position is the category id"""
+    names: tuple[str, ...]  # display names; the position is the category id
     index_of_label: dict[str, int]
-    """For every LabelName (`/m/011k07`) that OpenImages has: its position in `names`, or
-    `NOT_CHOSEN`"""
+    """For every LabelName (`/m/011k07`) of OpenImages its position in `names`, or `NOT_CHOSEN`"""
+
+
+def ignore_progress(done: int, note: str) -> None:
+    """Show no progress."""
 
 
 def read_boxes(path: Path, class_list: ClassList, *, advance: Advance = ignore_progress) -> Boxes:
@@ -68,21 +80,17 @@ def read_boxes(path: Path, class_list: ClassList, *, advance: Advance = ignore_p
     one line, naming file, line and column, for anything that is no such CSV, a LabelName that the
     class descriptions lack, or corners that are out of order or outside the image.
     """
-    parts = []
+    parts: list[tuple[NDArray[Any], ...]] = []
     columns = ["ImageID", "LabelName", *CORNERS, *FLAGS]
     for lines in read_lines(path, columns=columns, advance=advance):
         image_ids, class_indices = parse_names(lines, class_list.index_of_label)
         corners, flags = parse_numbers(lines)
         chosen = class_indices != NOT_CHOSEN
-        parts.append([part[chosen] for part in (image_ids, class_indices, corners, flags)])
-    image_id_parts, class_parts, corner_parts, flag_parts = map(list, zip(*parts, strict=True))
+        parts.append((image_ids[chosen], class_indices[chosen], corners[chosen], flags[chosen]))
+    parts_of_columns = list(map(list, zip(*parts, strict=True)))
     parts.clear()
-    return Boxes(
-        image_ids=_joined(image_id_parts),
-        class_indices=_joined(class_parts),
-        corners=_joined(corner_parts),
-        flags=_joined(flag_parts),
-    )
+    # Parts are dropped as soon as they are joined, so that only one column is held twice.
+    return Boxes(*(np.concatenate(parts_of_columns.pop(0)) for _ in range(4)))
 
 
 def image_ids_with_boxes(
@@ -99,32 +107,12 @@ def image_ids_with_boxes(
     return np.unique(np.concatenate(parts))
 
 
-def _joined(parts: list[NDArray[Number]]) -> NDArray[Number]:
-    """Join the parts, and drop them, so that only one column is held twice."""
-    joined = np.concatenate(parts)
-    parts.clear()
-    return joined
-
-
-CORNERS = ("XMin", "YMin", "XMax", "YMax")
-FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
-
-SLACK = 0.01
-"""How far outside the image a corner may lie: rounding stays below, pixels are far above."""
-
-CHARACTERS_AT_ONCE = 4_000_000
-"""Larger chunks are no faster, and take more memory."""
-
-NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
-
-
 class Lines(NamedTuple):
-    """Some consecutive lines of a CSV file."""
+    """Some consecutive lines of a CSV file; `first` is the first one's number, from 1."""
 
     file: Path
     header: list[str]
     first: int
-    """The number of the first of them, from 1"""
     texts: list[str]
 
 
@@ -151,7 +139,7 @@ def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Itera
 
 
 class Check(NamedTuple):
-    """What one column's fields must hold, given all fields of a line by column."""
+    """A check of one column's fields, given all fields of a line by column."""
 
     column: str
     expected: str
@@ -165,18 +153,24 @@ def parse_names(
 
     Raises InputError naming the first field that is no ImageID, or no LabelName that is known.
     """
-    width = max(map(len, index_of_label)) + 1  # room for one more, to tell a longer label
+    known = "a label of the class descriptions"
+    checks = (
+        Check("ImageID", AN_IMAGE_ID, lambda row: bool(IMAGE_ID.fullmatch(row["ImageID"]))),
+        Check("LabelName", known, lambda row: row["LabelName"] in index_of_label),
+    )
+    # Both columns have room for one character more, so that longer words are recognized.
+    width = max(map(len, index_of_label)) + 1
     try:
-        table = _table(lines, {"ImageID": "S17", "LabelName": f"U{width}"})
+        table = parse_table(lines, {"ImageID": "S17", "LabelName": f"U{width}"})
         indices = [index_of_label[label] for label in table["LabelName"].tolist()]
-        return image_id_numbers(table["ImageID"]), np.array(indices, dtype=np.int16)
     except (ValueError, KeyError):
-        known = "a label of the class descriptions"
-        _refuse_first(
-            lines,
-            Check("ImageID", AN_IMAGE_ID, lambda row: bool(IMAGE_ID.fullmatch(row["ImageID"]))),
-            Check("LabelName", known, lambda row: row["LabelName"] in index_of_label),
-        )
+        refuse_first(lines, *checks)
+    characters = np.ascontiguousarray(table["ImageID"]).view(np.uint8).reshape(-1, 17)
+    digits = DIGIT_OF_BYTE[characters[:, :16]]
+    if (digits == NO_DIGIT).any() or characters[:, 16].any():
+        refuse_first(lines, *checks)
+    octets = digits[:, 0::2] << 4 | digits[:, 1::2]
+    return octets.view(">u8").reshape(-1).astype(np.uint64), np.array(indices, dtype=np.int16)
 
 
 def parse_numbers(lines: Lines) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
@@ -186,42 +180,38 @@ def parse_numbers(lines: Lines) -> tuple[NDArray[np.float64], NDArray[np.uint8]]
     lies outside the image or is less than the opposite side, or is no flag.
     """
     try:
-        table = _table(lines, dict.fromkeys(CORNERS, "f8") | dict.fromkeys(FLAGS, "i1"))
-        corners = np.stack([table[name] for name in CORNERS], axis=1)
-        flags = np.stack([table[name] for name in FLAGS], axis=1)
-        _require_in_range(corners, flags)
+        table = parse_table(lines, dict.fromkeys(CORNERS, "f8") | dict.fromkeys(FLAGS, "i1"))
     except ValueError:
-        _refuse_first(lines, *map(_fraction, CORNERS), *ORDERED, *map(_flag, FLAGS))
+        refuse_first(lines, *NUMBER_CHECKS)
+    corners = np.stack([table[name] for name in CORNERS], axis=1)
+    flags = np.stack([table[name] for name in FLAGS], axis=1)
+    inside = ((corners >= -SLACK) & (corners <= 1 + SLACK)).all()
+    ordered = (corners[:, :2] <= corners[:, 2:]).all()
+    if not (inside and ordered and ((flags >= -1) & (flags <= 1)).all()):
+        refuse_first(lines, *NUMBER_CHECKS)
     # -1, unknown, is true: FiftyOne, whose export MLPerf's JSON is, takes bool(int(field)).
     return corners, np.packbits(flags != 0, axis=1, bitorder="little")[:, 0]
 
 
-def _require_in_range(corners: NDArray[np.float64], flags: NDArray[np.int8]) -> None:
-    inside = ((corners >= -SLACK) & (corners <= 1 + SLACK)).all()
-    ordered = (corners[:, :2] <= corners[:, 2:]).all()
-    if not (inside and ordered and ((flags >= -1) & (flags <= 1)).all()):
-        raise ValueError("a number out of its range")
+def is_fraction(column: str, row: dict[str, str]) -> bool:
+    """Return whether a field is a number from 0 to 1, but for rounding."""
+    return bool(NUMBER.fullmatch(row[column])) and -SLACK <= float(row[column]) <= 1 + SLACK
 
 
-def _fraction(column: str) -> Check:
-    def is_valid(row: dict[str, str]) -> bool:
-        field = row[column]
-        return bool(NUMBER.fullmatch(field)) and -SLACK <= float(field) <= 1 + SLACK
-
-    return Check(column, "a fraction from 0 to 1", is_valid)
+def is_flag(column: str, row: dict[str, str]) -> bool:
+    """Return whether a field is a flag; -1 is unknown."""
+    return row[column] in ("0", "1", "-1")
 
 
-def _flag(column: str) -> Check:
-    return Check(column, "0, 1 or -1", lambda row: row[column] in ("0", "1", "-1"))
-
-
-ORDERED = (
+NUMBER_CHECKS = (
+    *(Check(name, "a fraction from 0 to 1", partial(is_fraction, name)) for name in CORNERS),
     Check("XMax", "at least XMin", lambda row: float(row["XMin"]) <= float(row["XMax"])),
     Check("YMax", "at least YMin", lambda row: float(row["YMin"]) <= float(row["YMax"])),
+    *(Check(name, "0, 1 or -1", partial(is_flag, name)) for name in FLAGS),
 )
 
 
-def _table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
+def parse_table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
     """Return the named columns as a structured array [N]; ValueError where a field is invalid."""
     separators = len(lines.header) - 1
     if set(map(methodcaller("count", ","), lines.texts)) != {separators}:
@@ -236,7 +226,7 @@ def _table(lines: Lines, dtypes: dict[str, str]) -> NDArray[np.void]:
     )
 
 
-def _refuse_first(lines: Lines, *checks: Check) -> NoReturn:
+def refuse_first(lines: Lines, *checks: Check) -> NoReturn:
     """Raise InputError about the first line that fails a check, checked in their order."""
     width = len(lines.header)
     for number, text in enumerate(lines.texts, start=lines.first):
@@ -249,27 +239,6 @@ def _refuse_first(lines: Lines, *checks: Check) -> NoReturn:
             if not is_valid(row):
                 refuse(lines.file, number, column, expected=expected, found=row[column])
     raise AssertionError(f"no culprit from line {lines.first} of {lines.file}")
-
-
-IMAGE_ID = re.compile("[0-9a-f]{16}")
-AN_IMAGE_ID = "16 digits of 0-9 and a-f"
-
-NO_DIGIT = 255
-DIGIT_OF_BYTE = np.full(256, NO_DIGIT, dtype=np.uint8)
-DIGIT_OF_BYTE[list(b"0123456789abcdef")] = range(16)
-
-
-def image_id_numbers(texts: NDArray[np.bytes_]) -> NDArray[np.uint64]:
-    """Return ids [N] as numbers. Raises ValueError if one is no id.
-
-    `texts` has room for 17 bytes each, so that an id can be told from a longer word.
-    """
-    characters = np.ascontiguousarray(texts).view(np.uint8).reshape(-1, 17)
-    digits = DIGIT_OF_BYTE[characters[:, :16]]
-    if (digits == NO_DIGIT).any() or characters[:, 16].any():
-        raise ValueError(f"expected {AN_IMAGE_ID}")
-    octets = digits[:, 0::2] << 4 | digits[:, 1::2]
-    return octets.view(">u8").reshape(-1).astype(np.uint64)
 
 
 def image_id_texts(numbers: NDArray[np.uint64]) -> list[str]:
@@ -288,32 +257,21 @@ def read_image_ids(path: Path) -> NDArray[np.uint64]:
         rows = csv.reader(file)
         (position,) = positions_of(["ImageID"], header=next(rows, []), file=path)
         for row in rows:
-            found = row[position] if len(row) > position else ",".join(row)
-            if not IMAGE_ID.fullmatch(found):
-                refuse(path, rows.line_num, "ImageID", expected=AN_IMAGE_ID, found=found)
-            numbers.append(int(found, 16))
+            field = row[position] if len(row) > position else ",".join(row)
+            if not IMAGE_ID.fullmatch(field):
+                refuse(path, rows.line_num, "ImageID", expected=AN_IMAGE_ID, found=field)
+            numbers.append(int(field, 16))
     if not numbers:
         refuse_empty(path)
     return np.unique(np.array(numbers, dtype=np.uint64))
 
 
-HEADER = ["LabelName", "DisplayName"]
-"""The first line of v7's class descriptions; v5's and v6's have none."""
-
-MLPERF_CLASSES = Path(__file__).with_name("mlperf_classes.txt")
-
-NOT_CHOSEN = -1
-"""The index of a class that OpenImages has and that is not wanted."""
-
-
 def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassList:
     """Return the classes that words of a command line stand for.
 
-    Args:
-        classes: `["mlperf"]`, MLPerf's 264; `["all"]`, every class, sorted by name; one path that
-            ends with `.txt`, a file with a name on each line; or names themselves. The order of
-            MLPerf's list, of a file and of names is that of the category ids.
-        class_descriptions: OpenImages' `class-descriptions-boxable.csv`, of v5 or v7.
+    `classes` are `["mlperf"]`, MLPerf's 264; `["all"]`, every class, sorted by name; one path that
+    ends with `.txt`, a file with a name on each line; or names themselves. Their order is that of
+    the category ids. `class_descriptions` is OpenImages' `class-descriptions-boxable.csv`.
 
     Raises:
         InputError: A file cannot be read or is not what it should be, no class is named, or a name
@@ -325,19 +283,29 @@ def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassLi
     elif list(classes) == ["mlperf"]:
         source, names = "MLPerf's classes", mlperf_classes()
     elif len(classes) == 1 and classes[0].endswith(".txt"):
-        source, names = classes[0], _read_names(Path(classes[0]))
+        with open_csv(Path(classes[0])) as file:
+            source, names = classes[0], [line.strip() for line in file if line.strip()]
     else:
         source, names = "classes", list(classes)
     if not names:
         raise InputError(f"{source}: no class is named; expected mlperf, all, or names of classes")
-    _check_names(names, name_of_label, source=source, class_descriptions=class_descriptions)
+    labels_with = Counter(name_of_label.values())
+    for name, times in Counter(names).items():
+        if labels_with[name] > 1:
+            raise InputError(
+                f"{class_descriptions}: {labels_with[name]} labels are called {name!r}; "
+                "use class-descriptions-boxable.csv, where names are unique"
+            )
+        if times > 1:
+            raise InputError(f"{source}: {name!r} is there {times} times; name each class once")
+        if not labels_with[name]:
+            known = {other.lower(): other for other in name_of_label.values()}
+            nearest = get_close_matches(name.lower(), known, n=1)
+            suggestion = f"; did you mean {known[nearest[0]]!r}?" if nearest else ""
+            raise InputError(f"{source}: {name!r} is no class of {class_descriptions}{suggestion}")
     index_of_name = {name: index for index, name in enumerate(names)}
-    return ClassList(
-        names=tuple(names),
-        index_of_label={
-            label: index_of_name.get(name, NOT_CHOSEN) for label, name in name_of_label.items()
-        },
-    )
+    indices = {label: index_of_name.get(name, NOT_CHOSEN) for label, name in name_of_label.items()}
+    return ClassList(tuple(names), indices)
 
 
 def mlperf_classes() -> list[str]:
@@ -357,44 +325,15 @@ def read_class_descriptions(path: Path) -> dict[str, str]:
         for row in rows:
             if row == HEADER or not row:
                 continue
-            line, found = rows.line_num, ",".join(row)
+            line, text = rows.line_num, ",".join(row)
             if len(row) != 2 or not row[1] or not row[0].startswith("/"):
-                refuse(path, line, "LabelName,DisplayName", expected="/m/…,a name", found=found)
+                refuse(path, line, "LabelName,DisplayName", expected="/m/…,a name", found=text)
             label, name = row
             if names.setdefault(label, name) != name:
-                refuse(path, line, "LabelName", expected="each label once", found=found)
+                refuse(path, line, "LabelName", expected="each label once", found=text)
     if not names:
         refuse_empty(path)
     return names
-
-
-def _read_names(path: Path) -> list[str]:
-    with open_csv(path) as file:
-        return [line.strip() for line in file if line.strip()]
-
-
-def _check_names(
-    names: list[str], name_of_label: dict[str, str], *, source: str, class_descriptions: Path
-) -> None:
-    """Raise InputError unless every name is one class, and is there once."""
-    labels_with = Counter(name_of_label.values())
-    for name, times in Counter(names).items():
-        if labels_with[name] > 1:
-            raise InputError(
-                f"{class_descriptions}: {labels_with[name]} labels are called {name!r}; "
-                "use class-descriptions-boxable.csv, where names are unique"
-            )
-        if times > 1:
-            raise InputError(f"{source}: {name!r} is there {times} times; name each class once")
-        if not labels_with[name]:
-            suggestion = _nearest(name, list(labels_with))
-            raise InputError(f"{source}: {name!r} is no class of {class_descriptions}{suggestion}")
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    by_lower_case = {other.lower(): other for other in known}
-    nearest = get_close_matches(name.lower(), by_lower_case, n=1)
-    return f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else ""
 
 
 @contextmanager
@@ -421,8 +360,8 @@ def positions_of(columns: Sequence[str], *, header: Sequence[str], file: Path) -
     """Return the named columns' places in the header. Raises InputError for a missing one."""
     for column in columns:
         if column not in header:
-            found = ",".join(header)
-            refuse(file, 1, column, expected="a column of this name", found=found)
+            text = ",".join(header)
+            refuse(file, 1, column, expected="a column of this name", found=text)
     return [header.index(column) for column in columns]
 
 

@@ -10,11 +10,11 @@ read from the image files. The JSON is written as a stream.
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,27 @@ from data.openimages.boxes import (
     resolve_classes,
 )
 
+SUFFIX = ".jpg"
+FILES_AT_ONCE = 256
+"""For one process: a hundredth of a second's work, more from a slow disk."""
+PROCESSES_PER_CORE = 2
+"""While one waits for the disk another parses. Threads slow each other down: two took 50 µs a
+file, one 37, two processes 21."""
+TASKS_PER_PROCESS = 4
+ENTRIES_AT_ONCE = 10_000
+GROUP = 1 << FLAGS.index("IsGroupOf")
+FLAG_FIELDS = tuple(
+    {name: bool(flags >> bit & 1) for bit, name in enumerate(FLAGS)} for flags in range(32)
+)
+"""The attributes of a box with such flags."""
+
 
 class Summary(NamedTuple):
-    """What a JSON holds."""
+    """The numbers of entries of a JSON."""
 
     classes: int
     images: int
-    images_left_out: int
-    """Images with boxes (or of the list of ids) that are not in the folder"""
+    images_left_out: int  # with boxes (or of the list of ids), but not in the folder
     boxes: int
 
 
@@ -61,51 +74,17 @@ def write_coco_json(
     """Write the boxes of the chosen classes, and the images that have one, as COCO-format JSON.
 
     Takes 1.6 GB of memory for 14.6 million boxes, the training split's. Nothing is at `out` until
-    all is written.
-
-    Args:
-        boxes_csv: `train-annotations-bbox.csv` or its like, of v5 to v7.
-        class_descriptions: `class-descriptions-boxable.csv`, of v5 to v7.
-        classes: `["mlperf"]`, `["all"]`, a text file or names: see `resolve_classes`.
-        images: The folder of the files `<ImageID>.jpg`; width and height are read from them.
-        out: The JSON. Folders above it are made.
-        image_ids: A CSV with a column `ImageID`: only images that are in it are written. With all
-            classes, images of it without boxes are written too.
-        skip_missing_images: Leave images out that are not in the folder, instead of refusing.
-        overwrite: Replace what is at `out`.
-        console: Where to show progress.
+    all is written; folders above it are made. The CSV files are those of v5 to v7; `classes` are as
+    in `resolve_classes`; width and height are read from the files `<ImageID>.jpg` in `images`. If a
+    CSV with a column `ImageID` is given as `image_ids`, only its images are written; with all
+    classes, those without boxes too.
 
     Raises:
         InputError: `out` exists or cannot be written, a CSV is not what it should be (file, line
             and column are named), images are missing or cannot be read, or there is nothing to
             write.
     """
-    _make_room(out, overwrite=overwrite)
-    class_list = resolve_classes(classes, class_descriptions)
-    listed = None if image_ids is None else read_image_ids(image_ids)
-    size = boxes_csv.stat().st_size if boxes_csv.is_file() else 0  # refused when it is opened
-    with progress_in_bytes(console, f"reading {boxes_csv.name}", total=size) as advance:
-        boxes = read_boxes(boxes_csv, class_list, advance=advance)
-    wanted = np.unique(boxes.image_ids)
-    if listed is not None:
-        wanted = listed if list(classes) == ["all"] else np.intersect1d(wanted, listed)
-    if not len(wanted):
-        raise InputError(f"{boxes_csv}: no image has a box of the {len(class_list.names)} classes")
-    there = _images_in(images, wanted, skip_missing_images=skip_missing_images)
-    sizes = read_sizes(images, there, console=console)
-    content = arrange(boxes, class_names=class_list.names, image_ids=there, sizes=sizes)
-    with progress(console, f"writing {out.name}, boxes", total=len(content.rows)) as advance:
-        write_json(out, content, source=boxes_csv.name, advance=advance)
-    return Summary(
-        classes=len(class_list.names),
-        images=len(there),
-        images_left_out=len(wanted) - len(there),
-        boxes=len(content.rows),
-    )
-
-
-def _make_room(out: Path, *, overwrite: bool) -> None:
-    """Refuse early what would fail in the end, and make the folder."""
+    # Refuse early what would fail in the end.
     if out.is_dir() or (out.exists() and not overwrite):
         raise InputError(f"{out}: is there already; remove it, name another file or overwrite it")
     try:
@@ -114,6 +93,24 @@ def _make_room(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out.parent}: cannot be made: {error.strerror}") from error
     if not os.access(out.parent, os.W_OK):
         raise InputError(f"{out.parent}: cannot be written to; name another file")
+
+    class_list = resolve_classes(classes, class_descriptions)
+    names = class_list.names
+    listed = None if image_ids is None else read_image_ids(image_ids)
+    size = boxes_csv.stat().st_size if boxes_csv.is_file() else 0  # refused when it is opened
+    with progress_in_bytes(console, f"reading {boxes_csv.name}", total=size) as advance:
+        boxes = read_boxes(boxes_csv, class_list, advance=advance)
+    wanted = np.unique(boxes.image_ids)
+    if listed is not None:
+        wanted = listed if list(classes) == ["all"] else np.intersect1d(wanted, listed)
+    if not len(wanted):
+        raise InputError(f"{boxes_csv}: no image has a box of the {len(names)} classes")
+    present = _images_in(images, wanted, skip_missing_images=skip_missing_images)
+    sizes = read_sizes(images, present, console=console)
+    content = Content.of(boxes, image_ids=present, sizes=sizes, class_names=names)
+    with progress(console, f"writing {out.name}, boxes", total=len(content.rows)) as advance:
+        write_json(out, content, source=boxes_csv.name, advance=advance)
+    return Summary(len(names), len(present), len(wanted) - len(present), len(content.rows))
 
 
 def _images_in(
@@ -133,96 +130,42 @@ def _images_in(
     return wanted[is_there]
 
 
-ENTRIES_AT_ONCE = 10_000
-
-FLAG_FIELDS = tuple(
-    {name: bool(flags >> bit & 1) for bit, name in enumerate(FLAGS)} for flags in range(32)
-)
-"""The attributes of a box with such flags."""
-
-GROUP = 1 << FLAGS.index("IsGroupOf")
-
-
 class Content(NamedTuple):
-    """What is to be written: I images with some of B boxes."""
+    """The entries of a JSON: I images, with some of B boxes."""
 
-    class_names: tuple[str, ...]
-    """The position is the category id"""
-    image_ids: NDArray[np.uint64]
-    """[I] sorted"""
-    sizes: NDArray[np.int32]
-    """[I, 2] width and height in pixels"""
-    boxes: Boxes
-    """[B]"""
-    image_of_box: NDArray[np.int32]
-    """[B] a position in `image_ids`"""
+    class_names: tuple[str, ...]  # the position is the category id
+    image_ids: NDArray[np.uint64]  # [I] sorted
+    sizes: NDArray[np.int32]  # [I, 2] width and height in pixels
+    boxes: Boxes  # [B]
+    image_of_box: NDArray[np.int32]  # [B] a position in `image_ids`
     rows: NDArray[np.int64]
     """The boxes of these images, image by image, as the CSV has them within each"""
 
-
-def arrange(
-    boxes: Boxes,
-    *,
-    class_names: tuple[str, ...],
-    image_ids: NDArray[np.uint64],
-    sizes: NDArray[np.int32],
-) -> Content:
-    """Group the boxes by image. `image_ids` [I], at least one, are sorted; boxes of others are
-    left out. `sizes` [I, 2] are width and height in pixels.
-    """
-    image_of_box = np.searchsorted(image_ids, boxes.image_ids).astype(np.int32)
-    image_of_box[image_of_box == len(image_ids)] = 0
-    rows = np.flatnonzero(image_ids[image_of_box] == boxes.image_ids)
-    rows = rows[np.argsort(image_of_box[rows], kind="stable")]
-    return Content(class_names, image_ids, sizes, boxes, image_of_box, rows)
+    @classmethod
+    def of(
+        cls,
+        boxes: Boxes,
+        *,
+        image_ids: NDArray[np.uint64],
+        sizes: NDArray[np.int32],
+        class_names: tuple[str, ...],
+    ) -> "Content":
+        """Group the boxes by image; there must be an image. Boxes of others are left out."""
+        image_of_box = np.searchsorted(image_ids, boxes.image_ids).astype(np.int32)
+        image_of_box[image_of_box == len(image_ids)] = 0
+        rows = np.flatnonzero(image_ids[image_of_box] == boxes.image_ids)
+        rows = rows[np.argsort(image_of_box[rows], kind="stable")]
+        return cls(class_names, image_ids, sizes, boxes, image_of_box, rows)
 
 
 def write_json(out: Path, content: Content, *, source: str, advance: Advance) -> None:
-    """Write a COCO-format JSON.
+    """Write a COCO-format JSON; `source` is the file that holds the boxes.
 
-    The text grows at `out` + `.part`, which gets its name when all is written.
-    Raises InputError if `out` cannot be written.
-
-    Args:
-        out: The file, in a folder that is there.
-        content: Classes, images and boxes.
-        source: Where the boxes are from, for the JSON's `info`.
-        advance: Called with the number of boxes that are written.
+    The text grows at `out` + `.part`, which is renamed when all is written. `advance` is called
+    with the number of boxes that are written. Raises InputError if `out` cannot be written.
     """
-    part = out.with_name(f"{out.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            _write(file, content, source=source, advance=advance)
-        part.replace(out)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()  # what was interrupted cannot be gone on with
-
-
-def _write(file: TextIO, content: Content, *, source: str, advance: Advance) -> None:
-    head = json.dumps({"info": _info(content, source), "licenses": []})
-    file.write(f'{head.removesuffix("}")}, "categories": [')
-    _write_entries(file, [_categories(content.class_names)])
-    file.write('], "images": [')
-    _write_entries(file, _images(content))
-    file.write('], "annotations": [')
-    _write_entries(file, _annotations(content, advance=advance))
-    file.write("]}\n")
-
-
-def _write_entries(file: TextIO, blocks: Iterable[list[dict[str, Any]]]) -> None:
-    """Write the entries of a list, without its brackets."""
-    separator = ""
-    for block in blocks:
-        file.write(f"{separator}{json.dumps(block)[1:-1]}")
-        separator = ", "
-
-
-def _info(content: Content, source: str) -> dict[str, str]:
-    """Return FiftyOne's fields; without a date, so that the same data give the same file."""
-    return {
+    # FiftyOne's fields; without a date, so that the same data give the same file.
+    info = {
         "year": "",
         "version": "",
         "description": f"OpenImages, {len(content.class_names)} classes, from {source}",
@@ -230,10 +173,30 @@ def _info(content: Content, source: str) -> dict[str, str]:
         "url": "https://storage.googleapis.com/openimages/web/index.html",
         "date_created": "",
     }
-
-
-def _categories(names: tuple[str, ...]) -> list[dict[str, Any]]:
-    return [{"id": index, "name": name, "supercategory": None} for index, name in enumerate(names)]
+    categories = [
+        {"id": index, "name": name, "supercategory": None}
+        for index, name in enumerate(content.class_names)
+    ]
+    part = out.with_name(f"{out.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            head = json.dumps({"info": info, "licenses": [], "categories": categories})
+            file.write(head.removesuffix("}"))
+            for name, blocks in (
+                ("images", _images(content)),
+                ("annotations", _annotations(content, advance=advance)),
+            ):
+                file.write(f', "{name}": [')
+                for number, block in enumerate(blocks):
+                    file.write(f"{', ' if number else ''}{json.dumps(block)[1:-1]}")
+                file.write("]")
+            file.write("}\n")
+        part.replace(out)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()  # an interrupted file cannot be completed later
 
 
 def _images(content: Content) -> Iterator[list[dict[str, Any]]]:
@@ -290,30 +253,6 @@ def _annotations(content: Content, *, advance: Advance) -> Iterator[list[dict[st
         advance(start + len(block), "")
 
 
-SUFFIX = ".jpg"
-
-FILES_AT_ONCE = 256
-"""A process gets so many at a time: a hundredth of a second's work, more from a slow disk."""
-
-PROCESSES_PER_CORE = 2
-"""While one waits for the disk another parses. Threads would get in each other's way: two took 50
-µs a file, one 37, two processes 21."""
-
-TASKS_PER_PROCESS = 4
-"""Handed out at a time."""
-
-
-class Sizes(NamedTuple):
-    """What the headers of some image files say."""
-
-    start: int
-    """Which of all images is the first of these"""
-    width_height: NDArray[np.int32]
-    """[I, 2] pixels, as stored; 0 for a file that cannot be read"""
-    faults: list[str]
-    """Name of and trouble with each such file"""
-
-
 def list_images(folder: Path) -> NDArray[np.uint64]:
     """Return the ids of the files `<ImageID>.jpg` in a folder, in any order; others are ignored.
 
@@ -352,10 +291,11 @@ def read_sizes(
         progress(console, "reading sizes of images", total=len(image_ids)) as advance,
     ):
         work = partial(_sizes_of, folder)
-        for part in results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
-            sizes[part.start : part.start + len(part.width_height)] = part.width_height
-            faults[part.start] = part.faults
-            done += len(part.width_height)
+        results = results_of(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
+        for start, part, faults_of_part in results:
+            sizes[start : start + len(part)] = part
+            faults[start] = faults_of_part
+            done += len(part)
             advance(done, "")
     in_order = [fault for start in sorted(faults) for fault in faults[start]]
     if in_order:
@@ -366,7 +306,10 @@ def read_sizes(
     return sizes
 
 
-def _sizes_of(folder: Path, task: tuple[int, NDArray[np.uint64]]) -> Sizes:
+def _sizes_of(
+    folder: Path, task: tuple[int, NDArray[np.uint64]]
+) -> tuple[int, NDArray[np.int32], list[str]]:
+    """Return the task's first row, the sizes [I, 2] in pixels (0 if unreadable), and the faults."""
     start, image_ids = task
     sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
     faults = []
@@ -378,7 +321,7 @@ def _sizes_of(folder: Path, task: tuple[int, NDArray[np.uint64]]) -> Sizes:
         except (*DAMAGE, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split()).replace(f"{folder}{os.sep}", "")
             faults.append(f"{text}{SUFFIX} ({reason})")
-    return Sizes(start, sizes, faults)
+    return start, sizes, faults
 
 
 def _size_of(path: Path) -> tuple[int, int]:
