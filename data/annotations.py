@@ -1,4 +1,4 @@
-"""What a data set's annotations hold, as columns, and where its splits lie.
+"""Annotations of a data set as columns, and the paths of its splits.
 
 A dict per box costs about a kilobyte: tens of gigabytes for OpenImages' boxes. Columns cost 70
 bytes a box, and those of an index (`data.index`) are files that all processes of a host share.
@@ -23,39 +23,28 @@ MINIMUM_SIDE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """What a data set's JSON says, as columns: C categories, I images, B boxes.
+    """The annotations of a data set, as columns: C categories, I images, B boxes.
 
     Categories and images are in the JSON's order. The boxes of image `i` are rows
     `box_offsets[i]` to `box_offsets[i + 1]` of the `box_*` columns, in the JSON's order.
     """
 
-    category_ids: NDArray[np.int64]
-    """[C]"""
-    category_names: Sequence[str]
-    """C names"""
-    image_ids: NDArray[np.int64]
-    """[I]"""
-    file_names: Sequence[str]
-    """I paths, relative to the folder of images"""
-    widths: NDArray[np.int32]
-    """[I] pixels"""
-    heights: NDArray[np.int32]
-    """[I] pixels"""
-    box_offsets: NDArray[np.int64]
-    """[I + 1]"""
-    boxes: NDArray[np.float64]
-    """[B, 4] xyxy in pixels of the original image, not clipped to it"""
-    box_category_ids: NDArray[np.int64]
-    """[B]"""
+    category_ids: NDArray[np.int64]  # [C]
+    category_names: Sequence[str]  # C names
+    image_ids: NDArray[np.int64]  # [I]
+    file_names: Sequence[str]  # I paths, relative to the folder of images
+    widths: NDArray[np.int32]  # [I] pixels
+    heights: NDArray[np.int32]  # [I] pixels
+    box_offsets: NDArray[np.int64]  # [I + 1]
+    boxes: NDArray[np.float64]  # [B, 4] xyxy in pixels of the original image, not clipped to it
+    box_category_ids: NDArray[np.int64]  # [B]
     box_is_crowd: NDArray[np.bool_]
     """[B] COCO's iscrowd, OpenImages' IsGroupOf: one box around several objects"""
     box_areas: NDArray[np.float64]
     """[B] square pixels, the JSON's `area` (of the mask where there is one), else width × height"""
-    box_ids: NDArray[np.int64]
-    """[B] the JSON's annotation ids"""
+    box_ids: NDArray[np.int64]  # [B] the JSON's annotation ids
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.image_ids)
 
     def size_of(self, index: int) -> tuple[int, int]:
@@ -67,14 +56,11 @@ class Annotations:
         return slice(int(self.box_offsets[index]), int(self.box_offsets[index + 1]))
 
     def images_with_objects(self) -> NDArray[np.int32]:
-        """Return the rows of the images that have a box of a single object, not only crowds.
-
-        Takes a few bytes an image: the boxes' columns are only looked at.
-        """
+        """Return the rows of the images that have a box of a single object, not only crowds."""
         starts, ends = self.box_offsets[:-1], self.box_offsets[1:]
         if not len(self.box_is_crowd):
             return np.zeros(0, dtype=np.int32)
-        # reduceat wants places inside the column, and takes one row where an image has none.
+        # reduceat needs places inside the column, and takes one row where an image has none.
         inside = np.minimum(starts, len(self.box_is_crowd) - 1)
         only_crowds = np.logical_and.reduceat(self.box_is_crowd, inside)
         return np.flatnonzero(~only_crowds & (ends > starts)).astype(np.int32)
@@ -88,7 +74,7 @@ UNNAMED = "N/A"
 class ClassMap:
     """For every label (the model's class index, from 0): its category id and its name.
 
-    Stored in the checkpoint, so that predictions carry the ids of the training JSON.
+    Stored in the checkpoint, so that predictions have the ids of the training JSON.
     """
 
     category_ids: tuple[int, ...]
@@ -157,18 +143,16 @@ class ClassMap:
         Their order is free: boxes find their label by id.
         """
         expected = dict(zip(self.category_ids, self.names, strict=True))
-        for index, (category_id, name) in enumerate(
-            zip(category_ids.tolist(), category_names, strict=True)
-        ):
-            if expected.get(category_id, UNNAMED) != name:
-                known = expected.get(category_id, UNNAMED)
+        ids = category_ids.tolist()
+        for index, (category_id, name) in enumerate(zip(ids, category_names, strict=True)):
+            known = expected.get(category_id, UNNAMED)
+            if known != name:
                 trained = "unknown" if known == UNNAMED else f"{known!r}"
                 raise InputError(
                     f"{file}: categories[{index}]: id {category_id} is {name!r} here and {trained} "
                     "in the training set; use annotations with the same categories"
                 )
-        missing = set(expected) - set(category_ids.tolist())
-        for category_id in sorted(missing):
+        for category_id in sorted(set(expected) - set(ids)):
             if expected[category_id] != UNNAMED:
                 raise InputError(
                     f"{file}: categories: id {category_id} ({expected[category_id]!r}) of the "
@@ -176,7 +160,7 @@ class ClassMap:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dict for the checkpoint; `from_json` reads it."""
+        """Return a dict for the checkpoint; `from_json` reads it."""
         return {"category_ids": list(self.category_ids), "names": list(self.names)}
 
     @classmethod
@@ -198,11 +182,10 @@ class ClassMap:
 
 
 class TextColumn(Sequence[str]):
-    """Texts one after the other: a sequence of str that holds two arrays.
+    """A sequence of str that holds two arrays.
 
-    Args:
-        content: uint8, all texts joined, in UTF-8.
-        starts: int64 [N + 1], where each begins in `content`; the last one is its length.
+    `content` is uint8, all texts joined, in UTF-8; `starts` is int64 [N + 1], where each begins in
+    `content`, with its length as the last one.
     """
 
     def __init__(self, content: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
@@ -211,7 +194,7 @@ class TextColumn(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "TextColumn":
-        """Make a column of any texts, in their order."""
+        """Return a column of any texts, in their order."""
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum([len(text) for text in encoded], out=starts[1:])
@@ -225,10 +208,9 @@ class TextColumn(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one text, or the list of a slice. Raises IndexError as a list does."""
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        place = range(len(self))[index]
+        place = range(len(self))[index]  # raises IndexError as a list does
         text = self.content[self.starts[place] : self.starts[place + 1]].tobytes()
         try:
             return text.decode("utf-8", "surrogatepass")
@@ -273,8 +255,7 @@ class GrowingTexts:
     """A column of texts that parts are appended to."""
 
     def __init__(self) -> None:
-        self.content = GrowingArray()
-        self.lengths = GrowingArray()
+        self.content, self.lengths = GrowingArray(), GrowingArray()
 
     def extend(self, part: TextColumn) -> None:
         """Append texts."""
@@ -290,20 +271,19 @@ class GrowingTexts:
 
 
 class GrowingColumns:
-    """Several columns that grow together, by name."""
+    """Several columns that grow together, by name; the first parts determine the names."""
 
     def __init__(self) -> None:
         self.columns: dict[str, GrowingArray | GrowingTexts] = {}
 
     def extend(self, parts: dict[str, Any]) -> None:
-        """Append a part to each column; the first parts determine which columns there are."""
+        """Append a part to each column."""
         for name, part in parts.items():
-            is_text = isinstance(part, TextColumn)
-            column = self.columns.setdefault(name, GrowingTexts() if is_text else GrowingArray())
-            column.extend(part)
+            growing = GrowingTexts if isinstance(part, TextColumn) else GrowingArray
+            self.columns.setdefault(name, growing()).extend(part)
 
     def finish(self) -> dict[str, Any]:
-        """Return all columns, and keep none."""
+        """Return all columns, and drop them here."""
         columns, self.columns = self.columns, {}
         return {name: column.finish() for name, column in columns.items()}
 
@@ -360,40 +340,38 @@ def find_split(
     Raises InputError naming the config field (`data.root`, `data.train_annotations`, …), the
     path looked for, and the trees that are known.
     """
-    if root is not None and not root.is_dir() and (annotations is None or images is None):
-        raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
-    tree = _detect(root, split, need_json=annotations is None, need_images=images is None)
-    result = Split(annotations or tree.annotations, images or tree.images)
-    if not result.annotations.exists():
+    if annotations is None or images is None:
+        if root is not None and not root.is_dir():
+            raise InputError(f"data.root: {root} is not a folder; give the data set's folder")
+        needed = {"annotations": annotations is None, "images": images is None}
+        missing = " and ".join(f"data.{split}_{name}" for name in needed if needed[name])
+        if root is None:
+            raise InputError(f"data.root: not set; set it, or {missing}")
+        trees = known_trees(root, split)
+        for tree in trees.values():
+            if (annotations is None and tree.annotations.is_file()) or (
+                images is None and tree.images.is_dir()
+            ):
+                break
+        else:
+            looked_for = "; ".join(
+                f"{name} tree ({tree.annotations}, {tree.images}/)" for name, tree in trees.items()
+            )
+            raise InputError(
+                f"data.root: {root} holds no {split} split; looked for {looked_for}; "
+                f"give one of them, or set {missing}"
+            )
+        annotations, images = annotations or tree.annotations, images or tree.images
+    if not annotations.exists():
         raise InputError(
-            f"data.{split}_annotations: {result.annotations} does not exist; expected a file in "
+            f"data.{split}_annotations: {annotations} does not exist; expected a file in "
             "COCO's JSON format, or an index"
         )
-    if not result.images.is_dir():
+    if not images.is_dir():
         raise InputError(
-            f"data.{split}_images: {result.images} does not exist; expected a folder of images"
+            f"data.{split}_images: {images} does not exist; expected a folder of images"
         )
-    return result
-
-
-def _detect(root: Path | None, split: SplitName, *, need_json: bool, need_images: bool) -> Split:
-    """Return the tree under `root` that holds a needed part of the split."""
-    if not need_json and not need_images:
-        return Split(Path(), Path())
-    missing = [f"data.{split}_annotations"] * need_json + [f"data.{split}_images"] * need_images
-    if root is None:
-        raise InputError(f"data.root: not set; set it, or {' and '.join(missing)}")
-    trees = known_trees(root, split)
-    for tree in trees.values():
-        if (need_json and tree.annotations.is_file()) or (need_images and tree.images.is_dir()):
-            return tree
-    looked_for = "; ".join(
-        f"{name} tree ({tree.annotations}, {tree.images}/)" for name, tree in trees.items()
-    )
-    raise InputError(
-        f"data.root: {root} holds no {split} split; looked for {looked_for}; "
-        f"give one of them, or set {' and '.join(missing)}"
-    )
+    return Split(annotations, images)
 
 
 def leaves_folder(name: str) -> bool:
@@ -403,11 +381,10 @@ def leaves_folder(name: str) -> bool:
 
 
 def image_path(folder: Path, name: str) -> Path:
-    """Return the file of an image. An index may come from anywhere: its names are checked here.
+    """Return the file of an image; raise InputError if the name leads out of the folder.
 
-    Raises:
-        InputError: The name leads out of the folder. Links in it are followed: those are the
-            user's own.
+    An index may come from anywhere: its names are checked here. Links in the folder are followed:
+    those are the user's own.
     """
     if leaves_folder(name):
         raise InputError(f"annotations: file_name {shown(name)}: leads out of {folder}")

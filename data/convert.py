@@ -6,7 +6,8 @@ import resource
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from common.cli import add_command
 from common.console import MEGABYTE, clock, make_console, progress_in_bytes
 from common.errors import InputError, printable
 from common.files import read_bytes, require_free_outputs, write_whole
-from data.annotations import SPLITS, Annotations, SplitName, known_trees
+from data.annotations import SPLITS, SplitName, known_trees
 from data.coco_json import read_annotations
 from data.index import find_or_make_index, is_index, open_index, stamp_of, write_index
 from data.openimages.export import write_coco_json
@@ -119,7 +120,9 @@ def run_convert(
     console = make_console()
     if source.suffix.lower() == ".csv":
         needed = {"--class-descriptions": class_descriptions, "--images": images, "--out": out}
-        require_given(needed, "missing; a CSV of boxes needs it, see --help")
+        for option, value in needed.items():
+            if value is None:
+                raise InputError(f"{option}: missing; a CSV of boxes needs it, see --help")
         assert class_descriptions and images and out
         summary = write_coco_json(
             source,
@@ -135,37 +138,39 @@ def run_convert(
         if summary.images_left_out:
             left_out = f"{summary.images_left_out:,} images are not in {images}"
             console.print(f"{left_out} and were left out")
-        return convert_json(out, out=None, overwrite=False, console=console)
-    of_csv = {
-        "--class-descriptions": class_descriptions,
-        "--images": images,
-        "--image-ids": image_ids,
-        "--skip-missing-images": skip_missing_images or None,
-        "--classes": classes if classes != ["mlperf"] else None,
-    }
-    refuse_given(of_csv, f"only for a CSV of boxes, and {source} is none")
-    if source.is_dir():
-        refuse_given({"--out": out}, f"{source} is a folder of splits; convert one JSON at once")
-        return convert_folder(source, console=console)
-    return convert_json(source, out=out, overwrite=overwrite, console=console)
+        source, out = out, None
+    else:
+        csv_options: dict[str, object] = {
+            "--class-descriptions": class_descriptions,
+            "--images": images,
+            "--image-ids": image_ids,
+            "--skip-missing-images": skip_missing_images or None,
+            "--classes": classes if classes != ["mlperf"] else None,
+        }
+        for option, given in csv_options.items():
+            if given is not None:
+                raise InputError(f"{option}: only for a CSV of boxes, and {source} is none")
+    if source.is_dir() and out is not None:
+        raise InputError(f"--out: {source} is a folder of splits; convert one JSON at once")
+    for file in files_of_splits(source) if source.is_dir() else [source]:
+        convert_json(file, out=out, overwrite=overwrite, console=console)
+    return 0
 
 
-def require_given(options: Mapping[str, object], problem: str) -> None:
-    """Raise InputError about the first option that was not given."""
-    for option, value in options.items():
-        if value is None:
-            raise InputError(f"{option}: {problem}")
+def files_of_splits(root: Path) -> list[Path]:
+    """Return the JSON files in COCO's or MLPerf's tree; raise InputError if there is none."""
+    files = [tree.annotations for split in SPLITS for tree in known_trees(root, split).values()]
+    present = [file for file in files if file.is_file()]
+    if not present:
+        raise InputError(
+            f"{root}: holds no annotations; looked for {', '.join(map(str, files))}; "
+            "give a JSON file itself"
+        )
+    return present
 
 
-def refuse_given(options: Mapping[str, object], problem: str) -> None:
-    """Raise InputError about the first option that was given."""
-    for option, value in options.items():
-        if value is not None:
-            raise InputError(f"{option}: {problem}")
-
-
-def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Console) -> int:
-    """Make the index of a COCO-format JSON, beside it or at `out`; returns the exit code.
+def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Console) -> None:
+    """Make the index of a COCO-format JSON, beside it or at `out`, and describe it.
 
     Raises:
         InputError: The file is not COCO's, or `out` is there already.
@@ -175,59 +180,32 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
         index = find_or_make_index(path, console=console)
         if index.folder is None:
             raise InputError(f"{path.parent}: cannot be written; name a folder with --out")
-        how = f"made in {clock(time.monotonic() - began)}" if index.was_made else "up to date"
-        describe(index.annotations, path, index.folder, how=how, console=console)
-        return 0
-    if out.exists() and not (overwrite and is_index(out)):
-        advice = "add --overwrite, or name another" if is_index(out) else "name another folder"
-        raise InputError(f"{out}: is there already; {advice}")
-    size = stamp_of(path).size
-    with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
-        annotations = read_annotations(path, advance=lambda done: advance(done, ""))
-    try:
-        if out.exists():
-            shutil.rmtree(out)
-        write_index(out, annotations, made_from=str(path.resolve()))
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
-    how = f"made in {clock(time.monotonic() - began)}"
-    describe(open_index(out), path, out, how=how, console=console)
-    return 0
-
-
-def convert_folder(root: Path, *, console: Console) -> int:
-    """Make the indexes of a data set's splits, those that are there; returns the exit code.
-
-    Raises:
-        InputError: There is no JSON where COCO's and MLPerf's trees have theirs.
-    """
-    trees = [known_trees(root, split).values() for split in SPLITS]
-    files = [tree.annotations for of_split in trees for tree in of_split]
-    there = [file for file in files if file.is_file()]
-    if not there:
-        raise InputError(
-            f"{root}: holds no annotations; looked for {', '.join(map(str, files))}; "
-            "give a JSON file itself"
-        )
-    for file in there:
-        convert_json(file, out=None, overwrite=False, console=console)
-    return 0
-
-
-def describe(
-    annotations: Annotations, source: Path, folder: Path, *, how: str, console: Console
-) -> None:
-    """Two lines: what is in the index, and what it took."""
-    size = sum(file.stat().st_size for file in folder.iterdir()) / MEGABYTE
+        folder, was_made, annotations = index.folder, index.was_made, index.annotations
+    else:
+        if out.exists() and not (overwrite and is_index(out)):
+            advice = "add --overwrite, or name another" if is_index(out) else "name another folder"
+            raise InputError(f"{out}: is there already; {advice}")
+        size = stamp_of(path).size
+        with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
+            annotations = read_annotations(path, advance=lambda done: advance(done, ""))
+        try:
+            if out.exists():
+                shutil.rmtree(out)
+            write_index(out, annotations, made_from=str(path.resolve()))
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}") from error
+        folder, was_made, annotations = out, True, open_index(out)
+    how = f"made in {clock(time.monotonic() - began)}" if was_made else "up to date"
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / MEGABYTE
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     crowds = int(annotations.box_is_crowd.sum())
     console.print(
-        f"{source}: {len(annotations):,} images, {len(annotations.boxes):,} boxes "
+        f"{path}: {len(annotations):,} images, {len(annotations.boxes):,} boxes "
         f"({crowds:,} of crowds or groups), {len(annotations.category_ids)} categories",
         soft_wrap=True,
     )
     console.print(
-        f"  index  {folder}, {size:,.1f} MB, {how}, {memory:,.0f} MB of memory at the most",
+        f"  index  {folder}, {megabytes:,.1f} MB, {how}, {memory:,.0f} MB of memory at the most",
         soft_wrap=True,
     )
 
@@ -254,7 +232,7 @@ def add_split(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def share(text: str) -> float:
-    """A number between 0 and 1, neither of them."""
+    """Return a number between 0 and 1, neither of them."""
     try:
         value = float(text)
     except ValueError:
@@ -264,10 +242,16 @@ def share(text: str) -> float:
     return value
 
 
+Content = dict[str, Any]
+"""A COCO-format JSON, parsed."""
+MOST_BYTES = 2_000_000_000
+"""Of annotations to split: parsed they take about eight times as much memory."""
+
+
 def run_split(
     annotations: Path, *, out: Path, validation: float, seed: int, overwrite: bool
 ) -> int:
-    """Write both splits and say what is in them; returns the exit code.
+    """Write both splits and print what is in them; returns the exit code.
 
     Raises:
         InputError: The annotations are not COCO's or one image, or a file is there already.
@@ -276,131 +260,84 @@ def run_split(
     if annotations.resolve() in [file.resolve() for file in files.values()]:
         raise InputError(f"{annotations}: would be replaced by its own part; name another --out")
     require_free_outputs(list(files.values()), overwrite=overwrite)
-    content = read_content(annotations)
+    read_annotations(annotations)  # checks the fields that training reads
     try:
-        splits = split_content(content, validation=validation, seed=seed)
-    except InputError as error:
-        raise InputError(f"{annotations}: {error}") from error
+        content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
+    except OSError as error:
+        raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        problem = "not JSON that can be read: it is nested too deep"
+        raise InputError(f"{annotations}: {problem}") from error
+
+    # Each side gets one image at least; images, boxes and other fields keep their order.
+    ids = [image["id"] for image in content["images"]]
+    if len(ids) < 2:
+        raise InputError(f"{annotations}: images: {len(ids)}; two sides need two at least")
+    count = min(max(round(len(ids) * validation), 1), len(ids) - 1)
+    classes: dict[int, set[int]] = {image_id: set() for image_id in ids}
+    for box in content["annotations"]:
+        classes[box["image_id"]].add(box["category_id"])
+    held_out = {ids[row] for row in stratified_rows(list(classes.values()), count=count, seed=seed)}
     console = make_console()
+    splits: dict[SplitName, Content] = {}
     for split, file in files.items():
+        is_validation = split == "validation"
+        images = [
+            image for image in content["images"] if (image["id"] in held_out) is is_validation
+        ]
+        boxes = [
+            box for box in content["annotations"] if (box["image_id"] in held_out) is is_validation
+        ]
+        splits[split] = content | {"images": images, "annotations": boxes}
         write_whole(file, json.dumps(splits[split], ensure_ascii=False))
-        images, boxes = len(splits[split]["images"]), len(splits[split]["annotations"])
-        console.print(f"{split:<10}  {images:,} images, {boxes:,} boxes: {file}", soft_wrap=True)
-    for note in lacking_notes(content, splits):
+        console.print(
+            f"{split:<10}  {len(images):,} images, {len(boxes):,} boxes: {file}", soft_wrap=True
+        )
+    for note in lacking_notes(Counter(chain.from_iterable(classes.values())), splits):
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     return 0
 
 
-Content = dict[str, Any]
-"""A COCO-format JSON, parsed."""
+def lacking_notes(
+    images_of_class: Mapping[int, int], splits: Mapping[SplitName, Content]
+) -> Iterator[str]:
+    """Yield a line for each reason why classes have no box in a split.
 
+    `images_of_class` is the number of images that show each class, by category id.
+    """
 
-def lacking_notes(content: Content, splits: Mapping[SplitName, Content]) -> Iterator[str]:
-    """Yield a line for each reason why classes have no box in a split."""
-    images = images_of_classes(content)
-    unused = [name for name, count in images.items() if not count]
+    def lacking(content: Content, *, images: int) -> str:
+        """Return the first few names of classes without a box that so many images show; 2: or more."""
+        used = {box["category_id"] for box in content["annotations"]}
+        names = [
+            category["name"]
+            for category in content["categories"]
+            if category["id"] not in used and min(images_of_class[category["id"]], 2) == images
+        ]
+        more = f" and {len(names) - 5} more" if names[5:] else ""
+        return printable(", ".join(names[:5]) + more)
+
+    unused = lacking(splits["train"], images=0)
     if unused:
-        yield f"no box at all: {shown(unused)}; leave these classes out, or label photos of them"
-    for split, part in splits.items():
-        missing = [name for name, boxes in boxes_of_classes(part).items() if not boxes]
-        once = [name for name in missing if images[name] == 1]
+        yield f"no box at all: {unused}; leave these classes out, or label photos of them"
+    for split, content in splits.items():
+        once = lacking(content, images=1)
         if once:
-            yield f"no box in {split}: {shown(once)}; one image shows each: label more photos"
-        others = [name for name in missing if images[name] > 1]
+            yield f"no box in {split}: {once}; one image shows each: label more photos"
+        others = lacking(content, images=2)
         if others:
             advice = "another --validation or --seed may do better, more photos do"
-            yield f"no box in {split}: {shown(others)}; {advice}"
-
-
-def shown(names: Sequence[str]) -> str:
-    """The first few names."""
-    text = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-    return printable(text)
-
-
-MOST_BYTES = 2_000_000_000
-"""Of annotations to split: parsed they take about eight times as much memory."""
-
-
-def read_content(path: Path) -> Content:
-    """The file with all its fields, of which those that training reads are checked.
-
-    Raises:
-        InputError: One line, as `read_annotations`.
-    """
-    read_annotations(path)
-    try:
-        content: Content = json.loads(read_bytes(path, most_bytes=MOST_BYTES))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise InputError(f"{path}: not JSON that can be read: it is nested too deep") from error
-    return content
-
-
-def split_content(content: Content, *, validation: float, seed: int) -> dict[SplitName, Content]:
-    """Deal the images out at random, each class in the shares of the whole; see `stratify.py`.
-
-    Args:
-        content: Checked, as `read_content` gives it.
-        validation: The share of the images to evaluate on; each side gets one image at least.
-        seed: The same one gives the same splits.
-
-    Returns:
-        Each split with its images and their boxes in their old order, and all other fields.
-
-    Raises:
-        InputError: There are fewer than two images.
-    """
-    ids = [image["id"] for image in content["images"]]
-    if len(ids) < 2:
-        raise InputError(f"images: {len(ids)}; two sides need two at least")
-    count = min(max(round(len(ids) * validation), 1), len(ids) - 1)
-    shown = classes_of_images(content)
-    rows = stratified_rows([shown[image_id] for image_id in ids], count=count, seed=seed)
-    held_out = {ids[row] for row in rows}
-    parts: dict[SplitName, set[int]] = {"train": set(ids) - held_out, "validation": held_out}
-    return {split: only_images(content, parts[split]) for split in SPLITS}
-
-
-def only_images(content: Content, ids: Iterable[int]) -> Content:
-    """The same without the images that are not named, and their boxes."""
-    chosen = set(ids)
-    images = [image for image in content["images"] if image["id"] in chosen]
-    boxes = [box for box in content["annotations"] if box["image_id"] in chosen]
-    return content | {"images": images, "annotations": boxes}
-
-
-def classes_of_images(content: Content) -> Mapping[int, frozenset[int]]:
-    """Return the ids of the categories that each image has a box of, by the image's id."""
-    found: dict[int, set[int]] = {image["id"]: set() for image in content["images"]}
-    for box in content["annotations"]:
-        found[box["image_id"]].add(box["category_id"])
-    return {image_id: frozenset(ids) for image_id, ids in found.items()}
-
-
-def images_of_classes(content: Content) -> dict[str, int]:
-    """How many images show each class, in the order of the categories."""
-    counts = Counter(
-        category_id for ids in classes_of_images(content).values() for category_id in ids
-    )
-    return {category["name"]: counts[category["id"]] for category in content["categories"]}
-
-
-def boxes_of_classes(content: Content) -> dict[str, int]:
-    """How many boxes each class has, in the order of the categories."""
-    counts = Counter(box["category_id"] for box in content["annotations"])
-    return {category["name"]: counts[category["id"]] for category in content["categories"]}
+            yield f"no box in {split}: {others}; {advice}"
 
 
 SIDES = (TRAIN, VALIDATION) = (0, 1)
 
 
-def stratified_rows(classes: Sequence[frozenset[int]], *, count: int, seed: int) -> set[int]:
+def stratified_rows(classes: Sequence[Set[int]], *, count: int, seed: int) -> set[int]:
     """Return the rows of `count` images to evaluate on, given the classes that each image shows.
 
-    The rarest class among the images left is dealt out first, since later there is no choice.
-    The same seed gives the same rows.
+    The rarest class among the remaining images is dealt out first, since later there is no choice
+    (iterative stratification, Sechidis et al. 2011). The same seed gives the same rows.
     """
     random = Random(seed)
     rows = random.sample(range(len(classes)), len(classes))
@@ -408,15 +345,17 @@ def stratified_rows(classes: Sequence[frozenset[int]], *, count: int, seed: int)
     for row in rows:
         for category in sorted(classes[row]):
             rows_of.setdefault(category, []).append(row)
-    wanted = {
-        category: _wanted(len(of_class), count / len(classes))
-        for category, of_class in rows_of.items()
-    }
+    wanted = {}  # images of a class on each side
+    for category, of_class in rows_of.items():
+        in_validation = len(of_class) * (count / len(classes))
+        if len(of_class) >= len(SIDES):
+            in_validation = min(max(in_validation, 1.0), len(of_class) - 1.0)
+        wanted[category] = [len(of_class) - in_validation, in_validation]
     remaining = {
         category: len(rows_of[category])
         for category in random.sample(sorted(rows_of), len(rows_of))
     }
-    room = [len(classes) - count, count]
+    free = [len(classes) - count, count]
     side_of: dict[int, int] = {}
     while remaining:
         # Of equally rare classes the first one, which is at random.
@@ -427,27 +366,17 @@ def stratified_rows(classes: Sequence[frozenset[int]], *, count: int, seed: int)
             sum(wanted[category][VALIDATION] > 0 for category in classes[row]) for row in of_class
         ]
         for _, row in sorted(zip(lacking, of_class, strict=True), key=itemgetter(0)):
-            side = _side(wanted[rarest], room, random)
+            # The side that lacks most of the class, then the one with more space, then either.
+            side = max(
+                [side for side in SIDES if free[side]],
+                key=lambda side: (wanted[rarest][side], free[side], random.random()),
+            )
             side_of[row] = side
-            room[side] -= 1
+            free[side] -= 1
             for category in classes[row]:
                 wanted[category][side] -= 1
                 remaining[category] -= 1
         remaining = {category: images for category, images in remaining.items() if images}
     without_classes = [row for row in rows if row not in side_of]
     held_out = {row for row, side in side_of.items() if side == VALIDATION}
-    return held_out | set(without_classes[: room[VALIDATION]])
-
-
-def _wanted(images: int, share: float) -> list[float]:
-    """How many images of a class each side is to have."""
-    in_validation = images * share
-    if images >= len(SIDES):
-        in_validation = min(max(in_validation, 1.0), images - 1.0)
-    return [images - in_validation, in_validation]
-
-
-def _side(wanted: Sequence[float], room: Sequence[int], random: Random) -> int:
-    """The side that lacks most of a class, then the one with more room, then either."""
-    with_room = [side for side in SIDES if room[side]]
-    return max(with_room, key=lambda side: (wanted[side], room[side], random.random()))
+    return held_out | set(without_classes[: free[VALIDATION]])

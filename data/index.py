@@ -2,12 +2,11 @@
 
 An index is a folder with one `.npy` file for each column of `data.annotations.Annotations` and a
 description. Opening it takes no longer for ten million boxes than for ten, and every process of a
-host sees the same pages of the kernel's cache.
+host shares the same pages of the kernel's cache.
 
 The index of a JSON file is made once, by one process while others wait. It lies beside the file in
-`NAME.json.index/`, or below the user's cache where that folder cannot be written. Which index is
-the file's depends on its content: a file that was copied or touched keeps it, one that was changed
-gets another.
+`NAME.json.index/`, or below the user's cache where that folder cannot be written. It belongs to
+the file's content: a file that was copied or touched keeps its index, a changed one gets another.
 """
 
 import hashlib
@@ -48,10 +47,29 @@ DTYPES = {
     "file_names_starts": "int64",
 }
 FORMAT = 1
-"""Another number for every change of the files, so that no index is read as what it is not."""
+"""Another number for every change of the files, so that old indexes are not misread."""
+COLUMNS = [field.name for field in fields(Annotations)]
+TEXTS = ("category_names", "file_names")
 COUNTS = ("categories", "images", "boxes")
 DESCRIPTION = "index.json"
-TEXTS = ("category_names", "file_names")
+CURRENT = "current.json"
+"""Beside the indexes made of a file: which one is its content's, and the file's stamp then."""
+LOCK = ".lock"
+
+
+class FoundIndex(NamedTuple):
+    """Annotations that were opened; `folder` is None where no folder could be written to."""
+
+    annotations: Annotations
+    folder: Path | None
+    was_made: bool  # just now
+
+
+class Stamp(NamedTuple):
+    """Size and time of change, by which a file is recognized without reading it."""
+
+    size: int
+    modified_ns: int
 
 
 def is_index(folder: Path) -> bool:
@@ -62,26 +80,27 @@ def is_index(folder: Path) -> bool:
 def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> None:
     """Write an index; the folder appears whole or not at all.
 
-    Args:
-        folder: Where; must not exist, or be an empty folder.
-        annotations: What goes in.
-        made_from: For people: which file it was.
-
-    Raises:
-        OSError: It cannot be written there.
+    It must not exist, or be empty. The index stores the name of the file that it was `made_from`.
+    Raises OSError if it cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         whole = Path(temporary, "index")
         whole.mkdir()
-        for name, array in arrays_of(annotations).items():
-            np.save(whole / f"{name}.npy", array, allow_pickle=False)
-        counts = {
+        for name in COLUMNS:
+            column = getattr(annotations, name)
+            if name in TEXTS:
+                texts = column if isinstance(column, TextColumn) else TextColumn.of(column)
+                np.save(whole / f"{name}_starts.npy", texts.starts, allow_pickle=False)
+                column = texts.content
+            np.save(whole / f"{name}.npy", column, allow_pickle=False)
+        description = {
+            "format": FORMAT,
+            "made_from": made_from,
             "categories": len(annotations.category_ids),
             "images": len(annotations),
             "boxes": len(annotations.boxes),
         }
-        description = {"format": FORMAT, "made_from": made_from, **counts}
         (whole / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         whole.rename(folder)
 
@@ -91,31 +110,6 @@ def open_index(folder: Path) -> Annotations:
 
     Raises:
         InputError: One line: the folder is no index, of another format, or damaged.
-    """
-    description = read_description(folder)
-    try:
-        columns: dict[str, Any] = {}
-        for field in fields(Annotations):
-            columns[field.name] = (
-                read_texts(folder, field.name)
-                if field.name in TEXTS
-                else map_array(folder, field.name)
-            )
-        annotations = Annotations(**columns)
-        check_lengths(annotations, description)
-        check_offsets(annotations.box_offsets, end=len(annotations.boxes), name="box_offsets")
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(
-            f"{folder}: a damaged index ({error}); remove the folder, and convert again"
-        ) from error
-    return annotations
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """Return the index's description: `format`, `made_from`, `categories`, `images`, `boxes`.
-
-    Raises:
-        InputError: It is no index, or of another format.
     """
     try:
         description = json.loads(read_bytes(folder / DESCRIPTION))
@@ -130,28 +124,35 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"{folder}: an index of format {number}, this program reads {FORMAT}; remove the "
             "folder, and convert again"
         )
-    return dict(description)
-
-
-def arrays_of(annotations: Annotations) -> dict[str, NDArray[Any]]:
-    """Return the files of an index: a column each, and two for texts."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for field in fields(Annotations):
-        column = getattr(annotations, field.name)
-        if field.name in TEXTS:
-            texts = column if isinstance(column, TextColumn) else TextColumn.of(column)
-            arrays[field.name] = texts.content
-            arrays[f"{field.name}_starts"] = texts.starts
-        else:
-            arrays[field.name] = column
-    return arrays
+    try:
+        columns: dict[str, Any] = {}
+        for name in COLUMNS:
+            columns[name] = map_array(folder, name)
+            if name in TEXTS:
+                starts = map_array(folder, f"{name}_starts")
+                check_offsets(starts, end=len(columns[name]), name=f"{name}_starts")
+                columns[name] = TextColumn(columns[name], starts)
+        check_lengths(columns, *counts)
+        check_offsets(columns["box_offsets"], end=len(columns["boxes"]), name="box_offsets")
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{folder}: a damaged index ({error}); remove the folder, and convert again"
+        ) from error
+    return Annotations(**columns)
 
 
 def map_array(folder: Path, name: str) -> NDArray[Any]:
     """Return one file as an array whose pages are the kernel's."""
     path = folder / f"{name}.npy"
     try:
-        array = load_array(path)
+        open_regular(path).close()  # numpy would wait for the writer of a FIFO
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError:
+            # The kernel maps no file of zero length; the header shows that nothing is missing.
+            array = np.load(path, allow_pickle=False)
+            if array.size:
+                raise
     except OSError:
         raise
     except Exception as error:  # the header is a piece of Python, which can be wrong in any way
@@ -163,33 +164,15 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
     return array.view(np.ndarray)
 
 
-def load_array(path: Path) -> NDArray[Any]:
-    """Map a file of numpy's into memory."""
-    open_regular(path).close()  # numpy would wait for the writer of a FIFO
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError:
-        # The kernel maps no file of zero length; the header says that nothing is missing.
-        array = np.load(path, allow_pickle=False)
-        if array.size:
-            raise
-    return array
-
-
-def read_texts(folder: Path, name: str) -> TextColumn:
-    """Return a column of texts."""
-    content, starts = map_array(folder, name), map_array(folder, f"{name}_starts")
-    check_offsets(starts, end=len(content), name=f"{name}_starts")
-    return TextColumn(content, starts)
-
-
-def check_lengths(annotations: Annotations, description: dict[str, Any]) -> None:
+def check_lengths(columns: dict[str, Any], categories: int, images: int, boxes: int) -> None:
     """Refuse columns that do not belong together."""
-    for field in fields(Annotations):
-        expected = rows_of(field.name, description)
-        rows = len(getattr(annotations, field.name))
-        if rows != expected:
-            raise ValueError(f"{field.name} has {rows} rows in place of {expected}")
+    rows_of = {"category": categories, "box": boxes}
+    for name, column in columns.items():
+        expected = rows_of.get(name.partition("_")[0], images)
+        if name in ("boxes", "box_offsets"):
+            expected = boxes if name == "boxes" else images + 1
+        if len(column) != expected:
+            raise ValueError(f"{name} has {len(column)} rows in place of {expected}")
 
 
 def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
@@ -198,43 +181,11 @@ def check_offsets(offsets: NDArray[np.int64], *, end: int, name: str) -> None:
         raise ValueError(f"{name} does not rise from 0 to {end}")
 
 
-def rows_of(column: str, description: dict[str, Any]) -> int:
-    """Return how many rows a column has by the index's description."""
-    if column == "box_offsets":
-        return int(description["images"]) + 1
-    if column.startswith("box"):
-        return int(description["boxes"])
-    return int(description["categories" if column.startswith("category") else "images"])
-
-
-CURRENT = "current.json"
-"""Beside the indexes made of a file: which one is its content's, and how the file looked then."""
-LOCK = ".lock"
-
-
-class FoundIndex(NamedTuple):
-    """Annotations that were opened, and where they come from."""
-
-    annotations: Annotations
-    folder: Path | None
-    """The index; None where there was no folder to make one in."""
-    was_made: bool
-    """Made just now, and not found."""
-
-
-class Stamp(NamedTuple):
-    """What shows without reading a file that it is still the same."""
-
-    size: int
-    modified_ns: int
-
-
 def open_annotations(path: Path, *, console: Console | None = None) -> Annotations:
     """Return annotations mapped into memory: of an index, or of a JSON file by way of its index.
 
-    Args:
-        path: A COCO-format JSON file, an index's folder, or a JSON file's `.index` folder.
-        console: Where to show the progress of making an index.
+    `path` is a COCO-format JSON file, an index's folder, or a JSON file's `.index` folder. The
+    console shows the progress of making an index.
 
     Raises:
         InputError: One line: the file is not there or not COCO's, the folder is no index.
@@ -317,28 +268,31 @@ def read_current(home: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     name = note["index"]
-    # A name of a folder in this one, and no way to another.
+    # It must name a folder in this one, and must not lead to another.
     if not isinstance(name, str) or Path(name).name != name or name == ".." or "\0" in name:
         return None
     return note
 
 
 def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
-    """Make the index in one process, while others wait for it and then open what it made."""
+    """Make the index in one process, while others wait for it and then open it."""
+
+    def print_waiting() -> None:
+        console.print(f"waiting for another process, which makes the index of {path}")
+
     try:
-        with one_process_at_a_time(home / LOCK, waiting=lambda: say_waiting(console, path)):
+        with one_process_at_a_time(home / LOCK, waiting=print_waiting):
             return current_index(home, stamp) or make_index(path, stamp, home, console=console)
     except (InputError, KeyboardInterrupt):
-        remove_if_bare(home)
+        if [entry.name for entry in home.iterdir()] == [LOCK]:
+            shutil.rmtree(home, ignore_errors=True)
         raise
 
 
 def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
     """Make the index of a file, unless there is one of the same content, and note it as current.
 
-    Raises:
-        InputError: The file is not COCO's, or changed meanwhile.
-        OSError: It cannot be written.
+    Raises InputError if the file is not COCO's, or changed meanwhile.
     """
     with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
         content = digest(path, advance=lambda done: advance(done, "identifying it"))
@@ -348,32 +302,30 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
             annotations = read_annotations(
                 path, advance=lambda done: advance(stamp.size + done, "reading it")
             )
-            index = keep_index(folder, annotations, made_from=path)
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+            try:
+                write_index(folder, annotations, made_from=str(path.resolve()))
+            except OSError:
+                # Where the file system has no locks another process may have been faster.
+                index = usable_index(folder)
+                if index is None:
+                    raise
             del annotations
+            index = index or FoundIndex(open_index(folder), folder, was_made=True)
         advance(2 * stamp.size, "")
     if stamp_of(path) != stamp:
         raise InputError(f"{path}: changed while it was read; run the same command again")
-    write_current(home, folder=folder, stamp=stamp)
-    remove_others(home, keep=folder.name)
+    part = home / f".{CURRENT}.{os.getpid()}"
+    part.write_text(json.dumps({"index": folder.name, **stamp._asdict()}), encoding="utf-8")
+    part.replace(home / CURRENT)
+    # Indexes of what the file was before, and temporary files of killed processes.
+    for entry in home.iterdir():
+        if entry.name not in (folder.name, CURRENT, LOCK):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
     return index
-
-
-def keep_index(folder: Path, annotations: Annotations, *, made_from: Path) -> FoundIndex:
-    """Write an index in the place of what may be there, which is of no use.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        write_index(folder, annotations, made_from=str(made_from.resolve()))
-    except OSError:
-        # Where the file system has no locks another process may have been faster.
-        index = usable_index(folder)
-        if index is None:
-            raise
-        return index
-    return FoundIndex(open_index(folder), folder, was_made=True)
 
 
 def digest(path: Path, *, advance: Advance) -> str:
@@ -386,33 +338,3 @@ def digest(path: Path, *, advance: Advance) -> str:
             done += len(part)
             advance(done)
     return sha.hexdigest()
-
-
-def write_current(home: Path, *, folder: Path, stamp: Stamp) -> None:
-    """Note which index is the file's."""
-    content = {"index": folder.name, **stamp._asdict()}
-    part = home / f".{CURRENT}.{os.getpid()}"
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(home / CURRENT)
-
-
-def remove_others(home: Path, *, keep: str) -> None:
-    """Remove indexes of what the file was before, and what a killed process has left."""
-    for entry in home.iterdir():
-        if entry.name in (keep, CURRENT, LOCK):
-            continue
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-
-
-def remove_if_bare(home: Path) -> None:
-    """Remove the folder of a file that no index can be made of."""
-    if [entry.name for entry in home.iterdir()] == [LOCK]:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def say_waiting(console: Console, path: Path) -> None:
-    """Print a line into the log of a process that waits."""
-    console.print(f"waiting for another process, which makes the index of {path}")

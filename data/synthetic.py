@@ -39,7 +39,7 @@ def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(out: Path, *, images: int, seed: int) -> int:
-    """Draw them, all or none; returns the exit code.
+    """Draw the scenes, all or none; returns the exit code.
 
     Raises:
         InputError: The folder is there already, or cannot be written.
@@ -72,39 +72,22 @@ def run(out: Path, *, images: int, seed: int) -> int:
 
 
 DRAWING = 1
-"""Raised when the painters change, so that scenes drawn before are drawn anew."""
-
+"""Increased when the painters change, so that scenes drawn before are drawn anew."""
 SIZES = ((256, 256), (288, 224), (224, 288))
 """Width and height of the pictures, in pixels."""
-
+SUPERSAMPLING = 2
+"""Scenes are drawn this many times larger and reduced, because Pillow draws hard edges."""
 LARGEST_OVERLAP = 0.25
 """The part of a box that another may cover; more would leave boxes that nobody can see."""
 
-
-def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: Random) -> None:
-    """A night sky that is a little lighter below, and two rows of dark hills."""
-    tint = random.randint(0, 8)
-    for row in range(height):
-        fall = row / height
-        sky = (int(14 + 12 * fall) + tint, int(18 + 14 * fall) + tint, int(36 + 24 * fall) + tint)
-        draw.line((0, row, width, row), fill=sky)
-    for depth in range(2):
-        horizon = height * random.uniform(0.55 + 0.14 * depth, 0.66 + 0.14 * depth)
-        hill = (30 - 10 * depth, 36 - 10 * depth + tint, 34 - 10 * depth)
-        peak = random.uniform(-0.1, 0.1) * height
-        crest = [(0, horizon), (width * random.uniform(0.3, 0.7), horizon + peak), (width, horizon)]
-        draw.polygon([*crest, (width, height), (0, height)], fill=hill)
-
-
 Box = tuple[float, float, float, float]
 """xyxy, pixels"""
-
 Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One class of drawn objects: its name, its painter, its usual colours, shape and place."""
+    """A class of drawn objects; colours are its usual ones, and `floats` places it high."""
 
     name: str
     paint: Callable[[ImageDraw.ImageDraw, Box, Colour, Random], None]
@@ -114,7 +97,7 @@ class Kind:
 
 
 def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
-    """A box for an object of this kind, inside a picture of the given size (xyxy, pixels)."""
+    """Return a box for an object of this kind, inside a picture of the given size (xyxy, pixels)."""
     side = random.uniform(0.26, 0.5) * min(width, height)
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch
@@ -126,7 +109,7 @@ def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
 
 
 def overlap_share(box: Box, other: Box) -> float:
-    """The part of the smaller box that both cover."""
+    """Return the part of the smaller box that both cover."""
     shared_width = min(box[2], other[2]) - max(box[0], other[0])
     shared_height = min(box[3], other[3]) - max(box[1], other[1])
     if shared_width <= 0 or shared_height <= 0:
@@ -136,11 +119,7 @@ def overlap_share(box: Box, other: Box) -> float:
 
 
 def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Draw one scene.
-
-    Returns:
-        The picture, and for each object its place in `KINDS` and its box (xyxy, pixels).
-    """
+    """Return a drawn scene, and for each object its place in `KINDS` and its box (xyxy, pixels)."""
     width, height = random.choice(SIZES)
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
@@ -154,7 +133,7 @@ def draw_scene(random: Random) -> tuple[Image.Image, list[tuple[int, Box]]]:
         box = place_box(KINDS[label], *large.size, random)
         if all(overlap_share(box, other) <= LARGEST_OVERLAP for _, other in objects):
             objects.append((label, box))
-    # What stands lower is nearer to us, so it is painted later.
+    # An object that stands lower is nearer to the viewer, so it is painted later.
     objects.sort(key=lambda item: item[1][3])
     for label, box in objects:
         KINDS[label].paint(draw, box, random.choice(KINDS[label].colours), random)
@@ -175,15 +154,9 @@ def make_scenes(
 ) -> bool:
     """Draw a data set into MLPerf's OpenImages tree, unless the same one is there already.
 
-    Args:
-        root: Folder of the tree; replaced as a whole if it holds other scenes.
-        seed: Of everything drawn; training and validation scenes differ under one seed.
-        train: Training scenes.
-        validation: Held-out scenes.
-        advance: Called after every scene with the number drawn so far and a note.
-
-    Returns:
-        Whether scenes were drawn.
+    The folder `root` is replaced as a whole if it holds other scenes. `train` and `validation` are
+    numbers of scenes, which differ under one seed. `advance` is called after every scene with the
+    number drawn so far and a note. Returns whether scenes were drawn.
     """
     recipe = {"drawing": DRAWING, "seed": seed, "train": train, "validation": validation}
     marker = root / "recipe.json"
@@ -191,24 +164,18 @@ def make_scenes(
         return False
     partial = root.with_name(f".{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    done = 0
-    for split, count in (("train", train), ("validation", validation)):
-
-        def advance_all(drawn: int, note: str, before: int = done) -> None:
-            advance(before + drawn, note)
-
-        folder = partial / split
-        (folder / "data").mkdir(parents=True)
-        (folder / "labels").mkdir()
+    for split, count, before in (("train", train, 0), ("validation", validation, train)):
+        images, labels = partial / split / "data", partial / split / "labels"
+        images.mkdir(parents=True)
+        labels.mkdir()
         write_scenes(
-            folder / "data",
-            folder / "labels" / "openimages-mlperf.json",
+            images,
+            labels / "openimages-mlperf.json",
             name=split,
             seed=seed,
             count=count,
-            advance=advance_all,
+            advance=partial(lambda before, drawn, note: advance(before + drawn, note), before),
         )
-        done += count
     (partial / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
     shutil.rmtree(root, ignore_errors=True)
     partial.rename(root)
@@ -233,9 +200,18 @@ def write_scenes(
         picture.save(images_folder / file_name, quality=90)
         size = {"width": picture.width, "height": picture.height}
         images.append({"id": index + 1, "file_name": file_name, **size})
-        for label, box in objects:
-            identity = {"id": len(annotations) + 1, "image_id": index + 1}
-            annotations.append(identity | annotation_fields(label, box))
+        for label, (left, top, right, bottom) in objects:
+            width, height = round(right - left, 2), round(bottom - top, 2)
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": index + 1,
+                    "category_id": label + 1,
+                    "bbox": [left, top, width, height],
+                    "area": round(width * height, 2),
+                    "iscrowd": 0,
+                }
+            )
         advance(index + 1, "")
     content = {
         "info": {"description": "drawn scenes", "seed": seed},
@@ -246,24 +222,23 @@ def write_scenes(
     labels.write_text(json.dumps(content), encoding="utf-8")
 
 
-def annotation_fields(label: int, box: Box) -> dict[str, Any]:
-    """COCO's fields of one object (its box as xywh)."""
-    left, top, right, bottom = box
-    width, height = round(right - left, 2), round(bottom - top, 2)
-    return {
-        "category_id": label + 1,
-        "bbox": [left, top, width, height],
-        "area": round(width * height, 2),
-        "iscrowd": 0,
-    }
-
-
-SUPERSAMPLING = 2
-"""Scenes are drawn this many times larger and reduced, because Pillow draws hard edges."""
+def draw_background(draw: ImageDraw.ImageDraw, width: int, height: int, random: Random) -> None:
+    """Draw a night sky that is a little lighter below, and two rows of dark hills."""
+    tint = random.randint(0, 8)
+    for row in range(height):
+        fall = row / height
+        sky = (int(14 + 12 * fall) + tint, int(18 + 14 * fall) + tint, int(36 + 24 * fall) + tint)
+        draw.line((0, row, width, row), fill=sky)
+    for depth in range(2):
+        horizon = height * random.uniform(0.55 + 0.14 * depth, 0.66 + 0.14 * depth)
+        hill = (30 - 10 * depth, 36 - 10 * depth + tint, 34 - 10 * depth)
+        peak = random.uniform(-0.1, 0.1) * height
+        crest = [(0, horizon), (width * random.uniform(0.3, 0.7), horizon + peak), (width, horizon)]
+        draw.polygon([*crest, (width, height), (0, height)], fill=hill)
 
 
 def draw_balloon(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """An oval with a string below and a shine."""
+    """Draw an oval with a string below and a shine."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     oval_bottom = top + 0.74 * height
@@ -277,7 +252,7 @@ def draw_balloon(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Ra
 
 
 def draw_bus(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """A long body with a row of windows and two wheels."""
+    """Draw a long body with a row of windows and two wheels."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     body_bottom = bottom - 0.16 * height
@@ -299,7 +274,7 @@ def draw_bus(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random
 def draw_christmas_tree(
     draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random
 ) -> None:
-    """Three green tiers on a trunk, with baubles in the given colour."""
+    """Draw three green tiers on a trunk, with baubles in the given colour."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     middle = (left + right) / 2
@@ -316,17 +291,12 @@ def draw_christmas_tree(
             (middle + half_width * width, top + tier_bottom * height),
         ]
         draw.polygon(corners, fill=shade)
-    radius = 0.05 * width
     for across, down in ((-0.15, 0.7), (0.18, 0.78), (0.05, 0.5), (-0.08, 0.3)):
-        place = middle + across * width, top + down * height
-        draw.ellipse(
-            (place[0] - radius, place[1] - radius, place[0] + radius, place[1] + radius),
-            fill=colour,
-        )
+        draw_disc(draw, middle + across * width, top + down * height, 0.05 * width, colour)
 
 
 def draw_house(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """Walls, a darker roof, a door and two windows."""
+    """Draw walls, a darker roof, a door and two windows."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     eaves = top + 0.42 * height
@@ -341,24 +311,20 @@ def draw_house(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Rand
 
 
 def draw_mushroom(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """A half-round dotted cap on a pale stem."""
+    """Draw a half-round dotted cap on a pale stem."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     cap_bottom = top + 0.55 * height
     stem = (left + 0.35 * width, cap_bottom - 2, right - 0.35 * width, bottom)
     draw.rounded_rectangle(stem, radius=0.1 * width, fill=(238, 228, 205))
     draw.pieslice((left, top, right, top + 1.1 * height), 180, 360, fill=colour)
-    radius = 0.07 * width
     for across, down in ((0.25, 0.4), (0.5, 0.18), (0.75, 0.4), (0.5, 0.43)):
-        place = left + across * width, top + down * height
-        draw.ellipse(
-            (place[0] - radius, place[1] - radius, place[0] + radius, place[1] + radius),
-            fill=(250, 250, 245),
-        )
+        x, y = left + across * width, top + down * height
+        draw_disc(draw, x, y, 0.07 * width, (250, 250, 245))
 
 
 def draw_umbrella(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: Random) -> None:
-    """A canopy of panels in two shades, over a stick with a hook."""
+    """Draw a canopy of panels in two shades, over a stick with a hook."""
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     middle = (left + right) / 2
@@ -379,19 +345,24 @@ def draw_umbrella(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, random: R
         )
 
 
+def draw_disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: Colour) -> None:
+    """Draw a filled circle around a point."""
+    draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
+
+
 def thickness(width: float, share: float) -> int:
-    """A line's width in whole pixels: a share of the object's width, at least one pixel drawn."""
+    """Return a line's width in whole pixels, given its share of an object's width."""
     return max(SUPERSAMPLING, round(width * share))
 
 
 def lighter(colour: Colour) -> Colour:
-    """Half-way to white."""
+    """Return the colour half-way to white."""
     red, green, blue = ((part + 255) // 2 for part in colour)
     return red, green, blue
 
 
 def darker(colour: Colour) -> Colour:
-    """Two thirds of the brightness."""
+    """Return the colour at two thirds of its brightness."""
     red, green, blue = (part * 2 // 3 for part in colour)
     return red, green, blue
 
