@@ -47,26 +47,26 @@ def run(out: Path, *, images: int, seed: int) -> int:
     if out.exists() or out.is_symlink():
         raise InputError(f"--out: {out} exists; name a folder that is not there yet")
     console = make_console()
-    partial = out.with_name(f".{out.name}.partial")
+    temporary = out.with_name(f".{out.name}.partial")
     labels = Path("annotations") / "instances_default.json"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / "images").mkdir(parents=True)
-        (partial / labels.parent).mkdir()
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "images").mkdir(parents=True)
+        (temporary / labels.parent).mkdir()
         with progress(console, "drawing scenes", total=images) as advance:
             write_scenes(
-                partial / "images",
-                partial / labels,
+                temporary / "images",
+                temporary / labels,
                 name="photo",
                 seed=seed,
                 count=images,
                 advance=advance,
             )
-        partial.rename(out)
+        temporary.rename(out)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     console.print(f"{images:,} images in {out / 'images'}, their boxes in {out / labels}")
     return 0
 
@@ -162,10 +162,10 @@ def make_scenes(
     marker = root / "recipe.json"
     if marker.is_file() and marker.read_text(encoding="utf-8") == json.dumps(recipe):
         return False
-    partial = root.with_name(f".{root.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    temporary = root.with_name(f".{root.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
     for split, count, before in (("train", train, 0), ("validation", validation, train)):
-        images, labels = partial / split / "data", partial / split / "labels"
+        images, labels = temporary / split / "data", temporary / split / "labels"
         images.mkdir(parents=True)
         labels.mkdir()
         write_scenes(
@@ -176,9 +176,9 @@ def make_scenes(
             count=count,
             advance=partial(lambda before, drawn, note: advance(before + drawn, note), before),
         )
-    (partial / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    (temporary / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
     shutil.rmtree(root, ignore_errors=True)
-    partial.rename(root)
+    temporary.rename(root)
     return True
 
 
