@@ -1,21 +1,20 @@
 """`python -m profiling layers`: time the layers of a network, print, write."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 from common.charts import chart_files, save_chart
-from common.cli import add_json_option, numbers, positive
+from common.cli import add_command, add_output_options, numbers, positive
 from common.console import make_console
-from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
+from common.errors import FINISHED, InputError
 from common.files import require_free_json, require_free_outputs, write_whole
 from common.machine import environment
 from launch.limits import read_allowance
 from launch.pinning import choose_cores
 from profiling.bench.command import image_side
-from profiling.bench.results import background_load
+from profiling.bench.results import add_counts, background_load
 from profiling.bench.variant import CHOICES, Subject, huge_pages_remark, memory_remark, parse_memory
 from profiling.layers.report import as_json, draw_layers, layers_csv, print_study
 from profiling.layers.study import (
@@ -32,135 +31,6 @@ SLOW_BF16 = (
     "without oneDNN, BF16 is multiplied number by number; the 2017 study's engines both computed "
     "in float32: --precision float32"
 )
-
-
-def layers_command(
-    model: str,
-    *,
-    batch: int | None,
-    image_size: int | None,
-    precision: str,
-    iterations: int,
-    warm_up: int,
-    onednn: str | None,
-    threads: tuple[int, ...] | None,
-    memory: list[str] | None,
-    huge_pages: str,
-    device: str,
-    out: Path | None,
-    overwrite: bool,
-    json_file: Path | None,
-) -> int:
-    """Run the study, print it, write it; return the exit code.
-
-    Raises:
-        InputError: An option's value is not known or not here, or a file exists.
-    """
-    require_free_json(json_file)
-    if out is not None:
-        require_free_outputs(output_files(out), overwrite=overwrite)
-    subject = subject_of(model, batch, image_size, precision=precision, device=device)
-    configurations = combine(
-        onednn=onednn, threads=threads, memory=memory, huge_pages=huge_pages, device=device
-    )
-    remarks = remarks_on(subject, configurations)
-    progress_console = make_console(stderr=True)
-    for remark in remarks:
-        progress_console.print(remark, soft_wrap=True, markup=False)
-    with background_load() as others:
-        try:
-            measured = run_study(
-                subject,
-                configurations,
-                iterations=iterations,
-                warm_up=warm_up,
-                console=progress_console,
-            )
-        except WorkerDiedError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return OUR_BUG
-    console = make_console()
-    print_study(console, subject, measured, remarks=remarks, other_cores=others.cores)
-    if json_file is not None:
-        text = as_json(subject, measured, remarks=remarks, other_cores=others.cores)
-        write_whole(json_file, text + "\n")
-    if out is not None:
-        table, *chart = output_files(out)
-        write_whole(table, layers_csv(measured))
-        name = environment()["cpu"] if device == "cpu" else measured[0].facts["device"]
-        save_chart(draw_layers(measured, title=f"{subject}; {name}"), *chart)
-        console.print(f"table and chart: {out}", soft_wrap=True)
-    return FINISHED
-
-
-def output_files(folder: Path) -> list[Path]:
-    """Return the files of `--out`."""
-    return [folder / "layers.csv", *chart_files(folder, "layers")]
-
-
-def subject_of(
-    model: str, batch: int | None, image_size: int | None, *, precision: str, device: str
-) -> Subject:
-    """Return the network and its batch.
-
-    Raises:
-        InputError: The network is not known.
-    """
-    if model not in DEFAULT_BATCH:
-        names = ", ".join(DEFAULT_BATCH)
-        raise InputError(f"MODEL: {model!r} is not known; choose from {names}")
-    return Subject(
-        model=model,
-        batch=batch or DEFAULT_BATCH[model],
-        image_size=image_size or DEFAULT_SIZE.get(model, CLASSIFIER_SIZE),
-        precision=precision,
-        device=device,
-    )
-
-
-def combine(
-    *,
-    onednn: str | None,
-    threads: tuple[int, ...] | None,
-    memory: list[str] | None,
-    huge_pages: str,
-    device: str,
-) -> list[Configuration]:
-    """Return all combinations of what is to be compared.
-
-    Raises:
-        InputError: There is no GPU or too few cores, a memory policy is not known, or a
-            processor's option is given for a GPU.
-    """
-    if device == "cuda" and onednn is not None:
-        raise InputError("--onednn: is the processor's; leave it out with --device cuda")
-    if device == "cuda":
-        require_gpu()
-    nodes = read_allowance().memory_nodes
-    for text in memory or ():
-        parse_memory(text, allowed=nodes)
-    counts = threads or (choose_cores(threads=None).threads,)
-    for count in counts:
-        choose_cores(threads=count)
-    return [
-        Configuration(onednn=engine, threads=count, memory=policy, huge_pages=pages)
-        for count, policy, pages, engine in product(
-            counts, memory or (None,), SWITCH[huge_pages], SWITCH[onednn or "on"]
-        )
-    ]
-
-
-def remarks_on(subject: Subject, configurations: Sequence[Configuration]) -> list[str]:
-    """Return sentences about options without effect here, or with an unexpected one."""
-    nodes = read_allowance().memory_nodes
-    policies = dict.fromkeys(one.memory for one in configurations if one.memory)
-    remarks = [memory_remark(text, allowed=nodes) for text in policies]
-    if any(one.huge_pages for one in configurations):
-        remarks.append(huge_pages_remark())
-    if subject.precision == "bf16" and any(not one.onednn for one in configurations):
-        remarks.append(SLOW_BF16)
-    return [f"note: {line}" for line in remarks if line]
-
 
 ABOUT = """\
 Time each layer of a network, forward and backward, as `caffe time` does: iterations on one batch
@@ -187,29 +57,7 @@ examples:
 
 def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `layers` to a command line."""
-    parser = commands.add_parser(
-        "layers",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_subject_options(parser)
-    add_configuration_options(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write layers.csv, layers.png and layers.svg here",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier call in DIR"
-    )
-    add_json_option(parser)
-    parser.set_defaults(run=layers_command)
-
-
-def add_subject_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for what is timed, and how often."""
+    parser = add_command(commands, "layers", about=ABOUT, examples=EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help=", ".join(DEFAULT_BATCH))
     batches = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
     parser.add_argument(
@@ -227,12 +75,14 @@ def add_subject_options(parser: argparse.ArgumentParser) -> None:
         default="bf16",
         help="of convolutions and matrix products (default: bf16, by autocast)",
     )
-    for name, default, what in (
+    add_counts(
+        parser,
         ("--iterations", 50, "iterations that count"),
         ("--warm-up", 3, "iterations before them"),
-    ):
-        help_text = f"{what} (default: {default})"
-        parser.add_argument(name, type=positive, default=default, metavar="N", help=help_text)
+    )
+    add_configuration_options(parser)
+    add_output_options(parser, "write layers.csv, layers.png and layers.svg here")
+    parser.set_defaults(run=layers_command)
 
 
 def add_configuration_options(parser: argparse.ArgumentParser) -> None:
@@ -269,3 +119,115 @@ def add_configuration_options(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         help="cuda: the first GPU (default: cpu)",
     )
+
+
+def layers_command(
+    model: str,
+    *,
+    batch: int | None,
+    image_size: int | None,
+    precision: str,
+    iterations: int,
+    warm_up: int,
+    onednn: str | None,
+    threads: tuple[int, ...] | None,
+    memory: list[str] | None,
+    huge_pages: str,
+    device: str,
+    out: Path | None,
+    overwrite: bool,
+    json_file: Path | None,
+) -> int:
+    """Run the study, print it, write it; return the exit code.
+
+    Raises:
+        InputError: An option's value is not known or not here, or a file exists.
+        WorkerDiedError: A worker ended by itself.
+    """
+    require_free_json(json_file)
+    if out is not None:
+        require_free_outputs(output_files(out), overwrite=overwrite)
+    if model not in DEFAULT_BATCH:
+        names = ", ".join(DEFAULT_BATCH)
+        raise InputError(f"MODEL: {model!r} is not known; choose from {names}")
+    subject = Subject(
+        model=model,
+        batch=batch or DEFAULT_BATCH[model],
+        image_size=image_size or DEFAULT_SIZE.get(model, CLASSIFIER_SIZE),
+        precision=precision,
+        device=device,
+    )
+    configurations = combine(onednn, threads, memory, huge_pages, device=device)
+    remarks = remarks_on(subject, configurations)
+    progress_console = make_console(stderr=True)
+    for remark in remarks:
+        progress_console.print(remark, soft_wrap=True, markup=False)
+    with background_load() as others:
+        measured = run_study(
+            subject,
+            configurations,
+            iterations=iterations,
+            warm_up=warm_up,
+            console=progress_console,
+        )
+    console = make_console()
+    print_study(console, subject, measured, remarks=remarks, other_cores=others.cores)
+    if json_file is not None:
+        text = as_json(subject, measured, remarks=remarks, other_cores=others.cores)
+        write_whole(json_file, text + "\n")
+    if out is not None:
+        table, *chart = output_files(out)
+        write_whole(table, layers_csv(measured))
+        name = environment()["cpu"] if device == "cpu" else measured[0].facts["device"]
+        save_chart(draw_layers(measured, title=f"{subject}; {name}"), *chart)
+        console.print(f"table and chart: {out}", soft_wrap=True)
+    return FINISHED
+
+
+def output_files(folder: Path) -> list[Path]:
+    """Return the files of `--out`."""
+    return [folder / "layers.csv", *chart_files(folder, "layers")]
+
+
+def combine(
+    onednn: str | None,
+    threads: tuple[int, ...] | None,
+    memory: list[str] | None,
+    huge_pages: str,
+    *,
+    device: str,
+) -> list[Configuration]:
+    """Return all combinations of what is to be compared.
+
+    Raises:
+        InputError: There is no GPU or too few cores, a memory policy is not known, or a
+            processor's option is given for a GPU.
+    """
+    if device == "cuda" and onednn is not None:
+        raise InputError("--onednn: is the processor's; leave it out with --device cuda")
+    if device == "cuda":
+        require_gpu()
+    nodes = read_allowance().memory_nodes
+    for text in memory or ():
+        parse_memory(text, allowed=nodes)
+    counts = threads or (choose_cores(threads=None).threads,)
+    for count in counts:
+        choose_cores(threads=count)
+    return [
+        Configuration(onednn=engine, threads=count, memory=policy, huge_pages=pages)
+        for count, policy, pages, engine in product(
+            counts, memory or (None,), SWITCH[huge_pages], SWITCH[onednn or "on"]
+        )
+    ]
+
+
+def remarks_on(subject: Subject, configurations: Sequence[Configuration]) -> list[str]:
+    """Return sentences about options without effect here, or with an unexpected one."""
+    nodes = read_allowance().memory_nodes
+    policies = dict.fromkeys(one.memory for one in configurations if one.memory)
+    remarks = [memory_remark(text, allowed=nodes) for text in policies]
+    if any(one.huge_pages for one in configurations):
+        remarks.append(huge_pages_remark())
+    if subject.precision == "bf16" and any(not one.onednn for one in configurations):
+        remarks.append(SLOW_BF16)
+    return [f"note: {line}" for line in remarks if line]

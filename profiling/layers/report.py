@@ -5,8 +5,8 @@ The chart follows the 2017 study's Figures 3 and 5 (above) and 6 (below).
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -38,20 +38,16 @@ if TYPE_CHECKING:
 
 TOP = 15
 """Layers in the printed table; all are in the files of --out and --json."""
-
 LEAST_PAIRS = 3
 """With fewer unwatched iterations, what watching adds is chance."""
 MOST_BY_PASS = 2
 """Configurations whose passes have columns of their own."""
-
 PAPER = "the 2017 study found up to 83 % in AlexNet and ResNet-50"
 WINOGRAD = (
     "GFLOP/s counts convolutions in their direct form; Winograd's, of heads and pyramid, compute "
     "less than half of that, and may go beyond the machine's peak"
 )
-CONVOLUTIONS_MEAN = {
-    "retinanet": " (frozen norms, and the heads' activations, are computed inside)",
-}
+PASSES = ("forward", "backward")
 
 
 def print_study(
@@ -73,7 +69,13 @@ def print_study(
     console.print(layers_table(measured).for_console())
     passes = "" if len(measured) <= MOST_BY_PASS else ", both passes together"
     console.print(f"milliseconds on average{passes}; all rows are the whole iteration")
-    for line in (*sentences(subject, measured), *remarks, *worker_notes(measured)):
+    notes = [f"note: {one.label}: {note}" for one in measured for note in one.facts["notes"]]
+    notes += [
+        f"note: {one.label}: oneDNN ran all the same: {', '.join(one.primitives)}"
+        for one in measured
+        if not one.configuration.onednn and one.primitives
+    ]
+    for line in (*sentences(subject, measured), *remarks, *notes):
         console.print(line, soft_wrap=True, markup=False)
     disturbed = disturbance(other_cores)
     if disturbed and subject.device == "cpu":
@@ -118,29 +120,30 @@ def layers_table(measured: Sequence[Measured]) -> Table:
     """Return the costliest layers in each configuration: by pass, or both passes of many."""
     by_pass = len(measured) <= MOST_BY_PASS
     is_alone = len(measured) == 1
+    formats = {"forward": ",.2f", "backward": ",.2f", "share": ".1%"} if by_pass else {"ms": ",.2f"}
     columns = [text_column("layer", no_wrap=by_pass), text_column("type", no_wrap=True)]
     for one in measured:
-        of = "" if is_alone else f"\n{one.label}"
-        if by_pass:
-            columns += [
-                Column(f"forward{of}", ",.2f"),
-                Column(f"backward{of}", ",.2f"),
-                Column(f"share{of}", ".1%"),
-            ]
-        else:
-            columns.append(Column(f"ms{of}", ",.2f"))
+        label = "" if is_alone else f"\n{one.label}"
+        columns += [Column(f"{heading}{label}", text) for heading, text in formats.items()]
     if is_alone:
         columns.append(Column("GFLOP/s", ",.0f"))
-    tables = [{layer.name: layer for layer in one.layers()} for one in measured]
+    tables = layers_by_name(measured)
 
     def row(title: str, kind: str, names: Sequence[str]) -> list[object]:
         cells: list[object] = [title, kind]
         for table in tables:
-            cells += times([table[name] for name in names], by_pass=by_pass)
+            layers = [table[name] for name in names]
+            if by_pass:
+                backward = [layer.backward.mean for layer in layers if layer.backward]
+                cells.append(sum(layer.forward.mean for layer in layers))
+                cells.append(sum(backward) if backward else "–")
+                cells.append(sum(layer.share for layer in layers))
+            else:
+                cells.append(sum(layer.total_ms for layer in layers))
         rate = tables[0][names[0]].gflop_per_s if len(names) == 1 else None
         return [*cells, rate or None] if is_alone else cells
 
-    names = costliest(measured)
+    names = costliest(tables)
     others = names[TOP:]
     return Table(
         "",
@@ -150,24 +153,15 @@ def layers_table(measured: Sequence[Measured]) -> Table:
     )
 
 
-def times(layers: Sequence[Layer], *, by_pass: bool) -> list[object]:
-    """Return forward, backward and share of all of them together; or both passes alone."""
-    if not by_pass:
-        return [sum(layer.total_ms for layer in layers)]
-    backward = [layer.backward.mean for layer in layers if layer.backward]
-    return [
-        sum(layer.forward.mean for layer in layers),
-        sum(backward) if backward else "–",
-        sum(layer.share for layer in layers),
-    ]
+def layers_by_name(measured: Sequence[Measured]) -> list[dict[str, Layer]]:
+    """Return the layers of each configuration by name."""
+    return [{layer.name: layer for layer in one.layers()} for one in measured]
 
 
-def costliest(measured: Sequence[Measured]) -> list[str]:
+def costliest(tables: Sequence[Mapping[str, Layer]]) -> list[str]:
     """Return names of all rows, by their time in the configuration where they take longest."""
-    most: dict[str, float] = {}
-    for one in measured:
-        for layer in one.layers():
-            most[layer.name] = max(most.get(layer.name, 0.0), layer.total_ms)
+    names = dict.fromkeys(name for table in tables for name in table)
+    most = {name: max(table[name].total_ms for table in tables if name in table) for name in names}
     return sorted(most, key=lambda name: -most[name])
 
 
@@ -175,10 +169,11 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
     """Return the comparison of engines, convolutions and frozen layers in sentences."""
     lines = comparisons(measured)
     last = measured[-1]
-    inside = CONVOLUTIONS_MEAN.get(subject.model, "")
-    of = f" ({last.label})" if len(measured) > 1 else ""
+    is_ours = subject.model == "retinanet"
+    inside = " (frozen norms, and the heads' activations, are computed inside)" if is_ours else ""
+    label = f" ({last.label})" if len(measured) > 1 else ""
     lines.append(
-        f"convolutions take {last.convolving_share:.0%} of the iteration{of}{inside}; {PAPER}"
+        f"convolutions take {last.convolving_share:.0%} of the iteration{label}{inside}; {PAPER}"
     )
     if len(measured) == 1 and last.facts["winograd"]:
         lines.append(WINOGRAD)
@@ -191,7 +186,7 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
     nodes = list(last.nodes().items())[:4]
     if nodes:
         parts = ", ".join(f"{name} {ms:.2f}" for name, ms in nodes)
-        lines.append(f"{BETWEEN}, backward, ms{of}: {parts}")
+        lines.append(f"{BETWEEN}, backward, ms{label}: {parts}")
     return lines
 
 
@@ -202,43 +197,22 @@ def comparisons(measured: Sequence[Measured]) -> list[str]:
         for one in measured
         for other in measured
         if not one.configuration.onednn
-        and other.configuration.onednn
-        and same_otherwise(one, other)
+        and replace(one.configuration, onednn=True) == other.configuration
     ]
-    lines = []
-    for one, other in pairs:
-        where = one.label.removeprefix("default")
-        lines.append(
-            f"default engine (oneDNN off) {one.total_ms / 1000:.3g} s, optimized (oneDNN on) "
-            f"{other.total_ms / 1000:.3g} s{where}: {one.total_ms / other.total_ms:.2f} times as "
-            "fast"
-        )
     if not pairs:
         first = measured[0]
-        lines += [
+        return [
             f"{one.label}: {first.total_ms / one.total_ms:.2f} times as fast as {first.label}"
             for one in measured[1:]
         ]
-    return lines
+    return [
+        f"default engine (oneDNN off) {one.total_ms / 1000:.3g} s, optimized (oneDNN on) "
+        f"{other.total_ms / 1000:.3g} s{one.label.removeprefix('default')}: "
+        f"{one.total_ms / other.total_ms:.2f} times as fast"
+        for one, other in pairs
+    ]
 
 
-def same_otherwise(one: Measured, other: Measured) -> bool:
-    """Return whether two configurations differ in nothing but the engine."""
-    mine, theirs = (dict(vars(each.configuration), onednn=None) for each in (one, other))
-    return mine == theirs
-
-
-def worker_notes(measured: Sequence[Measured]) -> list[str]:
-    """Return notes of workers on their cores, and oneDNN where it ran though it was off."""
-    lines = [f"note: {one.label}: {note}" for one in measured for note in one.facts["notes"]]
-    for one in measured:
-        if not one.configuration.onednn and one.primitives:
-            kinds = ", ".join(one.primitives)
-            lines.append(f"note: {one.label}: oneDNN ran all the same: {kinds}")
-    return lines
-
-
-PASSES = ("forward", "backward")
 STATISTICS = {"": "mean", "median_": "median", "deviation_": "deviation"}
 """Prefixes of columns, and fields of `Statistic`."""
 COLUMNS = (
@@ -252,61 +226,57 @@ def layers_csv(measured: Sequence[Measured]) -> str:
     """Return a row for each layer of each configuration, in the order of the network.
 
     Averages over the iterations, beside medians and standard deviations; backward is empty where a
-    layer has none. The averages of all rows of a configuration add up to its iteration.
+    layer has none. The averages of all rows of a configuration add up to its iteration. Numbers
+    have six significant digits.
     """
-    return as_csv(
-        COLUMNS, (csv_row(one.label, layer) for one in measured for layer in one.layers())
-    )
-
-
-def csv_row(label: str, layer: Layer) -> list[object]:
-    """Return a layer of the configuration of that name; numbers have six significant digits."""
-    numbers = [
-        *(getattr(one, name) if one else None
-          for name in STATISTICS.values() for one in (layer.forward, layer.backward)),
-        layer.share,
-        layer.gflop or None,
-        layer.gflop_per_s,
-    ]  # fmt: skip
-    texts = ("" if number is None else f"{number:.6g}" for number in numbers)
-    return [label, layer.name, layer.type, layer.calls, *texts]
+    rows = []
+    for one in measured:
+        for layer in one.layers():
+            numbers = [
+                getattr(statistic, name) if statistic else None
+                for name in STATISTICS.values()
+                for statistic in (layer.forward, layer.backward)
+            ]
+            numbers += [layer.share, layer.gflop or None, layer.gflop_per_s]
+            texts = ("" if number is None else f"{number:.6g}" for number in numbers)
+            rows.append([one.label, layer.name, layer.type, layer.calls, *texts])
+    return as_csv(COLUMNS, rows)
 
 
 def as_json(
     subject: Subject, measured: Sequence[Measured], *, remarks: Sequence[str], other_cores: float
 ) -> str:
     """Return everything for programs; times in milliseconds, shares 0 to 1."""
-    content: dict[str, Any] = {
+    configurations = [
+        {
+            "label": one.label,
+            **asdict(one.configuration),
+            "versions": one.facts["versions"],
+            "device": one.facts["device"],
+            "notes": one.facts["notes"],
+            "forward_ms": asdict(one.whole("forward")),
+            "backward_ms": asdict(one.whole("backward")),
+            "total_ms": one.total_ms,
+            "unwatched_median_ms": one.plain_ms,
+            "watching_cost": one.watching_cost,
+            "convolving_share": one.convolving_share,
+            "peak_mb": one.peak_mb,
+            "huge_pages_mb": one.huge_pages_mb,
+            "onednn_s": dict(one.primitives),
+            "layers": [asdict(layer) for layer in one.layers()],
+            "between_layers_backward_ms": one.nodes(),
+            "iterations_ms": [[i["forward"], i["backward"]] for i in one.watched],
+            "unwatched_iterations_ms": [[i["forward"], i["backward"]] for i in one.plain],
+        }
+        for one in measured
+    ]
+    content = {
         "subject": asdict(subject),
         "environment": {**environment(), "cores_busy_otherwise": other_cores},
         "remarks": list(remarks),
-        "configurations": [configuration_json(one) for one in measured],
+        "configurations": configurations,
     }
     return json.dumps(content, indent=1, ensure_ascii=False)
-
-
-def configuration_json(one: Measured) -> dict[str, Any]:
-    """Return one configuration: totals, layers, and the totals of each iteration."""
-    return {
-        "label": one.label,
-        **asdict(one.configuration),
-        "versions": one.facts["versions"],
-        "device": one.facts["device"],
-        "notes": one.facts["notes"],
-        "forward_ms": asdict(one.whole("forward")),
-        "backward_ms": asdict(one.whole("backward")),
-        "total_ms": one.total_ms,
-        "unwatched_median_ms": one.plain_ms,
-        "watching_cost": one.watching_cost,
-        "convolving_share": one.convolving_share,
-        "peak_mb": one.peak_mb,
-        "huge_pages_mb": one.huge_pages_mb,
-        "onednn_s": dict(one.primitives),
-        "layers": [asdict(layer) for layer in one.layers()],
-        "between_layers_backward_ms": one.nodes(),
-        "iterations_ms": [[i["forward"], i["backward"]] for i in one.watched],
-        "unwatched_iterations_ms": [[i["forward"], i["backward"]] for i in one.plain],
-    }
 
 
 LAYERS = 30
@@ -324,51 +294,50 @@ def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":
 
     Where there are several configurations, each has a bar in every layer.
     """
-    rows = layer_rows(measured)
+    rows = chart_rows(measured)
     totals = 1.0 + 0.32 * len(measured)
     body = 1.1 + ROW * (0.55 + 0.45 * len(measured)) * len(rows)
     figure = new_figure(width=12, height=totals + body)
     above, below = figure.subfigures(2, 1, height_ratios=[totals, body], squeeze=False)[:, 0]
     draw_totals(above.subplots(), measured)
-    left, right = below.subplots(1, 2, sharey=True)
+    axes_of_passes = below.subplots(1, 2, sharey=True)
     longest = max(time for row in rows.values() for time in row.values())
-    for axes, work in ((left, "forward"), (right, "backward")):
-        draw_pass(axes, rows, measured, work=work)
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(measured))]
+    for axes, work in zip(axes_of_passes, PASSES, strict=True):
+        draw_pass(axes, rows, work, colours if len(measured) > 1 else [DIRECTION_COLOURS[work]])
         axes.set_xlim(0, 1.16 * longest)
         axes.set_title(f"{work} pass")
     if len(measured) > 1:
-        colours = {one.label: colour_of(number) for number, one in enumerate(measured)}
-        colour_legend(right, colours, loc="lower right")
+        labelled = {one.label: colour for one, colour in zip(measured, colours, strict=True)}
+        colour_legend(axes_of_passes[1], labelled, loc="lower right")
     figure.suptitle(f"{title}; averages of {len(measured[0].watched)} iterations")
     return figure
 
 
-def layer_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
+def chart_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
     """Return times of each row from top to bottom; where there is no pass, they are 0."""
-    names = [name for name in costliest(measured) if name != BETWEEN]
-    in_order = [layer.name for layer in measured[0].layers() if layer.name in names[:LAYERS]]
-    tables = [{layer.name: layer for layer in one.layers()} for one in measured]
+    tables = layers_by_name(measured)
+    names = [name for name in costliest(tables) if name != BETWEEN]
+    in_order = [name for name in tables[0] if name in names[:LAYERS]]
     groups = {
         **{" ".join(dict.fromkeys((name, tables[0][name].type))): [name] for name in in_order},
         f"{len(names[LAYERS:])} other layers": names[LAYERS:],
         BETWEEN: [BETWEEN],
     }
+
+    def total(table: Mapping[str, Layer], members: Sequence[str], work: str) -> float:
+        statistics = [getattr(table[name], work) for name in members]
+        return sum(statistic.mean for statistic in statistics if statistic is not None)
+
     return {
         title: {
-            (number, work): sum(
-                one.mean for name in members if (one := getattr(table[name], work)) is not None
-            )
+            (number, work): total(table, members, work)
             for number, table in enumerate(tables)
             for work in PASSES
         }
         for title, members in groups.items()
         if members
     }
-
-
-def colour_of(configuration: int) -> str:
-    """Return the colour of a configuration by its number."""
-    return COLOURS[configuration % len(COLOURS)]
 
 
 def draw_totals(axes: "Axes", measured: Sequence[Measured]) -> None:
@@ -385,22 +354,18 @@ def draw_totals(axes: "Axes", measured: Sequence[Measured]) -> None:
 
 
 def draw_pass(
-    axes: "Axes", rows: Mapping[str, PassTimes], measured: Sequence[Measured], *, work: str
+    axes: "Axes", rows: Mapping[str, PassTimes], work: str, colours: Sequence[str]
 ) -> None:
     """Draw a bar for each layer and configuration; a dash where there is nothing."""
-    count = len(measured)
     bars = []
     for name, row in rows.items():
-        for number in range(count):
-            colour = colour_of(number) if count > 1 else DIRECTION_COLOURS[work]
+        for number, colour in enumerate(colours):
             ms = row[number, work]
-            bars.append(Bar(name, [Piece(ms, colour)], note=short(ms) if ms else "–"))
+            # Three significant digits, or all before the point.
+            shown = f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
+            bars.append(Bar(name, [Piece(ms, colour)], note=shown if ms else "–"))
+    count = len(colours)
     horizontal_bars(axes, bars, bars_a_row=count, thickness=0.8, fontsize=7, name_size=8)
     axes.set_axisbelow(True)
     axes.set_xlabel("milliseconds")
     axes.grid(axis="x", alpha=0.3)
-
-
-def short(milliseconds: float) -> str:
-    """Return a time with three significant digits, or all before the point."""
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

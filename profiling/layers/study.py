@@ -24,14 +24,18 @@ from profiling.bench.variant import PLAIN_EVERY, Subject, apply_memory, huge_pag
 from profiling.bench.worker_pool import SPARE_MB, Worker
 
 MODULE = "profiling.layers.study"
+DEFAULT_BATCH = {"retinanet": 2, "alexnet": 64, "resnet50": 16, "resnext50": 16}
+"""The networks that can be timed, and images in a batch."""
+DEFAULT_SIZE = {"retinanet": 800}
+CLASSIFIER_SIZE = 224
 TURN_MS = 10_000.0
-"""The length of a turn, about: what disturbs the machine then meets all configurations alike."""
+"""The length of a turn, about: what disturbs the machine then affects all configurations alike."""
 LONGEST_TURN = 10
 SETTLING = 1
 """Uncounted iterations at the start of a turn, as another process has used the memory before."""
-
-Report = Callable[[int, str], None]
-"""Called with the number of iterations done since the last call, and a note on them."""
+BETWEEN = "between layers"
+"""The rest of an iteration: sums, activations and reshaping that no module does, and autograd."""
+CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Configuration:
     memory: str | None = None
     """The memory policy, as numactl names it; None leaves it."""
     huge_pages: bool = False
-    """Whether the C library asks the kernel for huge pages."""
+    """Whether the C library requests huge pages from the kernel."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,16 @@ class Layer:
 
 @dataclass(kw_only=True)
 class Measured:
-    """The iterations of one configuration. [milliseconds]"""
+    """The iterations of one configuration. [milliseconds]
+
+    `facts`, `watched` and `plain` are described in `profiling.layers.timing`.
+    """
 
     configuration: Configuration
     label: str
     """Its name, by what differs from the others."""
     facts: Mapping[str, Any]
-    """See `profiling.layers.timing`."""
     watched: list[dict[str, Any]] = field(default_factory=list)
-    """See `profiling.layers.timing`."""
     plain: list[dict[str, float]] = field(default_factory=list)
     warm_ms: float = 0.0
     """The last iteration of the warm-up."""
@@ -114,7 +119,7 @@ class Measured:
 
     def whole(self, work: str) -> Statistic:
         """Return the whole of `forward` or `backward`."""
-        return statistic([one[work] for one in self.watched])
+        return statistic([iteration[work] for iteration in self.watched])
 
     @property
     def total_ms(self) -> float:
@@ -144,48 +149,60 @@ class Measured:
 
     def layers(self) -> list[Layer]:
         """Return layers by first call, then what lies between them; all add up to the iteration."""
-        forward = [rest(one, one["forward"], place=0) for one in self.watched]
-        backward = [rest(one, one["backward"], place=1) for one in self.watched]
-        between = {"name": BETWEEN, "type": "", "calls": 1, "trains": False}
-        return [
-            *(self._layer(fact) for fact in self.facts["layers"]),
-            self._of_times(between, statistic(forward), statistic(backward), gflop=0.0),
+        times = {
+            fact["name"]: [iteration["layers"][fact["name"]] for iteration in self.watched]
+            for fact in self.facts["layers"]
+        }
+        times[BETWEEN] = [
+            [
+                iteration[work] - sum(pair[place] or 0.0 for pair in iteration["layers"].values())
+                for place, work in enumerate(("forward", "backward"))
+            ]
+            for iteration in self.watched
         ]
-
-    def _layer(self, fact: Mapping[str, Any]) -> Layer:
-        times = [one["layers"][fact["name"]] for one in self.watched]
-        forward = statistic([pair[0] for pair in times])
-        has_backward = any(pair[1] is not None for pair in times)
-        backward = statistic([pair[1] or 0.0 for pair in times]) if has_backward else None
-        gflop = fact["gflop_forward"] + (fact["gflop_backward"] if backward else 0.0)
-        return self._of_times(fact, forward, backward, gflop=gflop)
-
-    def _of_times(
-        self,
-        fact: Mapping[str, Any],
-        forward: Statistic,
-        backward: Statistic | None,
-        *,
-        gflop: float,
-    ) -> Layer:
-        total = forward.mean + (backward.mean if backward else 0.0)
-        return Layer(
-            name=fact["name"],
-            type=fact["type"],
-            calls=fact["calls"],
-            trains=fact["trains"],
-            forward=forward,
-            backward=backward,
-            share=total / self.total_ms,
-            gflop=gflop,
-            gflop_per_s=gflop / total * 1000 if gflop else None,
-        )
+        between = {"name": BETWEEN, "type": "", "calls": 1, "trains": False}
+        facts = [*self.facts["layers"], {**between, "gflop_forward": 0.0, "gflop_backward": 0.0}]
+        return [layer_of(fact, times[fact["name"]], iteration_ms=self.total_ms) for fact in facts]
 
     def nodes(self) -> dict[str, float]:
         """Return milliseconds of backward work between layers, by node of autograd's graph."""
-        names = {name for one in self.watched for name in one["nodes"]}
-        means = {name: fmean(one["nodes"].get(name, 0.0) for one in self.watched) for name in names}
+        nodes = [iteration["nodes"] for iteration in self.watched]
+        names = {name for by_name in nodes for name in by_name}
+        means = {name: fmean(by_name.get(name, 0.0) for by_name in nodes) for name in names}
         return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def layer_of(
+    fact: Mapping[str, Any], times: Sequence[Sequence[float | None]], *, iteration_ms: float
+) -> Layer:
+    """Return a layer from its facts and [forward, backward] of every iteration."""
+    forward = statistic([pair[0] or 0.0 for pair in times])
+    backward = None
+    if any(pair[1] is not None for pair in times):
+        backward = statistic([pair[1] or 0.0 for pair in times])
+    total = forward.mean + (backward.mean if backward else 0.0)
+    gflop = fact["gflop_forward"] + (fact["gflop_backward"] if backward else 0.0)
+    return Layer(
+        name=fact["name"],
+        type=fact["type"],
+        calls=fact["calls"],
+        trains=fact["trains"],
+        forward=forward,
+        backward=backward,
+        share=total / iteration_ms,
+        gflop=gflop,
+        gflop_per_s=gflop / total * 1000 if gflop else None,
+    )
+
+
+def passes_ms(iteration: Mapping[str, Any]) -> float:
+    """Return the time of both passes."""
+    return float(iteration["forward"] + iteration["backward"])
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """Return the statistic of at least one value."""
+    return Statistic(fmean(values), median(values), pstdev(values))
 
 
 def run_study(
@@ -198,16 +215,9 @@ def run_study(
 ) -> list[Measured]:
     """Time iterations of each configuration, in turns of as many at once as memory allows.
 
-    Args:
-        subject: What is timed.
-        configurations: How.
-        iterations: Counted iterations of each.
-        warm_up: Iterations of each before them.
-        console: For progress.
-
     Raises:
         WorkerDiedError: A worker ended by itself.
-        InputError: A configuration asks for what is not here.
+        InputError: A configuration asks for something that is not here.
     """
     waiting = list(zip(labels(configurations), configurations, strict=True))
     measured: list[Measured] = []
@@ -220,48 +230,29 @@ def run_study(
             advance(done, note)
 
         while waiting:
-            measured += run_group(
-                subject,
-                waiting,
-                iterations=iterations,
-                warm_up=warm_up,
-                report=report,
-                console=console,
-            )
+            with ExitStack() as opened:
+                group: list[tuple[Worker, Measured]] = []
+                while waiting and fits([one for _, one in group]):
+                    label, configuration = waiting.pop(0)
+                    report(0, f"{label}: warming up")
+                    worker = opened.enter_context(closing(start(label, subject, configuration)))
+                    one = Measured(configuration=configuration, label=label, facts=worker.facts)
+                    one.add(worker.ask(f"warm-up {warm_up}"))
+                    report(warm_up, f"{label}: warmed up")
+                    group.append((worker, one))
+                if waiting:
+                    later = ", ".join(label for label, _ in waiting)
+                    console.print(f"memory does not do for all at once: {later} come afterwards")
+                take_turns(group, iterations=iterations, report=report)
+            measured += [one for _, one in group]
     return measured
 
 
-def run_group(
-    subject: Subject,
-    waiting: list[tuple[str, Configuration]],
-    *,
-    iterations: int,
-    warm_up: int,
-    report: Report,
-    console: Console,
-) -> list[Measured]:
-    """Remove as many from `waiting` as fit into memory together, and time them in turn."""
-    with ExitStack() as opened:
-        group: list[tuple[Worker, Measured]] = []
-        while waiting and fits([measured for _, measured in group]):
-            label, configuration = waiting.pop(0)
-            report(0, f"{label}: warming up")
-            worker = Worker(
-                label,
-                module=MODULE,
-                specification={"subject": asdict(subject), "configuration": asdict(configuration)},
-                environment=huge_pages_environment() if configuration.huge_pages else None,
-            )
-            opened.enter_context(closing(worker))
-            measured = Measured(configuration=configuration, label=label, facts=worker.facts)
-            measured.add(worker.ask(f"warm-up {warm_up}"))
-            report(warm_up, f"{label}: warmed up")
-            group.append((worker, measured))
-        if waiting:
-            later = ", ".join(label for label, _ in waiting)
-            console.print(f"memory does not do for all at once: {later} come afterwards")
-        run_interleaved(group, iterations=iterations, report=report)
-    return [measured for _, measured in group]
+def start(label: str, subject: Subject, configuration: Configuration) -> Worker:
+    """Start a configuration's worker and wait until it is prepared."""
+    specification = {"subject": asdict(subject), "configuration": asdict(configuration)}
+    environment = huge_pages_environment() if configuration.huge_pages else None
+    return Worker(label, module=MODULE, specification=specification, environment=environment)
 
 
 def fits(group: Sequence[Measured]) -> bool:
@@ -270,10 +261,16 @@ def fits(group: Sequence[Measured]) -> bool:
     return hungriest is None or available_mb() >= hungriest + SPARE_MB
 
 
-def run_interleaved(
-    group: Sequence[tuple[Worker, Measured]], *, iterations: int, report: Report
+def take_turns(
+    group: Sequence[tuple[Worker, Measured]],
+    *,
+    iterations: int,
+    report: Callable[[int, str], None],
 ) -> None:
-    """Run a few iterations of each after the other, until all have theirs; then time oneDNN."""
+    """Run a few iterations of each after the other, until all have theirs; then time oneDNN.
+
+    `report` gets the number of iterations done since its last call, and a note on them.
+    """
     done = 0
     while done < iterations:
         slowest = max(measured.middle_ms for _, measured in group)
@@ -289,35 +286,8 @@ def run_interleaved(
         measured.primitives = worker.ask("primitives 1")["seconds"]
 
 
-BETWEEN = "between layers"
-"""The rest of an iteration: sums, activations and reshaping that no module does, and autograd."""
-CONVOLUTIONS = ("Conv2d", "Conv3d", "Conv1d", "ConvTranspose2d")
-
-
-def rest(iteration: Mapping[str, Any], whole: float, *, place: int) -> float:
-    """Return the time of a pass that no layer has taken."""
-    return whole - sum(pair[place] or 0.0 for pair in iteration["layers"].values())
-
-
-def passes_ms(iteration: Mapping[str, Any]) -> float:
-    """Return the time of both passes."""
-    both: float = iteration["forward"] + iteration["backward"]
-    return both
-
-
-def statistic(values: Sequence[float]) -> Statistic:
-    """Return the statistic of at least one value."""
-    return Statistic(fmean(values), median(values), pstdev(values))
-
-
-DEFAULT_BATCH = {"retinanet": 2, "alexnet": 64, "resnet50": 16, "resnext50": 16}
-"""The networks that can be timed, and images in a batch."""
-DEFAULT_SIZE = {"retinanet": 800}
-CLASSIFIER_SIZE = 224
-
-
 def labels(configurations: Sequence[Configuration]) -> list[str]:
-    """Return names that tell configurations apart: what is equal for all is left out."""
+    """Return names that distinguish configurations: what is equal for all is left out."""
     parts = {
         "onednn": lambda one: "optimized" if one.onednn else "default",
         "threads": lambda one: f"{one.threads} thread{'s' if one.threads > 1 else ''}",
@@ -330,13 +300,10 @@ def labels(configurations: Sequence[Configuration]) -> list[str]:
     return [", ".join(parts[name](one) for name in differing) for one in configurations]
 
 
-SUCCESS = 0
-"""CUDA_SUCCESS of the driver's interface.
-https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html"""
-
-
 def require_gpu() -> None:
     """Check for an NVIDIA GPU through its driver; torch would take seconds to load.
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html
 
     Raises:
         InputError: There is no driver, or it finds no GPU.
@@ -348,7 +315,8 @@ def require_gpu() -> None:
             "--device: cuda: this machine has no NVIDIA driver (libcuda.so.1); leave it out"
         ) from None
     count = ctypes.c_int(0)
-    if driver.cuInit(0) != SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != SUCCESS:
+    # Each returns a CUresult, of which 0 is CUDA_SUCCESS.
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         raise InputError("--device: cuda: the NVIDIA driver finds no GPU here; leave it out")
     if count.value == 0:
         raise InputError("--device: cuda: the NVIDIA driver shows no GPU here; leave it out")
@@ -363,25 +331,9 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     take_cores(choose_cores(threads=configuration.threads))
     notes = check_cores(choose_cores(threads=configuration.threads))
     # torch had to wait for the cores.
-    from torch.backends import mkldnn  # noqa: PLC0415
+    from profiling.layers.timing import prepare_timing  # noqa: PLC0415
 
-    from profiling.layers.timing import (  # noqa: PLC0415
-        Recorder,
-        answers_on,
-        clock_of,
-        facts_of,
-        timed_model,
-        watched_iteration,
-    )
-
-    clock = clock_of(subject.device)
-    if not configuration.onednn:
-        mkldnn.set_flags(_enabled=False)
-    timed = timed_model(subject, onednn=configuration.onednn)
-    recorder = Recorder(timed.network, clock)
-    layers = list(watched_iteration(timed, recorder)["layers"])
-    facts = facts_of(subject, timed, layers, recorder, notes=notes)
-    return facts, answers_on(timed, recorder)
+    return prepare_timing(subject, onednn=configuration.onednn, notes=notes)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ nodes, each between hooks of the node, and of adding its weights' gradients to `
 is wrapped: operators that overwrite their input, modules that run several times and functions of
 our own are timed as they are. https://docs.pytorch.org/docs/stable/autograd.html#autograd-graph
 
-Networks (`timed_model`) have the same random weights and batches every time. The worker's questions
-are `warm-up N`, `measure N` and `primitives 1` (`answers_on`). No weights change.
+Networks (`timed_model`) have the same random weights and batches every time; no weights change. The
+worker's questions are `warm-up N`, `measure N` and `primitives 1` (`prepare_timing`).
 """
 
 import time
@@ -22,6 +22,7 @@ import torch
 import torchvision
 from torch import Tensor, autograd, nn
 from torch.autograd.graph import Node
+from torch.backends import mkldnn
 from torch.nn import functional as F
 
 from common.errors import InputError
@@ -29,15 +30,13 @@ from common.machine import peak_resident_mb
 from common.processes import Answering
 from data.transforms import normalize
 from profiling.bench.measured_steps import onednn_seconds
-from profiling.bench.recipes.step import Flop, flop_by_layer, make_batch, make_weights
+from profiling.bench.recipes.step import Flop, flop_by_layer, make_batch, make_model
 from profiling.bench.variant import PLAIN_EVERY, Subject, Workload, huge_pages_mb
 from profiling.peaks_measure import versions
-from retinanet.config import ModelConfig
 from retinanet.engine.engines import torch_forward
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.loss.detection import detection_loss
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
-from retinanet.training.build import build_model
 
 LOSS = "loss"
 
@@ -53,14 +52,6 @@ class Span(NamedTuple):
     end: Any
 
 
-class NodeRange(NamedTuple):
-    """The sequence numbers of the nodes that one call of a layer made."""
-
-    first: int
-    end: int
-    layer: str
-
-
 class Clock(NamedTuple):
     """Stamps of time on the device that computes."""
 
@@ -70,6 +61,28 @@ class Clock(NamedTuple):
     """Returns the time from one stamp to a later one, after `finish`."""
     finish: Callable[[], None]
     """Waits until all stamps are taken."""
+
+
+def clock_of(device: str) -> Clock:
+    """Return the clock of `cpu` or `cuda`.
+
+    A processor's work is done when the call returns. A GPU's work waits in a queue, so that stamps
+    are events in that queue.
+
+    Raises:
+        InputError: There is no GPU that torch can use.
+    """
+    if device == "cpu":
+        return Clock(time.perf_counter_ns, lambda one, other: (other - one) / 1e6, lambda: None)
+    if not torch.cuda.is_available():
+        raise InputError("--device: cuda: torch finds no GPU that it can use; leave it out")
+
+    def record_event() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    return Clock(record_event, lambda one, other: one.elapsed_time(other), torch.cuda.synchronize)
 
 
 class Recorder:
@@ -89,16 +102,14 @@ class Recorder:
             for parameter in module.parameters(recurse=False)
         }
         self.spans: list[Span] = []
-        self._ranges: list[NodeRange] = []
         self._begun: list[tuple[str, Any, int]] = []
-
-    def clear(self) -> None:
-        """Drop the previous iteration."""
-        self.spans, self._ranges = [], []
+        self._calls: list[tuple[int, int, str]] = []
+        """First and last sequence number, exclusive, of the nodes that a call of a layer made."""
 
     @contextmanager
     def attached(self, folded: FoldedForward | None) -> Iterator[None]:
-        """Record all layers meanwhile; `folded` computes them without calling modules."""
+        """Record all layers of a new iteration; `folded` computes them without calling modules."""
+        self.spans, self._calls = [], []
         handles: list[Any] = []
         for module, name in self.names.items():
             handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.begin(name)))
@@ -114,6 +125,10 @@ class Recorder:
             for handle in handles:
                 handle.remove()
 
+    def _around(self, module: nn.Module) -> AbstractContextManager[object]:
+        name = self.names.get(module)
+        return nullcontext() if name is None else self.region(name)
+
     def begin(self, layer: str) -> None:
         """Begin a layer's forward pass."""
         self._begun.append((layer, self.clock.stamp(), autograd._get_sequence_nr()))
@@ -123,7 +138,7 @@ class Recorder:
         end = self.clock.stamp()
         layer, start, first = self._begun.pop()
         self.spans.append(Span(layer, "forward", start, end))
-        self._ranges.append(NodeRange(first, autograd._get_sequence_nr(), layer))
+        self._calls.append((first, autograd._get_sequence_nr(), layer))
 
     @contextmanager
     def region(self, layer: str) -> Iterator[None]:
@@ -134,13 +149,15 @@ class Recorder:
 
     def watch_backward(self, loss: Tensor) -> None:
         """Record each node of the graph that ends in `loss` when its backward pass runs."""
-        starts = [one.first for one in self._ranges]  # ascending: layers do not overlap
-        for node in nodes_of(loss):
-            self._watch(node, self._layer_of(node, starts))
-
-    def _around(self, module: nn.Module) -> AbstractContextManager[object]:
-        name = self.names.get(module)
-        return nullcontext() if name is None else self.region(name)
+        starts = [first for first, _, _ in self._calls]  # ascending: layers do not overlap
+        nodes: set[Node] = set()
+        waiting = [loss.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in nodes:
+                nodes.add(node)
+                self._watch(node, self._layer_of(node, starts))
+                waiting += [following for following, _ in node.next_functions]
 
     def _layer_of(self, node: Node, starts: list[int]) -> str | None:
         parameter = getattr(node, "variable", None)
@@ -148,35 +165,21 @@ class Recorder:
             return self._owners.get(parameter)
         number: int = node._sequence_nr()  # type: ignore[attr-defined]
         place = bisect_right(starts, number) - 1
+        if place < 0:
+            return None
         # Calls that made no nodes have empty ranges, maybe at the same number.
-        if place >= 0 and number < self._ranges[place].end:
-            return self._ranges[place].layer
-        return None
+        _, end, layer = self._calls[place]
+        return layer if number < end else None
 
     def _watch(self, node: Node, layer: str | None) -> None:
         work = node.name()
         begun: list[Any] = []
 
-        def before(gradients: object) -> None:
-            begun.append(self.clock.stamp())
-
         def after(inputs: object, outputs: object) -> None:
             self.spans.append(Span(layer, work, begun.pop(), self.clock.stamp()))
 
-        node.register_prehook(before)
+        node.register_prehook(lambda gradients: begun.append(self.clock.stamp()))
         node.register_hook(after)
-
-
-def nodes_of(loss: Tensor) -> Iterable[Node]:
-    """Return each node of the graph that ends in `loss`, once."""
-    nodes: dict[Node, None] = {}
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in nodes:
-            nodes[node] = None
-            waiting += [following for following, _ in node.next_functions]
-    return nodes
 
 
 class TimedModel(NamedTuple):
@@ -191,36 +194,10 @@ class TimedModel(NamedTuple):
     """What computes the network where its modules are not called."""
 
 
-def plain_iteration(timed: TimedModel, clock: Clock) -> dict[str, float]:
-    """Return milliseconds of the whole `forward` and `backward`, unwatched."""
-    return run_once(timed, clock, recorder=None)
-
-
-def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
-    """Return milliseconds of the whole `forward` and `backward`, and of each layer.
-
-    `layers` has [forward, backward] by name, where backward is None for a layer without one;
-    `nodes` has backward work between layers, by node of autograd's graph.
-    """
-    recorder.clear()
-    with recorder.attached(timed.folded):
-        iteration: dict[str, Any] = run_once(timed, recorder.clock, recorder=recorder)
-    forward: dict[str, float] = defaultdict(float)
-    backward: dict[str, float] = defaultdict(float)
-    nodes: dict[str, float] = defaultdict(float)
-    for span in recorder.spans:
-        spent = recorder.clock.milliseconds(span.start, span.end)
-        if span.layer is None:
-            nodes[span.work] += spent
-        else:
-            (forward if span.work == "forward" else backward)[span.layer] += spent
-    iteration["layers"] = {name: [forward[name], backward.get(name)] for name in forward}
-    iteration["nodes"] = dict(nodes)
-    return iteration
-
-
-def run_once(timed: TimedModel, clock: Clock, *, recorder: Recorder | None) -> dict[str, float]:
-    """Run the passes, with a stamp before and after each."""
+def plain_iteration(
+    timed: TimedModel, clock: Clock, *, recorder: Recorder | None = None
+) -> dict[str, float]:
+    """Return milliseconds of the whole `forward` and `backward`, unwatched without a recorder."""
     timed.network.zero_grad(set_to_none=True)
     clock.finish()
     start = clock.stamp()
@@ -240,35 +217,46 @@ def run_once(timed: TimedModel, clock: Clock, *, recorder: Recorder | None) -> d
     }
 
 
-def clock_of(device: str) -> Clock:
-    """Return the clock of `cpu` or `cuda`.
+def watched_iteration(timed: TimedModel, recorder: Recorder) -> dict[str, Any]:
+    """Return milliseconds of the whole `forward` and `backward`, and of each layer.
 
-    A processor's work is done when the call returns. A GPU is given its work in a queue, so that
-    stamps are events in that queue.
-
-    Raises:
-        InputError: There is no GPU that torch can use.
+    `layers` has [forward, backward] by name, where backward is None for a layer without one;
+    `nodes` has backward work between layers, by node of autograd's graph.
     """
-    if device == "cpu":
-        return Clock(time.perf_counter_ns, lambda one, other: (other - one) / 1e6, lambda: None)
-    if not torch.cuda.is_available():
-        raise InputError("--device: cuda: torch finds no GPU that it can use; leave it out")
-    return Clock(record_event, lambda one, other: one.elapsed_time(other), torch.cuda.synchronize)
+    clock = recorder.clock
+    with recorder.attached(timed.folded):
+        iteration: dict[str, Any] = plain_iteration(timed, clock, recorder=recorder)
+    forward: dict[str, float] = defaultdict(float)
+    backward: dict[str, float] = defaultdict(float)
+    nodes: dict[str, float] = defaultdict(float)
+    for span in recorder.spans:
+        spent = clock.milliseconds(span.start, span.end)
+        if span.layer is None:
+            nodes[span.work] += spent
+        else:
+            (forward if span.work == "forward" else backward)[span.layer] += spent
+    layers = {name: [forward[name], backward.get(name)] for name in forward}
+    return {**iteration, "layers": layers, "nodes": dict(nodes)}
 
 
-def record_event() -> torch.cuda.Event:
-    """Return an event at this place of the current queue."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+def prepare_timing(
+    subject: Subject, *, onednn: bool, notes: Sequence[str]
+) -> tuple[dict[str, Any], Answering]:
+    """Make the network and run it once; return facts, and what answers the worker's questions.
 
-
-def answers_on(timed: TimedModel, recorder: Recorder) -> Answering:
-    """Return the function that answers the worker's questions."""
+    `notes` are sentences about cores and memory.
+    """
+    clock = clock_of(subject.device)
+    if not onednn:
+        mkldnn.set_flags(_enabled=False)
+    timed = timed_model(subject, onednn=onednn)
+    recorder = Recorder(timed.network, clock)
+    layers = list(watched_iteration(timed, recorder)["layers"])
+    facts = facts_of(subject, timed, layers, recorder, notes=notes)
     measured = 0
 
     def warm_up(count: int) -> dict[str, Any]:
-        done = [plain_iteration(timed, recorder.clock) for _ in range(count)]
+        done = [plain_iteration(timed, clock) for _ in range(count)]
         return {"last_ms": sum(done[-1].values()), "peak_mb": peak_resident_mb()}
 
     def measure(count: int) -> dict[str, Any]:
@@ -277,13 +265,13 @@ def answers_on(timed: TimedModel, recorder: Recorder) -> Answering:
         for _ in range(count):
             watched.append(watched_iteration(timed, recorder))
             if measured % PLAIN_EVERY == 0:
-                plain.append(plain_iteration(timed, recorder.clock))
+                plain.append(plain_iteration(timed, clock))
             measured += 1
         memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
         return {"watched": watched, "plain": plain, **memory}
 
     def primitives(_: int) -> dict[str, Any]:
-        return {"seconds": onednn_seconds(lambda: plain_iteration(timed, recorder.clock))}
+        return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
 
     questions = {"warm-up": warm_up, "measure": measure, "primitives": primitives}
 
@@ -291,7 +279,7 @@ def answers_on(timed: TimedModel, recorder: Recorder) -> Answering:
         word, count = question.split()
         return questions[word](int(count))
 
-    return answer
+    return facts, answer
 
 
 CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
@@ -327,8 +315,7 @@ def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:
 def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     """Return ours as train.py runs it on processors; on a GPU its modules are called one by one."""
     workload = workload_of(subject)
-    network = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
-    network.load_state_dict(make_weights(workload))
+    network = make_model(workload)
     network.train().to(subject.device)
     batch = make_batch(workload)
     images = batch.images.to(subject.device)
@@ -357,18 +344,6 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     return TimedModel(network, forward, loss, folded)
 
 
-def flop_of(subject: Subject) -> dict[str, Flop]:
-    """Return the arithmetic of each layer that multiplies matrices; computes nothing."""
-    size = subject.image_size
-    with torch.device("meta"):
-        images = torch.empty(subject.batch, 3, size, size)
-        if subject.model == "retinanet":
-            network: nn.Module = RetinaNet(num_classes=workload_of(subject).classes)
-        else:
-            network = CLASSIFIERS[subject.model]()
-        return flop_by_layer(network, partial(network, images))
-
-
 def workload_of(subject: Subject) -> Workload:
     """Return the benchmark's workload with this batch."""
     return Workload(images=subject.batch, image_size=subject.image_size, seed=subject.seed)
@@ -383,22 +358,24 @@ def model_autocast(subject: Subject) -> torch.autocast:
 def facts_of(
     subject: Subject,
     timed: TimedModel,
-    layers: Sequence[str],
+    layers: Iterable[str],
     recorder: Recorder,
     *,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the layers in the order of their first call, and what computes them.
+    """Return the layers that ran, in the order of their first call, and what computes them.
 
-    Args:
-        subject: What is timed.
-        timed: The network.
-        layers: Names of those that ran.
-        recorder: Has watched an iteration.
-        notes: Sentences about cores and memory.
+    The recorder has watched an iteration. `notes` are sentences about cores and memory.
     """
     modules = dict(timed.network.named_modules())
-    flop = flop_of(subject)
+    size = subject.image_size
+    with torch.device("meta"):  # nothing is computed to count the arithmetic
+        images = torch.empty(subject.batch, 3, size, size)
+        if subject.model == "retinanet":
+            network: nn.Module = RetinaNet(num_classes=workload_of(subject).classes)
+        else:
+            network = CLASSIFIERS[subject.model]()
+        flop = flop_by_layer(network, partial(network, images))
     calls = Counter(span.layer for span in recorder.spans if span.work == "forward")
     first = {span.layer: place for place, span in reversed(list(enumerate(recorder.spans)))}
     return {
@@ -407,7 +384,7 @@ def facts_of(
                 "name": name,
                 "type": LOSS if name == LOSS else type(modules[name]).__name__,
                 "calls": calls[name],
-                "trains": name != LOSS and trains(modules[name]),
+                "trains": name != LOSS and any(p.requires_grad for p in modules[name].parameters()),
                 "gflop_forward": flop.get(name, Flop()).forward / 1e9,
                 "gflop_backward": flop.get(name, Flop()).backward / 1e9,
             }
@@ -419,8 +396,3 @@ def facts_of(
         "device": torch.cuda.get_device_name() if subject.device == "cuda" else "cpu",
         "notes": list(notes),
     }
-
-
-def trains(layer: nn.Module) -> bool:
-    """Return whether it has weights that get gradients."""
-    return any(parameter.requires_grad for parameter in layer.parameters())
