@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from math import comb, log
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from common.charts import Cell
 from profiling.ablate.definition import Ablation, Ablations, ChartChoice, Comparison, SizeName
 from profiling.ablate.result import (
     Result,
@@ -26,7 +27,17 @@ PADDING = re.compile(r"\b0+(?=\d)")
 """Of numbers in names of details, which is there for their order."""
 NAMED = 6
 """Variants of one reason that are named; the others are counted."""
+T = TypeVar("T")
 UNSURE = "The rounds scatter too much to tell; more of them would (`--rounds`)."
+
+
+NOTHING = 0.05
+"""A ratio nearer to 1 than this is called no difference."""
+ALIKE = 1.15
+"""Two ratios within this factor are called about the same."""
+HOLDS = 1.25
+"""A second measurement within this factor of the first has the same rough size."""
+WANTED_CONFIDENCE = 0.9
 
 
 @dataclass(frozen=True)
@@ -48,169 +59,19 @@ class Ratio:
     rounds: int
 
     @property
+    def may_be_none(self) -> bool:
+        """Whether the interval holds 1."""
+        return self.interval.low <= 1 <= self.interval.high
+
+    @property
     def is_clear(self) -> bool:
         """Whether it is a difference at all, and not one that chance could make."""
-        return abs(self.median - 1) >= NOTHING and not (
-            self.interval.low <= 1 <= self.interval.high
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One comparison, measured or not."""
-
-    comparison: Comparison
-    ratio: Ratio | None
-    """None: could not be measured here."""
-    missing: str = ""
-    """Why not."""
-    again: Ratio | None = None
-    """Of a second measurement, where there is one."""
-
-    @property
-    def what(self) -> str:
-        """Return such as `frozen against all-layers` or `frozen against all-layers, forward`."""
-        one = self.comparison
-        if one.change == one.baseline:
-            between = "in" if one.ratio == "share" else "over"
-            words = f"{one.change}: {one.of} {between} {one.baseline_of or 'seconds'}"
-            return PADDING.sub("", words)
-        of = "" if one.of == "seconds" else f", {one.of}"
-        return f"{one.change} against {one.baseline}{of}"
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether a second measurement agrees in sign and rough size; None: there is none."""
-        if self.ratio is None or self.again is None:
-            return None
-        return still_holds(self.ratio, self.again)
-
-    @property
-    def beside_paper(self) -> str:
-        """Return `more`, `alike`, `less` or `unsure`; empty where there is nothing to compare.
-
-        Unsure is what scatters so much that it could be the paper's figure as well as none at all.
-        """
-        paper = self.comparison.paper
-        if self.ratio is None or paper is None:
-            return ""
-        interval = self.ratio.interval
-        is_near = are_alike(self.ratio.median, paper)
-        if not is_near and not interval.low <= paper <= interval.high:
-            return "more" if self.ratio.median > paper else "less"
-        could_be_none = self.comparison.ratio != "share" and interval.low <= 1 <= interval.high
-        return "unsure" if could_be_none or not is_near else "alike"
-
-    @property
-    def why(self) -> str:
-        """Return the sentences of the ablation's file that fit what was measured."""
-        one = self.comparison
-        sentences = {"more": one.more, "alike": one.alike, "less": one.less, "unsure": UNSURE}
-        of_paper = sentences.get(self.beside_paper)
-        return " ".join(filter(None, (of_paper, one.remark if self.ratio else "")))
-
-
-def outcomes_of(ablation: Ablation, result: Result, again: Result | None = None) -> list[Outcome]:
-    """Return every comparison of an ablation; `again`: a second measurement of it."""
-    return [
-        Outcome(
-            comparison=one,
-            ratio=measured(one, result),
-            missing=missing(one, result),
-            again=measured(one, again) if again else None,
-        )
-        for one in ablation.comparisons
-    ]
-
-
-def measured(one: Comparison, result: Result) -> Ratio | None:
-    """Return the comparison's ratio; None where a side of it was not measured."""
-    change = result.values(one.change, one.of)
-    baseline = result.values(one.baseline, one.baseline_of or one.of)
-    if not change or not baseline or not all((*change, *baseline)):
-        return None
-    if one.ratio == "times as fast":
-        return ratio_of(baseline, change)
-    return ratio_of(change, baseline)
-
-
-def missing(one: Comparison, result: Result) -> str:
-    """Return why a side could not run here."""
-    found = (result.left_out.get(name) for name in (one.change, one.baseline))
-    return next(filter(None, found), "not measured yet; give --overwrite")
-
-
-def shown(value: float, ratio: str) -> str:
-    """Return a figure in the comparison's terms: `1.30×` or `33 %`."""
-    if ratio == "share":
-        return f"{value:.0%}" if value >= 0.1 else f"{value:.2%}"
-    return f"{value:.2f}×" if value < 100 else f"{value:,.0f}×"
-
-
-def shown_interval(ratio: Ratio, kind: str) -> str:
-    """Return `1.28×–1.33×`; empty for one round."""
-    if ratio.rounds < 2:
-        return ""
-    return f"{shown(ratio.interval.low, kind)}–{shown(ratio.interval.high, kind)}"
-
-
-def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return variants that could not run, by reason."""
-    found: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        found.setdefault(reason, []).append(name)
-    return found
-
-
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return median, lowest, highest."""
-    return median(values), min(values), max(values)
-
-
-class VariantNumbers(NamedTuple):
-    """What a table of variants has of one."""
-
-    allocator: str
-    values: list[float]
-    """Of the drawn quantity, by round."""
-    page_faults: float | None
-    """Median of a run; None for jobs, of which neither this nor the memory is known."""
-    peak_mb: float | None
-    """Largest of all runs. [MB]"""
-
-
-def numbers_of(result: Result, name: str, *, quantity: str) -> VariantNumbers:
-    """Return what was measured of a variant."""
-    variant = result.definition["variants"][name]
-    peak = max(result.values(name, "peak_rss_mb")) or None
-    return VariantNumbers(
-        allocator=memory_policy(variant),
-        values=result.values(name, quantity),
-        page_faults=median(result.values(name, "page_faults")) if peak else None,
-        peak_mb=peak,
-    )
-
-
-def drawn_quantity(result: Result, choice: ChartChoice) -> tuple[str, str]:
-    """Return what a table of variants shows, and its unit: what the chart draws, if one number."""
-    first = next(iter(result.definition["variants"]))
-    if choice.of != "seconds" and result.values(first, choice.of):
-        return choice.of, choice.of
-    return "seconds", "s"
-
-
-NOTHING = 0.05
-"""A ratio nearer to 1 than this is called no difference."""
-ALIKE = 1.15
-"""Two ratios within this factor are called about the same."""
-HOLDS = 1.25
-"""A second measurement within this factor of the first has the same rough size."""
-WANTED_CONFIDENCE = 0.9
+        return abs(self.median - 1) >= NOTHING and not self.may_be_none
 
 
 def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Compare round by round, so that a disturbance of the machine affects both sides."""
-    ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
+    ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
     return Ratio(median(ratios), interval_of_median(ratios), len(ratios))
 
 
@@ -237,19 +98,166 @@ def confidence(count: int, place: int) -> float:
     return max(0.0, 1 - 2 * outside / 2**count)
 
 
-def are_alike(one: float, other: float, *, factor: float = ALIKE) -> bool:
-    """Whether two ratios are within a factor of each other."""
-    return abs(log(one / other)) <= log(factor)
+def are_alike(ratio: float, other: float, *, factor: float = ALIKE) -> bool:
+    """Return whether two ratios are within a factor of each other."""
+    return abs(log(ratio / other)) <= log(factor)
 
 
 def still_holds(first: Ratio, second: Ratio) -> bool:
-    """Whether a second measurement has the sign of the first, and its rough size.
+    """Return whether a second measurement has the sign of the first, and its rough size.
 
     Where neither finds a difference there is no sign that could be another.
     """
     neither = not first.is_clear and not second.is_clear
     same_sign = neither or (first.median > 1) == (second.median > 1)
     return same_sign and are_alike(first.median, second.median, factor=HOLDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One comparison, measured or not."""
+
+    comparison: Comparison
+    ratio: Ratio | None
+    """None: could not be measured here."""
+    missing: str = ""
+    """Why not."""
+    again: Ratio | None = None
+    """Of a second measurement, where there is one."""
+
+    @property
+    def what(self) -> str:
+        """Such as `frozen against all-layers` or `frozen against all-layers, forward`."""
+        comparison = self.comparison
+        change, baseline, quantity = comparison.change, comparison.baseline, comparison.of
+        if change == baseline:
+            between = "in" if comparison.ratio == "share" else "over"
+            words = f"{change}: {quantity} {between} {comparison.baseline_of or 'seconds'}"
+            return PADDING.sub("", words)
+        return f"{change} against {baseline}{'' if quantity == 'seconds' else f', {quantity}'}"
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether a second measurement agrees in sign and rough size; None: there is none."""
+        if self.ratio is None or self.again is None:
+            return None
+        return still_holds(self.ratio, self.again)
+
+    @property
+    def beside_paper(self) -> str:
+        """`more`, `alike`, `less` or `unsure`; empty where there is nothing to compare.
+
+        Unsure is what scatters so much that it could be the paper's figure as well as none at all.
+        """
+        ratio, paper = self.ratio, self.comparison.paper
+        if ratio is None or paper is None:
+            return ""
+        is_near = are_alike(ratio.median, paper)
+        if not is_near and not ratio.interval.low <= paper <= ratio.interval.high:
+            return "more" if ratio.median > paper else "less"
+        could_be_none = self.comparison.ratio != "share" and ratio.may_be_none
+        return "unsure" if could_be_none or not is_near else "alike"
+
+    @property
+    def why(self) -> str:
+        """The sentences of the ablation's file that fit what was measured."""
+        texts = self.comparison
+        sentences = {"more": texts.more, "alike": texts.alike, "less": texts.less, "unsure": UNSURE}
+        of_paper = sentences.get(self.beside_paper)
+        return " ".join(filter(None, (of_paper, texts.remark if self.ratio else "")))
+
+    def cells(self) -> list[Cell]:
+        """Return what is compared, ours, its interval, the paper's, and in which terms both are."""
+        terms, paper = self.comparison.ratio, self.comparison.paper
+        return [
+            Cell(self.what),
+            ratio_cell(self.ratio, terms, otherwise="–"),
+            Cell(shown_interval(self.ratio, terms) if self.ratio else ""),
+            Cell(shown(paper, terms), paper) if paper else Cell(""),
+            Cell(terms if self.ratio else "not measured"),
+        ]
+
+
+def outcomes_of(ablation: Ablation, result: Result, again: Result | None = None) -> list[Outcome]:
+    """Return every comparison of an ablation; `again`: a second measurement of it."""
+    outcomes = []
+    for comparison in ablation.comparisons:
+        reasons = map(result.left_out.get, (comparison.change, comparison.baseline))
+        outcomes.append(
+            Outcome(
+                comparison=comparison,
+                ratio=measured(comparison, result),
+                missing=next(filter(None, reasons), "not measured yet; give --overwrite"),
+                again=measured(comparison, again) if again else None,
+            )
+        )
+    return outcomes
+
+
+def measured(comparison: Comparison, result: Result) -> Ratio | None:
+    """Return the comparison's ratio; None where a side of it was not measured."""
+    change = result.values(comparison.change, comparison.of)
+    baseline = result.values(comparison.baseline, comparison.baseline_of or comparison.of)
+    if not change or not baseline or not all((*change, *baseline)):
+        return None
+    if comparison.ratio == "times as fast":
+        return ratio_of(baseline, change)
+    return ratio_of(change, baseline)
+
+
+def shown(value: float, terms: str) -> str:
+    """Return a figure in the comparison's terms: `1.30×` or `33 %`."""
+    if terms == "share":
+        return f"{value:.0%}" if value >= 0.1 else f"{value:.2%}"
+    return f"{value:.2f}×" if value < 100 else f"{value:,.0f}×"
+
+
+def shown_interval(ratio: Ratio, terms: str) -> str:
+    """Return `1.28×–1.33×`; empty for one round."""
+    if ratio.rounds < 2:
+        return ""
+    return f"{shown(ratio.interval.low, terms)}–{shown(ratio.interval.high, terms)}"
+
+
+def ratio_cell(ratio: Ratio | None, terms: str, *, otherwise: str = "") -> Cell:
+    """Return a median in its terms."""
+    return Cell(shown(ratio.median, terms), ratio.median) if ratio else Cell(otherwise)
+
+
+def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return variants that could not run, by reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return names
+
+
+class VariantNumbers(NamedTuple):
+    """What a table of variants has of one."""
+
+    name: str
+    allocator: str
+    values: list[float]
+    """Of the drawn quantity, by round."""
+    page_faults: float | None
+    """Median of a run; None for jobs, of which neither this nor the memory is known."""
+    peak_mb: float | None
+    """Largest of all runs. [MB]"""
+
+
+def variant_numbers(result: Result, choice: ChartChoice) -> tuple[str, list[VariantNumbers]]:
+    """Return the unit of what the chart draws (seconds if that is no number), and all variants."""
+    variants = result.definition["variants"]
+    quantity, unit = "seconds", "s"
+    if choice.of != "seconds" and result.values(next(iter(variants)), choice.of):
+        quantity = unit = choice.of
+    rows = []
+    for name, variant in variants.items():
+        peak = max(result.values(name, "peak_rss_mb")) or None
+        faults = median(result.values(name, "page_faults")) if peak else None
+        values = result.values(name, quantity)
+        rows.append(VariantNumbers(name, memory_policy(variant), values, faults, peak))
+    return unit, rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,16 +279,16 @@ class Row:
         """Whether there is something to draw."""
         return self.result is not None and bool(self.result.rounds)
 
-    def allocators_of(self, one: Outcome) -> str:
+    def allocators_of(self, outcome: Outcome) -> str:
         """Return the memory policies of a comparison's sides: one where both have the same."""
         variants = self.result.definition["variants"] if self.result else {}
-        sides = (one.comparison.change, one.comparison.baseline)
-        found = [memory_policy(variants[name]) for name in sides if name in variants]
-        return "; ".join(dict.fromkeys(found))
+        sides = (outcome.comparison.change, outcome.comparison.baseline)
+        policies = [memory_policy(variants[name]) for name in sides if name in variants]
+        return "; ".join(dict.fromkeys(policies))
 
     @property
     def state(self) -> str:
-        """Return why numbers are missing; empty where none are."""
+        """Why numbers are missing; empty where none are."""
         if self.result is None:
             return "not measured yet"
         if not self.result.is_complete:
@@ -296,17 +304,17 @@ class Study:
 
     @property
     def results(self) -> list[Result]:
-        """Return the results that there are."""
+        """The results that there are."""
         return [row.result for row in self.rows if row.result is not None]
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Return the outcomes of all rows."""
+        """The outcomes of all rows."""
         return [outcome for row in self.rows for outcome in row.outcomes]
 
     @property
     def left_out(self) -> dict[str, list[str]]:
-        """Return what could not run, as `ablation: variant`, by reason."""
+        """What could not run, as `ablation: variant`, by reason."""
         return by_reason(
             {
                 f"{row.name}: {variant}": reason
@@ -323,19 +331,18 @@ def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: 
         InputError: A file is not a result.
     """
     out = None if folder == default_folder(size) else folder
-    return Study(
-        rows=[
-            row_of(
-                name,
-                ablation,
-                result_if_there(folder, measured),
-                result_if_there(again, measured) if again else None,
-                command=command_of(measured, size, out=out, photos=None),
-            )
-            for name, ablation in ablations.items()
-            for measured in [ablation.runs_of or name]
+    rows = []
+    for name, ablation in ablations.items():
+        source = ablation.runs_of or name
+        results = [
+            read_result(result_file(place, source))
+            if place and result_file(place, source).exists()
+            else None
+            for place in (folder, again)
         ]
-    )
+        command = command_of(source, size, out=out, photos=None)
+        rows.append(row_of(name, ablation, *results, command=command))
+    return Study(rows=rows)
 
 
 def row_of(
@@ -347,17 +354,14 @@ def row_of(
     command: str,
 ) -> Row:
     """Return an ablation with its measurements; a second run counts only if it is of the same."""
-    result, again = of_variants(result, ablation), of_variants(again, ablation)
+    result, again = own_part(result, ablation), own_part(again, ablation)
     is_other = again is not None and result is not None and again.definition != result.definition
-    again = None if is_other else again
-    outcomes: Sequence[Outcome] = (
-        outcomes_of(ablation, result, again)
-        if result
-        else [
-            Outcome(comparison=one, ratio=None, missing="not measured yet")
-            for one in ablation.comparisons
-        ]
-    )
+    outcomes = [
+        Outcome(comparison=comparison, ratio=None, missing="not measured yet")
+        for comparison in ablation.comparisons
+    ]
+    if result:
+        outcomes = outcomes_of(ablation, result, None if is_other else again)
     return Row(
         name=name,
         ablation=ablation,
@@ -368,35 +372,26 @@ def row_of(
     )
 
 
-def of_variants(result: Result | None, ablation: Ablation) -> Result | None:
+def own_part(result: Result | None, ablation: Ablation) -> Result | None:
     """Return the part of a result that is of an ablation's own variants."""
     if result is None:
         return None
-    own = ablation.variants
-    variants = {name: one for name, one in result.definition["variants"].items() if name in own}
+
+    def own(by_name: Mapping[str, T]) -> dict[str, T]:
+        return {name: value for name, value in by_name.items() if name in ablation.variants}
+
     return replace(
         result,
-        definition={**result.definition, "variants": variants},
-        left_out={name: why for name, why in result.left_out.items() if name in own},
-        rounds=tuple(
-            {name: run for name, run in of_round.items() if name in own}
-            for of_round in result.rounds
-        ),
+        definition={**result.definition, "variants": own(result.definition["variants"])},
+        left_out=own(result.left_out),
+        rounds=tuple(map(own, result.rounds)),
     )
 
 
-def result_if_there(folder: Path, name: str) -> Result | None:
-    """Read an ablation's result, if it was measured."""
-    file = result_file(folder, name)
-    return read_result(file) if file.exists() else None
-
-
-def machine_of(results: Sequence[Result]) -> Mapping[str, str]:
+def machine_of(results: Sequence[Result]) -> dict[str, str]:
     """Return what the results were measured on and with; where they differ, all of it."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, dict[str, None]] = {}
     for result in results:
         for name, value in result.environment.items():
-            values = found.setdefault(name, [])
-            if str(value) not in values:
-                values.append(str(value))
-    return {name: "; ".join(values) for name, values in found.items()}
+            values.setdefault(name, {})[str(value)] = None
+    return {name: "; ".join(texts) for name, texts in values.items()}

@@ -4,8 +4,10 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from rich.console import Console
 
@@ -13,19 +15,8 @@ from common.charts import Column, Table, text_column
 from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
-from profiling.ablate.analysis import (
-    NAMED,
-    Outcome,
-    by_reason,
-    drawn_quantity,
-    numbers_of,
-    outcomes_of,
-    shown,
-    shown_interval,
-    spread,
-)
+from profiling.ablate.analysis import NAMED, by_reason, outcomes_of, shown, variant_numbers
 from profiling.ablate.definition import (
-    Ablation,
     ChartChoice,
     SizeName,
     chosen,
@@ -45,10 +36,10 @@ from profiling.ablate.result import (
     Result,
     command_of,
     default_folder,
+    folder_options,
     plan_of,
     read_result,
     result_file,
-    where,
 )
 from profiling.bench.job import JobFailedError
 from profiling.bench.results import disturbance
@@ -72,29 +63,17 @@ examples:
   python -m profiling ablate run --quick --out runs/ablations/quick/second
   python -m profiling ablate report --quick                      # says also what holds"""
 
-QUICK = "320x320 instead of 800x800, and fewer rounds"
-
 
 def add_ablate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `ablate list | run | report` to the commands of a command line."""
     parser = add_parser(commands, "ablate", "the paper's ablations, measured here", ABOUT)
     kinds = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_list(kinds)
-    add_run(kinds)
-    add_report(kinds)
 
-
-def add_list(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `list`."""
     about = "which there are, what the paper says, what is measured"
-    parser = add_parser(kinds, "list", about, f"List the ablations: {about}.")
+    parser = add_parser(kinds, "list", about, f"List the ablations: {about}.", run=list_ablations)
     add_place(parser)
-    parser.set_defaults(run=list_ablations)
 
-
-def add_run(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `run`."""
-    parser = add_parser(kinds, "run", "measure them, or go on measuring", ABOUT)
+    parser = add_parser(kinds, "run", "measure them, or go on measuring", ABOUT, run=run)
     parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
     add_place(parser)
     parser.add_argument(
@@ -113,18 +92,13 @@ def add_run(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
     parser.add_argument(
         "--overwrite", action="store_true", help="measure anew what was measured before"
     )
-    parser.set_defaults(run=run)
 
-
-def add_report(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `report`."""
-    parser = add_parser(
-        kinds,
-        "report",
-        "one page for a browser, and one in Markdown",
+    description = (
         "Make ablations.html (one file that loads nothing) and ablations.md with its pictures, "
-        "from result files alone.",
+        "from result files alone."
     )
+    about = "one page for a browser, and one in Markdown"
+    parser = add_parser(kinds, "report", about, description, run=report)
     add_place(parser)
     parser.add_argument(
         "--again",
@@ -137,22 +111,32 @@ def add_report(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--to", type=Path, metavar="DIR", help="where the report goes (default: beside the results)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
-    parser.set_defaults(run=report)
 
 
-def report(
-    *, quick: bool, out: Path | None, again: Path | None, to: Path | None, overwrite: bool
-) -> int:
-    """Make the report; returns the exit code."""
-    # Here, because matplotlib is slow to load, and --help needs none.
-    from profiling.ablate.report import make_report  # noqa: PLC0415
-
-    return make_report(quick=quick, out=out, again=again, to=to, overwrite=overwrite)
+def add_parser(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    about: str,
+    description: str,
+    **defaults: Callable[..., int],
+) -> argparse.ArgumentParser:
+    """Add a command with the examples of all."""
+    parser = commands.add_parser(
+        name,
+        help=about,
+        description=description,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(**defaults)
+    return parser
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Add `--quick` and `--out`."""
-    parser.add_argument("--quick", action="store_true", help=QUICK)
+    parser.add_argument(
+        "--quick", action="store_true", help="320x320 instead of 800x800, and fewer rounds"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -161,24 +145,16 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_parser(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    about: str,
-    description: str,
-) -> argparse.ArgumentParser:
-    """Add a command with the examples of all."""
-    return commands.add_parser(
-        name,
-        help=about,
-        description=description,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def report(**options: Any) -> int:
+    """Make the report; return the exit code."""
+    # Here, because matplotlib is slow to load, and --help needs none.
+    from profiling.ablate.report import make_report  # noqa: PLC0415
+
+    return make_report(**options)
 
 
 def list_ablations(*, quick: bool, out: Path | None) -> int:
-    """Print them all; returns the exit code.
+    """Print them all; return the exit code.
 
     Raises:
         InputError: A file is not what it should be.
@@ -193,22 +169,16 @@ def list_ablations(*, quick: bool, out: Path | None) -> int:
     for name, ablation in read_all().items():
         plan = plan_of(name, ablation, size=size)
         lacking |= {f"{name}: {variant}": reason for variant, reason in plan.left_out.items()}
-        done = progress_of(result_file(folder, ablation.runs_of or name))
-        rows.append((name, ablation.question, figures_of(ablation), done))
+        figures = [shown(side.paper, side.ratio) for side in ablation.comparisons if side.paper]
+        says = ", ".join(dict.fromkeys(figures)) or ablation.says
+        progress = describe_progress(result_file(folder, ablation.runs_of or name))
+        rows.append((name, ablation.question, says, progress))
     console.print(Table("", columns, rows).for_console(show_lines=True))
-    for reason, left_out in by_reason(lacking).items():
-        names = listed(left_out, NAMED)
-        console.print(f"cannot be measured here: {names}: {reason}", soft_wrap=True)
+    print_left_out(console, "cannot be measured here", lacking)
     return FINISHED
 
 
-def figures_of(ablation: Ablation) -> str:
-    """Return the paper's numbers, else what it says."""
-    figures = [shown(one.paper, one.ratio) for one in ablation.comparisons if one.paper]
-    return ", ".join(dict.fromkeys(figures)) or ablation.says
-
-
-def progress_of(file: Path) -> str:
+def describe_progress(file: Path) -> str:
     """Return how much of a result there is."""
     if not file.exists():
         return "no"
@@ -216,6 +186,12 @@ def progress_of(file: Path) -> str:
     if result.is_complete:
         return "yes" if result.rounds else "nothing can be"
     return f"{len(result.rounds)} of {result.rounds_wanted} rounds"
+
+
+def print_left_out(console: Console, what: str, left_out: Mapping[str, str]) -> None:
+    """Print the variants that cannot run, a line for each reason."""
+    for reason, names in by_reason(left_out).items():
+        console.print(f"{what}: {listed(names, NAMED)}: {reason}", soft_wrap=True)
 
 
 def run(
@@ -227,7 +203,7 @@ def run(
     rounds: int | None,
     overwrite: bool,
 ) -> int:
-    """Measure ablations one after another; returns the exit code.
+    """Measure ablations one after another; return the exit code.
 
     Raises:
         InputError: A name is not known, a file is of another machine, there are no photos.
@@ -241,24 +217,19 @@ def run(
         for name, ablation in measured_by(chosen(names, known), known).items()
     ]
     with alone_on_this_machine(), tempfile.TemporaryDirectory(prefix="ablations-") as scratch:
-        read = Photos(photos, Path(scratch), console)
+        source = Photos(photos, Path(scratch), console)
         if photos is not None:
-            read.listed()
-        plans = [with_photos_described(plan, read) for plan in plans]
+            source.listed()
+        plans = [with_photos_described(plan, source) for plan in plans]
         # Before minutes of work: that all of it can go on where it stopped.
         on = measured_on()
-        begun = [
-            begun_result(
-                plan,
-                result_file(folder, plan.name),
-                command=command_of(plan.name, size, out=out, photos=photos),
-                on=on,
-                overwrite=overwrite,
-            )
-            for plan in plans
-        ]
-        code = measure_all(plans, begun, folder, photos=read, console=console)
-    words = ["python", "-m", "profiling", "ablate", "report", *where(size, out=out)]
+        begun = []
+        for plan in plans:
+            file = result_file(folder, plan.name)
+            command = command_of(plan.name, size, out=out, photos=photos)
+            begun.append(begun_result(plan, file, command=command, on=on, overwrite=overwrite))
+        code = measure_all(plans, begun, folder, photos=source, console=console)
+    words = ["python", "-m", "profiling", "ablate", "report", *folder_options(size, out=out)]
     console.print(f"\nresults: {folder}; as a page: {shlex.join(words)}", soft_wrap=True)
     return code
 
@@ -283,7 +254,9 @@ def measure_all(
             print(f"error: {plan.name}: {error}", file=sys.stderr)
             code = OUR_BUG
         except KeyboardInterrupt:
-            print_kept(file, console=console)
+            count = len(read_result(file).rounds) if file.exists() else 0
+            rounds = f"{count} rounds of it are kept"
+            console.print(f"stopped in {file.parent.name}: {rounds}; the same command goes on")
             raise
     return code
 
@@ -292,40 +265,12 @@ def print_result(plan: Plan, result: Result, *, console: Console) -> None:
     """Print what was measured, and what could not be."""
     if result.rounds:
         console.print(variants_table(result, plan.ablation.chart).for_console())
-        console.print(outcomes_table(outcomes_of(plan.ablation, result)).for_console())
-    for reason, left_out in by_reason(result.left_out).items():
-        console.print(f"not measured: {listed(left_out, NAMED)}: {reason}", soft_wrap=True)
+        rows = [outcome.cells() for outcome in outcomes_of(plan.ablation, result)]
+        console.print(Table("", OUTCOME_COLUMNS, rows).for_console())
+    print_left_out(console, "not measured", result.left_out)
     disturbed = disturbance(max(result.busy_cores, default=0.0))
     if disturbed:
         console.print(disturbed, soft_wrap=True)
-
-
-def print_kept(file: Path, *, console: Console) -> None:
-    """Print how far an interrupted measurement had come."""
-    count = len(read_result(file).rounds) if file.exists() else 0
-    console.print(
-        f"stopped in {file.parent.name}: {count} rounds of it are kept; the same command goes on"
-    )
-
-
-def variants_table(result: Result, choice: ChartChoice) -> Table:
-    """Return a row for each variant that ran: what the chart draws, its spread, memory."""
-    quantity, unit = drawn_quantity(result, choice)
-    columns = (
-        text_column("variant"),
-        text_column("allocator"),
-        Column(f"median {unit}", significant),
-        Column("lowest–highest"),
-        Column("page faults", ",.0f"),
-        Column("peak MB", ",.0f"),
-    )
-    rows = []
-    for name in result.definition["variants"]:
-        numbers = numbers_of(result, name, quantity=quantity)
-        middle, lowest, highest = spread(numbers.values)
-        range_ = f"{significant(lowest)}–{significant(highest)}"
-        rows.append((name, numbers.allocator, middle, range_, numbers.page_faults, numbers.peak_mb))
-    return Table("", columns, rows)
 
 
 OUTCOME_COLUMNS = (
@@ -335,18 +280,19 @@ OUTCOME_COLUMNS = (
 )
 
 
-def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return a row for each comparison: ours with its interval, the paper's, in which terms."""
+def variants_table(result: Result, choice: ChartChoice) -> Table:
+    """Return a row for each variant that ran: what the chart draws, its spread, memory."""
+    unit, variants = variant_numbers(result, choice)
+    columns = (
+        text_column("variant"),
+        text_column("allocator"),
+        Column(f"median {unit}", significant),
+        Column("lowest–highest"),
+        Column("page faults", ",.0f"),
+        Column("peak MB", ",.0f"),
+    )
     rows = []
-    for outcome in outcomes:
-        kind, paper, ratio = outcome.comparison.ratio, outcome.comparison.paper, outcome.ratio
-        rows.append(
-            (
-                outcome.what,
-                shown(ratio.median, kind) if ratio else "–",
-                shown_interval(ratio, kind) if ratio else "",
-                shown(paper, kind) if paper else "",
-                kind if ratio else "not measured",
-            )
-        )
-    return Table("", OUTCOME_COLUMNS, rows)
+    for name, allocator, values, page_faults, peak_mb in variants:
+        spread = f"{significant(min(values))}–{significant(max(values))}"
+        rows.append((name, allocator, median(values), spread, page_faults, peak_mb))
+    return Table("", columns, rows)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -29,11 +29,12 @@ from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
     READS_PHOTOS,
+    Call,
     ComparedCalls,
+    KindOfCalls,
     Plan,
     Result,
     read_result,
-    with_round,
     write_result,
 )
 from profiling.bench.data_bench import draw, photos_in, read_list, write_list
@@ -58,7 +59,9 @@ MAY_DIFFER = ("code", "kernel")
 
 def measured_on() -> dict[str, str | int]:
     """Return machine, packages and code; runs git, so call it once for all results of a command."""
-    return {**environment(), **installed_versions(OTHER_PACKAGES), "code": describe_code()}
+    code = code_version()
+    commit = f"{code['commit'] or 'unknown'}{' and changes' if code['is_modified'] else ''}"
+    return {**environment(), **installed_versions(OTHER_PACKAGES), "code": commit}
 
 
 def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Result:
@@ -76,12 +79,6 @@ def fresh_result(plan: Plan, *, command: str, on: Mapping[str, str | int]) -> Re
     )
 
 
-def describe_code() -> str:
-    """Return the commit that runs."""
-    code = code_version()
-    return f"{code['commit'] or 'unknown'}{' and changes' if code['is_modified'] else ''}"
-
-
 def begun_result(
     plan: Plan, file: Path, *, command: str, on: Mapping[str, str | int], overwrite: bool
 ) -> Result:
@@ -93,24 +90,30 @@ def begun_result(
     fresh = fresh_result(plan, command=command, on=on)
     if overwrite or not file.exists():
         return fresh
-    found = read_result(file)
-    advice = "--overwrite measures anew, --out DIR keeps both"
-    for name, there in {**found.environment, "definition": found.definition}.items():
-        here = fresh.definition if name == "definition" else fresh.environment.get(name)
-        if name not in MAY_DIFFER and there != here:
-            what = f"{name} {there}, here {here}"
-            if name == "definition":
-                parts = [part for part, value in fresh.definition.items() if there[part] != value]
-                what = f"another definition ({', '.join(parts)})"
-            raise InputError(f"{file}: was measured with {what}; {advice}")
+    result = read_result(file)
+    for name, there in {**result.environment, "definition": result.definition}.items():
+        here = fresh.definition if name == "definition" else on.get(name)
+        if name in MAY_DIFFER or there == here:
+            continue
+        what = f"{name} {there}, here {here}"
+        if name == "definition":
+            parts = [part for part, value in fresh.definition.items() if there[part] != value]
+            what = f"another definition ({', '.join(parts)})"
+        raise InputError(
+            f"{file}: was measured with {what}; --overwrite measures anew, --out DIR keeps both"
+        )
     return replace(
-        found, rounds_wanted=max(found.rounds_wanted, plan.rounds), left_out=plan.left_out
+        result, rounds_wanted=max(result.rounds_wanted, plan.rounds), left_out=plan.left_out
     )
+
+
+COUNT = 128
+"""Photos that decoders read, at most."""
 
 
 @dataclass
 class Photos:
-    """The photos that decoders read: found, or drawn as scenes, when first needed."""
+    """The photos that decoders read: those of a folder, or drawn scenes, made when first needed."""
 
     folder: Path | None
     """Of a user's photos; None: drawn scenes."""
@@ -145,15 +148,17 @@ class Photos:
         return f"{len(contents)} {what}, {megabytes:.1f} MB, SHA-256 {digest[:12]}…"
 
 
-def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: Console) -> Result:
-    """Measure the rounds that are missing; each is written to the file when it is complete.
+def with_photos_described(plan: Plan, photos: Photos) -> Plan:
+    """Return a plan with the description of the photos, if its variants decode any."""
+    if not any(variant.recipe.startswith(READS_PHOTOS) for variant in plan.variants.values()):
+        return plan
+    return replace(plan, photos=photos.describe())
 
-    Args:
-        plan: What to measure.
-        begun: The rounds that there are.
-        file: The result's.
-        photos: Those that decoders read; in their scratch folder is what ablations share.
-        console: Where progress is shown.
+
+def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: Console) -> Result:
+    """Measure the rounds that `begun` lacks; each is written to the file when it is complete.
+
+    In the scratch folder of `photos` is also what ablations share.
 
     Raises:
         WorkerDiedError, JobFailedError: A variant could not go on.
@@ -166,36 +171,34 @@ def measure(plan: Plan, begun: Result, file: Path, *, photos: Photos, console: C
         return result
     missing = result.rounds_wanted - len(result.rounds)
     variants = list(plan.variants.values())
+
+    def start(variant: Variant, workload: Workload) -> Runner:
+        if plan.ablation.recipe == JOBS:
+            say = partial(console.print, soft_wrap=True)
+            return JobRunner(variant, workload, scenes=photos.scratch / "scenes", say=say)
+        if variant.recipe.startswith(READS_PHOTOS):
+            options = {**variant.options, "photos": str(photos.listed())}
+            variant = replace(variant, options=options)
+        return variant_worker(variant, workload)
+
+    # Where a run draws random numbers, each round has its own, resumed or not.
+    workload = replace(plan.workload, seed=len(result.rounds))
     total = len(variants) * (plan.warm_up + missing)
-    start: Callable[[Variant, Workload], Runner] = variant_worker
-    if plan.ablation.recipe == JOBS:
-        say = partial(console.print, soft_wrap=True)
-        start = partial(JobRunner, scenes=photos.scratch / "scenes", say=say)
-    with ExitStack() as stack:
-        others = stack.enter_context(background_load())
-        pool = stack.enter_context(
-            WorkerPool(
-                # Where a run draws random numbers, each round has its own, resumed or not.
-                replace(plan.workload, seed=len(result.rounds)),
-                warm_up=plan.warm_up,
-                say=console.print,
-                start=lambda variant, workload: start(with_photos(variant, photos), workload),
-            )
-        )
-        advance = stack.enter_context(progress(console, f"{plan.name}, runs", total=total))
-        rounds = run_interleaved(
-            pool,
-            variants,
-            rounds=missing,
-            advance=advance,
-            settling=plan.ablation.settling,
-        )
-        for runs in rounds:
+    with (
+        background_load() as others,
+        WorkerPool(workload, warm_up=plan.warm_up, say=console.print, start=start) as pool,
+        progress(console, f"{plan.name}, runs", total=total) as advance,
+    ):
+        settling = plan.ablation.settling
+        for runs in run_interleaved(
+            pool, variants, rounds=missing, advance=advance, settling=settling
+        ):
             if plan.ablation.calls is not None and result.calls is None:
                 # With the first round, so that no result is complete without them.
                 calls = calls_of(plan.ablation.calls, pool, plan.variants, folder=file.parent)
                 result = replace(result, calls=calls)
-            result = with_round(replace(result, facts=pool.facts), runs, ended=now())
+            rounds = (*result.rounds, runs)
+            result = replace(result, rounds=rounds, facts=pool.facts, ended=now())
             write_result(file, result)
     result = replace(result, busy_cores=(*result.busy_cores, round(others.cores, 3)))
     write_result(file, result)
@@ -224,13 +227,10 @@ class JobRunner:
         scenes: Path,
         say: Callable[[str], None],
     ) -> None:
-        """Options: `ranks`, `threads`, `images` of each rank in a step, `workers` that load.
+        """The variant's options: `ranks`, `threads`, `images` of each rank in a step, `workers`.
 
-        Args:
-            variant: Its options are the job's.
-            workload: The size of images; `images` where the options do not say.
-            scenes: Folder for drawn scenes.
-            say: Called with what the ranks print.
+        `images` is the workload's where the options do not say; `scenes` is the folder for drawn
+        scenes, and `say` gets what the ranks print.
 
         Raises:
             InputError: There is no mpirun.
@@ -311,49 +311,32 @@ def calls_of(
         log = folder / f"{name}.log"
         write_whole(log, pool.worker(variants[name]).ask("log")["log"])
         sides.append(side_of(name, read_logs([log]), by_step=False))
-    found = compare(*sides, with_types=True, is_by_step=False)
+    comparison = compare(*sides, with_types=True, is_by_step=False)
     return {
         "first": names[0],
         "second": names[1],
         "logs": [f"{name}.log" for name in names],
         "kinds": [
-            {
-                "kind": kind.name,
-                "first_calls": kind.first.calls,
-                "second_calls": kind.second.calls,
-                "first_ms": kind.first.ms,
-                "second_ms": kind.second.ms,
-            }
-            for kind in kinds_of(found.pairs)
+            KindOfCalls(
+                kind=kind.name,
+                first_calls=kind.first.calls,
+                second_calls=kind.second.calls,
+                first_ms=kind.first.ms,
+                second_ms=kind.second.ms,
+            )
+            for kind in kinds_of(comparison.pairs)
         ],
         "only_one": [
-            {
-                "kind": pair.question.kind,
-                "direction": pair.question.direction,
-                "shape": pair.question.shape,
-                "extra_calls": pair.extra_calls,
-                "extra_ms": pair.extra_ms,
-            }
-            for pair in found.only_one[:20]
+            Call(
+                kind=pair.question.kind,
+                direction=pair.question.direction,
+                shape=pair.question.shape,
+                extra_calls=pair.extra_calls,
+                extra_ms=pair.extra_ms,
+            )
+            for pair in comparison.only_one[:20]
         ],
     }
-
-
-COUNT = 128
-
-
-def with_photos_described(plan: Plan, photos: Photos) -> Plan:
-    """Return a plan with the description of the photos, if its variants decode any."""
-    if not any(one.recipe.startswith(READS_PHOTOS) for one in plan.variants.values()):
-        return plan
-    return replace(plan, photos=photos.describe())
-
-
-def with_photos(variant: Variant, photos: Photos) -> Variant:
-    """Return a variant with the list of photos in its options, if it reads any."""
-    if not variant.recipe.startswith(READS_PHOTOS):
-        return variant
-    return replace(variant, options={**variant.options, "photos": str(photos.listed())})
 
 
 @contextmanager
@@ -361,7 +344,7 @@ def alone_on_this_machine() -> Iterator[None]:
     """Hold the machine, against others of this user, while the context lasts.
 
     Raises:
-        InputError: Another measurement holds it.
+        InputError: Another measurement holds it, or the file system has no locks.
     """
     # Among the temporary files, as a home may be that of many hosts.
     lock = Path(tempfile.gettempdir(), f"retinanet-ablate-{os.getuid()}.lock")
@@ -370,26 +353,19 @@ def alone_on_this_machine() -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{lock}: cannot be opened: {error.strerror}; set TMPDIR") from error
     try:
-        require_lock(descriptor, lock)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def require_lock(descriptor: int, lock: Path) -> None:
-    """Lock an open file for as long as it is open.
-
-    Raises:
-        InputError: Another process holds it, or its file system has no locks.
-    """
-    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        os.close(descriptor)
         raise InputError(
             "another `ablate run` measures on this machine, and both would be wrong; wait until "
             "it has ended"
         ) from error
     except OSError as error:
+        os.close(descriptor)
         raise InputError(
             f"{lock}: its file system has no locks ({error.strerror}); set TMPDIR to a local one"
         ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)

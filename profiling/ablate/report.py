@@ -1,9 +1,11 @@
 """`python -m profiling ablate report`: the report's chapters, as HTML and as Markdown."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
-from common.charts import Cell, Column, Table, as_png, markdown_table
+from common.charts import Column, Table, markdown_table, save_chart, text_column
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_whole
@@ -13,17 +15,15 @@ from profiling.ablate.analysis import (
     NAMED,
     NOTHING,
     Outcome,
-    Ratio,
     Row,
     Study,
     by_reason,
-    drawn_quantity,
     machine_of,
-    numbers_of,
+    ratio_cell,
     read_study,
     shown,
     shown_interval,
-    spread,
+    variant_numbers,
 )
 from profiling.ablate.charts import picture
 from profiling.ablate.definition import SizeName, read_all
@@ -51,7 +51,7 @@ SECOND = "second"
 def make_report(
     *, quick: bool, out: Path | None, again: Path | None, to: Path | None, overwrite: bool
 ) -> int:
-    """Read results, draw, write; returns the exit code.
+    """Read results, draw, write; return the exit code.
 
     Raises:
         InputError: There are no results, or a file cannot be read or written.
@@ -72,7 +72,7 @@ def make_report(
     for row in study.rows:
         if row.result is not None and row.is_measured:
             figure = picture(row.ablation, row.result, row.outcomes)
-            write_whole(target / PICTURES / f"{row.name}.png", as_png(figure))
+            save_chart(figure, target / PICTURES / f"{row.name}.png")
     console = make_console()
     for line in summary(study):
         console.print(line, soft_wrap=True)
@@ -82,22 +82,15 @@ def make_report(
 
 def pages_of(study: Study) -> tuple[str, str]:
     """Return the report as HTML and as Markdown, in the order of `FILES`."""
-    title = f"The paper's ablations, measured here ({size_words(study)})"
-    sections, words = sections_of(study), summary(study)
+    sizes = [result.definition["workload"]["image_size"] for result in study.results]
+    usual = max(set(sizes), key=sizes.count)
+    cores = " or ".join(map(str, sorted({result.environment["cores"] for result in study.results})))
+    title = f"The paper's ablations, measured here ({usual}×{usual}, {cores} cores)"
+    sections, sentences = sections_of(study), summary(study)
     return (
-        render_page(sections, title=title, summary=words),
-        markdown_page(sections, title=title, summary=words, pictures=PICTURES),
+        render_page(sections, title=title, summary=sentences),
+        markdown_page(sections, title=title, summary=sentences, pictures=PICTURES),
     )
-
-
-def size_words(study: Study) -> str:
-    """Return such as `320×320, 2 cores`."""
-    sizes = {result.definition["workload"]["image_size"] for result in study.results}
-    usual = max(sizes, key=lambda size: sum(
-        result.definition["workload"]["image_size"] == size for result in study.results
-    ))  # fmt: skip
-    cores = {result.environment["cores"] for result in study.results}
-    return f"{usual}×{usual}, {' or '.join(map(str, sorted(cores)))} cores"
 
 
 LEFT = {
@@ -112,110 +105,86 @@ LEFT = {
 
 def sections_of(study: Study) -> list[Section]:
     """Return all comparisons, a chapter for each ablation, the method, the machine."""
+    lacking = [f"{sentence(why)} {listed(names, NAMED)}" for why, names in study.left_out.items()]
+    blocks: list[Block] = [comparisons_table(study)]
+    if lacking:
+        blocks.append(Text(["What this machine lacks:", *lacking]))
     return [
-        Section("all", "All comparisons", all_blocks(study)),
+        Section("all", "All comparisons", blocks),
         *(row_section(row) for row in study.rows),
         Section("method", "How it was measured", [Text(METHOD)]),
         Section("machine", "On what", [Facts(list(machine_of(study.results).items()))]),
     ]
 
 
-def all_blocks(study: Study) -> list[Block]:
-    """Return a row for every comparison, and what could not be measured."""
+def comparisons_table(study: Study) -> Table:
+    """Return a row for every comparison."""
     columns = [
-        Column("ablation", is_number=False),
-        Column("what", is_number=False),
+        text_column("ablation"),
+        text_column("what"),
         Column("ours", meaning="the median of the rounds' ratios"),
-        Column("interval", is_number=False),
+        text_column("interval"),
         Column("paper"),
-        Column("is", is_number=False, meaning="in which terms both are"),
-        Column("allocator", is_number=False),
+        text_column("is", meaning="in which terms both are"),
+        text_column("allocator"),
         Column("second run"),
-        Column("holds", is_number=False, meaning="whether a second run has the same sign and size"),
+        text_column("holds", meaning="whether a second run has the same sign and size"),
     ]
-    rows = [comparison_cells(row, one) for row in study.rows for one in row.outcomes]
-    missing = [
-        f"{sentence(reason)} {listed(names, NAMED)}" for reason, names in study.left_out.items()
+    rows = [
+        [
+            row.name,
+            *outcome.cells(),
+            row.allocators_of(outcome),
+            ratio_cell(outcome.again, outcome.comparison.ratio),
+            {True: "yes", False: "no", None: ""}[outcome.holds],
+        ]
+        for row in study.rows
+        for outcome in row.outcomes
     ]
-    return [
-        Table("Every comparison, beside the paper's figure", columns, rows),
-        *([Text(["What this machine lacks:", *missing])] if missing else []),
-    ]
-
-
-def comparison_cells(row: Row, one: Outcome) -> list[Cell]:
-    """Return a comparison's row."""
-    kind, paper = one.comparison.ratio, one.comparison.paper
-    return [
-        Cell(row.name),
-        Cell(one.what),
-        ratio_cell(one.ratio, kind, otherwise="–"),
-        Cell(shown_interval(one.ratio, kind) if one.ratio else ""),
-        Cell(shown(paper, kind), paper) if paper else Cell(""),
-        Cell(kind if one.ratio else "not measured"),
-        Cell(row.allocators_of(one)),
-        ratio_cell(one.again, kind),
-        Cell(holding(one)),
-    ]
-
-
-def ratio_cell(ratio: Ratio | None, kind: str, *, otherwise: str = "") -> Cell:
-    """Return a median in its terms."""
-    return Cell(shown(ratio.median, kind), ratio.median) if ratio else Cell(otherwise)
+    return Table("Every comparison, beside the paper's figure", columns, rows)
 
 
 def row_section(row: Row) -> Section:
     """Return a chapter: the question, picture, sentences, variants and command."""
-    ablation = row.ablation
-    blocks: list[Block] = [
-        Text([f"{ablation.question} {ablation.source}: {ablation.says}."]),
-    ]
-    result = row.result
-    if result is not None and row.is_measured:
-        left = LEFT[ablation.chart.kind]
-        blocks.append(
-            chart(
-                lambda: picture(ablation, result, row.outcomes),
-                name=row.name,
-                label=ablation.question,
-                caption=f"Left: {left}. Right: ratios with their intervals.",
-            )
-        )
-    sentences = [verdict(one) for one in row.outcomes]
-    blocks.append(Text([*sentences, *filter(None, [calls_sentence(row)]), *remarks(row)]))
-    if result is not None and row.is_measured:
-        blocks.append(variants_table(result, row))
+    ablation, result = row.ablation, row.result
+    question = Text([f"{ablation.question} {ablation.source}: {ablation.says}."])
+    calls = filter(None, [calls_sentence(row)])
+    sentences = Text([*map(verdict, row.outcomes), *calls, *remarks(row)])
+    blocks: list[Block]
     if result is None:
-        blocks.append(Missing("Not measured yet:", row.command))
-    else:
-        blocks.append(Facts([("measured", result.ended), ("command", result.command)]))
+        blocks = [question, sentences, Missing("Not measured yet:", row.command)]
+        return Section(row.name, row.name, blocks)
+    facts = Facts([("measured", result.ended), ("command", result.command)])
+    if not row.is_measured:
+        return Section(row.name, row.name, [question, sentences, facts])
+    drawing = chart(
+        lambda: picture(ablation, result, row.outcomes),
+        name=row.name,
+        label=ablation.question,
+        caption=f"Left: {LEFT[ablation.chart.kind]}. Right: ratios with their intervals.",
+    )
+    blocks = [question, drawing, sentences, variants_table(result, row), facts]
     return Section(row.name, row.name, blocks)
 
 
 def variants_table(result: Result, row: Row) -> Table:
     """Return a row for each variant."""
-    quantity, unit = drawn_quantity(result, row.ablation.chart)
+    unit, variants = variant_numbers(result, row.ablation.chart)
     columns = [
-        Column("variant", is_number=False),
-        Column("what it is", is_number=False),
-        Column("allocator", is_number=False),
-        *map(Column, (f"median {unit}", "lowest", "highest", "page faults", "peak MB", "rounds")),
+        *map(text_column, ("variant", "what it is", "allocator")),
+        *(Column(heading, three) for heading in (f"median {unit}", "lowest", "highest")),
+        *(Column(heading, ",.0f") for heading in ("page faults", "peak MB", "rounds")),
     ]
-    rows = []
-    for name in result.definition["variants"]:
-        numbers = numbers_of(result, name, quantity=quantity)
-        faults, peak = numbers.page_faults, numbers.peak_mb
-        rows.append(
-            [
-                Cell(name),
-                Cell(row.ablation.variants[name].about),
-                Cell(numbers.allocator),
-                *(Cell(three(value), value) for value in spread(numbers.values)),
-                Cell("") if faults is None else Cell(f"{faults:,.0f}", faults),
-                Cell("") if peak is None else Cell(f"{peak:,.0f}", peak),
-                Cell(str(len(numbers.values)), len(numbers.values)),
-            ]
-        )
+    rows = [
+        [
+            variant.name,
+            row.ablation.variants[variant.name].about,
+            variant.allocator,
+            *(median(variant.values), min(variant.values), max(variant.values)),
+            *(variant.page_faults, variant.peak_mb, len(variant.values)),
+        ]
+        for variant in variants
+    ]
     notes = [
         f"Not run: {listed(names, NAMED)}: {reason}."
         for reason, names in by_reason(result.left_out).items()
@@ -244,17 +213,17 @@ METHOD = (
 def summary(study: Study) -> list[str]:
     """Return the report's summary in a few sentences."""
     outcomes = study.outcomes
-    measured = [one for one in outcomes if one.ratio]
-    beside = [one.beside_paper for one in measured if one.beside_paper]
-    unsure = "unsure" in beside
+    measured = [outcome for outcome in outcomes if outcome.ratio]
+    beside = [outcome.beside_paper for outcome in measured if outcome.beside_paper]
+    count = Counter(beside)
+    scatters = f"; of {count['unsure']} the rounds scatter too much." if count["unsure"] else "."
     lines = [
         f"{sum(row.is_measured for row in study.rows)} of {len(study.rows)} ablations and "
         f"{len(measured)} of {len(outcomes)} comparisons were measured. "
-        f"Of {len(beside)} that the paper has a figure for, {beside.count('alike')} come out about "
-        f"the same here, {beside.count('more')} larger and {beside.count('less')} smaller"
-        + (f"; of {beside.count('unsure')} the rounds scatter too much." if unsure else ".")
+        f"Of {len(beside)} that the paper has a figure for, {count['alike']} come out about "
+        f"the same here, {count['more']} larger and {count['less']} smaller{scatters}"
     ]
-    second = [one.holds for one in measured if one.holds is not None]
+    second = [outcome.holds for outcome in measured if outcome.holds is not None]
     if second:
         lines.append(
             f"A second run bears out {sum(second)} of {len(second)} conclusions, by sign and size."
@@ -265,57 +234,54 @@ def summary(study: Study) -> list[str]:
     return lines
 
 
-def verdict(one: Outcome) -> str:
+TERMS = {"times as fast": " as fast", "times as much": " as much", "share": ""}
+RELATIONS = {"alike": "about", "more": "more than", "less": "less than"}
+
+
+def verdict(outcome: Outcome) -> str:
     """Return a comparison in a sentence."""
-    if one.ratio is None:
-        return f"{one.what}: {one.missing}."
-    kind = one.comparison.ratio
-    interval = shown_interval(one.ratio, kind)
-    words = {"times as fast": " as fast", "times as much": " as much", "share": ""}[kind]
-    found = f"{one.what}: {shown(one.ratio.median, kind)}{words}"
-    found += f" ({interval})" if interval else ""
-    if kind != "share" and one.ratio.rounds > 1 and not one.ratio.is_clear:
-        found += ", no difference"
-    if one.comparison.paper:
-        relation = {"alike": "about", "more": "more than", "less": "less than"}
-        words = relation.get(one.beside_paper, "beside")
-        found += f", {words} the paper's {shown(one.comparison.paper, kind)}"
-    return f"{found}. {one.why}".strip()
-
-
-def holding(one: Outcome) -> str:
-    """Return `yes` or `no`; empty without a second run."""
-    return {True: "yes", False: "no", None: ""}[one.holds]
+    ratio, kind, paper = outcome.ratio, outcome.comparison.ratio, outcome.comparison.paper
+    if ratio is None:
+        return f"{outcome.what}: {outcome.missing}."
+    interval = shown_interval(ratio, kind)
+    text = f"{outcome.what}: {shown(ratio.median, kind)}{TERMS[kind]}"
+    text += f" ({interval})" if interval else ""
+    if kind != "share" and ratio.rounds > 1 and not ratio.is_clear:
+        text += ", no difference"
+    if paper:
+        relation = RELATIONS.get(outcome.beside_paper, "beside")
+        text += f", {relation} the paper's {shown(paper, kind)}"
+    return f"{text}. {outcome.why}".strip()
 
 
 def remarks(row: Row) -> list[str]:
     """Return further remarks on an ablation."""
-    found = [row.ablation.remark] if row.ablation.remark else []
+    texts = [row.ablation.remark] if row.ablation.remark else []
     if row.state:
-        found.append(f"Incomplete: {row.state}.")
+        texts.append(f"Incomplete: {row.state}.")
     if row.has_other_again:
-        found.append("The second run is of another definition, and is left out.")
-    if row.result and row.result.busy_cores and max(row.result.busy_cores) > 0.1:
-        cores = max(row.result.busy_cores)
-        found.append(f"Other work kept {cores:.2f} cores busy meanwhile.")
-    return found
+        texts.append("The second run is of another definition, and is left out.")
+    cores = max(row.result.busy_cores, default=0.0) if row.result else 0.0
+    if cores > 0.1:
+        texts.append(f"Other work kept {cores:.2f} cores busy meanwhile.")
+    return texts
 
 
 def calls_sentence(row: Row) -> str:
-    """Return what comparing two logs has found; empty where none were compared."""
+    """Return what comparing two logs has shown; empty where none were compared."""
     calls = row.result.calls if row.result else None
     if not calls:
         return ""
-    kinds = [one for one in calls["kinds"] if one["first_calls"] != one["second_calls"]]
-    words = [
-        f"{one['first_calls'] - one['second_calls']:+.0f} {one['kind']} "
-        f"({one['first_calls']:.0f} against {one['second_calls']:.0f}, "
-        f"{one['first_ms'] - one['second_ms']:+.0f} ms)"
-        for one in kinds
-    ]
+    differences = ", ".join(
+        f"{kind['first_calls'] - kind['second_calls']:+.0f} {kind['kind']} "
+        f"({kind['first_calls']:.0f} against {kind['second_calls']:.0f}, "
+        f"{kind['first_ms'] - kind['second_ms']:+.0f} ms)"
+        for kind in calls["kinds"]
+        if kind["first_calls"] != kind["second_calls"]
+    )
     return (
         f"`profiling compare` of one step's logs finds, {calls['first']} against "
-        f"{calls['second']}: {', '.join(words) or 'as many calls of every kind'}."
+        f"{calls['second']}: {differences or 'as many calls of every kind'}."
     )
 
 
@@ -324,32 +290,25 @@ def markdown_page(
 ) -> str:
     """Return the whole page as Markdown.
 
-    Args:
-        sections: In order.
-        title: Its heading.
-        summary: Sentences before all.
-        pictures: The folder of pictures, as seen from the page: `SECTION.png` for each chart.
+    `summary` are sentences before all; `pictures` is the folder of pictures, as seen from the page:
+    `SECTION.png` for each chart.
     """
     parts = [f"# {title}", *summary]
     for section in sections:
         parts.append(f"## {section.heading}")
         for block in section.blocks:
-            parts += block_parts(block, picture=f"{pictures}/{section.name}.png")
+            match block:
+                case Table():
+                    parts += [block.markdown(), *block.notes]
+                case Chart():
+                    picture_file = f"{pictures}/{section.name}.png"
+                    parts += [f"![{block.caption}]({picture_file})", f"*{block.caption}*"]
+                case Facts():
+                    parts.append(markdown_table(("what", "value"), block.pairs))
+                case Text():
+                    parts += block.paragraphs
+                case Missing():
+                    parts.append(f"{block.text} `{block.command}`")
+                case _:
+                    raise AssertionError(f"{type(block).__name__} is not in reports of ablations")
     return "\n\n".join(parts) + "\n"
-
-
-def block_parts(block: Block, *, picture: str) -> list[str]:
-    """Return a block's paragraphs."""
-    match block:
-        case Table():
-            return [block.markdown(), *block.notes]
-        case Chart():
-            return [f"![{block.caption}]({picture})", f"*{block.caption}*"]
-        case Facts():
-            return [markdown_table(("what", "value"), block.pairs)]
-        case Text():
-            return list(block.paragraphs)
-        case Missing():
-            return [f"{block.text} `{block.command}`"]
-        case _:
-            raise AssertionError(f"{type(block).__name__} is not in reports of ablations")

@@ -6,12 +6,11 @@ measured. It is written anew after every round, so that an interrupted measureme
 there.
 """
 
-import json
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from common.errors import InputError
-from common.files import read_kept, write_whole
+from common.files import read_kept, write_json
 from common.machine import BF16_FLAGS, bf16_flag, cpu_flags, fastest_precision
 from data.decoding import DECODERS, fault_of
 from launch.environment import ALLOCATORS, find
@@ -94,15 +93,24 @@ class Plan:
     @property
     def definition(self) -> Definition:
         """Return what a measurement of it depends on."""
+        variants: dict[str, MeasuredVariant] = {}
+        for name, measured in self.variants.items():
+            variant = self.ablation.variants[name]
+            variants[name] = {
+                "recipe": measured.recipe,
+                "options": dict(measured.options),
+                "allocator": measured.allocator,
+                "pinned": is_pinned(measured.recipe),
+                "huge_pages": variant.huge_pages,
+                "memory": variant.memory,
+                "pillow_simd": variant.pillow_simd,
+            }
         return {
             "workload": asdict(self.workload),
             "warm_up": self.warm_up,
             "settling": self.ablation.settling,
             "photos": self.photos,
-            "variants": {
-                name: described(one, self.ablation.variants[name])
-                for name, one in self.variants.items()
-            },
+            "variants": variants,
         }
 
 
@@ -110,18 +118,21 @@ def plan_of(name: str, ablation: Ablation, *, size: SizeName, rounds: int | None
     """Resolve an ablation; `rounds`: None takes the file's, or the usual number."""
     chosen = ablation.size(size)
     numbers = {field: getattr(chosen, field) or value for field, value in USUAL[size].items()}
-    if chosen.warm_up is not None:
-        numbers["warm_up"] = chosen.warm_up
+    warm_up = numbers["warm_up"] if chosen.warm_up is None else chosen.warm_up
     variants, left_out = {}, {}
     for key, variant in ablation.variants.items():
-        options = resolved({**ablation.options, **chosen.options, **variant.options})
-        allocator = variant.allocator or ablation.allocator
-        missing = lacking(variant, options, allocator=allocator)
+        options = {**ablation.options, **chosen.options, **variant.options}
+        if options.get("precision") == "auto":
+            options["precision"] = fastest_precision()
+        missing = lacking(variant, options, allocator=variant.allocator or ablation.allocator)
         if missing is None:
             variants[key] = benchmark_variant(key, ablation, variant, options=options)
         else:
             left_out[key] = missing
-    for key in without_counterpart(ablation, left_out):
+    # Variants whose comparisons each have a side that cannot run are of no use.
+    pairs = [(comparison.change, comparison.baseline) for comparison in ablation.comparisons]
+    useful = {key for pair in pairs if not set(pair) & left_out.keys() for key in pair}
+    for key in dict.fromkeys(key for pair in pairs for key in pair if key not in useful):
         variants.pop(key, None)
         left_out.setdefault(key, "nothing that it is held against can run here")
     return Plan(
@@ -134,26 +145,10 @@ def plan_of(name: str, ablation: Ablation, *, size: SizeName, rounds: int | None
             classes=numbers["classes"],
         ),
         rounds=rounds or numbers["rounds"],
-        warm_up=numbers["warm_up"],
+        warm_up=warm_up,
         variants=variants,
         left_out=left_out,
     )
-
-
-def without_counterpart(ablation: Ablation, left_out: Collection[str]) -> list[str]:
-    """Return the variants whose comparisons each have a side that cannot run."""
-    pairs = [(one.change, one.baseline) for one in ablation.comparisons]
-    compared = dict.fromkeys(name for pair in pairs for name in pair)
-    useful = {name for pair in pairs if not set(pair) & set(left_out) for name in pair}
-    return [name for name in compared if name not in useful]
-
-
-def resolved(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Return options with this processor's precision in place of `auto`."""
-    found = dict(options)
-    if found.get("precision") == "auto":
-        found["precision"] = fastest_precision()
-    return found
 
 
 def benchmark_variant(
@@ -178,21 +173,8 @@ def benchmark_variant(
 
 
 def is_pinned(recipe: str) -> bool:
-    """Whether its threads are OpenMP's; jobs pin their ranks themselves, decoders have one."""
+    """Return whether its threads are OpenMP's; jobs pin their ranks, decoders have one thread."""
     return recipe != JOBS and not recipe.startswith(READS_PHOTOS)
-
-
-def described(measured: Variant, variant: AblationVariant) -> MeasuredVariant:
-    """Return what runs under a variant's name in plain values."""
-    return {
-        "recipe": measured.recipe,
-        "options": dict(measured.options),
-        "allocator": measured.allocator,
-        "pinned": is_pinned(measured.recipe),
-        "huge_pages": variant.huge_pages,
-        "memory": variant.memory,
-        "pillow_simd": variant.pillow_simd,
-    }
 
 
 def lacking(
@@ -200,61 +182,40 @@ def lacking(
 ) -> str | None:
     """Return the first thing that is missing here for a variant; None where all is there.
 
-    Args:
-        variant: Its needs.
-        options: All that its recipe is given.
-        allocator: Its memory policy.
+    `options` are all that its recipe is given, `allocator` is its memory policy.
     """
+    return next(what_is_lacking(variant, options, allocator), None)
+
+
+def what_is_lacking(
+    variant: AblationVariant, options: Mapping[str, Option], allocator: str
+) -> Iterator[str]:
+    """Yield instructions, packages, memory and cores that a variant needs and that are missing."""
     if "bf16" in variant.needs and bf16_flag(cpu_flags()) is None:
-        return f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
-    return (
-        lacking_packages(variant, options)
-        or lacking_memory(variant, allocator)
-        or lacking_cores(options)
-    )
-
-
-def lacking_packages(variant: AblationVariant, options: Mapping[str, Option]) -> str | None:
-    """Return which package or decoder a variant lacks."""
+        yield f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
     if "ipex" in variant.needs:
         from retinanet.engine.engines import require_ipex  # noqa: PLC0415
 
         try:
             require_ipex()
         except InputError as error:
-            return str(error).removeprefix("engine.name: ").split(", or set")[0]
+            yield str(error).removeprefix("engine.name: ").split(", or set")[0]
     decoder = options.get("decoder")
-    if decoder in DECODERS:
-        fault = fault_of(str(decoder))
-        if fault is not None:
-            return f"{decoder} {fault}"
+    if decoder in DECODERS and (fault := fault_of(str(decoder))) is not None:
+        yield f"{decoder} {fault}"
     if variant.pillow_simd and pillow_simd_folder() is None:
-        return "Pillow-SIMD is not built; run `./setup.sh simd-beside`"
-    return None
-
-
-def lacking_memory(variant: AblationVariant, allocator: str) -> str | None:
-    """Return which allocator, huge pages or memory nodes a variant lacks."""
+        yield "Pillow-SIMD is not built; run `./setup.sh simd-beside`"
     library = ALLOCATORS.get(allocator)
     if library is not None and find(library) is None:
-        return f"{allocator} is not installed (apt-get install {library.package})"
-    if variant.huge_pages:
-        remark = huge_pages_remark()
-        if remark:
-            return remark.removeprefix("--huge-pages: no effect, ")
+        yield f"{allocator} is not installed (apt-get install {library.package})"
+    if variant.huge_pages and (remark := huge_pages_remark()):
+        yield remark.removeprefix("--huge-pages: no effect, ")
     nodes = len(read_allowance().memory_nodes)
     if variant.memory is not None and nodes < 2:
-        return f"takes two memory nodes (a second socket), and here is {max(nodes, 1)}"
-    return None
-
-
-def lacking_cores(options: Mapping[str, Option]) -> str | None:
-    """Return that the ranks and threads of a job take more cores than there are."""
-    wanted = int(options.get("ranks", 1)) * int(options.get("threads", 1))
+        yield f"takes two memory nodes (a second socket), and here is {max(nodes, 1)}"
     cores = len(os.sched_getaffinity(0))
-    if wanted > cores:
-        return f"takes more cores than the {cores} that this process may use"
-    return None
+    if int(options.get("ranks", 1)) * int(options.get("threads", 1)) > cores:
+        yield f"takes more cores than the {cores} that this process may use"
 
 
 def pillow_simd_folder() -> Path | None:
@@ -330,22 +291,14 @@ class Result:
         return len(self.rounds) >= self.rounds_wanted or not self.definition["variants"]
 
     def values(self, variant: str, quantity: str) -> list[float]:
-        """Return one of a variant's quantities, by round; empty where it was not measured."""
+        """Return one of a variant's quantities, by round; empty where it was not measured.
+
+        It is `seconds`, `page_faults`, `peak_rss_mb`, or one of the recipe's details.
+        """
         runs = [runs[variant] for runs in self.rounds if variant in runs]
-        values = [quantity_of(run, quantity) for run in runs]
-        return [value for value in values if value is not None]
-
-
-def quantity_of(run: Run, quantity: str) -> float | None:
-    """Return `seconds`, `page_faults`, `peak_rss_mb`, or one of the recipe's details."""
-    if quantity in ("seconds", "page_faults", "peak_rss_mb"):
-        return float(getattr(run, quantity))
-    return run.details.get(quantity)
-
-
-def with_round(result: Result, runs: RoundOfRuns, *, ended: str) -> Result:
-    """Return the result with one more round."""
-    return replace(result, rounds=(*result.rounds, runs), ended=ended)
+        if quantity in ("seconds", "page_faults", "peak_rss_mb"):
+            return [float(getattr(run, quantity)) for run in runs]
+        return [run.details[quantity] for run in runs if run.details.get(quantity) is not None]
 
 
 def write_result(file: Path, result: Result) -> None:
@@ -354,11 +307,7 @@ def write_result(file: Path, result: Result) -> None:
     Raises:
         InputError: It cannot be written there.
     """
-    content = asdict(result)
-    content["rounds"] = [
-        {name: asdict(run) for name, run in of_round.items()} for of_round in result.rounds
-    ]
-    write_whole(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_json(file, asdict(result))
 
 
 def read_result(file: Path) -> Result:
@@ -367,15 +316,13 @@ def read_result(file: Path) -> Result:
     Raises:
         InputError: It is something else; names the file.
     """
+    advice = "move it away, or give another --out"
     result = read_kept(
-        file,
-        SCHEMA,
-        wrong="is no result of `python -m profiling ablate run`",
-        advice="move it away, or give another --out",
+        file, SCHEMA, wrong="is no result of `python -m profiling ablate run`", advice=advice
     )
     for of_round in result.rounds:
         if of_round.keys() != result.definition["variants"].keys():
-            raise InputError(f"{file}: a round lacks variants; move it away, or give another --out")
+            raise InputError(f"{file}: a round lacks variants; {advice}")
     return result
 
 
@@ -392,14 +339,12 @@ def result_file(folder: Path, name: str) -> Path:
     return folder / name / "result.json"
 
 
-def where(size: SizeName, *, out: Path | None) -> list[str]:
+def folder_options(size: SizeName, *, out: Path | None) -> list[str]:
     """Return the options that name a folder of results."""
-    quick = ["--quick"] if size == "quick" else []
-    return [*quick, *(["--out", str(out)] if out else [])]
+    return ["--quick"] * (size == "quick") + (["--out", str(out)] if out else [])
 
 
 def command_of(name: str, size: SizeName, *, out: Path | None, photos: Path | None) -> str:
     """Return the command that measures one ablation."""
-    pictures = ["--photos", str(photos)] if photos else []
-    words = ["python", "-m", "profiling", "ablate", "run", name, *where(size, out=out), *pictures]
-    return shlex.join(words)
+    words = ["python", "-m", "profiling", "ablate", "run", name, *folder_options(size, out=out)]
+    return shlex.join([*words, *(["--photos", str(photos)] if photos else [])])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from profiling.ablate.result import ComparedCalls, read_result, with_round, write_result
+from profiling.ablate.result import ComparedCalls, read_result, write_result
 from tests.profiling.ablate.made import result, run
 
 MADE = result({"slow": [run(3.0, loss=0.1), run(3.5, loss=0.2)], "quick": [run(2.0), run(2.5)]})
@@ -39,12 +39,6 @@ def test_values_come_by_round_and_only_where_they_were_measured() -> None:
     assert MADE.values("quick", "loss") == []
     assert MADE.values("nobody", "seconds") == []
     assert MADE.values("quick", "peak_rss_mb") == [200.0, 200.0]
-
-
-def test_a_round_more_leaves_the_others_as_they_are() -> None:
-    longer = with_round(MADE, {"slow": run(9.0), "quick": run(8.0)}, ended="later")
-    assert longer.values("slow", "seconds") == [3.0, 3.5, 9.0]
-    assert longer.ended == "later"
 
 
 def test_a_result_is_complete_with_its_last_round_or_where_nobody_can_run() -> None:
