@@ -307,7 +307,7 @@ def lacking_notes(
     """
 
     def lacking(content: Content, *, images: int) -> str:
-        """Return the first few names of classes without a box that so many images show; 2: or more."""
+        """Return the first names of classes without a box that 0, 1 or more (2) images show."""
         used = {box["category_id"] for box in content["annotations"]}
         names = [
             category["name"]

@@ -98,7 +98,7 @@ class Kind:
 
 
 def place_box(kind: Kind, width: int, height: int, random: Random) -> Box:
-    """Return a box for an object of this kind, inside a picture of the given size (xyxy, pixels)."""
+    """Return a box (xyxy, pixels) for an object, inside a picture of the given size."""
     side = random.uniform(0.26, 0.5) * min(width, height)
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch

@@ -42,10 +42,6 @@ from data.download.images import MISSING_LIST, Request, one_download, write_miss
 INCOMPLETE = 1
 """The exit status when files could not be had."""
 
-DATASETS = {"coco": download_coco, "openimages": download_openimages}
-DEFAULT_CLASSES = {"coco": "all", "openimages": "mlperf"}
-CONFIGS = {"coco": "coco.yaml", "openimages": "openimages.yaml"}
-
 
 def run(
     *,
@@ -61,65 +57,57 @@ def run(
     timeout: float,
 ) -> int:
     """Run the command; returns the exit code."""
+    default_class = "all" if dataset == "coco" else "mlperf"
     request = Request(
         out=out,
         splits=tuple(dict.fromkeys(splits)),
         limit=limit,
-        classes=tuple(classes or [DEFAULT_CLASSES[dataset]]),
+        classes=tuple(classes or [default_class]),
         mirror=mirror,
         options=HttpOptions(workers, timeout, attempts, pause),
     )
+    this_command = shlex.join([installed("python"), "-m", "data", *sys.argv[1:]])
     try:
         with sigterm_interrupts(), one_download(out):
-            return download(dataset, request)
+            return download(dataset, request, this_command=this_command)
     except MissingFileError as error:
         hint = "; --help says what a mirror holds" if mirror else "; call again later"
         print(f"error: {error}{hint}", file=sys.stderr)
         return INCOMPLETE
     except FetchError as error:
-        print(f"error: {error}; go on with: {this_command()}", file=sys.stderr)
+        print(f"error: {error}; go on with: {this_command}", file=sys.stderr)
         return INCOMPLETE
     except KeyboardInterrupt as interruption:
-        print(f"stopped; what is there stays. Go on with: {this_command()}", file=sys.stderr)
+        print(f"stopped; what is there stays. Go on with: {this_command}", file=sys.stderr)
         return STOPPED_BY_SIGNAL if interruption.args == (signal.SIGTERM,) else INTERRUPTED
     except OSError as error:
         raise InputError(
             f"{error.filename or out}: cannot be written: {error.strerror}; "
-            f"mend it, then go on with: {this_command()}"
+            f"mend it, then go on with: {this_command}"
         ) from error
 
 
-def download(dataset: str, request: Request) -> int:
+def download(dataset: str, request: Request, *, this_command: str) -> int:
     """Download, print what is missing and what to do next, and return the exit code."""
-    console = make_console()
-    failed = DATASETS[dataset](request, console)
+    fetch = download_coco if dataset == "coco" else download_openimages
+    failed = fetch(request, make_console())
     write_missing_list(request.out, failed)
     if failed:
         name, reason = next(iter(failed.items()))
         print(
             f"error: {len(failed)} images could not be had, such as {printable(name)}: {reason}; "
-            f"they are listed in {request.out / MISSING_LIST}; try again with: {this_command()}",
+            f"they are listed in {request.out / MISSING_LIST}; try again with: {this_command}",
             file=sys.stderr,
         )
         return INCOMPLETE
-    print(f"complete: {request.out}\nnext:")
-    for command in next_commands(dataset, request):
-        print(f"  {command}")
-    return FINISHED
-
-
-def next_commands(dataset: str, request: Request) -> list[str]:
-    """Return the next commands: check the data set, and train on it if both splits are there."""
-    data = f"--config {CONFIGS[dataset]} data.root={shlex.quote(str(request.out))}"
+    data = f"--config {dataset}.yaml data.root={shlex.quote(str(request.out))}"
     verify = f"{installed('python')} -m data verify {data}"
+    print(f"complete: {request.out}\nnext:")
     if len(request.splits) == 1:
-        return [f"{verify} --split {request.splits[0]}"]
-    return [verify, f"{installed('python')} train.py {data}"]
-
-
-def this_command() -> str:
-    """Return the command that this process runs, to be typed again."""
-    return shlex.join([installed("python"), "-m", "data", *sys.argv[1:]])
+        print(f"  {verify} --split {request.splits[0]}")
+    else:
+        print(f"  {verify}\n  {installed('python')} train.py {data}")
+    return FINISHED
 
 
 def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -151,46 +139,32 @@ def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="images with a box of these classes: names, a .txt file with one on each line, `all`, "
         "or for openimages `mlperf` (default: coco all, openimages mlperf)",
     )
-    add_server_arguments(parser)
-
-
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of which server is asked, and how."""
     parser.add_argument(
         "--mirror",
         type=mirror_url,
         metavar="URL",
         help="a server to use instead, laid out as above",
     )
-    parser.add_argument(
-        "--workers",
-        type=positive,
-        default=16,
-        metavar="N",
-        help="images asked for at a time (default: 16)",
-    )
-    parser.add_argument(
-        "--attempts",
-        type=positive,
-        default=8,
-        metavar="N",
-        help="how often a file is asked for before it is given up (default: 8)",
-    )
-    parser.add_argument(
-        "--pause",
-        type=seconds,
-        default=0.5,
-        metavar="SECONDS",
-        help="after the first failure, doubled after each further one, at most 30 seconds; longer "
-        "where the server asks for it (default: 0.5)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long a server may be silent (default: 30)",
-    )
+    for option, parse, default, unit, text in (
+        ("--workers", positive, 16, "N", "images asked for at a time (default: 16)"),
+        (
+            "--attempts",
+            positive,
+            8,
+            "N",
+            "how often a file is asked for before it is given up (default: 8)",
+        ),
+        (
+            "--pause",
+            seconds,
+            0.5,
+            "SECONDS",
+            "after the first failure, doubled after each further one, at most 30 seconds; longer "
+            "where the server asks for it (default: 0.5)",
+        ),
+        ("--timeout", seconds, 30.0, "SECONDS", "how long a server may be silent (default: 30)"),
+    ):
+        parser.add_argument(option, type=parse, default=default, metavar=unit, help=text)
 
 
 def mirror_url(text: str) -> str:
@@ -216,16 +190,16 @@ def seconds(text: str) -> float:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """While the context lasts SIGTERM raises `KeyboardInterrupt(signal.SIGTERM)`.
+    """Let SIGTERM raise `KeyboardInterrupt(signal.SIGTERM)` while the context lasts.
 
-    For the main thread, which alone can set what signals do.
+    For the main thread, which alone can set signal handlers.
     """
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""What COCO 2017 and OpenImages consist of: which files are fetched, checked, and written.
+"""Download COCO 2017 and OpenImages: the files that are fetched, checked, and written.
 
-COCO has a zip of annotations, of which a split's JSON is taken whole or for chosen images, and
+COCO has a zip of annotations, of which a split's JSON is extracted whole or for chosen images, and
 images one by one. OpenImages has CSV files of boxes and classes; the JSON is made of them and of
 the images that they name.
 """
@@ -16,14 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
-from data.annotations import Split, SplitName, known_trees
+from data.annotations import SplitName, known_trees
 from data.coco_json import stream_lists
 from data.download.http import PART_SUFFIX, AttemptError, Check
 from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
@@ -64,11 +64,23 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
         options=request.options,
         console=console,
     )
-    splits = [_annotate(archive, tree, request, console) for tree in trees]
+    splits = []
+    for tree in trees:
+        console.print(f"{tree.annotations}: taking it out of the zip", soft_wrap=True, markup=False)
+        classes = coco_classes(request.classes)
+        names = write_annotations(archive, tree.annotations, classes=classes, limit=request.limit)
+        folder_url = f"{base}/{tree.images.name}/"
+        url_of = partial(quoted_url, folder_url)
+        splits.append(Images(f"{tree.images.name}, images", names, tree.images, url_of))
     failed: dict[str, str] = {}
     for images, missing in _fetch_splits(splits, COCO_BYTES_PER_IMAGE, request, console):
         failed |= {f"{images.folder.name}/{name}": reason for name, reason in missing.items()}
     return failed
+
+
+def quoted_url(folder_url: str, name: str) -> str:
+    """Return the address of a file; its name may hold any printable character."""
+    return folder_url + quote(name)
 
 
 def _fetch_splits(
@@ -79,40 +91,17 @@ def _fetch_splits(
     to_come = sum(len(set(i.names) - there) for i, there in zip(splits, present, strict=True))
     check_space(request.out, images=to_come, bytes_each=bytes_each, console=console)
     for images, there in zip(splits, present, strict=True):
-        yield (
-            images,
-            fetch_images(images, present=there, options=request.options, console=console),
-        )
+        missing = fetch_images(images, present=there, options=request.options, console=console)
+        yield images, missing
 
 
-def _annotate(archive: Path, tree: Split, request: Request, console: Console) -> Images:
-    """Write a split's JSON and return the images that it takes."""
-    base = request.mirror or BASE
-    console.print(f"{tree.annotations}: taking it out of the zip", soft_wrap=True, markup=False)
-    names = write_annotations(
-        archive,
-        tree.annotations,
-        classes=_class_names(request.classes),
-        limit=request.limit,
-    )
-    return Images(
-        title=f"{tree.images.name}, images",
-        names=names,
-        folder=tree.images,
-        url_of=lambda name: f"{base}/{tree.images.name}/{quote(name)}",
-    )
-
-
-def _class_names(words: tuple[str, ...]) -> tuple[str, ...] | None:
+def coco_classes(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the names that `--classes` stands for; None for all."""
     if words == ("all",):
         return None
-    if len(words) == 1 and words[0].endswith(".txt"):
-        return _read_class_names(Path(words[0]))
-    return words
-
-
-def _read_class_names(path: Path) -> tuple[str, ...]:
+    if len(words) > 1 or not words[0].endswith(".txt"):
+        return words
+    path = Path(words[0])
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -131,43 +120,47 @@ LISTS = ("images", "annotations", "categories")
 
 
 class Chosen(NamedTuple):
-    """The wanted part of a split."""
+    """The wanted part of a split; file names are sorted."""
 
     image_ids: frozenset[int]
     category_ids: frozenset[int]
     file_names: tuple[str, ...]
-    """Sorted"""
 
 
 def write_annotations(
     archive: Path, path: Path, *, classes: tuple[str, ...] | None, limit: int | None
 ) -> tuple[str, ...]:
-    """Write a split's JSON: as it is in the zip, or the part of it that is asked for.
+    """Write a split's JSON: as it is in the zip, or the part of it that is wanted.
 
-    A part has the chosen images, their boxes of the classes, and these as categories.
-
-    Args:
-        archive: The zip; the JSON in it is `annotations/` and the name of `path`.
-        path: Where it goes; written only if it is not this already.
-        classes: Names of categories: images with a box of one of them; None for all images.
-        limit: The first so many images by file name; None for all.
-
-    Returns:
-        The images' file names, sorted.
+    A part has the first `limit` images by file name, of those with a box of the `classes` (names of
+    categories), their boxes of the classes, and these as categories; None stands for all. In the
+    zip it is `annotations/` and the name of `path`. It is written unless it is there already.
+    Returns the images' file names, sorted.
 
     Raises:
         InputError: A class is none of COCO's or no image has one, or the JSON is not COCO's.
     """
     whole = path.with_name(f"{path.name}.whole{PART_SUFFIX}")
     part = path.with_name(f"{path.name}{PART_SUFFIX}")
+    source = whole
     try:
-        is_whole = _extract(archive, path, whole)
-        source = path if is_whole else whole
+        with zipfile.ZipFile(archive) as members:
+            member = members.getinfo(f"annotations/{path.name}")
+            if member.file_size > LARGEST_JSON:
+                raise InputError(
+                    f"{archive}: {member.filename} has {member.file_size:,} bytes inflated, more "
+                    f"than the {LARGEST_JSON:,} expected; remove it, download again"
+                )
+            if path.is_file() and path.stat().st_size == member.file_size:
+                source = path
+            else:
+                with members.open(member) as compressed, whole.open("wb") as target:
+                    shutil.copyfileobj(compressed, target, 1 << 20)
         chosen = choose(source, classes=classes, limit=limit)
         if classes is not None or limit is not None:
             _write_chosen(source, chosen, part)
             part.replace(path)
-        elif not is_whole:
+        elif source == whole:
             whole.replace(path)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
@@ -179,53 +172,42 @@ def write_annotations(
     return chosen.file_names
 
 
-def _extract(archive: Path, path: Path, whole: Path) -> bool:
-    """Write the JSON as it is in the zip to `whole`, unless `path` is that, which is returned."""
-    with zipfile.ZipFile(archive) as members:
-        member = members.getinfo(f"annotations/{path.name}")
-        if member.file_size > LARGEST_JSON:
-            raise InputError(
-                f"{archive}: {member.filename} has {member.file_size:,} bytes inflated, more than "
-                f"the {LARGEST_JSON:,} expected; remove it, download again"
-            )
-        if path.is_file() and path.stat().st_size == member.file_size:
-            return True
-        with members.open(member) as source, whole.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    return False
-
-
 def choose(path: Path, *, classes: Collection[str] | None, limit: int | None) -> Chosen:
     """Return the wanted images and categories; arguments as for `write_annotations`."""
     id_of_name: dict[str, int] = {}
     image_ids_of: dict[int, set[int]] = defaultdict(set)
     images: list[tuple[str, int]] = []
-    for name, entries in stream_lists(path, LISTS, advance=lambda done: None):
-        if name == "categories":
+    for list_name, entries in stream_lists(path, LISTS, advance=lambda done: None):
+        if list_name == "categories":
             id_of_name |= {entry["name"]: entry["id"] for entry in entries}
-        elif name == "images":
+        elif list_name == "images":
             images += [(_plain(entry["file_name"], path), entry["id"]) for entry in entries]
         elif classes is not None:
             for entry in entries:
                 image_ids_of[entry["category_id"]].add(entry["image_id"])
-    if classes is None:
-        category_ids = frozenset(id_of_name.values())
-    else:
-        category_ids = frozenset(_id_of(name, id_of_name) for name in classes)
+    for name in classes or ():
+        if name not in id_of_name:
+            near = get_close_matches(name.lower(), id_of_name, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(id_of_name)}"
+            raise InputError(f"--classes: {name!r} is no class of COCO; {hint}")
+    category_ids = frozenset(
+        int(category_id)
+        for name, category_id in id_of_name.items()
+        if classes is None or name in classes
+    )
+    if classes is not None:
         wanted = set().union(*(image_ids_of[category_id] for category_id in category_ids))
         images = [(name, image_id) for name, image_id in images if image_id in wanted]
     if not images:
         raise InputError(f"--classes: no image of {path.name} has a box of these classes")
     first = sorted(images)[:limit]
     return Chosen(
-        image_ids=frozenset(image_id for _, image_id in first),
-        category_ids=category_ids,
-        file_names=tuple(name for name, _ in first),
+        frozenset(image_id for _, image_id in first), category_ids, tuple(name for name, _ in first)
     )
 
 
 def _write_chosen(source: Path, chosen: Chosen, path: Path) -> None:
-    """Copy what is chosen, entry by entry, in the file's order."""
+    """Copy the chosen entries one by one, in the file's order."""
     keep = {
         "images": lambda entry: entry["id"] in chosen.image_ids,
         "annotations": lambda entry: (
@@ -245,14 +227,6 @@ def _write_chosen(source: Path, chosen: Chosen, path: Path) -> None:
                 json.dump(entry, file)
                 lines[name] += 1
         file.write("\n]}\n")
-
-
-def _id_of(name: str, id_of_name: dict[str, Any]) -> int:
-    if name not in id_of_name:
-        near = get_close_matches(name.lower(), id_of_name, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(id_of_name)}"
-        raise InputError(f"--classes: {name!r} is no class of COCO; {hint}")
-    return int(id_of_name[name])
 
 
 def _plain(name: str, path: Path) -> str:
@@ -282,34 +256,39 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
     Returns the images that could not be had: the reason by `train/data/NAME`; the JSON files are
     written without them. Raises as `data.download.images.fetch_images` does.
     """
-    fetch_tables(request, console)
-    class_list = resolve_classes(request.classes, table(request.out, CLASS_DESCRIPTIONS))
-    splits = [_choose(split, class_list, request, console) for split in request.splits]
-    failed: dict[str, str] = {}
-    fetched = _fetch_splits(splits, OPENIMAGES_BYTES_PER_IMAGE, request, console)
-    for split, (images, missing) in zip(request.splits, fetched, strict=True):
-        failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
-        if len(missing) < len(images.names):
-            _write_json(split, images.folder, request, console)
-    return failed
-
-
-def fetch_tables(request: Request, console: Console) -> None:
-    """Fetch the CSV files that the splits take."""
     columns = ("ImageID", "LabelName", *CORNERS, *FLAGS)
+    descriptions = table(request.out, CLASS_DESCRIPTIONS)
     checks: dict[str, Check] = {CLASS_DESCRIPTIONS: check_class_descriptions}
     checks |= {BOXES[split]: csv_with(columns) for split in request.splits}
     for name, check in checks.items():
         path = table(request.out, name)
-        url = f"{request.mirror}/{path.name}" if request.mirror else f"{TABLES}/{name}"
         fetch_file(
-            url,
+            f"{request.mirror}/{path.name}" if request.mirror else f"{TABLES}/{name}",
             path,
             check=check,
             limit=LARGEST_TABLE,
             options=request.options,
             console=console,
         )
+    class_list = resolve_classes(request.classes, descriptions)
+    splits = [_choose(split, class_list, request, console) for split in request.splits]
+    failed: dict[str, str] = {}
+    fetched = _fetch_splits(splits, OPENIMAGES_BYTES_PER_IMAGE, request, console)
+    for split, (images, missing) in zip(request.splits, fetched, strict=True):
+        failed |= {f"{split}/data/{name}": reason for name, reason in missing.items()}
+        if len(missing) < len(images.names):
+            # Of the images that are there, from this call and earlier ones.
+            write_coco_json(
+                table(request.out, BOXES[split]),
+                descriptions,
+                classes=request.classes,
+                images=images.folder,
+                out=known_trees(request.out, split)["MLPerf's OpenImages"].annotations,
+                skip_missing_images=True,
+                overwrite=True,
+                console=console,
+            )
+    return failed
 
 
 def table(out: Path, name: str) -> Path:
@@ -331,20 +310,6 @@ def _choose(split: SplitName, class_list: ClassList, request: Request, console: 
         names=tuple(f"{text}.jpg" for text in image_id_texts(ids[: request.limit])),
         folder=known_trees(request.out, split)["MLPerf's OpenImages"].images,
         url_of=lambda name: f"{base}/{split}/{name}",
-    )
-
-
-def _write_json(split: SplitName, images: Path, request: Request, console: Console) -> None:
-    """Write the JSON of the images that are there, from this call and earlier ones."""
-    write_coco_json(
-        table(request.out, BOXES[split]),
-        table(request.out, CLASS_DESCRIPTIONS),
-        classes=request.classes,
-        images=images,
-        out=known_trees(request.out, split)["MLPerf's OpenImages"].annotations,
-        skip_missing_images=True,
-        overwrite=True,
-        console=console,
     )
 
 

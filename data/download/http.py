@@ -1,8 +1,8 @@
-"""Fetch one file over HTTP: attempts with pauses, and a name only for what was checked.
+"""Fetch one file over HTTP: attempts with pauses, and a final name only for a checked file.
 
 A file is written to `NAME.part` and renamed when all of it is there and passes a check. A part can
-be continued if the server still has the version that it is of, which `NAME.part.version` notes
-(ETag or Last-Modified, for If-Range). No answer is believed before its headers make sense.
+be continued if the server still has the same version, which `NAME.part.version` stores (ETag or
+Last-Modified, for If-Range). No answer is used before its headers make sense.
 """
 
 import random
@@ -24,10 +24,25 @@ from common.errors import InputError, one_line
 CHUNK = 1 << 16
 LONGEST_PAUSE = 30.0
 """Between two attempts, unless the server asks for more. [s]"""
+LONGEST_WAIT = 300.0
+"""A server that asks for an hour is tried again after five minutes. [s]"""
+PAUSES = (1.0, 2.0, 0.0)
+"""After each attempt to reach a server. [s]"""
 PART_SUFFIX = ".part"
+MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
+"""S3 answers 403 for an object that is not there, where listing is not allowed."""
+TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+ACCEPTED = {
+    HTTPStatus.OK,
+    HTTPStatus.PARTIAL_CONTENT,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+}
+LENGTH = r"\d{1,18}"
+"""A number of bytes; int() refuses one of more than 4,300 digits."""
+SHOWN_OF_A_HEADER = 80
 
 Check = Callable[[Path], None]
-"""Looks at a file that has arrived; raises AttemptError if it is not the one that was wanted."""
+"""Raises AttemptError for a received file that is not the one that was wanted."""
 Received = Callable[[int, int], None]
 """Called as `received(bytes, total)`: how much of the file is there; total 0 if unknown."""
 Retried = Callable[[str, float], None]
@@ -35,19 +50,15 @@ Retried = Callable[[str, float], None]
 
 
 class HttpOptions(NamedTuple):
-    """How servers are asked."""
+    """Limits of requests. Times in seconds."""
 
-    workers: int = 16
-    """Images that are fetched at a time."""
-    timeout: float = 30.0
-    """How long to wait for a connection, and for each next piece of an answer. [s]"""
-    attempts: int = 8
-    """How often a file is asked for."""
-    first_pause: float = 0.5
-    """Doubled after each further failure, up to `LONGEST_PAUSE`. [s]"""
+    workers: int = 16  # images that are fetched at a time
+    timeout: float = 30.0  # for a connection, and for each next piece of an answer
+    attempts: int = 8  # for each file
+    first_pause: float = 0.5  # doubled after each further failure, up to `LONGEST_PAUSE`
 
     def pause(self, failures: int) -> float:
-        """Return how long to wait after so many failures. [s]
+        """Return how long to wait after so many failures [s].
 
         Between half of it and all of it, so that not all threads come back at once.
         """
@@ -56,12 +67,11 @@ class HttpOptions(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """What a thread asks servers with."""
+    """A thread's connection; `stop` is set when the command is ending."""
 
     session: requests.Session
     options: HttpOptions
     stop: threading.Event
-    """Set when the command is ending."""
 
 
 class Part(NamedTuple):
@@ -87,26 +97,22 @@ class Part(NamedTuple):
 
 
 class AttemptError(Exception):
-    """An attempt failed that may succeed next time."""
+    """An attempt failed that may succeed next time.
+
+    The reason is made one printable line, as it may quote a server. `wait` is how long the server
+    asks to wait [s], `keep_part` whether the received bytes can be continued.
+    """
 
     def __init__(self, reason: str, *, wait: float = 0.0, keep_part: bool = False) -> None:
-        """Give the reason in one line.
-
-        Args:
-            reason: Shown to the user; made one printable line, as it may quote a server.
-            wait: How long the server asks to wait. [s]
-            keep_part: Whether what has arrived can be continued.
-        """
         super().__init__(one_line(reason))
         self.wait = wait
         self.keep_part = keep_part
 
 
 class FetchError(Exception):
-    """All attempts failed, or the server refuses for good. One line with the address."""
+    """All attempts failed, or the server refuses for good. One printable line with the address."""
 
     def __init__(self, reason: str) -> None:
-        """Give the reason and the address, made one printable line."""
         super().__init__(one_line(reason))
 
 
@@ -129,24 +135,12 @@ def fetch(
     received: Received = lambda size, total: None,
     retried: Retried = lambda reason, pause: None,
 ) -> int:
-    """Fetch a file; `path` appears when all of it is there and passes the check.
+    """Fetch a file and return its length in bytes; `path` appears, or is replaced, at the end.
 
     An attempt that gets further than any before it starts the count of attempts anew: a long file
-    over a bad line arrives in the end.
-
-    Args:
-        url: Where it is.
-        path: Where it goes; replaced if it exists.
-        check: Raises AttemptError for a file that is not what was asked for.
-        limit: The most bytes that such a file can have: a server that sends more is refused.
-        connection: What to ask with, how often and how soon.
-        resume: Continue a part that is there, from this call or an earlier one. For files worth
-            it; without it a failed attempt leaves nothing behind.
-        received: Called with how much of the file is there.
-        retried: Called before each pause.
-
-    Returns:
-        The file's length in bytes.
+    over a bad line arrives in the end. A server that sends more than `limit` bytes is refused.
+    `resume` continues a part of this call or an earlier one; without it a failed attempt leaves
+    nothing behind.
 
     Raises:
         FetchError: It could not be had; MissingFileError if the server has no such file.
@@ -184,13 +178,13 @@ def fetch(
 def receive(
     url: str, part: Part, *, limit: int, connection: Connection, resume: bool, received: Received
 ) -> None:
-    """Ask for a file, or for what is missing of it, and write it to `part.path`.
+    """Request a file, or what is missing of it, and write it to `part.path`.
 
     With `resume` a part is continued if the server still has the version that it is of.
 
     Raises:
-        AttemptError: Nothing, less, more or something else came; `keep_part` says whether what is
-            there can be continued.
+        AttemptError: Nothing, less, more or something else came; `keep_part` shows whether the part
+            can be continued.
         FetchError: The server refuses, or sends more than `limit` bytes; MissingFileError if it
             has no such file.
         StoppedError: The command is ending.
@@ -209,18 +203,14 @@ def receive(
         ) as response:
             check_status(response, url=url)
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                if asked and complete_length(response) == asked:
+                end = re.fullmatch(
+                    rf"bytes \*/({LENGTH})", response.headers.get("Content-Range", ""), re.ASCII
+                )
+                if asked and end and int(end[1]) == asked:
                     return  # all of it was there already
                 raise AttemptError("the server has no more of the file than is here")
-            _write_body(
-                response,
-                part,
-                asked=asked,
-                limit=limit,
-                resume=resume,
-                received=received,
-                stop=connection.stop,
-            )
+            stop = connection.stop
+            _write_body(response, part, asked, limit, resume=resume, received=received, stop=stop)
     except (
         requests.ConnectionError,
         requests.Timeout,
@@ -236,13 +226,14 @@ def receive(
 def _write_body(
     response: requests.Response,
     part: Part,
-    *,
     asked: int,
     limit: int,
+    *,
     resume: bool,
     received: Received,
     stop: threading.Event,
 ) -> None:
+    """Write an answer's body to the part, after `asked` bytes that are there."""
     start, total = body_start(response, asked=asked), file_length(response)
     if total is not None and total > limit:
         raise FetchError(f"{response.url}: {total:,} bytes, more than the {limit:,} expected")
@@ -269,16 +260,6 @@ def _write_body(
         raise AttemptError(f"{size} of {total} bytes came", keep_part=size < total)
 
 
-MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
-"""S3 answers 403 for an object that is not there, where listing is not allowed."""
-TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-LONGEST_WAIT = 300.0
-"""A server that asks for an hour is asked again after five minutes. [s]"""
-LENGTH = r"\d{1,18}"
-"""A number of bytes; int() refuses one of more than 4,300 digits."""
-SHOWN_OF_A_HEADER = 80
-
-
 def check_status(response: requests.Response, *, url: str) -> None:
     """Accept 200, 206 and 416.
 
@@ -288,19 +269,15 @@ def check_status(response: requests.Response, *, url: str) -> None:
         FetchError: Any other refusal, or a redirection from HTTPS to plain HTTP.
     """
     status = response.status_code
-    said = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()
+    answer = f"{status} {(response.reason or '')[:SHOWN_OF_A_HEADER]}".rstrip()
     if url.startswith("https:") and not response.url.startswith("https:"):
         raise FetchError(f"{url}: is sent on to {response.url}, which is not HTTPS")
     if status in MISSING:
-        raise MissingFileError(f"{url}: {said}")
+        raise MissingFileError(f"{url}: {answer}")
     if status in TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise AttemptError(said, wait=seconds_to_wait(response), keep_part=True)
-    if status not in (
-        HTTPStatus.OK,
-        HTTPStatus.PARTIAL_CONTENT,
-        HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-    ):
-        raise FetchError(f"{url}: {said}")
+        raise AttemptError(answer, wait=seconds_to_wait(response), keep_part=True)
+    if status not in ACCEPTED:
+        raise FetchError(f"{url}: {answer}")
 
 
 def seconds_to_wait(response: requests.Response) -> float:
@@ -316,19 +293,13 @@ def seconds_to_wait(response: requests.Response) -> float:
 
 
 def drop_redirection_body(response: requests.Response, **options: object) -> None:
-    """Close a redirection before requests reads its body into memory, decompressed.
-
-    A hook of requests, called with each response before its redirection is followed.
-    """
+    """Close a redirection before requests reads its body into memory, decompressed."""
     if response.is_redirect:
         response.close()
 
 
 def body_start(response: requests.Response, *, asked: int) -> int:
-    """Return the byte that the body begins with: the one asked for, or 0 for a whole file.
-
-    Raises AttemptError if the range is another one than asked for.
-    """
+    """Return the body's first byte: `asked`, or 0; raise AttemptError for another range."""
     if response.status_code == HTTPStatus.OK:
         return 0
     start, _ = content_range(response)
@@ -340,7 +311,7 @@ def body_start(response: requests.Response, *, asked: int) -> int:
 def file_length(response: requests.Response) -> int | None:
     """Return the whole file's length in bytes; None if the body marks its end (chunked).
 
-    Raises AttemptError where there would be no telling whether the body is complete.
+    Raises AttemptError if nothing would show whether the body is complete.
     """
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise AttemptError("the server compressed the file, unasked")
@@ -364,23 +335,13 @@ def content_range(response: requests.Response) -> tuple[int, int]:
     return int(match[1]), int(match[3])
 
 
-def complete_length(response: requests.Response) -> int | None:
-    """Return the whole length from a 416's `Content-Range: bytes */10`, if it says so."""
-    text = response.headers.get("Content-Range", "")
-    match = re.fullmatch(rf"bytes \*/({LENGTH})", text, re.ASCII)
-    return int(match[1]) if match else None
-
-
 def version_of(response: requests.Response) -> str:
-    """Return what identifies this version of the file, for If-Range; empty if nothing does."""
+    """Return the identity of this version of the file, for If-Range; empty if there is none."""
     tag, date = (response.headers.get(name, "") for name in ("ETag", "Last-Modified"))
-    version = tag if tag.startswith('"') and is_plain(tag) else date
-    return version if is_plain(version) else ""
-
-
-def is_plain(text: str) -> bool:
-    """Return whether a header's text can be sent back as a header."""
-    return text.isascii() and text.isprintable()
+    for text in (tag if tag.startswith('"') else "", date):  # a weak tag, W/"…", is no identity
+        if text and text.isascii() and text.isprintable():  # so that it can be sent back
+            return text
+    return ""
 
 
 def reason_of(error: requests.RequestException) -> str:
@@ -404,21 +365,15 @@ def reason_of(error: requests.RequestException) -> str:
 
 def is_unreachable(error: requests.RequestException) -> bool:
     """Return whether there was no connection: no such name, no server, no trust, no proxy."""
-    if isinstance(
+    inner = error.args[0] if error.args else None
+    return isinstance(
         error,
         requests.ConnectTimeout | requests.exceptions.SSLError | requests.exceptions.ProxyError,
-    ):
-        return True
-    inner = error.args[0] if error.args else None
-    return isinstance(getattr(inner, "reason", None), NewConnectionError | ConnectTimeoutError)
-
-
-PAUSES = (1.0, 2.0, 0.0)
-"""After each attempt. [s]"""
+    ) or isinstance(getattr(inner, "reason", None), NewConnectionError | ConnectTimeoutError)
 
 
 def check_reachable(url: str, *, timeout: float) -> None:
-    """Accept any answer, a refusal too, before thousands of files are asked for in vain.
+    """Accept any answer, a refusal too, before thousands of files are requested in vain.
 
     Raises InputError naming the server if there was no connection in three attempts.
     """

@@ -1,7 +1,7 @@
 """Fetch very many image files by threads, or one large file with a bar, into a locked folder.
 
-The threads share one list of names; each has a connection of its own. An image gets its name once
-it is complete and decodes to its very end, so that a folder's names say what is there already.
+The threads share one list of names; each has its own connection. An image gets its name once it
+is complete and decodes to its very end, so that a folder's names show what is there already.
 """
 
 import io
@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -44,32 +44,39 @@ FAILURES_IN_A_ROW = 100
 SECONDS_TO_STOP = 2.0
 """Threads that hang in a connection for longer are left to end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
+RATE_SECONDS = 10.0
+"""The rate shown is the mean over this time."""
+LOCK_FILE = ".download.lock"
+MISSING_LIST = "missing.txt"
+
+
+class Request(NamedTuple):
+    """Which part of a data set to download, from where, and where to."""
+
+    out: Path
+    splits: tuple[SplitName, ...]
+    limit: int | None  # images of each split; None for all
+    classes: tuple[str, ...]  # names, or the one word `all` (or `mlperf`, for OpenImages)
+    mirror: str | None
+    """Address of a server that holds copies, without a slash at its end; None for the owners'."""
+    options: HttpOptions
 
 
 class Images(NamedTuple):
-    """Images of one folder that are wanted."""
+    """Images of one folder that are wanted; `url_of` returns the address of a name's image."""
 
     title: str
     names: tuple[str, ...]
-    """File names in `folder`."""
     folder: Path
     url_of: Callable[[str], str]
-    """Returns where the image of a name is."""
 
 
 def fetch_images(
     images: Images, *, present: set[str], options: HttpOptions, console: Console
 ) -> dict[str, str]:
-    """Fetch the images that are not there yet, with a bar.
+    """Fetch the images that are not among the `present` names, with a progress bar.
 
-    Args:
-        images: Which, from where, and where to.
-        present: Names of those that are there, as `tidy` returns them.
-        options: How the server is asked.
-        console: Where progress is shown.
-
-    Returns:
-        Images that could not be had: the reason by name, in the order of `images.names`.
+    Returns the images that could not be had: the reason by name, in the order of `images.names`.
 
     Raises:
         FetchError: `FAILURES_IN_A_ROW` images failed: it makes no sense to go on.
@@ -107,18 +114,12 @@ class ProgressCounter:
     """Counts of images, bytes and failures that several threads add to."""
 
     def __init__(self, *, start: int) -> None:
-        """Begin with `start` images that were there before."""
-        self.start = start
-        self.done = start
-        """Images that were fetched or given up, and those that were there before."""
-        self.bytes = 0
-        self.retries = 0
+        self.start = start  # images that were there before
+        self.done = start  # these, and those that were fetched or given up
+        self.bytes = self.retries = self.failures_in_a_row = 0
         self.last_reason = ""
-        self.failed: dict[str, str] = {}
-        """Why an image could not be had, by its name."""
-        self.failures_in_a_row = 0
-        self.broken: BaseException | None = None
-        """What ended a thread that should not have ended."""
+        self.failed: dict[str, str] = {}  # the reason by the image's name
+        self.broken: BaseException | None = None  # an error that ended a thread
         self._lock = threading.Lock()
 
     def add_image(self, size: int) -> None:
@@ -136,13 +137,13 @@ class ProgressCounter:
             self.failures_in_a_row += 1
 
     def add_retry(self, reason: str, pause: float) -> None:
-        """Count an attempt that failed; there will be another after `pause` seconds."""
+        """Count an attempt that failed and is repeated after `pause` seconds."""
         with self._lock:
             self.retries += 1
             self.last_reason = reason
 
     def note(self) -> str:
-        """Return what went wrong so far, to be shown beside the progress; empty if nothing did."""
+        """Return the failures so far, to be shown beside the progress; empty without any."""
         with self._lock:
             failed = f", {len(self.failed)} missing" if self.failed else ""
             retries = f", {self.retries} retries ({self.last_reason})" if self.retries else ""
@@ -150,11 +151,7 @@ class ProgressCounter:
 
 
 def _watch(
-    threads: Iterable[threading.Thread],
-    counter: ProgressCounter,
-    *,
-    images: Images,
-    console: Console,
+    threads: list[threading.Thread], counter: ProgressCounter, *, images: Images, console: Console
 ) -> None:
     """Show the progress of the threads until they have ended, or should."""
     rate, total = Rate(), len(images.names)
@@ -213,9 +210,7 @@ def _work(
 def fetch_file(
     url: str, path: Path, *, check: Check, limit: int, options: HttpOptions, console: Console
 ) -> None:
-    """Fetch a file unless it is there; continue what an earlier call left of it.
-
-    `limit` is the most bytes that it can have.
+    """Fetch a file of at most `limit` bytes unless it is there, or continue a part of it.
 
     Raises FetchError if it cannot be had, and InputError if its server cannot be reached.
     """
@@ -230,15 +225,14 @@ def fetch_file(
         def received(size: int, total: int) -> None:
             """Show how much is there; the bar begins once the file's length is known."""
             nonlocal advance
-            if not total:
-                return
-            megabytes = size // 1_000_000
-            if advance is None:
+            # Rounded up in the end, so that a small file is not 0 of 0.
+            megabytes, all_megabytes = size // 1_000_000, -(-total // 1_000_000)
+            if total and advance is None:
                 title = f"{path.name}, MB"
-                bar = progress(console, title, total=megabytes_of(total), start=megabytes)
+                bar = progress(console, title, total=all_megabytes, start=megabytes)
                 advance = stack.enter_context(bar)
-                return
-            advance(megabytes_of(total) if size == total else megabytes, rate.note(size))
+            elif total and advance is not None:
+                advance(all_megabytes if size == total else megabytes, rate.note(size))
 
         def retried(reason: str, pause: float) -> None:
             text = f"{path.name}: {reason}; again in {pause:.1f} s"
@@ -256,11 +250,6 @@ def fetch_file(
         )
 
 
-def megabytes_of(size: int) -> int:
-    """Return bytes in whole megabytes, rounded up, so that a small file is not 0 of 0."""
-    return -(-size // 1_000_000)
-
-
 def check_image(path: Path) -> None:
     """Accept a JPEG or PNG that decodes to its very end, whatever the server calls it."""
     content = path.read_bytes()
@@ -270,41 +259,28 @@ def check_image(path: Path) -> None:
             image.draft(image.mode, (1, 1))
             image.load()
     except Image.UnidentifiedImageError as error:
-        raise AttemptError(f"what came is no image: {shown(content)}") from error
+        beginning = content[:40].decode("ascii", "replace").strip()
+        raise AttemptError(f"what came is no image: {beginning!r}") from error
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise AttemptError(f"damaged image: {' '.join(str(error).split())}") from error
-    # Pillow makes do without the end marker if all pixels are there; other decoders do not.
-    if not has_end(content):
+    # Pillow accepts a missing end marker if all pixels are there; other decoders do not. Padding
+    # may come after it.
+    is_png = content.startswith(b"\x89PNG")
+    if not (PNG_END in content if is_png else has_end_of_image(content)):
         raise AttemptError("damaged image: its end is missing")
 
 
-def has_end(content: bytes) -> bool:
-    """Return whether the image's end marker follows its pixels; padding may come after it."""
-    if content.startswith(b"\x89PNG"):
-        return PNG_END in content
-    return has_end_of_image(content)
-
-
-def shown(content: bytes) -> str:
-    """Return the beginning of some bytes, for a message."""
-    return repr(content[:40].decode("ascii", "replace").strip())
-
-
-RATE_SECONDS = 10.0
-"""The rate shown is the mean over this time."""
-
-
 class Rate:
-    """The rate of something that grows, over the last seconds."""
+    """The rate of a growing number of bytes, over the last seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, size: int) -> str:
-        """Return the recent rate, such as `12.3 MB/s`, given how many bytes there are now."""
+        """Return the recent rate, such as `12.3 MB/s`, given the number of bytes now."""
         now = time.monotonic()
         if self._seen and size < self._seen[-1][1]:
-            self._seen.clear()  # it began anew
+            self._seen.clear()  # the download began anew
         self._seen.append((now, size))
         while now - self._seen[0][0] > RATE_SECONDS:
             self._seen.popleft()
@@ -312,15 +288,10 @@ class Rate:
         return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
 
 
-LOCK_FILE = ".download.lock"
-MISSING_LIST = "missing.txt"
-
-
 @contextmanager
 def one_download(folder: Path) -> Iterator[None]:
     """Make the folder if need be, and lock it against other downloads while the context lasts.
 
-    The lock ends with the process, however it ends; its empty file stays.
     Raises InputError if the folder cannot be written, or another download is at work in it.
     """
     if folder.exists() and not folder.is_dir():
@@ -358,7 +329,7 @@ def tidy(folder: Path) -> set[str]:
 
 
 def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
-    """Write what could not be had: a line `file, tab, reason` each. No file if there is nothing."""
+    """Write a line `file, tab, reason` for each failed image; no file if there is none."""
     path = folder / MISSING_LIST
     if not failed:
         path.unlink(missing_ok=True)
@@ -368,16 +339,9 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
 
 
 def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:
-    """Refuse what cannot fit, and warn if it will be close.
+    """Warn if `images` of `bytes_each` on average may not fit into a folder.
 
-    Args:
-        folder: Where images go.
-        images: How many are still to come.
-        bytes_each: How large one is on average; a mirror's may be smaller.
-        console: Where the warning goes.
-
-    Raises:
-        InputError: Less than half of the space that is needed is free.
+    Raises InputError if less than half of the space that is needed is free.
     """
     free, needed = shutil.disk_usage(folder).free, images * bytes_each
     if needed <= free:
@@ -389,17 +353,3 @@ def check_space(folder: Path, *, images: int, bytes_each: int, console: Console)
     if free < needed / 2:
         raise InputError(f"--out: {text}")
     console.print(f"warning: {text}", soft_wrap=True)
-
-
-class Request(NamedTuple):
-    """Which part of a data set to download, from where, and where to."""
-
-    out: Path
-    splits: tuple[SplitName, ...]
-    limit: int | None
-    """Images of each split; None for all."""
-    classes: tuple[str, ...]
-    """Names of classes, or the one word `all` (or `mlperf`, for OpenImages)."""
-    mirror: str | None
-    """Address of a server that holds copies, without a slash at its end; None for the owners'."""
-    options: HttpOptions
