@@ -1,7 +1,6 @@
 """Samples: an image resized to the model's square with its targets, and a data set's two splits."""
 
 import re
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +17,14 @@ from data.decoding import decode_image, is_resized_copy
 from data.index import open_annotations
 from data.transforms import clip_boxes, flip, resize_image, scale_boxes
 
+REPLACEMENTS_TRIED = 10
+"""So many unreadable images in a row mean that the folder of images is not what it should be."""
+MOST_CLASSES = 99_999
+"""As `model.num_classes`: each is an output of the model, for every anchor."""
+
 
 class SampleKey(NamedTuple):
-    """Which sample to make: the image's index, and the seed of its augmentation."""
+    """The key of a sample: the image's index, and the seed of its augmentation."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which no one calls on a key
     seed: int
@@ -29,32 +33,24 @@ class SampleKey(NamedTuple):
 class Sample(NamedTuple):
     """One image with its targets."""
 
-    image: Tensor
-    """uint8 [3, S, S], channels last in memory"""
+    image: Tensor  # uint8 [3, S, S], channels last in memory
     target: dict[str, Tensor]
     """boxes: float32 [B, 4] xyxy in pixels of the square; labels: int64 [B]"""
-    image_id: int
-    """the JSON's id"""
+    image_id: int  # the JSON's id
     original_size: tuple[int, int]
     """(height, width) in pixels: the JSON's, which original-size boxes refer to"""
     bad_images: tuple[str, ...] = ()
-    """images that could not be read and in whose place this sample stands, a line each"""
+    """unreadable images that this sample replaces, a line each"""
 
 
 class Batch(NamedTuple):
-    """N samples; the lists are in the order of the images."""
+    """N samples; the lists are in the order of the images. Fields are as in `Sample`."""
 
-    images: Tensor
-    """uint8 [N, 3, S, S] channels_last"""
+    images: Tensor  # uint8 [N, 3, S, S] channels_last
     targets: list[dict[str, Tensor]]
     image_ids: list[int]
     original_sizes: list[tuple[int, int]]
     bad_images: tuple[str, ...] = ()
-    """images that could not be read, a line each"""
-
-
-REPLACEMENTS_TRIED = 10
-"""So many unreadable images in a row mean that the folder of images is not what it should be."""
 
 
 class DetectionDataset(Dataset[Sample]):
@@ -62,11 +58,11 @@ class DetectionDataset(Dataset[Sample]):
 
     Targets leave out crowd and group boxes: they mark no single object (the MLPerf reference
     trains on them). Images that are left without boxes stay as background, or are skipped with
-    `skip_images_without_boxes`; `rows` says which images remain, and keys count among them.
+    `skip_images_without_boxes`; keys count among the remaining images, `rows`.
 
-    An image that is missing, damaged or not of the shape that its annotations say is an InputError
-    on reading. With `replace_bad_images` another one stands in for it in training, chosen by the
-    key's seed, and a black one in evaluation, where nothing is found; the sample says so.
+    An image that is missing, damaged or of another shape than annotated is an InputError on
+    reading. With `replace_bad_images` another image replaces it in training, chosen by the key's
+    seed, and a black one in evaluation, where nothing is found; the sample's `bad_images` names it.
 
     Raises InputError, which names `source` where it is about the annotations, if a category has no
     class, the first image is not in the folder, or all images are skipped.
@@ -90,7 +86,13 @@ class DetectionDataset(Dataset[Sample]):
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         if not replace_bad_images:
-            require_file(image_path(image_folder, annotations.file_names[0]))
+            first = image_path(image_folder, annotations.file_names[0])
+            advice = "check the folder of images and file_name"
+            try:
+                if not first.is_file():
+                    raise InputError(f"{first}: no such image file; {advice}")
+            except OSError as error:  # such as a name of more than 255 bytes
+                raise InputError(f"{first}: {error.strerror}; {advice}") from error
         self.rows = (
             annotations.images_with_objects()
             if skip_images_without_boxes
@@ -110,11 +112,9 @@ class DetectionDataset(Dataset[Sample]):
         self.replace_bad_images = replace_bad_images
 
     def __len__(self) -> int:
-        """Return the number of images that are not skipped."""
         return len(self.rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        """Return the sample of a key, or its replacement."""
         try:
             return self.read(key)
         except InputError as error:
@@ -125,14 +125,19 @@ class DetectionDataset(Dataset[Sample]):
     def read(self, key: SampleKey) -> Sample:
         """Return the sample of a key; in training mirrored with p = 0.5 by the key's seed.
 
-        Raises:
-            InputError: The image cannot be read, or is not of the shape that is annotated.
+        Raises InputError if the image cannot be read, or is not of the shape that is annotated.
         """
         row = int(self.rows[key.index])
         path = image_path(self.image_folder, self.annotations.file_names[row])
         original_size = self.annotations.size_of(row)
         pixels = decode_image(path, decoder=self.decoder, annotated_size=original_size)
-        _check_shape(path, decoded=(pixels.shape[0], pixels.shape[1]), annotated=original_size)
+        height, width = pixels.shape[:2]
+        if not is_resized_copy((height, width), original_size):
+            raise InputError(
+                f"{path}: the image is {width}×{height} pixels, its annotations say width "
+                f"{original_size[1]} and height {original_size[0]}; fix the annotations or the "
+                "image"
+            )
         image = resize_image(pixels, self.image_size)
         target = self._target(row)
         if self.train and np.random.default_rng(key.seed).random() < 0.5:
@@ -193,37 +198,8 @@ def collate(samples: list[Sample]) -> Batch:
     )
 
 
-def require_file(path: Path) -> None:
-    """Refuse an image that is not there.
-
-    Raises:
-        InputError: There is no such file, or the system refuses its name.
-    """
-    try:
-        is_file = path.is_file()
-    except OSError as error:  # such as a name of more than 255 bytes
-        raise InputError(
-            f"{path}: {error.strerror}; check the folder of images and file_name"
-        ) from error
-    if not is_file:
-        raise InputError(f"{path}: no such image file; check the folder of images and file_name")
-
-
-def _check_shape(path: Path, *, decoded: tuple[int, int], annotated: tuple[int, int]) -> None:
-    """Accept a resized copy of a data set, boxes being scaled from the annotated size."""
-    if not is_resized_copy(decoded, annotated):
-        raise InputError(
-            f"{path}: the image is {decoded[1]}×{decoded[0]} pixels, its annotations say width "
-            f"{annotated[1]} and height {annotated[0]}; fix the annotations or the image"
-        )
-
-
-MOST_CLASSES = 99_999
-"""As `model.num_classes`: each is an output of the model, for every anchor."""
-
-
 class DetectionData(NamedTuple):
-    """What a run trains on and is evaluated on."""
+    """The splits of a run, and its classes."""
 
     train: DetectionDataset
     validation: DetectionDataset
@@ -244,16 +220,9 @@ def open_data(
 ) -> DetectionData:
     """Open both splits' annotations; the training split's categories determine the classes.
 
-    Args:
-        train: Where the training split lies.
-        validation: Where the held-out split lies.
-        image_size: Side of the square that images are resized to. [pixels]
-        class_indices: `contiguous` or `category_id`.
-        num_classes: Outputs of the model; None takes what the categories need.
-        skip_images_without_boxes: Whether training leaves them out.
-        decoder: Of images, as `resolve_decoder` gives it.
-        replace_bad_images: Whether another image stands in for one that cannot be read.
-        console: Where to show the progress of making an index, which annotations need once.
+    Images are resized to squares of `image_size` pixels. `class_indices` is `contiguous` or
+    `category_id`; `num_classes`, the model's outputs, may be None for what the categories need;
+    `decoder` is what `resolve_decoder` returns. The console shows the progress of making an index.
 
     Raises:
         InputError: Annotations are not COCO's, or the categories differ or do not fit.
@@ -296,11 +265,14 @@ def class_map_of(
 ) -> ClassMap:
     """Return the model's class indices for these categories.
 
-    Raises:
-        InputError: The categories do not fit `num_classes`, or a name is no text.
+    Raises InputError if they do not fit `num_classes`, or a name is no text.
     """
     ids, names = annotations.category_ids, annotations.category_names
-    require_text(names, source=source)
+    for index, name in enumerate(names):
+        if re.search("[\ud800-\udfff]", name):  # half of a pair, which JSON cannot hold
+            raise InputError(
+                f"{source}: categories[{index}].name: {shown(name)} is no Unicode text; rename it"
+            )
     if class_indices == "category_id":
         outputs = int(ids.max()) + 1 if num_classes is None else num_classes
         if outputs > MOST_CLASSES:
@@ -315,16 +287,3 @@ def class_map_of(
             "leave it out, or set data.class_indices=category_id"
         )
     return ClassMap.contiguous(ids, names)
-
-
-def require_text(names: Sequence[str], *, source: str) -> None:
-    """Refuse names that a checkpoint's JSON cannot hold.
-
-    Raises:
-        InputError: One has half of a surrogate pair, which is no character.
-    """
-    for index, name in enumerate(names):
-        if re.search("[\ud800-\udfff]", name):
-            raise InputError(
-                f"{source}: categories[{index}].name: {shown(name)} is no Unicode text; rename it"
-            )

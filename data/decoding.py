@@ -1,8 +1,8 @@
 """Decode image files to RGB arrays: formats and limits, decoders, EXIF orientation, sizes.
 
-A JPEG can be decoded by a library other than Pillow. All of them are libjpeg-turbo with the inverse
-DCT and the chroma upsampling that Pillow asks it for, so they give Pillow's pixels. A library is
-loaded when it is first called: none is needed. Nothing here loads torch otherwise.
+A JPEG can be decoded by a library other than Pillow. All of them are libjpeg-turbo with Pillow's
+inverse DCT and chroma upsampling, so they give Pillow's pixels. A library is loaded at its first
+call: none is required. Nothing here loads torch otherwise.
 """
 
 import io
@@ -10,6 +10,7 @@ import stat
 import struct
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,33 +24,30 @@ from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
 
-__all__ = [
-    "DECODERS",
-    "decode_image",
-    "describe_decoder",
-    "installed_decoders",
-    "resolve_decoder",
-]
-
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-"""What data sets hold. Pillow knows dozens more, some of which call other programs."""
-
+"""The formats of data sets. Pillow reads dozens more, some of which call other programs."""
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_SIDE = 65_535
 """JPEG's own. In a few bytes a BMP can claim a line of pixels that takes seconds to fill."""
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-"""What files of these formats are called, in lower case."""
-
 MAX_PIXELS = 178_956_970
-"""512 MiB of RGB, where Pillow draws its line too; the largest cameras have 150 million pixels."""
+"""512 MiB of RGB, which is Pillow's limit too; the largest cameras have 150 million pixels."""
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
+"""Errors that Pillow raises for a damaged file; SyntaxError is a broken PNG."""
 
-DAMAGE = (
-    OSError,
-    SyntaxError,  # Pillow's word for a broken PNG
-    ValueError,
-    EOFError,
-    struct.error,
-)
+DECODERS = ("simplejpeg", "torchvision", "pillow", "accimage")
+"""The fastest first, as measured on photos (`python -m data bench`); `auto` takes the first that
+works. accimage is last: it pulls the pixels apart into planes, which are wanted together again."""
+HOW_TO_INSTALL = {
+    "simplejpeg": "run `.venv/bin/pip install simplejpeg`",
+    "torchvision": "install the release made for this torch",
+    "accimage": "pip has none; its source (0.2.0) must be compiled, against Intel's IPP",
+}
+START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
+"""JPEG's markers; compressed data hold no such pair of bytes."""
+
+AS_STORED = 1
+QUARTER_TURNS = (5, 6, 7, 8)
+"""EXIF orientations that exchange width and height; 5 and 7 are mirrored as well."""
 
 
 def decode_image(
@@ -67,38 +65,35 @@ def decode_image(
     colour profile, and of an animation the first frame is taken: what `PIL.Image.convert("RGB")`
     does, except for 16-bit grey, which that clips to white.
 
-    `decoder` is what `resolve_decoder` gave. One other than `pillow` takes RGB and grey JPEGs;
-    Pillow takes the rest and whatever the decoder finds fault with. So every decoder gives the
-    same pixels, and the same files are refused in the same words.
+    A `decoder` other than `pillow` decodes RGB and grey JPEGs; Pillow decodes all other files and
+    those in which the decoder finds a fault. So every decoder gives the same pixels and errors.
 
     `apply_exif_orientation` turns a photo as its EXIF orientation says, for display.
-
     With `annotated_size`, (height, width), a photo is turned if its annotations fit only then:
     labelling tools annotate photos as displayed, COCO and OpenImages as stored. Where the size
-    cannot tell (a square photo, one turned by 180° or only mirrored) it is read as stored, as
+    does not show it (a square photo, one turned by 180° or only mirrored) it is read as stored, as
     MLPerf's reference and pycocotools do.
 
-    `note_doubt` is told in one line what the decoder found fault with in a JPEG that Pillow then
-    read without a word, as it does where the middle of the data is damaged: parts may be grey.
-    `note_orientation` is called for a photo with an EXIF orientation other than 1, with it and
-    whether `annotated_size` had the photo turned.
+    `note_doubt` is called with one line about a JPEG in which the decoder found a fault and Pillow
+    did not, as where the middle of the data is damaged: parts may be grey. `note_orientation` is
+    called for a photo with an EXIF orientation other than 1, with it and whether it was turned.
 
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
     more than `MAX_PIXELS` or `MAX_SIDE`; the last before a pixel is decoded.
     """
     try:
-        # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe might never end, or never begin
             raise OSError("it is no file")
-        with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
-            return _decode(
-                file,
-                decoder=decoder,
-                apply_exif_orientation=apply_exif_orientation,
-                annotated_size=annotated_size,
-                note_doubt=note_doubt,
-                note_orientation=note_orientation,
-            )
+        # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            path.open("rb") as file,
+            open_image(file) as image,
+        ):
+            if apply_exif_orientation:
+                return to_rgb(ImageOps.exif_transpose(image))
+            pixels = _stored_pixels(image, file, decoder=decoder, note_doubt=note_doubt)
+            return _turn_to_fit(image, pixels, annotated_size, note_orientation)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file; check the folder of images") from error
     except Image.UnidentifiedImageError as error:
@@ -113,37 +108,33 @@ def decode_image(
         ) from error
 
 
-def _decode(
-    file: BinaryIO,
-    *,
-    decoder: str,
-    apply_exif_orientation: bool,
+def _turn_to_fit(
+    image: Image.Image,
+    pixels: NDArray[np.uint8],
     annotated_size: tuple[int, int] | None,
-    note_doubt: Callable[[str], None],
     note_orientation: Callable[[int, bool], None] | None,
 ) -> NDArray[np.uint8]:
-    # Opening reads format, mode and size from the header (0.03 ms), whoever then decodes.
-    with Image.open(file, formats=FORMATS) as image:
-        size, size_text = image.width * image.height, f"{image.width}×{image.height} pixels"
-        if size > MAX_PIXELS:  # Pillow has its own limit, which one may lift
-            raise Image.DecompressionBombError(
-                f"{size_text} exceed the limit of {MAX_PIXELS} pixels"
-            )
-        if max(image.size) > MAX_SIDE:
-            raise Image.DecompressionBombError(f"{size_text}; a side of {MAX_SIDE} is the limit")
-        if apply_exif_orientation:
-            return to_rgb(ImageOps.exif_transpose(image))
-        pixels = _stored_pixels(image, file, decoder=decoder, note_doubt=note_doubt)
-        is_turned = annotated_size is not None and is_quarter_turn(
-            (pixels.shape[0], pixels.shape[1]), annotated_size
-        )
-        if not is_turned and note_orientation is None:
-            return pixels  # nearly always: nobody needs to read EXIF
-        orientation = exif_orientation(image)
-        is_turned = is_turned and orientation in QUARTER_TURNS
-        if note_orientation is not None and orientation != AS_STORED:
-            note_orientation(orientation, is_turned)
-        return turn(pixels, orientation) if is_turned else pixels
+    is_turned = annotated_size is not None and is_quarter_turn(
+        (pixels.shape[0], pixels.shape[1]), annotated_size
+    )
+    if not is_turned and note_orientation is None:
+        return pixels  # nearly always: EXIF is not needed
+    orientation = exif_orientation(image)
+    is_turned = is_turned and orientation in QUARTER_TURNS
+    if note_orientation is not None and orientation != AS_STORED:
+        note_orientation(orientation, is_turned)
+    return turn(pixels, orientation) if is_turned else pixels
+
+
+def open_image(file: BinaryIO) -> Image.Image:
+    """Read an image's format, mode and size from its header (0.03 ms), and check its size."""
+    image = Image.open(file, formats=FORMATS)
+    size_text = f"{image.width}×{image.height} pixels"
+    if image.width * image.height > MAX_PIXELS:  # Pillow's own limit can be changed elsewhere
+        raise Image.DecompressionBombError(f"{size_text} exceed the limit of {MAX_PIXELS} pixels")
+    if max(image.size) > MAX_SIDE:
+        raise Image.DecompressionBombError(f"{size_text}; a side of {MAX_SIDE} is the limit")
+    return image
 
 
 def _stored_pixels(
@@ -155,7 +146,7 @@ def _stored_pixels(
     file.seek(0)
     try:
         return JPEG_DECODERS[decoder](file.read())
-    except JPEG_ERRORS as error:  # Pillow will refuse it, if it finds fault too
+    except (ValueError, RuntimeError, OSError) as error:  # Pillow refuses it, if it is damaged
         doubt = _one_line(error)
     pixels = to_rgb(image)
     note_doubt(doubt)
@@ -164,17 +155,6 @@ def _stored_pixels(
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
-
-
-DECODERS = ("simplejpeg", "torchvision", "pillow", "accimage")
-"""The fastest first, as measured on photos (`python -m data bench`); `auto` takes the first that
-works. accimage is last: it pulls the pixels apart into planes, which are wanted together again."""
-
-HOW_TO_INSTALL = {
-    "simplejpeg": "run `.venv/bin/pip install simplejpeg`",
-    "torchvision": "install the release made for this torch",
-    "accimage": "pip has none; its source (0.2.0) must be compiled, against Intel's IPP",
-}
 
 
 def installed_decoders() -> list[str]:
@@ -207,21 +187,16 @@ def fault_of(name: str) -> str | None:
         return None
     if find_spec(name) is None:
         return f"is not installed: {HOW_TO_INSTALL[name]}"
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, format="JPEG")
     try:
         # An installed library may still lack its compiled part. Decoding would then always fall
-        # back on Pillow, and nobody would know.
-        JPEG_DECODERS[name](smallest_jpeg())
+        # back on Pillow, without a message.
+        JPEG_DECODERS[name](buffer.getvalue())
     except Exception as error:
         reason = " ".join(str(error).split())
         return f"is installed and does not work: {reason}; install it anew"
     return None
-
-
-def smallest_jpeg() -> bytes:
-    """Return a black square of 8 by 8 pixels."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, format="JPEG")
-    return buffer.getvalue()
 
 
 def describe_decoder(name: str) -> str:
@@ -232,25 +207,17 @@ def describe_decoder(name: str) -> str:
     if name != "pillow":
         return f"{name} {version(name)}"
     library = f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
-    if is_pillow_simd():
-        return f"pillow-simd {PIL.__version__} (SIMD, {library})"
+    with suppress(PackageNotFoundError):
+        if version("pillow-simd") == PIL.__version__:
+            return f"pillow-simd {PIL.__version__} (SIMD, {library})"
     return f"pillow {PIL.__version__} ({library})"
 
 
-def is_pillow_simd() -> bool:
-    """Return whether Pillow-SIMD is in Pillow's place, as `make simd` puts it."""
-    try:
-        return version("pillow-simd") == PIL.__version__
-    except PackageNotFoundError:
-        return False
+# The decoders: a baseline or progressive JPEG, RGB or grey, to uint8 `[H, W, 3]`.
 
 
 def decode_by_simplejpeg(content: bytes) -> NDArray[np.uint8]:
-    """Decode a baseline or progressive JPEG, RGB or grey, to uint8 `[H, W, 3]`.
-
-    Raises:
-        ValueError: It is none, is truncated, or holds anything that libjpeg warns of.
-    """
+    """Decode a JPEG; raise ValueError if it is none, truncated, or libjpeg warns of anything."""
     simplejpeg = import_module("simplejpeg")
     pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
         content, colorspace="RGB", fastdct=False, fastupsample=False, strict=True
@@ -259,11 +226,7 @@ def decode_by_simplejpeg(content: bytes) -> NDArray[np.uint8]:
 
 
 def decode_by_torchvision(content: bytes) -> NDArray[np.uint8]:
-    """Decode a baseline or progressive JPEG, RGB or grey, to uint8 `[H, W, 3]`.
-
-    Raises:
-        RuntimeError: It is none, or it is truncated.
-    """
+    """Decode a JPEG; raise RuntimeError if it is none, or truncated."""
     torch, io = import_module("torch"), import_module("torchvision.io")
     encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     image = io.decode_jpeg(encoded, mode=io.ImageReadMode.RGB)  # [3, H, W], channels last in memory
@@ -272,12 +235,7 @@ def decode_by_torchvision(content: bytes) -> NDArray[np.uint8]:
 
 
 def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
-    """Decode a baseline or progressive JPEG, RGB or grey, to uint8 `[H, W, 3]`.
-
-    Raises:
-        ValueError: It is truncated, which accimage itself would fill up with grey.
-        OSError: It is no JPEG.
-    """
+    """Decode a JPEG; raise OSError if it is none, ValueError if truncated (else grey)."""
     if not has_end_of_image(content):
         raise ValueError("the JPEG has no end")
     image = import_module("accimage").Image(content)
@@ -286,8 +244,11 @@ def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
     return np.ascontiguousarray(planes.transpose(1, 2, 0))
 
 
-START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
-"""JPEG's markers; compressed data hold no such pair of bytes."""
+JPEG_DECODERS: dict[str, Callable[[bytes], NDArray[np.uint8]]] = {
+    "simplejpeg": decode_by_simplejpeg,
+    "torchvision": decode_by_torchvision,
+    "accimage": decode_by_accimage,
+}
 
 
 def has_end_of_image(content: bytes) -> bool:
@@ -295,29 +256,14 @@ def has_end_of_image(content: bytes) -> bool:
     return content.rfind(END_OF_IMAGE) > content.rfind(START_OF_SCAN)
 
 
-JPEG_DECODERS: dict[str, Callable[[bytes], NDArray[np.uint8]]] = {
-    "simplejpeg": decode_by_simplejpeg,
-    "torchvision": decode_by_torchvision,
-    "accimage": decode_by_accimage,
-}
-
-JPEG_ERRORS = (ValueError, RuntimeError, OSError)
-"""What they raise where they find fault with the data."""
-
-
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """Return an image's pixels, uint8 `[H, W, 3]`.
-
-    Raises:
-        ValueError: Its pixels have 32 bits.
-        OSError, SyntaxError, EOFError, struct.error: The file that it was opened from is damaged.
-    """
+    """Return an image's pixels, uint8 `[H, W, 3]`; raise ValueError if they have 32 bits."""
     if image.mode.startswith("I;16"):
         pixels = np.asarray(image).astype(np.uint32)
         grey = ((pixels * 255 + 32767) // 65535).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     if image.mode in ("I", "F"):
-        # The range of 32-bit pixels is anyone's guess; Pillow's own conversion clips at 255.
+        # The range of 32-bit pixels is unknown; Pillow's own conversion clips at 255.
         raise ValueError(f"32-bit pixels (mode {image.mode}) where 8 or 16 bits are expected")
     if image.mode in ("P", "PA", "RGBa", "La"):
         # By way of RGBA: a palette may have its transparency per entry, and the modes with
@@ -326,17 +272,9 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     return np.array(image.convert("RGB"))
 
 
-AS_STORED = 1
-QUARTER_TURNS = (5, 6, 7, 8)
-"""Orientations that exchange width and height; 5 and 7 are mirrored as well."""
-
-
 def exif_orientation(image: Image.Image) -> int:
-    """Return an opened image's EXIF orientation, 1 to 8; 1 where there is none that makes sense.
-
-    A PNG's pixels may be read for it. Pillow turns TIFFs itself, so theirs is 1.
-    """
-    if image.format == "TIFF":
+    """Return an opened image's EXIF orientation, 1 to 8; 1 where there is none that makes sense."""
+    if image.format == "TIFF":  # Pillow turns these itself
         return AS_STORED
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, AS_STORED)
@@ -356,8 +294,7 @@ def turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:
     """Return whether two sizes (height, width) have one shape, but for a pixel of rounding.
 
-    Boxes can be scaled from one to the other. With another shape (a turned photo, another picture)
-    they would be nonsense.
+    Boxes can be scaled only then: another shape is a turned photo, or another picture.
     """
     excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
     return excess <= max(annotated)

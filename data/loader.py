@@ -18,7 +18,7 @@ from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
 
 
 def steps_per_epoch(num_images: int, *, batch_size: int, ranks: int = 1) -> int:
-    """Whole batches that every rank gets in an epoch; at least one."""
+    """Return the number of whole batches of every rank in an epoch; at least one."""
     return max(1, num_images // (batch_size * ranks))
 
 
@@ -34,12 +34,12 @@ def training_keys(
     split: Sequence[int] = (),
     chosen: Iterable[int] | None = None,
 ) -> Iterator[list[SampleKey]]:
-    """One rank's batches of an epoch, from place `first` of its order on; all, or those `chosen`.
+    """Yield one rank's batches of an epoch, from place `first` on; all, or those `chosen`.
 
     All ranks share one order: a step takes its next `ranks × batch_size` places, rank 0 the first
-    of these, rank 1 the next, and so on: `batch_size` each, or as many as `split` says. Images that
-    fill no whole step wait for another epoch's order; where the images are fewer than one step, the
-    order is repeated. The seed of a key depends on (seed, epoch, place), so neither workers, nor a
+    of these, rank 1 the next, and so on: `batch_size` each, or as `split` lists. Images that fill
+    no whole step are left to another epoch; if the images are fewer than one step, the order is
+    repeated. The seed of a key depends on (seed, epoch, place), so neither workers, nor a
     resumption, nor the number of ranks or their split change a sample.
     """
     sizes = split or (batch_size,) * ranks
@@ -59,8 +59,7 @@ def training_keys(
 class TrainingBatches(Sampler[list[SampleKey]]):
     """Batch sampler of `training_keys`, for the DataLoader.
 
-    `set_position` before each epoch; with it a resumed run reads exactly the batches that
-    were left.
+    `set_position` before each epoch; a resumed run reads exactly the remaining batches with it.
     """
 
     def __init__(
@@ -74,11 +73,8 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         split: Sequence[int] = (),
     ) -> None:
         assert num_images > 0 and batch_size > 0 and seed >= 0 and 0 <= rank < ranks
-        self.num_images = num_images
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.ranks = ranks
+        self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
+        self.rank, self.ranks = rank, ranks
         self.split = split
         """Images of each rank, where they differ; may be changed between two iterations."""
         self.chosen: Iterable[int] | None = None
@@ -86,16 +82,14 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.set_position(epoch=0)
 
     def set_position(self, epoch: int, first: int = 0) -> None:
-        """The next iteration starts at place `first` of the order of `epoch` (both from 0)."""
-        self.epoch = epoch
-        self.first = first
+        """Let the next iteration start at place `first` of the order of `epoch` (both from 0)."""
+        self.epoch, self.first = epoch, first
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, wherever the position is."""
+        # Steps of a whole epoch, wherever the position is.
         return steps_per_epoch(self.num_images, batch_size=self.batch_size, ranks=self.ranks)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        """The batches from the position to the epoch's end, or those that are chosen."""
         return training_keys(
             self.num_images,
             seed=self.seed,
@@ -118,8 +112,7 @@ class EvaluationBatches(Sampler[list[SampleKey]]):
 
     def __init__(self, num_images: int, *, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
         assert num_images > 0 and batch_size > 0 and 0 <= rank < ranks
-        self.num_images = num_images
-        self.batch_size = batch_size
+        self.num_images, self.batch_size = num_images, batch_size
         self.share(rank=rank, ranks=ranks)
 
     def share(self, *, rank: int, ranks: int) -> None:
@@ -128,16 +121,14 @@ class EvaluationBatches(Sampler[list[SampleKey]]):
         self.images = range(count * rank // ranks, count * (rank + 1) // ranks)
 
     def __len__(self) -> int:
-        """Batches in all."""
         return (len(self.images) + self.batch_size - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        """The batches; their keys' seeds are unused."""
         for start in range(0, len(self.images), self.batch_size):
             yield [SampleKey(index, 0) for index in self.images[start : start + self.batch_size]]
 
 
-ENDED_IS_TOLD_WITHIN_S = 10.0
+SIGCHLD_WITHIN_S = 10.0
 
 
 class DetectionLoader(DataLoader[Sample]):
@@ -164,7 +155,6 @@ class DetectionLoader(DataLoader[Sample]):
             self.batch_sampler.held_back = False
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """The batches of the sampler's position."""
         if self.in_this_process:
             for keys in self.batch_sampler:
                 yield collate([self.dataset[key] for key in keys])
@@ -178,13 +168,13 @@ class DetectionLoader(DataLoader[Sample]):
             raise InputError(last_line.split("InputError: ", maxsplit=1)[-1]) from error
         except (ConnectionError, EOFError):
             # A loading process ended while this one read from its socket. torch's handler of
-            # SIGCHLD raises the error that says so, here as soon as the system has told of it.
-            time.sleep(ENDED_IS_TOLD_WITHIN_S)
+            # SIGCHLD raises the error that explains it, here, as soon as the signal arrives.
+            time.sleep(SIGCHLD_WITHIN_S)
             raise
 
 
 class HeldBackBatches(Sampler[list[SampleKey]]):
-    """A batch sampler that gives nothing while it is held back.
+    """A batch sampler that is empty while it is held back.
 
     Workers read ahead as soon as they are started; what they read would wait in shared memory.
     """
@@ -207,15 +197,11 @@ def training_loader(
     workers: int = 0,
     cores: Collection[int] = (),
 ) -> DetectionLoader:
-    """Batches in the sampler's order: `batches.set_position(epoch, first)`, then iterate.
+    """Return batches in the sampler's order: `batches.set_position(epoch, first)`, then iterate.
 
-    Args:
-        dataset: What the sampler's keys are of.
-        batches: The order.
-        workers: Processes that decode ahead (0: this one), until the loader is dropped. Each runs
-            torch on one thread, so that they do not contend with the training's.
-        cores: The processors' numbers that they run on, as `os.sched_setaffinity` takes them; none
-            given: where this process may run.
+    `workers` processes decode ahead (0: this one), until the loader is dropped. Each runs torch on
+    one thread, so that they do not contend with the training's, on the processors `cores` as
+    `os.sched_setaffinity` takes them; none given: where this process may run.
     """
     return _loader(dataset, batches, workers=workers, cores=cores)
 
@@ -229,10 +215,7 @@ def evaluation_loader(
     rank: int = 0,
     ranks: int = 1,
 ) -> DetectionLoader:
-    """Each image once over all ranks, in the JSON's order; the last batch may be smaller.
-
-    `workers` and `cores` as above; a rank may get a batch less than another, or none.
-    """
+    """Return each image once over all ranks, as `EvaluationBatches`; else as `training_loader`."""
     batches = EvaluationBatches(len(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
     return _loader(dataset, batches, workers=workers, cores=cores)
 
@@ -256,7 +239,7 @@ def _loader(
 
 
 def begin_worker(worker: int, *, cores: Collection[int], parent: int) -> None:
-    """What a loading process does first."""
+    """Pin a loading process, and tie its life to the training's."""
     if cores:
         os.sched_setaffinity(0, cores)
     obey_parent(worker, parent=parent)

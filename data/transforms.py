@@ -52,21 +52,15 @@ def flip(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalize(images: Tensor) -> Tensor:
-    """`[N, 3, S, S]` uint8 to float32 with ImageNet's mean and deviation, in the same layout."""
+    """Return `[N, 3, S, S]` uint8 as float32 with ImageNet's mean and deviation, same layout."""
     mean = torch.tensor(IMAGENET_MEAN, device=images.device)
     std = torch.tensor(IMAGENET_STD, device=images.device)
     scale, offset = 1 / (255 * std), mean / std
-    if images.is_contiguous(memory_format=torch.channels_last):
-        return _normalize_pixels(images, scale, offset)
-    return images.to(torch.float32).mul_(scale.view(1, 3, 1, 1)).sub_(offset.view(1, 3, 1, 1))
-
-
-def _normalize_pixels(images: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """Of channels_last images: four times as fast as operators on `[N, 3, S, S]`.
-
-    For those torch's innermost loop has three turns, one for each channel; here it has a row's. And
-    a few rows at once stay in the cache from one operator to the next.
-    """
+    if not images.is_contiguous(memory_format=torch.channels_last):
+        return images.to(torch.float32).mul_(scale.view(1, 3, 1, 1)).sub_(offset.view(1, 3, 1, 1))
+    # Four times as fast as operators on `[N, 3, S, S]`: for those torch's innermost loop has three
+    # turns, one for each channel; here it has a row's. And a few rows at once stay in the cache
+    # from one operator to the next.
     number, channels, height, width = images.shape
     rows = images.permute(0, 2, 3, 1).reshape(number * height, width * channels)
     normalized = torch.empty(rows.shape, dtype=torch.float32, device=images.device)
