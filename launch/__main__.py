@@ -5,10 +5,7 @@ import sys
 from common.cli import run_command, run_command_group
 
 COMMANDS = {
-    "plan": (
-        "retinanet.placement:add_plan",
-        "show the cores, memory and environment of each rank",
-    ),
+    "plan": ("retinanet.placement:add_plan", "show the cores, memory and environment of each rank"),
     "run": ("launch.run:add_run_command", "start ranks by mpirun, on one host or several"),
     "scale": (
         "profiling.studies.scale:add_scale",

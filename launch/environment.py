@@ -1,12 +1,10 @@
 """The environment of a rank before torch is loaded: variables, preloaded libraries, memory policy.
 
-- Variables: how many threads, where they run, and which cores communicate.
 - An allocator in the C library's place, and Intel's OpenMP in that of torch's libgomp. The dynamic
   linker puts them there when a program starts (`LD_PRELOAD`), not later; so a process that wants
   them starts its own command again, once: same process id, arguments, open pipes and pinning.
-- The allocator's policy. torch takes and gives back hundreds of large buffers in a training step.
-  glibc asks the kernel for each one and returns it, so that every step pays for fresh pages: more
-  time than its arithmetic.
+- The allocator's policy. torch takes and gives back hundreds of large buffers in a step. glibc gets
+  each one from the kernel and returns it: fresh pages cost more time than the step's arithmetic.
 - The kernel's memory policy, which takes memory near the rank's cores. It counts for the calling
   thread, and for threads and processes that it starts afterwards; see
   https://man7.org/linux/man-pages/man2/set_mempolicy.2.html.
@@ -133,14 +131,10 @@ class Allocator:
 
 ALLOCATORS = {
     "tcmalloc": Allocator(
-        libraries=("tcmalloc_minimal", "tcmalloc"),
-        package="libtcmalloc-minimal4",
-        settings={"TCMALLOC_RELEASE_RATE": "0"},
+        ("tcmalloc_minimal", "tcmalloc"), "libtcmalloc-minimal4", {"TCMALLOC_RELEASE_RATE": "0"}
     ),
     "jemalloc": Allocator(
-        libraries=("jemalloc",),
-        package="libjemalloc2",
-        settings={"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
+        ("jemalloc",), "libjemalloc2", {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
     ),
 }
 
@@ -196,9 +190,8 @@ def find(allocator: Allocator) -> str | None:
     """Return the library: a path in this environment (such as conda's), or the linker's name."""
     folder = Path(sys.prefix) / "lib"
     for name in allocator.libraries:
-        in_environment = sorted(folder.glob(f"lib{name}.so*"))
-        library = str(in_environment[0]) if in_environment else find_library(name)
-        if library:
+        in_environment = sorted(map(str, folder.glob(f"lib{name}.so*")))
+        if library := next(iter(in_environment), None) or find_library(name):
             return library
     return None
 
@@ -212,11 +205,8 @@ def preloading(
     return {**settings, **environment, "LD_PRELOAD": preloaded}
 
 
-# From glibc's malloc.h, which Python has no names for.
-M_TRIM_THRESHOLD = -1
-M_TOP_PAD = -2
-M_MMAP_MAX = -4
-
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+"""From glibc's malloc.h."""
 HEAP_GROWTH = 64 << 20
 """The heap grows by at least this much at a time. [bytes]"""
 
@@ -250,12 +240,8 @@ def set_allocator(policy: str) -> None:
 SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237}
 """The number of set_mempolicy; the C library has no function for it."""
 
-MPOL_PREFERRED = 1
-MPOL_BIND = 2
-MPOL_INTERLEAVE = 3
-MPOL_LOCAL = 4
+MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL = 1, 2, 3, 4
 MPOL_PREFERRED_MANY = 5  # since Linux 5.15
-
 BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
@@ -327,7 +313,7 @@ def loaded_openmp() -> str:
 
 
 def find_intel() -> Path | None:
-    """Return libiomp5 of this environment, which the package `intel-openmp` installs."""
+    """Return libiomp5 of this environment, of the package `intel-openmp`."""
     library = Path(sys.prefix) / "lib" / INTEL_LIBRARIES[0]
     return library if library.is_file() else None
 

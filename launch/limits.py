@@ -12,7 +12,7 @@ launcher offers the job is read from its process in /proc; Slurm also describes 
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -39,20 +39,10 @@ UNBOUND = {
 }
 """How to start ranks that are not bound."""
 SLURM_CPUS = "SLURM_JOB_CPUS_PER_NODE"
-DAEMONS = {
-    "hydra_pmi_proxy",
-    "hydra_bstrap_pr",  # hydra_bstrap_proxy: the kernel keeps 15 letters
-    "orted",
-    "prted",
-    "prterun",
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "slurmstepd",
-    "torchrun",
-    "pt_elastic",  # torchrun, as it calls itself
-}
-"""Names of launchers' processes, which start the ranks of a host."""
+DAEMONS = {"mpirun", "mpiexec", "orted", "prted", "prterun", "slurmstepd", "torchrun"}
+DAEMONS |= {"mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_pr", "pt_elastic"}
+"""Names of launchers' processes, which start the ranks of a host. The kernel keeps 15 letters (of
+hydra_bstrap_proxy), and torchrun calls itself pt_elastic."""
 
 
 @dataclass(frozen=True)
@@ -93,23 +83,29 @@ def read_quota(*, process: Path, cgroups: Path) -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
+def groups_in(process: Path) -> Iterator[tuple[str, str]]:
+    """Yield controllers, which are none in version 2, and path of a process's control groups.
+
+    A line of its file is `NUMBER:CONTROLLERS:PATH`.
+    """
+    for line in read_proc_text(process / "cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        yield controllers, path
+
+
 def groups_of(process: Path, cgroups: Path, controller: str) -> list[Path]:
     """Return the folders of a process's control groups that may limit something, and their parents.
 
-    A line of its file is `NUMBER:CONTROLLERS:PATH`, with no controllers in version 2. Version 1 is
-    mounted in a folder that its controllers name, version 2 at the top, or in `unified` where both
-    are in use. The `controller` is `cpu` or `memory`.
+    Version 1 is mounted in a folder that its controllers name, version 2 at the top, or in
+    `unified` where both are in use. The `controller` is `cpu` or `memory`.
     """
     folders = []
-    for line in read_proc_text(process / "cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if not controllers:
-            mounts = [cgroups, cgroups / "unified"]
-        elif controller in controllers.split(","):
-            mounts = [cgroups / controllers, cgroups / controller]
-            mounts = [mount for mount in mounts if mount.is_dir()][:1]
-        else:
-            continue
+    for controllers, path in groups_in(process):
+        mounts = [cgroups, cgroups / "unified"]
+        if controllers:
+            named = (cgroups / controllers, cgroups / controller)
+            is_ours = controller in controllers.split(",")
+            mounts = [mount for mount in named if is_ours and mount.is_dir()][:1]
         parts = [part for part in path.split("/") if part]
         for mount in mounts:
             # A container often has its own group as the mount, under a path of the host's.
@@ -220,15 +216,12 @@ def host_cpus(
 
 def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     """Return the CPUs of this process's control group; empty where they cannot be read."""
-    for line in read_proc_text(processes / "self" / "cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
+    for controllers, path in groups_in(processes / "self"):
         if controllers == "cpuset":
             file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
-        elif not controllers:
-            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
         else:
-            continue
-        if text := read_proc_text(file):
+            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
+        if controllers in ("", "cpuset") and (text := read_proc_text(file)):
             return parse_cpu_list(text)
     return frozenset()
 

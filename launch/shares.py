@@ -121,26 +121,28 @@ def divide_evenly(sockets: Sequence[Socket], ranks: int) -> list[NodeGroup] | No
     """Return the groups with as many ranks on each socket, and in it on each node."""
     if ranks % len(sockets):
         return None
-    of_sockets = [divide_socket(socket, ranks // len(sockets)) for socket in sockets]
-    if None in of_sockets:
-        return None
-    return [group for groups in of_sockets if groups for group in groups]
+    groups: list[NodeGroup] = []
+    for socket in sockets:
+        of_socket = divide_socket(socket, ranks // len(sockets))
+        if of_socket is None:
+            return None
+        groups += of_socket
+    return groups
 
 
 def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
     """Return the groups of one socket, with as many ranks on each node or nodes for each rank."""
-    nodes = socket.nodes
-    if ranks > len(nodes):
-        if ranks % len(nodes):
-            return None
-        sharers = ranks // len(nodes)
-        return [NodeGroup(socket=socket.number, nodes=(node,), ranks=sharers) for node in nodes]
-    if len(nodes) % ranks:
+    count = len(socket.nodes)
+    if max(ranks, count) % min(ranks, count):
         return None
-    step = len(nodes) // ranks
+    step = max(1, count // ranks)
     return [
-        NodeGroup(socket=socket.number, nodes=nodes[first : first + step], ranks=1)
-        for first in range(0, len(nodes), step)
+        NodeGroup(
+            socket=socket.number,
+            nodes=socket.nodes[first : first + step],
+            ranks=max(1, ranks // count),
+        )
+        for first in range(0, count, step)
     ]
 
 

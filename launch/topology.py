@@ -76,14 +76,12 @@ def read_this_machine(sysfs: Path = SYSFS) -> Topology:
 
 @dataclass(frozen=True, order=True)
 class CpuFacts:
-    """One online CPU."""
+    """One online CPU, whose `core_id` names its core within the socket."""
 
     cpu: int
     core_id: tuple[int, ...]
-    """Names the core within its socket."""
     socket: int
     node: int
-    """NUMA node; 0 where the host has none."""
 
 
 def topology_of(facts: Iterable[CpuFacts]) -> Topology:
@@ -131,16 +129,11 @@ def sockets_of(topology: Topology) -> tuple[Socket, ...]:
     for cpu in sorted(topology.cpus):
         nodes = tree.setdefault(cpu.socket, {})
         nodes.setdefault(cpu.node, {}).setdefault(cpu.core, []).append(cpu.cpu)
-    return tuple(
-        Socket(
-            number,
-            tuple(
-                Node(node, tuple(tuple(core) for core in cores.values()))
-                for node, cores in sorted(nodes.items())
-            ),
-        )
-        for number, nodes in sorted(tree.items())
-    )
+    sockets = []
+    for number, nodes in sorted(tree.items()):
+        cores = ((node, tuple(map(tuple, nodes[node].values()))) for node in sorted(nodes))
+        sockets.append(Socket(number, tuple(Node(node, its_cores) for node, its_cores in cores)))
+    return tuple(sockets)
 
 
 def count_cores(sockets: Sequence[Socket]) -> int:
@@ -150,18 +143,17 @@ def count_cores(sockets: Sequence[Socket]) -> int:
 
 def describe_sockets(sockets: Sequence[Socket]) -> str:
     """Return such as `2 sockets of 28 cores`, or `2 sockets of 28 cores and 4 NUMA nodes`."""
+
+    def span(counts: Sequence[int]) -> str:
+        least, greatest = min(counts), max(counts)
+        return f"{least}" if least == greatest else f"{least} to {greatest}"
+
     name = "1 socket" if len(sockets) == 1 else f"{len(sockets)} sockets"
     sizes = [len(socket.cores) for socket in sockets]
     nodes = [len(socket.nodes) for socket in sockets]
     cores = f"{span(sizes)} core{'s' if max(sizes) > 1 else ''}"
     in_nodes = f" and {span(nodes)} NUMA nodes" if max(nodes) > 1 else ""
     return f"{name} of {cores}{in_nodes}"
-
-
-def span(counts: Sequence[int]) -> str:
-    """Return one number where all are equal, else the least and the greatest."""
-    least, greatest = min(counts), max(counts)
-    return f"{least}" if least == greatest else f"{least} to {greatest}"
 
 
 PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")

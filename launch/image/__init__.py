@@ -1,1 +1,1 @@
-"""The image: what is left out of it, how it is looked at, how it is tried on a bare Debian."""
+"""The container image: its health check, and the removal of packages that it does not need."""

@@ -1,4 +1,4 @@
-"""The image's HEALTHCHECK: does a training that runs here get on?
+"""The image's HEALTHCHECK: does a training that runs here advance?
 
 Exit status 1, and a line that says why: a training's process is stopped, or it has written nothing
 into its run's folder for an hour (`HEALTH_SILENCE_S`), which the longest evaluation does not take.
@@ -16,7 +16,7 @@ RUN_FILES = ("metrics.jsonl", "mlperf.log")
 
 
 def main() -> int:
-    """Look at every process; returns the exit status."""
+    """Check every process; returns the exit status."""
     silence_s = float(os.environ.get("HEALTH_SILENCE_S") or SILENCE_S)
     for process, files in trainings(Path("/proc")):
         problem = problem_of(process, files, silence_s=silence_s, now=time.time())
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def trainings(processes: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Processes that hold a run's files open, with these."""
+    """Yield the processes that hold a run's files open, with these."""
     for process in processes.glob("[0-9]*"):
         try:
             open_files = [link.readlink() for link in (process / "fd").iterdir()]
@@ -39,7 +39,7 @@ def trainings(processes: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def problem_of(process: Path, files: list[Path], *, silence_s: float, now: float) -> str | None:
-    """What is wrong with a training, in a line; None: it gets on, or has just ended."""
+    """Return the problem of a training in a line; None: it advances, or has just ended."""
     try:
         # The name in parentheses may hold anything; the state is the word after it.
         state = (process / "stat").read_text(encoding="utf-8").rpartition(") ")[2][:1]

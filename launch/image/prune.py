@@ -11,22 +11,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-COMPILING = (
-    "torch/include",
-    "torch/share",
-    "mpich/include",
-    "numpy/*/include",
-)
-"""Below site-packages: what only a compiler reads."""
-
+COMPILING = ("torch/include", "torch/share", "mpich/include", "numpy/*/include")
+"""Below site-packages: only a compiler reads them."""
 TESTS_OF_TORCH = ("torch/test", "torch/bin/*")
 """138 MB of CPU-only wheels."""
-
 USED_OF_TORCH = ("torch_shm_manager",)
 """In torch/bin: hands memory over between processes."""
-
 INSTALLING = ("pip", "pip-*.dist-info")
-
 CUDA_OF_TORCH = ("libtorch_cuda*", "libtorch_nvshmem*", "libcaffe2_nvrtc*")
 """Below torch/lib."""
 
@@ -53,7 +44,7 @@ def main() -> int:
 
 
 def files_in_use(packages: Path) -> set[Path]:
-    """Libraries below `packages` that training has loaded into this process."""
+    """Return the libraries below `packages` that training has loaded into this process."""
     import torch  # noqa: PLC0415
     import torchvision  # noqa: F401, PLC0415
 
@@ -65,7 +56,7 @@ def files_in_use(packages: Path) -> set[Path]:
 
 
 def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
-    """What may go: files and folders."""
+    """Yield the files and folders that may go."""
     for pattern in (*COMPILING, *TESTS_OF_TORCH, *INSTALLING, "triton"):
         yield from (path for path in packages.glob(pattern) if path.name not in USED_OF_TORCH)
     yield from packages.rglob("*.a")
@@ -78,7 +69,7 @@ def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
