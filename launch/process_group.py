@@ -39,14 +39,17 @@ from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_ot
 
 SILENT_SHARE = 0.8
 """Of `timeout_s`: the watch, which names the silent rank, reports before an exchange gives up."""
-
 SECONDS_FOR_THE_FIRST = 3.0
 """In which the watch receives why an exchange broke, and ends this process with the cause."""
-
-CONNECTIONS_ADVICE = (
-    "check that no firewall blocks TCP ports between the hosts, or name the network in "
-    "GLOO_SOCKET_IFNAME"
-)
+LOCALHOST = "127.0.0.1"
+SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_FOR_NAMES = 5.0
+"""In which a name server may still answer."""
+SECONDS_REFUSED = 5.0
+"""Ranks that start together differ by less; then a refused connection is worth a note."""
+NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
+FIREWALL = "that no firewall blocks TCP ports between the hosts"
+CONNECTIONS_ADVICE = f"check {FIREWALL}, or name the network in GLOO_SOCKET_IFNAME"
 
 Value = TypeVar("Value")
 
@@ -153,12 +156,10 @@ class ProcessGroup:
                 tensor.div_(self.size)
 
     def leave(self) -> None:
-        """End torch's groups, with their threads.
-
-        A thread of gloo may hold a tensor of the last exchange a moment longer than whoever waited
-        for it. If the interpreter ends in that moment, so does this process, by SIGABRT; and the
-        threads live as long as somebody holds their group.
-        """
+        """End torch's groups, with their threads."""
+        # A thread of gloo may hold a tensor of the last exchange a moment longer than its caller.
+        # If the interpreter ends in that moment, so does this process, by SIGABRT; and the threads
+        # live as long as their group is referenced.
         self.control = self.exchange = self.store = None
         dist.destroy_process_group()
 
@@ -321,16 +322,6 @@ def choose_interface(
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-LOCALHOST = "127.0.0.1"
-SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_FOR_NAMES = 5.0
-"""In which a name server may still answer."""
-SECONDS_REFUSED = 5.0
-"""Ranks that start together differ by less; then a refused connection is worth a note."""
-NAMES = "check that MASTER_ADDR, MASTER_PORT or host names are right"
-FIREWALL = "that no firewall blocks TCP ports between the hosts"
-
-
 def connect(
     ranks: Ranks, rendezvous: Rendezvous, *, timeout: timedelta, wait: Wait
 ) -> tuple[dist.Store, str]:
@@ -352,8 +343,7 @@ def connect(
             address = reachable(rendezvous.addresses, port)
         except ConnectionError as error:
             raise InputError(
-                f"rank {ranks.rank} on {socket.gethostname()}: rank 0 {error}; check {FIREWALL}, "
-                "or name the network in GLOO_SOCKET_IFNAME"
+                f"rank {ranks.rank} on {socket.gethostname()}: rank 0 {error}; {CONNECTIONS_ADVICE}"
             ) from error
     else:
         wait_for_listener(ranks, address, port=port, wait=wait)

@@ -1,14 +1,11 @@
 """How the ranks of a job find each other before torch is loaded, and how early errors end them.
 
-Ranks meet through mpirun's own library, or where the environment says. This comes before torch is
-loaded, because the CPUs of all ranks of a host decide where each is pinned. MPI is used for
-rendezvous only and finalized before torch is imported.
+Ranks meet through mpirun's own library, or where the environment says. MPI is used for rendezvous
+only and finalized before torch is imported.
 
 An mpirun of MPICH kills all ranks, and its status is 9, where one of them ends without having
 finalized MPI. Finalizing is collective. So a rank that cannot start takes part in the next exchange
-with its failure; then all finalize MPI and exit with the same status. An error before the ranks are
-connected is so printed once, by rank 0. What may wait for ever inside a library, where no exception
-can reach it, has a deadline that ends the process.
+with its failure; then all finalize MPI and exit with the same status, and rank 0 prints the error.
 """
 
 import fcntl
@@ -25,16 +22,19 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mpi4py
 
-from common.errors import InputError, described, exit_code_of
+from common.errors import OUR_BUG, InputError, described, exit_code_of
 from launch.hosts import expand_hosts
 from launch.ranks import Ranks
 from launch.topology import is_number
 
+MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
+MODULE = "mpi4py.MPI"
 JOB_NUMBER = re.compile("[0-9]{1,18}")
 LAST_PORT = 65_535
 FIRST_PORT, PORTS = 20_000, 10_000
@@ -148,10 +148,6 @@ def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous
     )
 
 
-MPI_LAUNCHERS = ("mpich", "intel-mpi", "open-mpi")
-MODULE = "mpi4py.MPI"
-
-
 class StartFailedError(Exception):
     """A rank cannot start, as all ranks have learned in an exchange; `text` is for stderr."""
 
@@ -168,33 +164,29 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
     Raises:
         InputError: The library that mpi4py finds is not the launcher's.
     """
-    # The library that can talk to the launcher, unless the user has chosen one. MPICH's, which
-    # comes with our requirements, talks to Intel MPI's launcher too.
     if "MPI4PY_LIBMPI" not in environment and "MPI4PY_MPIABI" not in environment:
+        # MPICH's, which comes with our requirements, talks to Intel MPI's launcher too.
         is_open_mpi = ranks.launcher == "open-mpi"
+        library = Path(sys.prefix, "lib", "libmpi.so.12")
         if is_open_mpi:
             library = Path(environment.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
-        else:
-            library = Path(sys.prefix, "lib", "libmpi.so.12")
         if library.is_file():
             os.environ["MPI4PY_LIBMPI"] = str(library)
         elif is_open_mpi:
             os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
     mpi4py.rc.finalize = False  # at the end of a process that fails it would wait for the others
+    launcher = f"mpirun of {ranks.launcher}"
+    advice = "set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
     try:
         mpi = importlib.import_module(MODULE)  # initializes MPI
     except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"mpirun of {ranks.launcher}: mpi4py cannot load its library: {reason}; set "
-            "MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR and MASTER_PORT"
-        ) from error
+        reason = f"mpi4py cannot load its library: {str(error).splitlines()[0]}"
+        raise InputError(f"{launcher}: {reason}; {advice}") from error
     if mpi.COMM_WORLD.size != ranks.size:
         version = mpi.Get_library_version().splitlines()[0]
         raise InputError(
-            f"mpirun of {ranks.launcher} started {ranks.size} ranks, but its library is not "
-            f"{version}, which mpi4py found; set MPI4PY_LIBMPI=/path/to/libmpi.so, or MASTER_ADDR "
-            "and MASTER_PORT"
+            f"{launcher} started {ranks.size} ranks, but its library is not {version}, which "
+            f"mpi4py found; {advice}"
         )
 
 
@@ -238,10 +230,8 @@ def interface_addresses() -> dict[str, str]:
 def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the addresses at which other hosts may reach this one.
 
-    `GLOO_SOCKET_IFNAME`, if it is set, names the interface for other hosts.
-
     Raises:
-        InputError: It names none that has an address.
+        InputError: `GLOO_SOCKET_IFNAME` names no interface that has an address.
     """
     addresses = interface_addresses()
     name = environment.get("GLOO_SOCKET_IFNAME")
@@ -303,9 +293,8 @@ SECONDS_TO_AGREE = 60.0
 def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
     """Keep ranks other than 0 silent meanwhile, and end all of them if one fails.
 
-    mpirun's ranks exchange failures: rank 0 prints its own error, or that of the lowest rank that
-    has one, and all exit with its status. Other launchers' ranks hold their own error back until
-    rank 0 has had time to end in the same way.
+    mpirun's ranks exchange failures: rank 0 prints that of the lowest rank, and all exit with its
+    status. Other launchers' ranks hold their error back until rank 0 has had time to end alike.
     """
     held_back = io.StringIO()
     try:
@@ -345,16 +334,11 @@ def silenced(errors: io.StringIO) -> Iterator[None]:
 
 
 def describe_failure(error: BaseException, *, printed: str, ranks: Ranks) -> tuple[int, str]:
-    """Return the exit status of an error, and what rank 0 prints of it.
-
-    `printed` is what this rank has held back.
-    """
-    text: str | None
+    """Return the exit status of an error, and rank 0's message, from what this rank has printed."""
+    code = error.code if isinstance(error, StartFailedError) else exit_code_of(error)
+    text = described(error)
     if isinstance(error, SystemExit):
         code, text = error.code if isinstance(error.code, int) else 1, printed.strip()
-    else:
-        code = error.code if isinstance(error, StartFailedError) else exit_code_of(error)
-        text = described(error)
     if text is None:
         text = "".join(traceback.format_exception(error)).strip()
     return code, f"rank {ranks.rank} on {socket.gethostname()}: {text}"
@@ -363,10 +347,7 @@ def describe_failure(error: BaseException, *, printed: str, ranks: Ranks) -> tup
 def agree_on_failure(
     ranks: Ranks, error: BaseException, *, failure: tuple[int, str]
 ) -> StartFailedError | None:
-    """Exchange failures with the other ranks of mpirun, and finalize MPI.
-
-    Returns the failure with which all end; None where there is no MPI to agree through.
-    """
+    """Return the failure with which all ranks of mpirun end, and finalize MPI; None: without MPI."""
     if ranks.launcher not in MPI_LAUNCHERS:
         return None
     if MODULE not in sys.modules:
@@ -374,19 +355,17 @@ def agree_on_failure(
             start_mpi(ranks, os.environ)
     if not is_running(ranks) or isinstance(error, KeyboardInterrupt):
         return None
-    try:
-        if isinstance(error, StartFailedError):
-            raise error
-        exchange(None, failure=failure)
-    except StartFailedError as agreed:
-        sys.modules[MODULE].Finalize()
-        return agreed
-    raise AssertionError("an exchange with a failure always raises")
+    agreed = error if isinstance(error, StartFailedError) else None
+    if agreed is None:
+        try:
+            exchange(None, failure=failure)  # always raises
+        except StartFailedError as first:
+            agreed = first
+    sys.modules[MODULE].Finalize()
+    return agreed
 
 
-TOO_LATE = 1
-NOTICE_S = 30.0
-NOTICE_SHARE = 0.25
+NOTICE_S, NOTICE_SHARE = 30.0, 0.25
 """A note is printed after 30 s, or after this share of a limit below two minutes."""
 
 
@@ -406,24 +385,23 @@ class Wait:
 def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
     """End the process with one line on stderr if the context lasts longer than so many seconds.
 
-    A note is printed after `NOTICE_S`. `who` begins the sentence, such as "rank 3 on node-b".
+    A library may wait for ever where no exception can reach it. A note is printed before. `who`
+    begins the sentence, such as "rank 3 on node-b".
     """
+    notice_s = min(NOTICE_S, NOTICE_SHARE * seconds)
 
     def note() -> None:
         if wait.noted:
-            print(
+            write_line(
                 f"note: {who} has waited {notice_s:g} s for {wait.what}, and waits for up to "
-                f"{seconds:g} s: {wait.advice}",
-                file=sys.stderr,
-                flush=True,
+                f"{seconds:g} s: {wait.advice}"
             )
 
     def end() -> None:
-        message = f"error: {who} waited {seconds:g} s for {wait.what}: {wait.advice}"
-        print(message, file=sys.stderr, flush=True)
-        os._exit(TOO_LATE)
+        write_line(f"error: {who} waited {seconds:g} s for {wait.what}: {wait.advice}")
+        os._exit(OUR_BUG)
 
-    notice_s = min(NOTICE_S, NOTICE_SHARE * seconds)
+    write_line = partial(print, file=sys.stderr, flush=True)
     with timers((notice_s, note), (seconds, end)):
         yield
 

@@ -59,8 +59,7 @@ from launch.ranks import Ranks
 from launch.rendezvous import interface_addresses
 
 STARTED_BY_US = "RETINANET_LAUNCH_RUN"
-"""Set in ranks that `python -m launch run` has started: it sends the signal that the mpirun needs.
-"""
+"""Set in ranks of `python -m launch run`, which sends the signal that the mpirun needs."""
 
 
 def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -178,10 +177,9 @@ def run_with_graceful_stop(
 ) -> int:
     """Run a launcher of ranks; returns its exit status, or 130 after a second Ctrl-C.
 
-    The first signal becomes `stop_signal`, which the launcher forwards to its ranks without killing
-    them soon after, so that they can write a checkpoint; the next ones reach the launcher as they
-    are. It receives `stop_signal` also when this process is killed. It is killed when it outlives
-    its ranks on this host by `patience_s`, or if one of `hosts` has not started in time.
+    The first signal, and the end of this process, become `stop_signal`, which the launcher forwards
+    to its ranks without killing them soon after, so that they can write a checkpoint. The next
+    signals reach it as they are. For `patience_s` and `hosts` see `JobMonitor`.
     """
     # Blocked until the launcher is there to receive them; ignored ones (nohup, `&`) stay ignored.
     stops = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
@@ -242,21 +240,18 @@ DEPTH = 3
 """Intel MPI's is started by a helper of mpiexec.hydra, which is started by the script mpirun."""
 MOST_HOSTS = 32
 """With more, launchers connect hosts as a tree, and not each to the first."""
-NOTICE_S = 30.0
-LIMIT_S = 300.0
-"""A note on hosts that have not started is printed after the one, and mpirun ended after the other.
-"""
+NOTICE_S, LIMIT_S = 30.0, 300.0
+"""When a note on hosts that have not started is printed, and when mpirun is ended."""
 
 
 class JobMonitor:
     """Kills an mpirun that would wait for ever for hosts that are cut off.
 
-    Without a network it waits for the helper processes of other hosts: at the end, until they
-    confirm theirs, and at the start, until they connect.
+    It waits for the helper processes of other hosts: at the start, until they connect, and at the
+    end, until they confirm it, for `patience_s` after this host's has ended.
     """
 
     def __init__(self, process: "Popen[Any]", *, patience_s: float, hosts: Sequence[str]) -> None:
-        """Monitor mpirun; more than `MOST_HOSTS` hosts are not monitored at the start."""
         self.has_killed = False
         self._process = process
         self._patience_s = patience_s
@@ -311,9 +306,8 @@ class JobMonitor:
 
 def format_missing(hosts: Sequence[str]) -> str:
     """Return `host a has not started`, or the same of several."""
-    if len(hosts) == 1:
-        return f"host {hosts[0]} has not started"
-    return f"hosts {', '.join(hosts)} have not started"
+    noun, verb = ("host", "has") if len(hosts) == 1 else ("hosts", "have")
+    return f"{noun} {', '.join(hosts)} {verb} not started"
 
 
 def where_to_look(hosts: Sequence[str]) -> str:

@@ -1,17 +1,13 @@
 """Ranks that end together: each is informed that another has failed, died or become silent.
 
-Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; one
-that is killed closes its connection, which the kernel does for it; one that is stopped, or whose
-host is gone, sends no more beats. Rank 0 decides which failure was the first, prints it and sends
-it to all; then each rank ends, wherever its main thread is. The ranks on the host of a silent one
-send it SIGKILL, since launchers wait for a process that is only stopped. Where ranks train in
-compute groups that do not wait for one another, the end of one is that of its group alone.
+Every rank keeps a connection to rank 0 and sends a beat over it. A rank that fails sends why; a
+killed one's connection is closed by the kernel; one that is stopped, or whose host is gone, sends
+no more beats. Rank 0 decides which failure was the first, prints it and sends it to all; then each
+rank ends, wherever its main thread is. The end of a compute group may be its own alone.
 
-Launchers end all ranks when one of them ends badly. Where compute groups go on without a group that
-has ended, a rank is therefore the child of a small process, its supervisor, which ends well then.
-
-MPICH's and Intel MPI's helpers kill their ranks when mpirun is gone; Open MPI's and torchrun's
-ranks would train on, in a folder that seems unused. So each rank watches its launcher's process.
+Launchers end all ranks when one of them ends badly. Where other groups go on, a rank is therefore
+the child of a small process, its supervisor, which ends well then. Open MPI's and torchrun's ranks
+would train on when the launcher is gone, so each rank watches the launcher's process too.
 """
 
 import ctypes
@@ -50,13 +46,11 @@ BEAT = b"beat"
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a job ends."""
+    """The end of a job: the code with which all ranks exit, and the text for stderr."""
 
     rank: int
     code: int
-    """With which all ranks exit."""
     text: str
-    """For stderr, as it is."""
     is_silent: bool = False
     """Whether the rank may still exist, such as a stopped process."""
 
@@ -84,10 +78,9 @@ class Watch:
         hosts: Sequence[str],
         processes: Sequence[ProcessIdentity | None] = (),
     ) -> None:
-        """Prepare a watch of all ranks, whose hosts are for messages.
+        """Prepare a watch of all ranks; `processes`, if they are known, serve to end a silent one.
 
-        Rank 0 has connections to all others, and these to rank 0. `processes` of all ranks serve to
-        end a silent one; none if they are not known.
+        Rank 0 has connections to all others, and these to rank 0.
         """
         self._rank = rank
         self._hosts = hosts
@@ -353,8 +346,7 @@ def supervise_this_rank(*, launcher: int | None, silence_s: float) -> RankSuperv
         )
         has_died = code == OUR_BUG or (code >= ENDED_BY_SIGNAL and code != INTERRUPTED)
         if has_died and is_watched:
-            # By way of C's exit: MPICH reports its end to the launcher there, as the rank could
-            # not.
+            # By way of C's exit: there MPICH reports its end to the launcher.
             ctypes.CDLL(None).exit(FINISHED)
         os._exit(code)
     os.close(reads)
