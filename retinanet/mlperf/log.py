@@ -1,8 +1,7 @@
 """A run's `mlperf.log`: its events, how a run writes them, and how they are read again.
 
 Events and their order are those of MLPerf Training's logging rules, for `retinanet` under rules 5.x
-and `ssd` under 2.0 to 4.1; each line is written by MLCommons' own `mllog`. The log begins before
-any data are touched. A run that goes on keeps of its earlier lines what still holds.
+and `ssd` under 2.0 to 4.1; each line is written by MLCommons' own `mllog`.
 """
 
 import json
@@ -150,23 +149,33 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> Iterator[MlperfLog]:
     """Open the log of a run whose clock begins here; all ranks enter together.
 
-    No data have been read yet, and model and optimizer are still to be made: what may come before
-    the clock comes within it.
+    No data have been read yet, and model and optimizer are still to be made.
+
+    Raises:
+        InputError: The kernel's cache of files is to be dropped, which only root may.
     """
     log, mlperf = MlperfLog(), config.mlperf
     hosts = len(set(group.hosts))  # all are taken for this one's kind
     platform = f"{hosts} {'host' if hosts == 1 else 'hosts'} of {processor_name()}"
-    log.events(
-        {
-            constants.SUBMISSION_BENCHMARK: benchmark_name(mlperf.rules),
-            constants.SUBMISSION_DIVISION: mlperf.division,
-            constants.SUBMISSION_ORG: mlperf.organization,
-            constants.SUBMISSION_PLATFORM: mlperf.platform or platform,
-            constants.SUBMISSION_STATUS: mlperf.status,
-        }
-    )
+    submission = {
+        constants.SUBMISSION_BENCHMARK: benchmark_name(mlperf.rules),
+        constants.SUBMISSION_DIVISION: mlperf.division,
+        constants.SUBMISSION_ORG: mlperf.organization,
+        constants.SUBMISSION_PLATFORM: mlperf.platform or platform,
+        constants.SUBMISSION_STATUS: mlperf.status,
+    }
+    log.events(submission)
     log.start(constants.INIT_START)
-    cleared = mlperf.clear_caches and (local_rank != 0 or clear_caches())
+    cleared = mlperf.clear_caches
+    if cleared and local_rank == 0:
+        os.sync()  # only what is on the disk can be forgotten
+        try:
+            DROP_CACHES.write_text("3\n", encoding="ascii")
+        except OSError as error:
+            raise InputError(
+                f"mlperf.clear_caches: {DROP_CACHES}: cannot be written: {error.strerror}; start "
+                "as root, or leave it false and clear them before: sysctl vm.drop_caches=3"
+            ) from error
     log.event(constants.CACHE_CLEAR, all(group.all_gather(cleared)))
     log.events(settings_of(config, ranks=group.size))
     log.stop(constants.INIT_STOP)
@@ -177,31 +186,13 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
         log.close()
 
 
-def clear_caches() -> bool:
-    """Drop the kernel's cache of files; return True.
-
-    Raises:
-        InputError: Only root may.
-    """
-    os.sync()  # only what is on the disk can be forgotten
-    try:
-        DROP_CACHES.write_text("3\n", encoding="ascii")
-    except OSError as error:
-        raise InputError(
-            f"mlperf.clear_caches: {DROP_CACHES}: cannot be written: {error.strerror}; start as "
-            "root, or leave it false and clear them before: sysctl vm.drop_caches=3"
-        ) from error
-    return True
-
-
 def settings_of(config: "Config", *, ranks: int) -> dict[str, Any]:
     """Return the settings under MLPerf's names; optimizers' own numbers come in `begin_log`."""
     training, ranks_of_step = config.training, ranks // config.distributed.groups
+    batch_size = ranks_of_step * training.batch_size * training.gradient_accumulation
     settings = {
         constants.SEED: config.run.seed,
-        constants.GLOBAL_BATCH_SIZE: (
-            ranks_of_step * training.batch_size * training.gradient_accumulation
-        ),
+        constants.GLOBAL_BATCH_SIZE: batch_size,
         constants.GRADIENT_ACCUMULATION_STEPS: training.gradient_accumulation,
         constants.MAX_IMAGE_SIZE: config.data.image_size,
         constants.OPT_NAME: training.optimizer,
@@ -247,23 +238,19 @@ def begin_log(
 BEGIN = ":::MLLOG "
 MOST_BYTES = 256_000_000
 """Of a log: some have the output of all ranks in them."""
-LATEST_MS = 2**53
-"""A time beyond is none."""
-LARGEST = 1e15
-"""A number beyond counts nothing in a log."""
+LATEST_MS, LARGEST = 2**53, 1e15
+"""A time or a number beyond is not valid."""
 OF_EVALUATIONS = (constants.EVAL_START, constants.EVAL_ACCURACY, constants.EVAL_STOP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One event."""
+    """One event; `text` is its whole line without the end, `time_ms` counts since 1970."""
 
     text: str
-    """The whole line, without its end."""
     key: str
     value: Any
     time_ms: int
-    """Milliseconds since 1970."""
     metadata: dict[str, Any]
 
     @property
@@ -443,12 +430,12 @@ def read_run_logs(paths: Sequence[Path]) -> list[RunLog]:
 
 
 def log_files(path: Path) -> list[Path]:
-    """Return the logs that a path means: itself, a run's, or a submission's results in order."""
+    """Return the logs of a path: itself, a run's, or a submission's results in order."""
     if not path.is_dir() or (path / NAME).exists():
         return [path]
     try:
-        numbers = {file: RESULT.fullmatch(file.name) for file in path.iterdir()}
+        matches = [(RESULT.fullmatch(file.name), file) for file in path.iterdir()]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    results = {file: int(match[1]) for file, match in numbers.items() if match}
-    return sorted(results, key=lambda file: results[file]) or [path]
+    results = sorted((int(match[1]), file) for match, file in matches if match)
+    return [file for _, file in results] or [path]

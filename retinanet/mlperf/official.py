@@ -43,11 +43,10 @@ LINES_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a checker."""
+    """The result of a checker; faults and warnings are a line each."""
 
     passed: bool
     faults: tuple[str, ...]
-    """A line each."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -126,28 +125,21 @@ def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool,
 
 def check_package(folder: Path, *, rules: Rules) -> Verdict:
     """Check whether a submission's folder is complete; its runs are checked one by one."""
+    command = [sys.executable, "-m", "mlperf_logging.package_checker", str(folder.resolve())]
     with tempfile.TemporaryDirectory() as elsewhere:  # it leaves a log where it runs
-        command = [sys.executable, "-m", "mlperf_logging.package_checker"]
         done = subprocess.run(
-            [*command, str(folder.resolve()), USAGE, rules],
-            cwd=elsewhere,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
+            [*command, USAGE, rules], cwd=elsewhere, capture_output=True, check=False
         )
-    lines = done.stderr.splitlines()
+    lines = done.stderr.decode(errors="replace").splitlines()
+    messages: dict[str, dict[str, None]] = {"ERROR": {}, "WARNING": {}}  # each once
+    for level, _, text in (line.partition(" - ") for line in lines):
+        if level in messages:
+            messages[level][text.strip()] = None
     return Verdict(
         passed=any("PACKAGE CHECKER FOUND NO ERRORS" in line for line in lines),
-        faults=messages(lines, "ERROR") or tuple(lines[-1:] if done.returncode else ()),
-        warnings=messages(lines, "WARNING"),
+        faults=tuple(messages["ERROR"]) or tuple(lines[-1:] if done.returncode else ()),
+        warnings=tuple(messages["WARNING"]),
     )
-
-
-def messages(lines: Sequence[str], level: str) -> tuple[str, ...]:
-    """Return what was logged at a level, each message once."""
-    parts = (line.partition(" - ") for line in lines)
-    return tuple(dict.fromkeys(text.strip() for name, _, text in parts if name == level))
 
 
 def in_one_line(message: str) -> str:
@@ -357,10 +349,11 @@ def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules
         log.rules(chosen)
         if log.file.resolve() in [other.file.resolve() for other in logs[:place]]:
             raise InputError(f"{log.file}: given twice")
-        if log.value(constants.GLOBAL_BATCH_SIZE) != size:
+        its_size = log.value(constants.GLOBAL_BATCH_SIZE)
+        if its_size != size:
             raise InputError(
-                f"{log.file}: global batch size {log.value(constants.GLOBAL_BATCH_SIZE)}, but "
-                f"{first.file} has {size}; compare runs of one size"
+                f"{log.file}: global batch size {its_size}, but {first.file} has {size}; compare "
+                "runs of one size"
             )
     if not isinstance(size, int):
         raise InputError(f"{first.file}: says no global_batch_size; expected a run's whole log")

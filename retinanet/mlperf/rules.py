@@ -100,7 +100,11 @@ class ReferencePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What follows from the points for a global batch size."""
+    """The values that follow from the points for a global batch size.
+
+    `basis` describes whether it was measured, lies between points, or outside of all (then
+    `is_within` is False).
+    """
 
     batch_size: int
     mean_epochs: float
@@ -108,9 +112,7 @@ class Expectation:
     warmup_epochs: float
     warmup_factor: float
     basis: str
-    """Whether it was measured, lies between points, or outside of all, in words."""
     is_within: bool
-    """Whether it lies among the points: outside nobody has measured."""
 
     @property
     def steps(self) -> int:
@@ -123,20 +125,17 @@ def reference_points(rules: Rules) -> list[ReferencePoint]:
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker  # noqa: PLC0415
 
     checker = RCP_Checker("training", rules, benchmark_name(rules), verbose=False)
-    points = []
-    for record in checker.rcp_data.values():
-        settings = record["Hyperparams"]
-        points.append(
-            ReferencePoint(
-                batch_size=record["BS"],
-                learning_rate=settings["opt_base_learning_rate"],
-                warmup_epochs=settings["opt_learning_rate_warmup_epochs"],
-                warmup_factor=settings["opt_learning_rate_warmup_factor"],
-                epochs=tuple(sorted(record["Epochs to converge"])),
-                least_epochs=float(record["Min Epochs"]),
-            )
+    return [
+        ReferencePoint(
+            batch_size=record["BS"],
+            learning_rate=record["Hyperparams"]["opt_base_learning_rate"],
+            warmup_epochs=record["Hyperparams"]["opt_learning_rate_warmup_epochs"],
+            warmup_factor=record["Hyperparams"]["opt_learning_rate_warmup_factor"],
+            epochs=tuple(sorted(record["Epochs to converge"])),
+            least_epochs=float(record["Min Epochs"]),
         )
-    return points
+        for record in checker.rcp_data.values()
+    ]
 
 
 def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectation:
@@ -147,9 +146,11 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
     """
     sizes = [point.batch_size for point in points]
 
-    def between(name: str) -> float:
-        return float(np.interp(batch_size, sizes, [getattr(point, name) for point in points]))
-
+    names = ("mean_epochs", "learning_rate", "warmup_epochs", "warmup_factor")
+    values = {
+        name: float(np.interp(batch_size, sizes, [getattr(point, name) for point in points]))
+        for name in names
+    }
     if batch_size in sizes:
         basis = "measured"
     elif batch_size < sizes[0]:
@@ -161,12 +162,9 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
         basis = f"between {below} and {above}"
     return Expectation(
         batch_size=batch_size,
-        mean_epochs=between("mean_epochs"),
-        learning_rate=between("learning_rate"),
-        warmup_epochs=between("warmup_epochs"),
-        warmup_factor=between("warmup_factor"),
         basis=basis,
         is_within=sizes[0] <= batch_size <= sizes[-1],
+        **values,
     )
 
 
@@ -248,19 +246,14 @@ def points_figure(
     means = [point.mean_epochs for point in points]
     axes.fill_between(between, lowest, highest, color=BLUE, alpha=0.2, label="best to worst run")
     axes.plot(between, interpolated(means), color=BLUE)
-    normalized = [mean / unit for mean in means]
-    axes.plot(sizes, normalized, "o", color=BLUE, label="reference runs, mean")
+    heights = [mean / unit for mean in means]
+    axes.plot(sizes, heights, "o", color=BLUE, label="reference runs, mean")
     for place, point in enumerate(expected):
-        height = point.mean_epochs / unit
+        spot = (point.batch_size, point.mean_epochs / unit)
         label = None if place else "asked for"
-        axes.plot(point.batch_size, height, "D", color=RED, fillstyle="none", label=label)
-        axes.annotate(
-            f"{point.batch_size}: {point.mean_epochs:.2f} epochs",
-            (point.batch_size, height),
-            xytext=(8, -12),
-            textcoords="offset points",
-            fontsize=9,
-        )
+        axes.plot(*spot, "D", color=RED, fillstyle="none", label=label)
+        text = f"{point.batch_size}: {point.mean_epochs:.2f} epochs"
+        axes.annotate(text, spot, xytext=(8, -12), textcoords="offset points", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
     axes.set_xticks([], minor=True)

@@ -57,12 +57,12 @@ class Submission:
 
     @property
     def results(self) -> Path:
-        """Logs of runs."""
+        """The folder of the runs' logs."""
         return self.folder / "results" / self.system / self.benchmark
 
     @property
     def code(self) -> Path:
-        """What to run again."""
+        """The folder with all that reproduces the runs."""
         return self.folder / "benchmarks" / self.benchmark / "implementations" / self.system
 
     def logs(self) -> list[Path]:
@@ -92,7 +92,12 @@ def add_run(folder: Path, run: Path) -> Submission:
     logs = [read_run_log(file) for file in submission.logs()]
     text = read_text(log.file)
     for other in logs:
-        require_same(log, other)
+        for key in SAME:
+            if log.value(key) != other.value(key):
+                raise InputError(
+                    f"{log.file}: {key} is {log.value(key)}, but {other.file} has "
+                    f"{other.value(key)}; give another folder"
+                )
         if read_text(other.file) == text:
             return submission
     # One may be dropped as the slowest (MLPerf Training Rules, Benchmark Results).
@@ -115,20 +120,6 @@ def add_run(folder: Path, run: Path) -> Submission:
         write_whole(submission.code / f"result_{number}" / name, (run / name).read_bytes())
     write_whole(submission.result(number), text)  # last: what has a result is complete
     return submission
-
-
-def require_same(log: RunLog, other: RunLog) -> None:
-    """Refuse runs that are not of one result.
-
-    Raises:
-        InputError: Names what differs.
-    """
-    for key in SAME:
-        if log.value(key) != other.value(key):
-            raise InputError(
-                f"{log.file}: {key} is {log.value(key)}, but {other.file} has {other.value(key)}; "
-                "give another folder"
-            )
 
 
 def how_to_run(environment: dict[str, Any]) -> str:
