@@ -1,8 +1,7 @@
 """A rank on its own cores, memory and threads: `preload`, `pin`, load torch, `check_pinning`.
 
 `enter_rank_context` does all that comes before torch is loaded. A process that is no rank of a
-training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`), with one
-compute thread on each. Where ranks are not bound to cores, they have a number of threads only.
+training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`).
 """
 
 import os
@@ -96,15 +95,14 @@ def pin(
     topology = read_topology()
     host = host_cpus(ranks)
     offered = None
+    own = allowance.cpus
     if ranks.launcher == "slurm":
-        affinities = affinities or slurm_affinities(os.environ, ranks, own=allowance.cpus)
+        affinities = affinities or slurm_affinities(os.environ, ranks, own=own)
         offered = cpus_of_job(os.environ)
     if enabled:
-        part = my_cpus(
-            ranks, affinities, host, own=allowance.cpus, topology=topology, offered=offered
-        )
+        part = my_cpus(ranks, affinities, host, own=own, topology=topology, offered=offered)
     else:
-        part = whose_cpus(ranks, affinities, host, own=allowance.cpus)
+        part = whose_cpus(ranks, affinities, host, own=own)
     topology, quota = topology.restricted(part.cpus), allowance.quota
     if quota is not None:  # of all ranks of this host: these ranks' part of it
         quota = quota * part.ranks / ranks.local_size

@@ -1,7 +1,6 @@
 """The placement of all ranks of a job over one host or several alike: made, printed, and as JSON.
 
 A host is drawn as text: a box for each socket, a row for each memory node, a cell for each core.
-Hosts that are alike share one table of ranks and one picture.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,10 +32,9 @@ from launch.topology import (
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """One rank: its part of its host, and its environment."""
+    """One rank, counted over all hosts: its part of its host, and its environment."""
 
     rank: int
-    """Over all hosts."""
     share: Share
     environment: dict[str, str]
 
@@ -177,11 +175,9 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
     boxes = []
     for socket in sockets:
         label = max(len(f"node {node.number}  ") for node in socket.nodes)
-        rows = [
-            row
-            for node in socket.nodes
-            for row in node_rows(node, texts, label=label, width=width - FRAME)
-        ]
+        rows: list[Text] = []
+        for node in socket.nodes:
+            rows += node_rows(node, texts, label=label, width=width - FRAME)
         title = f"socket {socket.number}"
         boxes.append(Panel(Text("\n").join(rows), title=title, title_align="left", expand=False))
     return Group(*boxes, legend(cells))
@@ -225,13 +221,10 @@ def legend(cells: Mapping[Core, Cell]) -> Text:
     first: dict[Use, Cell] = {}
     for cell in cells.values():
         first.setdefault(cell.use, cell)
-    signs = [
-        Text.assemble(
-            (first[use].text(digits=0, marked=True).strip(), first[use].style), f" {use.meaning}"
-        )
-        for use in USES
-        if use in first
-    ]
+    signs = []
+    for use in filter(first.__contains__, USES):
+        sign = first[use].text(digits=0, marked=True).strip()
+        signs.append(Text.assemble((sign, first[use].style), f" {use.meaning}"))
     has_numbers = any(cell.rank is not None for cell in first.values())
     return Text("  numbers are ranks: " if has_numbers else "  ") + Text(", ").join(signs)
 

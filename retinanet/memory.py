@@ -2,9 +2,8 @@
 
 Counted on a model that has shapes and no memory (torch's meta device, some 100 ms): the weights,
 their gradients, the optimizer's averages, copies of weights in the precision of the arithmetic, and
-what the forward pass keeps for the backward pass, which agrees with autograd's own account of a
-real pass to 1 %. The rest is measured: what libraries take once they compute, and what a backward
-pass has in flight. docs/surviving.md compares the estimate with real runs.
+what the forward pass keeps for the backward pass, to 1 % of autograd's own account. Libraries and
+a backward pass's gradients in flight are measured. docs/surviving.md has comparisons.
 """
 
 import functools
@@ -49,9 +48,7 @@ class ModelBytes:
     trained: int
     """The parameters that train; their gradients are as large."""
     backbone: int
-    """The backbone's parameters."""
     trained_backbone: int
-    """The backbone's parameters that train."""
     statistics: int
     """Running statistics of the norms that train, which every rank has for itself."""
     optimizer: int

@@ -61,15 +61,12 @@ class Job:
     arguments: argparse.Namespace
     """Of the command line: `resume`, `auto_resume`, `overwrite`."""
     known: KnownData
-    """Sizes of its data, as far as they are known."""
     sizes: ModelBytes
     """Of its model, or of its least where the number of classes is not known yet."""
     ranks: Ranks
-    """Which of the job's this process is."""
     local_ranks: int
     """Ranks that this host will have: those that are there, or more."""
     all_ranks: int
-    """Ranks of all hosts."""
 
     @property
     def folder(self) -> Path:

@@ -101,10 +101,8 @@ def check_memory(
 ) -> Finding:
     """Compare an estimate of each rank's need with what processes of this host may still take.
 
-    It is no more than an estimate, so that only what no step can do without is a failure: weights,
-    gradients and the optimizer's averages. One rank takes `once` besides, the copies that
-    checkpoints are written from, and ranks that are not there yet take `not_started` before they
-    begin. [bytes]
+    Only what no step can do without is a failure. One rank takes `once` besides, for checkpoints;
+    ranks that are not there yet take `not_started` before they begin. [bytes]
     """
     wanted = ranks * need.all + once + not_started
     of_ranks = f"{ranks} ranks × {amount(need.all)}" if ranks > 1 else amount(need.all)
@@ -161,18 +159,17 @@ def check_counts(
 
 
 SHARED_MEMORY = "/dev/shm"
-SHARED = Path("/dev/shm")
-PAGE = 4096
+SHARED = Path(SHARED_MEMORY)
+PAGE, CHANNELS = 4096, 3
 AHEAD = 2
-"""Batches that torch's DataLoader has each process load ahead."""
-CHANNELS = 3
+"""Batches that each process of torch's DataLoader loads ahead."""
 
 
 def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
     """Sum a size over the batches that a rank's loading processes may have handed over at one time.
 
-    These wait or are in use, of training and of the evaluation that follows. `size` returns what a
-    batch of so many images takes.
+    These wait or are in use, of training and of the evaluation that follows. `size` is that of a
+    batch of so many images.
     """
     ahead = AHEAD * loading_processes_of(config)
     if not ahead:
@@ -190,15 +187,13 @@ def bytes_of_batch(images: int, image_size: int) -> int:
 def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) -> Finding:
     """Compare the batches that loading processes hand over with the room in /dev/shm.
 
-    Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name,
-    which no mount limits. That counts as memory, see `memory_need`. With data.workers=auto
-    processes may load or not, and too little room is a warning.
+    Gradients need none of it: `retinanet.engine.gradient_sync` takes memory without a name. With
+    data.workers=auto processes may load or not, and too little room is a warning.
     """
     workers = loading_processes_of(config)
     if not workers:
-        return ok(
-            SHARED_MEMORY, "not needed: the training process loads images itself (data.workers=0)"
-        )
+        found = "not needed: the training process loads images itself (data.workers=0)"
+        return ok(SHARED_MEMORY, found)
     try:
         status = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -236,10 +231,7 @@ OTHER_FILES = 100
 
 
 def check_open_files(config: Config, *, limit: int | None = None) -> Finding:
-    """Compare the open files of a rank with its limit: each tensor handed over to it is one.
-
-    None: the limit of this process.
-    """
+    """Compare a rank's open files with its limit (None: this process's): each tensor is one."""
     if limit is None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
@@ -297,10 +289,7 @@ def check_precision(
 
 
 def check_compiler(focal_loss: str) -> Finding:
-    """Look for the compiler of the C++ kernels, unless they were compiled ahead.
-
-    The form `kernel` of the focal loss cannot do without.
-    """
+    """Look for the compiler of the C++ kernels, unless they were compiled ahead."""
     best = usable_instruction_sets()[0]
     if all(library_ahead(source, best).exists() for source in kernel_sources()):
         return ok(COMPILER, f"not needed: kernels were compiled ahead, for {best} too")
@@ -321,11 +310,7 @@ OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
 def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
-    """Look for packages, installed or loaded, that are known not to work together.
-
-    The `engine` is `auto`, `torch` or `ipex`; the `backend`, which exchanges gradients, `gloo` or
-    `ccl`.
-    """
+    """Look for packages, installed or loaded, that are known not to work together."""
     versions = installed_versions(LOOKED_AT)
     required = requires("torchvision") or [] if "torchvision" in versions else []
     # The version that Pillow's compiled part was built as, whatever packages are noted.
@@ -396,12 +381,11 @@ def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
 
     Intel's in the place of GNU's is meant: the dynamic linker takes it for both.
     """
-    gnu = [library for library in libraries if library.name.startswith("libgomp")]
-    intel = [library for library in libraries if library not in gnu]
-    for copies, fix in (
-        (gnu, "take out of LD_PRELOAD what brings the second one"),
-        (intel, "preload one of them alone"),
+    for is_gnu, fix in (
+        (True, "take out of LD_PRELOAD what brings the second one"),
+        (False, "preload one of them alone"),
     ):
+        copies = [file for file in libraries if file.name.startswith("libgomp") == is_gnu]
         if len(copies) > 1:
             names = " and ".join(map(str, copies))
             return [warning(PACKAGES, f"two OpenMP libraries are loaded, {names}", fix=fix)]

@@ -1,9 +1,6 @@
-"""Whether a run can work as a whole: its folder, the disk, weights, ranks and data.
+"""Check a run as a whole: its folder, the disk, weights, ranks and data; nothing is changed."""
 
-Nothing is changed: no index is made, no weights are downloaded, and files written to try a folder
-are gone afterwards.
-"""
-
+import math
 import os
 import tempfile
 import time
@@ -25,7 +22,7 @@ from data.decoding import resolve_decoder
 from data.index import current_index, index_homes, index_of_folder, stamp_of
 from data.loader import steps_per_epoch
 from data.synthetic import KINDS
-from retinanet.config import Config, DataConfig, ModelConfig, TrainingConfig
+from retinanet.config import Config, DataConfig, ModelConfig
 from retinanet.config_file import configured_split
 from retinanet.config_types import planned_groups, planned_split
 from retinanet.memory import ModelBytes
@@ -35,7 +32,6 @@ from retinanet.training.checkpoint import newest_whole
 from retinanet.training.data import require_no_files
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import LOCK, holds_work, notes_on_folder, refusal_of_folder
-from retinanet.training.train_state import TrainingPosition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,18 +112,14 @@ def check_newest_checkpoint(folder: Path, config: Config) -> Finding:
     except InputError as error:
         return failure(RUN_FOLDER, str(error))
     found = f"goes on from {checkpoint.folder}, which is whole"
-    if is_finished(checkpoint.position, config.training):
+    position, training = checkpoint.position, config.training
+    limit = math.inf if training.max_steps is None else training.max_steps
+    if position.epoch >= training.epochs or position.step >= limit:  # whatever its target is
         raised = "raise training.epochs or training.max_steps to train on"
         found = f"{checkpoint.folder} is a finished run's; {raised}"
     if problems:
         return warning(RUN_FOLDER, f"{found}; {problems[0]}", fix="nothing: it will be skipped")
     return ok(RUN_FOLDER, found)
-
-
-def is_finished(position: TrainingPosition, training: TrainingConfig) -> bool:
-    """Return whether no step is left; a target that was reached does not count."""
-    limit = training.max_steps
-    return position.epoch >= training.epochs or (limit is not None and position.step >= limit)
 
 
 WRITING = "writing"
@@ -174,37 +166,29 @@ def existing(path: Path) -> Path:
     Raises:
         OSError: A folder on the way may not be entered.
     """
-    whole = path.absolute()
-    return next(folder for folder in (whole, *whole.parents) if folder.exists())
+    absolute = path.absolute()
+    return next(folder for folder in (absolute, *absolute.parents) if folder.exists())
 
 
 DISK = "disk space"
-HEADERS = 1_000_000
-"""Of a checkpoint beside its tensors, at the most: names, JSON, random states. [bytes]"""
-RANDOM_STATES = 10_000
-"""Of a rank. [bytes]"""
-BYTES_A_SCENE = 24_000
-BYTES_A_DETECTION = 110
+HEADERS, RANDOM_STATES = 1_000_000, 10_000
+"""Of a checkpoint beside its tensors, at the most: names and JSON; a rank's states. [bytes]"""
+BYTES_A_SCENE, BYTES_A_DETECTION, BYTES_A_STEP, BYTES_AN_EVALUATION = 24_000, 110, 600, 2_000_000
+"""A step has metrics and TensorBoard's events, an evaluation pictures and curves."""
 DETECTIONS = 300
 """Of an image, at the most."""
-BYTES_A_STEP = 600
-"""Of metrics and TensorBoard's events."""
-BYTES_AN_EVALUATION = 2_000_000
-"""Of pictures and curves."""
 FILES_OF_A_CHECKPOINT = 5
 """Its folder included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeed:
-    """The space that a run will need."""
+    """The space that a run will need: so many checkpoints at a time, and results. [bytes]"""
 
     checkpoint: int
-    """One checkpoint. [bytes]"""
     checkpoints: int
-    """The most that there are at a time: those that are kept, and one being written."""
     rest: int
-    """Scenes, detections and metrics, roughly and at the most. [bytes]"""
+    """Scenes, detections and metrics, roughly and at the most."""
 
     @property
     def all(self) -> int:
@@ -231,10 +215,9 @@ def disk_need(config: Config, sizes: ModelBytes, known: KnownData, *, ranks: int
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSpace:
-    """The space that a file system has left for this user."""
+    """The space that a file system has left for this user. [bytes]"""
 
     size: int
-    """[bytes]"""
     files: int | None
     """Files that it can still take (inodes); None where it sets no limit."""
 
