@@ -84,11 +84,8 @@ def read_quota(*, process: Path, cgroups: Path) -> float | None:
 
 
 def groups_in(process: Path) -> Iterator[tuple[str, str]]:
-    """Yield controllers, which are none in version 2, and path of a process's control groups.
-
-    A line of its file is `NUMBER:CONTROLLERS:PATH`.
-    """
-    for line in read_proc_text(process / "cgroup").splitlines():
+    """Yield controllers, which are none in version 2, and path of a process's control groups."""
+    for line in read_proc_text(process / "cgroup").splitlines():  # NUMBER:CONTROLLERS:PATH
         controllers, _, path = line.partition(":")[2].partition(":")
         yield controllers, path
 
@@ -157,10 +154,7 @@ def memory_left(
 
 
 def left_in(group: Path) -> MemoryLeft | None:
-    """Return what a group leaves; None where it sets no limit.
-
-    Pages of files that nobody has used lately count as the group's and are given back at need.
-    """
+    """Return the memory that a group leaves; None where it sets no limit."""
     for limit, used, idle in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -172,6 +166,7 @@ def left_in(group: Path) -> MemoryLeft | None:
         if most >= NO_LIMIT:
             continue
         lines = (line.split() for line in read_proc_text(group / "memory.stat").splitlines())
+        # Idle pages of files count as the group's and are given back at need.
         given_back = next((int(words[1]) for words in lines if words[:1] == [idle]), 0)
         size = max(0, most - now + given_back)
         return MemoryLeft(size=size, of=f"the control group {group} (limit {most / 1e9:.1f} GB)")

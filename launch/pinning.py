@@ -140,11 +140,7 @@ def pin_within(
     quota: float | None,
     memory_nodes: frozenset[int],
 ) -> Pinned:
-    """Place the ranks within the CPUs that are left to them, and bind this one.
-
-    Raises:
-        InputError: The ranks do not fit.
-    """
+    """Place the ranks within the CPUs that are left to them, and bind this one."""
     shares = place_ranks(
         topology,
         ranks=part.ranks,

@@ -150,10 +150,7 @@ class Cell:
 
 
 def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width: int) -> Group:
-    """Return the sockets of a host with what each core does, and a legend of the signs.
-
-    Ranks may use the `allowed` ones of the host's CPUs. There are `width` columns.
-    """
+    """Return the sockets of a host with the use of each core, and a legend of the signs."""
     used = used_cells(host)
     usable = frozenset(cpu.cpu for cpu in allowed.cpus)
     sockets = sockets_of(topology)
@@ -208,10 +205,7 @@ def node_rows(node: Node, texts: Mapping[Core, Text], *, label: int, width: int)
 
 
 def row_length(cells: int, *, most: int) -> int:
-    """Return the longest row of at most `most` that leaves no shorter last one, if long enough.
-
-    Otherwise the rows are as long as can be.
-    """
+    """Return the longest row that leaves no shorter last one, or if that is short, the longest."""
     even = [length for length in range(1, most + 1) if cells % length == 0 and 2 * length >= most]
     return min(cells, max(even, default=most))
 

@@ -273,11 +273,7 @@ def join(
 
 
 def exchange_facts(store: dist.Store, ranks: Ranks, *, wait: Wait) -> list[list[Any]]:
-    """Return host, network and process of all ranks, in order of rank.
-
-    Raises:
-        InputError: Rank 0 has ended meanwhile.
-    """
+    """Return host, network and process of all ranks, in order of rank."""
     process = own_process()
     facts = (socket.gethostname(), network_of_this_process(), asdict(process) if process else None)
     store.set(f"about/{ranks.rank}", json.dumps(facts))
@@ -360,11 +356,7 @@ def connect(
 
 
 def wait_for_listener(ranks: Ranks, address: str, *, port: int, wait: Wait) -> None:
-    """Try to connect until something listens; ranks may start at different times.
-
-    Raises:
-        InputError: The host's name is not known.
-    """
+    """Try to connect until something listens; ranks may start at different times."""
     # One rank prints the notes of its host; on rank 0's host that is the second one.
     prints = ranks.local_rank == (1 if ranks.rank == ranks.local_rank else 0)
     began, is_noted = time.monotonic(), not prints

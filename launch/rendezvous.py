@@ -87,11 +87,7 @@ def part(ranks: Ranks) -> None:
 
 
 def meet_at_master(environment: Mapping[str, str]) -> Rendezvous:
-    """Return the rendezvous that `MASTER_ADDR` and `MASTER_PORT` name.
-
-    Raises:
-        InputError: The one is no address or host that is known here, or the other no port.
-    """
+    """Return the rendezvous that `MASTER_ADDR` and `MASTER_PORT` name."""
     port, address = master_port(environment), environment.get("MASTER_ADDR", "")
     try:
         socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -159,11 +155,7 @@ class StartFailedError(Exception):
 
 
 def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
-    """Load MPI's library and initialize it; all ranks call it.
-
-    Raises:
-        InputError: The library that mpi4py finds is not the launcher's.
-    """
+    """Load MPI's library and initialize it; all ranks call it."""
     if "MPI4PY_LIBMPI" not in environment and "MPI4PY_MPIABI" not in environment:
         # MPICH's, which comes with our requirements, talks to Intel MPI's launcher too.
         is_open_mpi = ranks.launcher == "open-mpi"

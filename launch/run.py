@@ -95,11 +95,7 @@ def run_ranks(
     dry_run: bool,
     command: list[str],
 ) -> int:
-    """Run the command on so many ranks; returns the exit status of mpirun.
-
-    Raises:
-        InputError: There is no mpirun, the hosts do not fit, or there is nothing to run.
-    """
+    """Run the command on so many ranks; returns the exit status of mpirun."""
     ranks_by_host = chosen_hosts(hosts, hostfile, ranks=ranks)
     program = command[1:] if command[:1] == ["--"] else command
     require_program(program)
@@ -218,10 +214,8 @@ SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
 def below_scripts(process: int, number: int) -> int:
-    """Return the process, or its child if it is a shell without a trap for the signal.
-
-    Such as Intel MPI's mpirun: a script that the signal would end, while its ranks would go on.
-    """
+    """Return the process, or its child if it is a shell without a trap, such as Intel's mpirun."""
+    # The signal would end the script, and the ranks would go on.
     while children := children_of(process):
         folder = Path(f"/proc/{process}")
         caught = int(read_status(folder / "status").get("SigCgt", "0"), 16)
@@ -391,10 +385,7 @@ def sockets_of(process: int) -> Iterator[str]:
 
 
 def address_of(text: str) -> str:
-    """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as it is written.
-
-    An IPv4 address within IPv6 is written as IPv4.
-    """
+    """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as it is written."""
     raw = bytes.fromhex(text)
     address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
     return str(getattr(address, "ipv4_mapped", None) or address)

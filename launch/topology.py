@@ -161,11 +161,7 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 
 
 def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
-    """Return the online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it.
-
-    Raises:
-        InputError: A file is missing or holds something else; names it.
-    """
+    """Return the online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it."""
     nodes = {}  # of each CPU; empty where the kernel has no nodes
     for file in sorted(cpu_folder.with_name("node").glob("node[0-9]*/cpulist")):
         name = file.parent.name.removeprefix("node")
@@ -223,11 +219,7 @@ MOST_BYTES = 10_000_000
 
 
 def read_lscpu(file: Path) -> list[CpuFacts]:
-    """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node.
-
-    Raises:
-        InputError: The file cannot be read, or is something else; names file and line.
-    """
+    """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node."""
     try:
         lines = read_text(file, most_bytes=MOST_BYTES).splitlines()
     except OSError as error:

@@ -362,10 +362,7 @@ def wait_for_rank(
     launcher: int | None,
     silence_s: float,
 ) -> tuple[int, bool]:
-    """Forward signals until a rank has ended.
-
-    Returns its exit code, as shells count, and whether it had begun to beat.
-    """
+    """Forward signals until a rank has ended; return its exit code, and whether it has beaten."""
     last_beat = math.inf
     while True:
         received = signal.sigtimedwait(signals, SECONDS_BETWEEN_LOOKS)

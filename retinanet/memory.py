@@ -204,12 +204,10 @@ def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
 def forward_values(
     image_size: int, *, num_classes: int, norm: str, trainable_layers: int
 ) -> ForwardValues:
-    """Count what the engine `torch` keeps: its forward pass of one image on the meta device.
+    """Count the values that the engine `torch` keeps of one image, on the meta device.
 
     The pass runs in float32 with oneDNN's convolutions, since kernels of our own read memory, which
-    meta tensors do not have. They keep as many values of maps: AMX's and Winograd's convolutions
-    their inputs (Winograd's also what its ReLU returned, which is the next input), the BF16 batch
-    norm its input. What they keep of weights differs, see `memory_need`. The focal loss needs
+    meta tensors do not have. They keep as many values of maps, each its input. The focal loss needs
     targets and is not run: its kernel keeps the logits' gradient.
     """
     network = network_without_memory(

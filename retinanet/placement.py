@@ -103,11 +103,7 @@ def plan_command(
     backend: str | None,
     json_file: Path | None,
 ) -> int:
-    """Plan, print and write; returns the exit code.
-
-    Raises:
-        InputError: The ranks do not fit, or a file cannot be read or written.
-    """
+    """Plan, print and write; returns the exit code."""
     require_free_json(json_file)
     settings = load_config(config, overrides)
     host = allowed = read_topology(topology)

@@ -265,11 +265,8 @@ def log_lines(texts: Iterable[str]) -> list[LogLine]:
 
 
 def event_of(text: str) -> LogLine | None:
-    """Parse a line; None where it is no event.
-
-    Launchers put a rank before each line (`0: :::MLLOG …`), which is left out.
-    """
-    text = text[max(text.rfind(BEGIN), 0) :]
+    """Parse a line; None where it is no event."""
+    text = text[max(text.rfind(BEGIN), 0) :]  # without the rank that launchers put before a line
     try:
         fields = json.loads(text.removeprefix(BEGIN))
         key, value, time_ms = fields["key"], fields["value"], fields["time_ms"]

@@ -101,13 +101,7 @@ def format_lines(numbers: Sequence[int]) -> str:
 
 
 def check_reference_points(logs: Sequence[Path], *, rules: Rules) -> tuple[bool, str, float]:
-    """Check whether runs converge no faster than the reference implementation.
-
-    Returns the checker's verdict, its words, and the factor on a submission's time.
-
-    Raises:
-        InputError: The checker breaks off.
-    """
+    """Check runs' convergence: the verdict, its words, and the factor on a submission's time."""
     from mlperf_logging.rcp_checker.rcp_checker import check_directory  # noqa: PLC0415
 
     options = {"verbose": False, "bert_train_samples": False, "rcp_pass": "pruned_rcps"}
@@ -218,8 +212,7 @@ def print_verdict(console: Console, checker: str, verdict: Verdict, *, result: s
 def counted_in_batches(log: RunLog) -> str:
     """Return the counts of samples that are batches, as accepted submissions log them; or nothing.
 
-    MLPerf's training images in batches of the global batch size, with or without the last one,
-    which is smaller, show it; an evaluation may have batches of another size.
+    MLPerf's training images over the global batch size, rounded either way, show it.
     """
     samples, batch = log.value(constants.TRAIN_SAMPLES), log.value(constants.GLOBAL_BATCH_SIZE)
     if type(batch) is not int or batch < 2:
@@ -332,11 +325,7 @@ def row_of(log: RunLog) -> tuple[object, ...]:
 
 
 def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:
-    """Return the rules and the global batch size of runs that can be compared.
-
-    Raises:
-        InputError: They are too few, one is given twice, or they differ.
-    """
+    """Return the rules and the global batch size of runs that can be compared."""
     if len(logs) < FEWEST:
         raise InputError(
             f"found {len(logs)} of at least {FEWEST} runs: the fastest and the slowest do not "

@@ -232,11 +232,7 @@ OF_ACCELERATORS = (
 def system_description(
     submission: Submission, log: RunLog, *, environment: Mapping[str, Any], storage: Path
 ) -> dict[str, str]:
-    """Return all fields that MLCommons' checker of system descriptions wants; unknown ones empty.
-
-    The log has submitter, division and status. `environment` is the run's `environment.json`,
-    `storage` a folder on the disk that it used.
-    """
+    """Return all fields that MLCommons' checker of system descriptions wants; unknown ones empty."""
     topology = read_topology()
     sockets = sockets_of(topology)
     hosts = environment.get("ranks", {}).get("hosts", [])

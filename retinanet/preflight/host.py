@@ -334,11 +334,9 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
 
 
 def pillow_conflict(found: Mapping[str, str], *, loaded: str) -> list[Finding]:
-    """Return a warning if Pillow and Pillow-SIMD, both the module PIL, overwrote one another.
-
-    Where Pillow-SIMD was put in by `make simd`, an empty `pillow …+simd` stands beside it.
-    """
+    """Return a warning if Pillow and Pillow-SIMD, both the module PIL, overwrote one another."""
     pillow, simd = found.get("pillow", ""), found.get("pillow-simd", "")
+    # `make simd` puts an empty `pillow …+simd` beside it.
     if simd and pillow and not pillow.endswith("+simd"):
         text = f"pillow {pillow} and pillow-simd {simd} are both installed, as one module PIL"
         return [warning(PACKAGES, text, fix="run `make pillow`, or `make simd`")]
@@ -363,10 +361,7 @@ def torchvision_conflict(found: Mapping[str, str], *, required: Sequence[str]) -
 def same_release(
     found: Mapping[str, str], package: str, *, is_used: bool, instead: str
 ) -> list[Finding]:
-    """Return a finding if an extension of torch has another release number than torch.
-
-    It does no harm where the run does not use it; `instead` is the setting without it.
-    """
+    """Return a finding if an extension of torch has another release number than torch."""
     release, of_torch = found.get(package, ""), found.get("torch", "")
     if not release or release.split(".")[:2] == of_torch.split(".")[:2]:
         return []
@@ -377,10 +372,8 @@ def same_release(
 
 
 def openmp_conflict(libraries: Sequence[Path]) -> list[Finding]:
-    """Return a warning if two OpenMP libraries are loaded, whose threads compete for cores.
-
-    Intel's in the place of GNU's is meant: the dynamic linker takes it for both.
-    """
+    """Return a warning if two OpenMP libraries are loaded, whose threads compete for cores."""
+    # Intel's in the place of GNU's is intended: the dynamic linker takes it for both.
     for is_gnu, fix in (
         (True, "take out of LD_PRELOAD what brings the second one"),
         (False, "preload one of them alone"),

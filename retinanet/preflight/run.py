@@ -446,11 +446,7 @@ READ_UP_TO = 30_000_000
 
 
 def indexed(path: Path) -> Annotations | None:
-    """Return annotations whose index is there.
-
-    Raises:
-        InputError: They cannot be read, or a folder is no index.
-    """
+    """Return annotations whose index is there."""
     if path.is_dir():
         return index_of_folder(path).annotations
     stamp = stamp_of(path)
