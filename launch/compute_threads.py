@@ -26,16 +26,12 @@ def check_thread_count(threads: int) -> list[str]:
 
 
 def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
-    """Check that each compute thread is bound to its core, and that no thread is elsewhere.
+    """Check that each compute thread is bound to its core, and return notes on what was corrected.
 
     OpenMP binds the main thread to the first core, when it is loaded (libgomp) or at the first
-    parallel region (libiomp5), and what the main thread starts inherits that: loading processes,
-    and the threads that communicate. So the main thread gets all of the rank's cores back, and the
-    variables go, which would bind every other process that loads torch to this rank's first core.
-    While it computes, the main thread is bound to the first core again (`Share.main_cpus`).
-
-    `openmp` is the library that was planned with. Returns sentences about what was not as planned,
-    and whether it has been corrected.
+    parallel region (libiomp5), and what the main thread starts inherits that. So the main thread
+    gets all of the rank's cores back, and the variables go, which would bind every other process
+    that loads torch to this rank's first core. `openmp` is the library that was planned with.
     """
     notes = []
     if loaded_openmp() != openmp:
@@ -79,10 +75,9 @@ def bind_to_cores(threads: dict[int, set[int]], cpus: tuple[int, ...]) -> list[s
 
 @contextmanager
 def calling_thread_on(cpus: tuple[int, ...]) -> Iterator[None]:
-    """Bind the calling thread to these CPUs, if any are given, for the length of the context.
+    """Bind the calling thread, and what it starts, to these CPUs for the length of the context.
 
-    Threads and processes started meanwhile inherit the binding. Where the kernel refuses, because a
-    CPU was taken from this process, the thread stays where it is.
+    Without CPUs, or where the kernel refuses since one was taken away, it stays where it is.
     """
     if not cpus:
         yield

@@ -52,8 +52,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables of a rank, which are set before torch is loaded.
 
-    `openmp` is `gnu` or `intel`, `backend` `gloo` or `ccl`. The rank is number `local_rank` of the
-    `local_ranks` of its host.
+    `openmp` is `gnu` or `intel`, `backend` `gloo` or `ccl`.
     """
     variables = {"OMP_NUM_THREADS": str(share.threads)}
     if share.floating:
@@ -246,10 +245,9 @@ BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def prefer_memory(nodes: Collection[int], *, allowed: Collection[int]) -> str | None:
-    """Prefer memory of these NUMA nodes, those of the rank's cores, as long as they have any.
+    """Prefer memory of the NUMA nodes of the rank's cores, as long as they have any.
 
-    Where the process may take memory from one node alone (`allowed`, the kernel's `Mems_allowed`)
-    there is nothing to choose. Returns what was lost where the policy could not be set, or None.
+    `allowed` is the kernel's `Mems_allowed`. Returns what was lost where the policy cannot be set.
     """
     if len(allowed) < 2:
         return None
@@ -305,10 +303,7 @@ def installed_openmp() -> str:
 
 
 def loaded_openmp() -> str:
-    """Return `intel` where libiomp5 is part of this process, before libgomp, else `gnu`.
-
-    Call it after `launch.pinning.preload`.
-    """
+    """Return `intel` where libiomp5 is loaded, by `launch.pinning.preload`, else `gnu`."""
     return "intel" if intel_is_loaded() else "gnu"
 
 

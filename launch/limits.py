@@ -58,10 +58,7 @@ class Allowance:
 
 
 def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allowance:
-    """Return what this process may use now; call it before anything is pinned.
-
-    `process` is its folder in /proc, and control groups are mounted at `cgroups`.
-    """
+    """Return what this process may use now; call it before anything is pinned."""
     return Allowance(
         cpus=frozenset(os.sched_getaffinity(0)),
         quota=read_quota(process=process, cgroups=cgroups),
@@ -140,7 +137,6 @@ def memory_left(
 ) -> MemoryLeft | None:
     """Return the least of the host's available memory and of what each control group leaves.
 
-    `meminfo` is the kernel's account of the host's memory; for the others see `read_allowance`.
     None where the kernel does not say.
     """
     groups = map(left_in, groups_of(process, cgroups, "memory"))
@@ -192,7 +188,7 @@ def host_cpus(
     """Return the CPUs that this host offers the job: those of the launcher's process.
 
     Slurm's is outside of the job's control group, whose CPUs count there. Where no launcher can be
-    seen, as from inside a container, they are those that this process may use itself.
+    seen, as from inside a container, they are this process's own.
     """
     own = frozenset(os.sched_getaffinity(0))
     if ranks.launcher == "none":
@@ -230,9 +226,8 @@ def whose_cpus(
 ) -> Part:
     """Return the CPUs that this rank was started on, and its place among those that share them.
 
-    `own` are its CPUs, `host` those that the host offers the job. `affinities` has what each rank
-    of this host was started on, in order of local rank; None where they have not met. Then CPUs
-    fewer than the host's are taken as this rank's alone.
+    `host` has the CPUs that the host offers the job, `affinities` those of each rank of this host,
+    in order of local rank. Where they are None, CPUs fewer than the host's are this rank's alone.
     """
     if affinities is None and own >= host:
         return Part(cpus=own, place=ranks.local_rank, ranks=ranks.local_size)
@@ -306,8 +301,7 @@ def slurm_affinities(
 ) -> list[frozenset[int]] | None:
     """Return the CPUs that srun bound each task of this host to; None where it does not say.
 
-    The masks are used where this task's are the CPUs that it really has, `own`. A list that is
-    shorter than the tasks starts over.
+    The masks count where this task's are its `own` CPUs. A shorter list starts over.
     """
     if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
         return None

@@ -96,8 +96,7 @@ def choose_mpirun(given: Path | None) -> Mpirun:
 def search_path(mpirun: Path, environment: Mapping[str, str]) -> str:
     """Return PATH for a process that runs an mpirun: its own folder first.
 
-    Intel MPI's mpirun is a script that looks for mpiexec.hydra on PATH, where there may be none, or
-    another MPI's.
+    Intel MPI's mpirun is a script that looks for mpiexec.hydra on PATH.
     """
     return os.pathsep.join(filter(None, [str(mpirun.parent), environment.get("PATH", os.defpath)]))
 
@@ -163,11 +162,7 @@ def mpirun_command(
     is_root: bool,
     is_terminal: bool,
 ) -> list[str]:
-    """Return the words that start `command` on `ranks` ranks, distributed over `hosts`.
-
-    Open MPI needs options of its own to run as root, for output that goes to no terminal, and to
-    pass variables of this process's `environment` on to other hosts.
-    """
+    """Return the words that start `command` on `ranks` ranks, distributed over `hosts`."""
     family = FAMILIES[mpirun.family]
     words = [str(mpirun.path)]
     if mpirun.family == "intel-mpi" and len({count for _, count in hosts}) > 1:

@@ -62,8 +62,7 @@ class Pinned:
 def preload(allocator: str) -> None:
     """Set the allocator, and put Intel's OpenMP in place where it is installed; call it first.
 
-    May start this command again, once, and not return: before MPI, before torch. The allocator is a
-    policy of `launch.environment.set_allocator`.
+    May start this command again, once, and not return: before MPI, before torch.
 
     Raises:
         InputError: The allocator's library is not installed.
@@ -193,10 +192,7 @@ def bind_process(cpus: Collection[int]) -> list[str]:
 
 
 def check_pinning(pinned: Pinned) -> list[str]:
-    """Load torch and check that its threads are as planned; call it before any others start.
-
-    Returns sentences about what was not, and whether it has been corrected.
-    """
+    """Load torch and check that its threads are as planned, before others start; returns notes."""
     return check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 
 
@@ -262,12 +258,10 @@ def take_cores(share: Share, *, allocator: str = "tuned") -> list[str]:
 
 
 def check_cores(share: Share, *, openmp: str | None = None, bound: bool = True) -> list[str]:
-    """Load torch and check that its threads are where they should be.
+    """Load torch, check that its threads are where they should be, and return notes.
 
     `openmp` is the library that was planned with; None: the one that is loaded. Where threads are
     not bound to cores, only their number is checked.
-
-    Returns sentences about what was not, and whether it has been corrected.
     """
     # Here, because it loads torch.
     from launch.compute_threads import check_compute_threads, check_thread_count  # noqa: PLC0415

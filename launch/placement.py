@@ -95,10 +95,7 @@ class Fit:
 def fit_ranks(
     sockets: Sequence[Socket], *, ranks: int, request: CoreRequest, quota: float | None
 ) -> list[Share] | Misfit:
-    """Return each rank's share in order of rank. [cores and CPUs of the host]
-
-    The arguments are `place_ranks`'s, with the CPUs that may be used as sockets.
-    """
+    """Return each rank's share in order of rank; the arguments are as for `place_ranks`."""
     fit = find_fit(sockets, ranks=ranks, request=request, quota=quota)
     if isinstance(fit, Misfit):
         return fit
@@ -211,8 +208,7 @@ def fitting_shapes(
     """Return the numbers of ranks that are worth choosing, ascending, with the threads of each.
 
     Unless the threads are given, these leave no core idle. Where that would be whole sockets and
-    single cores only, numbers that leave few idle come with them: the most ranks of each number of
-    threads.
+    single cores only, the most ranks of each number of threads come with them.
     """
     fits = fits_by_ranks(sockets, request=request, quota=quota)
     shapes = [(ranks, fit.threads) for ranks, fit in fits.items()]
@@ -233,10 +229,7 @@ def cores_of_quota(quota: float) -> int:
 def placement_notes(
     topology: Topology, shares: Sequence[Share], *, request: CoreRequest, quota: float | None
 ) -> list[str]:
-    """Return notes on idle sockets and cores, on ranks over several nodes, on ranks that float.
-
-    The arguments are those of `place_ranks`, and what it returned.
-    """
+    """Return notes on idle sockets and cores, on ranks over several nodes, on ranks that float."""
     sockets = sockets_of(topology)
     busy_sockets = {share.socket for share in shares}
     used = [socket for socket in sockets if socket.number in busy_sockets]
@@ -277,10 +270,7 @@ def placement_notes(
 def better_choice(
     sockets: Sequence[Socket], *, ranks: int, request: CoreRequest, quota: float | None
 ) -> str:
-    """Return the end of a note: the nearest numbers of ranks that leave no core idle.
-
-    They are from half to twice the ranks, and more than there are sockets.
-    """
+    """Return the numbers of ranks near the given one that leave no core idle, as a note's end."""
     fits = fits_by_ranks(sockets, request=request, quota=quota)
     numbers = [number for number, fit in fits.items() if number > len(sockets) and not fit.idle]
     below = [number for number in numbers if ranks / 2 <= number < ranks][-1:]

@@ -75,9 +75,8 @@ def make_plan(
 ) -> Plan:
     """Place every rank on `hosts`: names and numbers of ranks, which are counted in this order.
 
-    `topology` and `quota` are those of each host, and ranks may use the `allowed` CPUs. The
-    variables are those of `openmp` (`gnu` or `intel`) and `backend` (`gloo` or `ccl`). Messages
-    name `option`, which sets the number of ranks.
+    `topology`, `quota` and the `allowed` CPUs are those of each host. Variables are those of
+    `openmp` (`gnu` or `intel`) and `backend` (`gloo` or `ccl`).
 
     Raises:
         InputError: The ranks of some host do not fit; names numbers that do.

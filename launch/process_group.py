@@ -105,7 +105,7 @@ class ProcessGroup:
     def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the rows of all ranks' columns on rank 0, in order of rank; none on others.
 
-        All ranks call it with as many columns of the same types and shapes but for the rows.
+        All ranks call it with columns of the same types and shapes but for the rows.
         """
         if self.size == 1:
             return list(columns)
@@ -185,10 +185,7 @@ class ProcessGroup:
 
 @contextmanager
 def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
-    """Connect the ranks while the context lasts; an error in one of them ends all.
-
-    A rank that is silent for longer than `timeout_s` ends the job.
-    """
+    """Connect the ranks while the context lasts; an error, or silence for `timeout_s`, ends all."""
     # First of all: what is started later inherits the CPUs of this thread.
     notes = (*place.pinned.notes, *check_pinning(place.pinned))
     if place.rendezvous is None:

@@ -86,11 +86,7 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
 
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Return whether `srun` started this process.
-
-    A batch script has `SLURM_PROCID=0` and `SLURM_NTASKS` of the whole job too, but no step, or one
-    of Slurm's own numbers.
-    """
+    """Return whether `srun` started this process; a batch script has no step, or one of Slurm's."""
     if number(environment, "SLURM_PROCID", default=0) > 0:
         return True
     step = number(environment, "SLURM_STEP_ID", default=BATCH_STEPS, most_digits=10)

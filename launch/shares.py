@@ -48,10 +48,7 @@ class Share:
 
 
 def spare_cpus(share: Share, topology: Topology) -> tuple[int, ...]:
-    """Return CPUs that load images; without such, the other hyperthreads of computing cores.
-
-    There are none where threads float. The `topology` has the CPUs that the ranks share.
-    """
+    """Return CPUs that load images: set aside, or else the other hyperthreads of bound cores."""
     if share.loader_cpus or share.floating:
         return share.loader_cpus
     cores = {cpu.core for cpu in topology.cpus if cpu.cpu in share.cpus}
@@ -80,10 +77,7 @@ class NodeGroup:
 
 
 def choose_sockets(sockets: Sequence[Socket], ranks: int) -> list[Socket]:
-    """Return the sockets that ranks may use: with fewer ranks than sockets, the largest ones.
-
-    Of sockets of one size, the first are taken. The result is in order of number.
-    """
+    """Return the sockets that ranks may use: the largest and first ones, in order of number."""
     by_size = sorted(sockets, key=lambda socket: (-len(socket.cores), socket.number))
     return sorted(by_size[:ranks], key=lambda socket: socket.number)
 
@@ -95,10 +89,7 @@ def divide_host(
 
     On a uniform host every socket has as many ranks as another, and every node too. Where nodes
     differ in size, which offline cores and cpusets bring about, a larger node may take more ranks
-    than a smaller one if each rank then has more cores.
-
-    The sockets are those of `choose_sockets`, and ranks are no more than cores. `cores_each` is
-    enough for each rank; None: as many as possible.
+    than a smaller one if each rank then has more cores. `cores_each` is enough for each rank.
 
     Returns None where some rank of a uniform host would need parts of two sockets, or share a node
     that others do not.

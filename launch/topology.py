@@ -121,10 +121,7 @@ class Socket:
 
 
 def sockets_of(topology: Topology) -> tuple[Socket, ...]:
-    """Return the sockets that have CPUs, in order of number.
-
-    A node whose CPUs lie on two sockets is a node of each.
-    """
+    """Return the sockets that have CPUs, in order; a node may have CPUs on two of them."""
     tree: dict[int, dict[int, dict[int, list[int]]]] = {}
     for cpu in sorted(topology.cpus):
         nodes = tree.setdefault(cpu.socket, {})
@@ -256,11 +253,7 @@ def not_lscpu(place: str) -> InputError:
 
 
 def facts_of(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
-    """Return one CPU's line; None for a CPU that is offline.
-
-    `lscpu --all` lists such CPUs too, without core and socket. The node is empty for all CPUs of a
-    host without NUMA; it is 0 then.
-    """
+    """Return one CPU's line; None for a CPU that is offline, which has no core and socket."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) <= max(columns.values()):
         raise InputError(

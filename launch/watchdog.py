@@ -280,9 +280,9 @@ def watch_as_first(
     publish: Callable[[int], None],
     processes: Sequence[ProcessIdentity | None] = (),
 ) -> Watch:
-    """Return rank 0's watch, once all others are connected.
+    """Return rank 0's watch, once all others, with the secret `key`, are connected.
 
-    Ranks share the secret `key`; `publish` gets the port to which they connect.
+    `publish` gets the port to which they connect.
     """
     connections: dict[int, Connection] = {}
     with Listener(("", 0), backlog=len(hosts), authkey=key) as listener:
@@ -321,10 +321,7 @@ class RankSupervisor:
     pipe: int
 
     def beat(self) -> None:
-        """Send a sign of life; from the first one on, the other ranks watch this rank too.
-
-        They then notice its end, and decide what follows.
-        """
+        """Send a sign of life; from the first one on, the other ranks watch this rank too."""
         with suppress(BlockingIOError, BrokenPipeError):  # the supervisor is stopped, or gone
             os.write(self.pipe, b".")
 
@@ -384,8 +381,7 @@ def wait_for_rank(
 def launcher_process(ranks: Ranks, environment: Mapping[str, str]) -> int | None:
     """Return the launcher's process on this host; None where it may end before the ranks.
 
-    mpirun, srun and torchrun stay until their ranks have ended. A script that starts ranks with
-    `RANK` and `WORLD_SIZE` need not.
+    Such as a script that starts ranks with `RANK` and `WORLD_SIZE`.
     """
     stays = ranks.launcher in (*MPI_LAUNCHERS, "slurm") or "TORCHELASTIC_RUN_ID" in environment
     return os.getppid() if stays else None

@@ -120,7 +120,6 @@ def images_that_fit(
 ) -> int | None:
     """Return the largest batch of a rank: the even one, just taken, and what else fits.
 
-    All that the estimate counts beside a batch is set aside, though part of it is taken already.
     Each rank of this host may have as much of what is `left`; None where that is not known.
     """
     if left is None:

@@ -216,10 +216,7 @@ def begin_log(
     training_images: int,
     validation_images: int,
 ) -> None:
-    """Log what is known of a run once it is built.
-
-    `name` is the optimizer's, such as `adam`. Images are those of an epoch, and those evaluated.
-    """
+    """Log what is known of a run once it is built; `name` is the optimizer's, such as `adam`."""
     from retinanet.model.retinanet import mlperf_key  # noqa: PLC0415
 
     numbers = optimizer.param_groups[0]

@@ -210,10 +210,7 @@ def print_verdict(console: Console, checker: str, verdict: Verdict, *, result: s
 
 
 def counted_in_batches(log: RunLog) -> str:
-    """Return the counts of samples that are batches, as accepted submissions log them; or nothing.
-
-    MLPerf's training images over the global batch size, rounded either way, show it.
-    """
+    """Return the counts of samples that are batches, as submissions may log them; or nothing."""
     samples, batch = log.value(constants.TRAIN_SAMPLES), log.value(constants.GLOBAL_BATCH_SIZE)
     if type(batch) is not int or batch < 2:
         return ""

@@ -63,10 +63,7 @@ def closed(value: object, *equivalent: object) -> Closed:
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[str]:
-    """Return the closed division's rules that a configuration breaks, one sentence each.
-
-    `sections` has the configuration's sections by name. One that is itself wrong may be left out.
-    """
+    """Return the closed division's rules that a configuration's sections break, a sentence each."""
     broken = []
     for section, fields in sections.items():
         for name, rule in marks_of(type(fields), Closed).items():
@@ -100,11 +97,7 @@ class ReferencePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """The values that follow from the points for a global batch size.
-
-    `basis` describes whether it was measured, lies between points, or outside of all (then
-    `is_within` is False).
-    """
+    """The values that follow from the points for a global batch size, and on which `basis`."""
 
     batch_size: int
     mean_epochs: float
@@ -141,8 +134,7 @@ def reference_points(rules: Rules) -> list[ReferencePoint]:
 def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectation:
     """Return epochs, learning rate and warm-up for any global batch size.
 
-    Between two points all are interpolated linearly, epochs as the official checker does. Outside
-    the nearest point's are given.
+    Between two points they are interpolated linearly, outside the nearest point's are given.
     """
     sizes = [point.batch_size for point in points]
 

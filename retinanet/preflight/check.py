@@ -106,8 +106,7 @@ def check(
 ) -> int:
     """Check all that a run needs, print it, and return the exit code; nothing is left behind.
 
-    Each rank of the group calls this. The command line's arguments are `resume`, `auto_resume`,
-    `overwrite` and `check_ranks`.
+    Each rank of the group calls this.
     """
     began = time.monotonic()
     ranks = place.ranks

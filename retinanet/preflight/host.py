@@ -75,10 +75,7 @@ def check_placement(config: Config, ranks: Ranks, *, host_name: str) -> list[Fin
 def check_launcher(
     ranks: Ranks, environment: Mapping[str, str], *, planned: int
 ) -> tuple[Finding, ...]:
-    """Warn where a batch script of Slurm with several tasks runs the program without `srun`.
-
-    `planned` is the number of ranks that this host will have.
-    """
+    """Warn where a batch script of Slurm with several tasks runs the program without `srun`."""
     tasks = environment.get("SLURM_NTASKS", "")
     if ranks.launcher != "none" or planned > 1 or not is_number(tasks) or int(tasks) < 2:
         return ()
@@ -129,10 +126,7 @@ def check_memory(
 def check_counts(
     config: Config, known: KnownData, *, engine: str, ranks: int, left: MemoryLeft | None
 ) -> list[Finding]:
-    """Return a failure for each batch or number of loading processes that no such host can hold.
-
-    The `engine` is `torch` or `ipex`; `left` is None where the system does not report it.
-    """
+    """Return a failure for each batch or number of loading processes that no such host can hold."""
     if left is None:
         return []
     workers = 0 if config.data.workers == "auto" else config.data.workers
@@ -166,10 +160,9 @@ AHEAD = 2
 
 
 def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
-    """Sum a size over the batches that a rank's loading processes may have handed over at one time.
+    """Sum a size of batches over those that loading processes may have handed over at one time.
 
-    These wait or are in use, of training and of the evaluation that follows. `size` is that of a
-    batch of so many images.
+    These wait or are in use, of training and of the evaluation that follows.
     """
     ahead = AHEAD * loading_processes_of(config)
     if not ahead:

@@ -75,10 +75,7 @@ RUN_FOLDER = "run folder"
 
 
 def check_run_folder(path: Path, config: Config, *, resume: bool, overwrite: bool) -> Finding:
-    """Check the folder `runs/NAME`, and the newest checkpoint in it; nothing there is changed.
-
-    The command goes on with what is there (`resume`), or removes it (`overwrite`).
-    """
+    """Check the folder `runs/NAME`, and the newest checkpoint in it; nothing there is changed."""
     if is_locked(path / LOCK):
         fix = "set run.name, or wait for its end"
         return failure(RUN_FOLDER, f"{path}: another run is writing there", fix=fix)
@@ -131,8 +128,7 @@ WRITTEN_TO = ("checkpoints", "eval", "pictures", "tensorboard")
 def check_writing(folder: Path) -> Finding:
     """Write a file into a run's folder, or the nearest one above that exists; nothing is left.
 
-    Modes alone do not show it: root may write where they forbid it, and nobody may on a file system
-    that is mounted read-only.
+    Modes alone do not show it: root may write where they forbid it, and read-only mounts exist.
     """
     try:
         place = existing(folder)
@@ -236,10 +232,7 @@ def free_space(folder: Path) -> FreeSpace:
 
 
 def check_disk(place: Path, *, free: FreeSpace, need: DiskNeed, held: int, freed: int) -> Finding:
-    """Compare what a run will write at a place with the space that there is.
-
-    It has written `held` before and keeps it, and removes `freed` at its start. [bytes]
-    """
+    """Compare what a run will write, beside what it has `held`, with the room there is. [bytes]"""
     room = free.size + freed
     wanted = max(0, need.all - held)
     parts = f"{need.checkpoints} checkpoints of {amount(need.checkpoint)}"
