@@ -1,9 +1,9 @@
 """The hooks of a profiled training run: oneDNN's log, perf's counters, torch's trace, bytes.
 
-Each watches some steps and writes one file (`profiling.capture.hooks.ProfilerHook`).
-`profile.onednn` has oneDNN's log with marks of steps and phases, `profile.perf` what processor and
-kernel count, `profile.trace` the trace with marks of steps, phases and modules, and the bytes that
-the operators of the step before move. Between steps everything is as without a profile.
+Each watches some steps and writes one file. `profile.onednn` has oneDNN's log with marks of steps
+and phases, `profile.perf` what processor and kernel count, `profile.trace` the trace with marks of
+steps, phases and modules, and the bytes that the operators of the step before move. Between steps
+everything is as without a profile.
 """
 
 import json
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,35 +32,78 @@ from retinanet.engine.engines import PreparedTraining
 from retinanet.engine.folded_forward import FoldedForward
 
 
-class OneDnnHook:
+class ProfilerHook:
+    """Watches some steps and writes one file.
+
+    Training computes between the calls of its methods, never within one. They raise OSError,
+    InputError or PerfFailedError if the hook cannot go on.
+    """
+
+    name = ""
+    """Its section of the configuration: `profile.onednn`."""
+    content = ""
+    """The content of its file, for people."""
+    is_shown = True
+    """Whether messages name it; else it serves another hook."""
+
+    def __init__(self, file: Path, steps: Collection[int], *, problem: str = "") -> None:
+        """The name of the file may change before `open`."""
+        self.file = file
+        self.steps = steps
+        self.is_open = False
+        self.done: list[int] = []
+        """Steps that it has watched as a whole."""
+        self.problem = problem
+        """Why it does not watch, or no longer."""
+
+    def open(self, prepared: PreparedTraining) -> None:
+        """Do what takes time, before the first step."""
+
+    def begin_step(self, number: int, prepared: PreparedTraining) -> None:
+        """Begin a step."""
+
+    def begin_phase(self, name: str) -> None:
+        """Begin a phase of the step."""
+
+    def end_phase(self, name: str) -> None:
+        """End that phase."""
+
+    def end_step(self, *, whole: bool) -> None:
+        """End the step; it is not whole if an error has interrupted it."""
+
+    def close(self) -> None:
+        """Write what there is, after the last step. May be called twice."""
+
+
+class OneDnnHook(ProfilerHook):
     """Writes oneDNN's output of steps to a file, with marks, after the run's facts.
 
     Between steps nothing is logged, so that an evaluation leaves nothing in the file.
     """
 
-    def __init__(self, file: Path, *, facts: Callable[[PreparedTraining], dict[str, Any]]) -> None:
-        self.file = file
+    name, content = "profile.onednn", "oneDNN's log"
+
+    def __init__(
+        self,
+        file: Path,
+        steps: Collection[int],
+        *,
+        facts: Callable[[PreparedTraining], dict[str, Any]],
+    ) -> None:
+        super().__init__(file, steps)
         self._facts = facts
         self._log: int | None = None
         self._step = 0
         self._around_step = ExitStack()
 
     def open(self, prepared: PreparedTraining) -> None:
-        """Begin the log with the facts.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Begin the log with the facts."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._log = os.open(self.file, flags, 0o666)
         self._write(facts_line(self._facts(prepared)))
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Turn oneDNN's output on.
-
-        Raises:
-            OSError: The log cannot be written.
-        """
+        """Turn oneDNN's output on."""
         assert self._log is not None
         self._step = number
         self._around_step.enter_context(redirected(OUTPUT, self._log))
@@ -110,59 +153,39 @@ def verbose() -> Iterator[None]:
 
 SOFTWARE = ("task-clock", "context-switches", "cpu-migrations", "page-faults")
 HARDWARE = (
-    "cycles",
-    "instructions",
-    "branch-misses",
-    "cache-references",
-    "cache-misses",
-    "dTLB-load-misses",
+    *("cycles", "instructions", "branch-misses"),
+    *("cache-references", "cache-misses", "dTLB-load-misses"),
 )
 
 
-class PerfHook:
+class PerfHook(ProfilerHook):
     """Counts in steps, and not between them, and writes one JSON file."""
 
-    def __init__(self, file: Path, *, rank: int) -> None:
-        self.file = file
+    name, content = "profile.perf", "counters"
+
+    def __init__(self, file: Path, steps: Collection[int], *, rank: int, problem: str = "") -> None:
+        super().__init__(file, steps, problem=problem)
         self.not_counted: list[str] = []
         """Events that this machine has no counters for, once the file is written."""
         self._rank = rank
         self._perf: PerfStat | None = None
         self._step = 0
-        self._steps: list[int] = []
+        self._counted: list[int] = []
         self._begun = self._seconds = 0.0
 
     def open(self, prepared: PreparedTraining) -> None:
-        """Start perf.
-
-        Raises:
-            PerfFailedError: It does not count here.
-        """
+        """Start perf."""
         self._perf = PerfStat((*SOFTWARE, *HARDWARE))
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
-        """Start to count.
-
-        Raises:
-            PerfFailedError: perf has ended.
-        """
+        """Start to count."""
         assert self._perf is not None
         self._step = number
         self._perf.count(on=True)
         self._begun = time.perf_counter()
 
-    def begin_phase(self, name: str) -> None:
-        """Do nothing: it counts whole steps."""
-
-    def end_phase(self, name: str) -> None:
-        """Do nothing."""
-
     def end_step(self, *, whole: bool) -> None:
-        """Stop to count; what an interrupted step added makes all counts worthless.
-
-        Raises:
-            PerfFailedError: perf has ended.
-        """
+        """Stop to count; what an interrupted step added makes all counts worthless."""
         assert self._perf is not None
         if not whole:
             self._perf.end()
@@ -170,24 +193,20 @@ class PerfHook:
             return
         self._seconds += time.perf_counter() - self._begun
         self._perf.count(on=False)
-        self._steps.append(self._step)
+        self._counted.append(self._step)
 
     def close(self) -> None:
-        """Write the counts.
-
-        Raises:
-            InputError: They cannot be written.
-        """
+        """Write the counts."""
         if self._perf is None:
             return
         output = self._perf.end()
         self._perf = None
-        if not self._steps:
+        if not self._counted:
             return
         counters, self.not_counted = parse_counters(output)
         content = {
             "rank": self._rank,
-            "steps": self._steps,
+            "steps": self._counted,
             "seconds": round(self._seconds, 6),
             "counters": counters,
             "not_counted": self.not_counted,
@@ -257,7 +276,7 @@ class PerfStat:
         finally:
             os.close(commands)
             os.close(answers)
-        self._command("disable")  # which it is; the answer says that it works
+        self.count(on=False)  # which it is; the answer confirms that perf works
 
     def count(self, *, on: bool) -> None:
         """Start or stop to count; return when perf has confirmed it.
@@ -265,7 +284,20 @@ class PerfStat:
         Raises:
             PerfFailedError: It has ended.
         """
-        self._command("enable" if on else "disable")
+        try:
+            os.write(self._commands, b"enable\n" if on else b"disable\n")
+            ready, _, _ = select.select([self._answers], [], [], SECONDS_TO_ANSWER)
+            answer = os.read(self._answers, 100) if ready else b""
+        except OSError:
+            answer = b""
+        if not answer.startswith(b"ack"):
+            self._errors.seek(0)
+            lines = map(str.strip, self._errors.read().decode(errors="replace").splitlines())
+            problem = next(
+                (line for line in lines if line not in ("", "Error:")), "does not answer"
+            )
+            self.end()
+            raise PerfFailedError(f"perf: {problem}")
 
     def end(self) -> str:
         """End it; return its output, a line of comma-separated fields for each event."""
@@ -280,24 +312,6 @@ class PerfStat:
         self._close()
         return output
 
-    def _command(self, word: str) -> None:
-        try:
-            os.write(self._commands, f"{word}\n".encode())
-            ready, _, _ = select.select([self._answers], [], [], SECONDS_TO_ANSWER)
-            answer = os.read(self._answers, 100) if ready else b""
-        except OSError:
-            answer = b""
-        if not answer.startswith(b"ack"):
-            problem = self._problem()
-            self.end()
-            raise PerfFailedError(problem)
-
-    def _problem(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        words = [line.strip() for line in lines if line.strip() not in ("", "Error:")]
-        return f"perf: {words[0] if words else 'does not answer'}"
-
     def _close(self) -> None:
         for descriptor in (self._commands, self._answers):
             os.close(descriptor)
@@ -308,15 +322,17 @@ class PerfStat:
 CPU = [ProfilerActivity.CPU]
 
 
-class TraceHook:
+class TraceHook(ProfilerHook):
     """Traces steps, and not between them, into one file: Chrome's JSON in gzip.
 
     Marks are `step 20`, `phase: forward` and `module: backbone.body.layer3.0.conv2`. Operators of
     the backward pass have the sequence numbers of their forward operators.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    name, content = "profile.trace", "trace"
+
+    def __init__(self, file: Path, steps: Collection[int]) -> None:
+        super().__init__(file, steps)
         self.bytes_moved: dict[str, Any] | None = None
         """What a step's operators read and write, where that was counted; see `CountHook`."""
         self._profiler: profile | None = None
@@ -352,17 +368,13 @@ class TraceHook:
         self._trace(on=False)
 
     def close(self) -> None:
-        """Write the trace.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write the trace."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
         if self.bytes_moved is not None:
             profiler.add_metadata_json(KEY, json.dumps(self.bytes_moved))
-        with errors_to_nowhere():  # it would tell of a GPU that is not there
+        with errors_to_nowhere():  # it would complain about a GPU that is not there
             profiler.stop()
         partial = self.file.with_name(f".partial-{self.file.name}")
         try:
@@ -373,7 +385,7 @@ class TraceHook:
 
     def _trace(self, *, on: bool) -> None:
         assert self._profiler is not None
-        with errors_to_nowhere():  # each change would be told there
+        with errors_to_nowhere():  # each change would be reported there
             self._profiler.toggle_collection_dynamic(enable=on, activities=CPU)
 
 
@@ -383,7 +395,7 @@ def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
 
     The torch engine computes most modules without calling them, and calls `around` instead.
     """
-    names = {one: f"module: {name}" for name, one in prepared.model.named_modules() if name}
+    names = {module: f"module: {name}" for name, module in prepared.model.named_modules() if name}
     marks: list[record_function] = []
 
     def begin(module: nn.Module, inputs: object) -> None:
@@ -393,8 +405,8 @@ def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
     def end(module: nn.Module, inputs: object, outputs: object) -> None:
         marks.pop().__exit__(None, None, None)
 
-    handles = [one.register_forward_pre_hook(begin) for one in names]
-    handles += [one.register_forward_hook(end, always_call=True) for one in names]
+    handles = [module.register_forward_pre_hook(begin) for module in names]
+    handles += [module.register_forward_hook(end, always_call=True) for module in names]
     forward = prepared.forward
     try:
         if isinstance(forward, FoldedForward):
@@ -408,21 +420,20 @@ def modules_marked(prepared: PreparedTraining) -> Iterator[None]:
             handle.remove()
 
 
-class CountHook:
+class CountHook(ProfilerHook):
     """Counts bytes in the step before a trace's window, and adds the sums to the trace.
 
     Within the window, the hundredths of a second that counting takes would be in the trace.
     """
 
-    def __init__(self, trace: TraceHook) -> None:
-        self.file: Path = trace.file
+    name, is_shown = "profile.trace", False
+
+    def __init__(self, trace: TraceHook, steps: Collection[int]) -> None:
+        super().__init__(trace.file, steps)
         self._trace = trace
         self._phase = ""
         self._number = 0
         self._counter: ByteCounter | None = None
-
-    def open(self, prepared: PreparedTraining) -> None:
-        """Do nothing."""
 
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
         """Start to count."""

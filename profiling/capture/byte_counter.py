@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retinanet.engine.kernel_calls import KernelCall, listening, tensor_bytes
+from retinanet.training.loop import StepProfiler
 
 OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"})
 """In-place operators that do not read what they change."""
@@ -59,7 +60,7 @@ MASKED = {
 }
 """Arguments of backward passes that are read only if a result is wanted: its place in the mask."""
 
-UPDATED: Mapping[str, frozenset[str]] = {
+UPDATED = {
     "adam_fused_step": frozenset({"_0", "_1", "_2", "_5"}),
     "_fused_adam_": frozenset({"self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"}),
 }
@@ -157,8 +158,17 @@ def operator_bytes(
     if name in UNCOUNTED:
         return 0, 0
     read, written = _Tensors(), _Tensors()
-    given = list(arguments_of(func, args, kwargs))
-    unread = UNREAD.get(name, frozenset()) | masked_out(name, given)
+    given = [
+        (argument, args[number] if number < len(args) else kwargs[argument.name])
+        for number, argument in enumerate(func._schema.arguments)
+        if number < len(args) or argument.name in kwargs
+    ]
+    unread = UNREAD.get(name, frozenset()) | {
+        unneeded
+        for argument, mask in given
+        for unneeded, wanted in MASKED.get((name, argument.name), ())
+        if not mask[wanted]
+    }
     updated = UPDATED.get(name)
     for argument, value in given:
         tensors = list(tensors_in(value))
@@ -171,7 +181,7 @@ def operator_bytes(
         if not only_written and argument.name not in unread:
             read.add(tensors)
     memory = {place(tensor) for _, value in given for tensor in tensors_in(value)}
-    made = [one for one in tensors_in(results) if place(one) not in memory]
+    made = [tensor for tensor in tensors_in(results) if place(tensor) not in memory]
     written.add(made)
     if not written.bytes and next(tensors_in(results), None) is not None:
         return 0, 0  # a view; what returns a number only has read its tensors
@@ -205,51 +215,19 @@ def place(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def arguments_of(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Any, Any]]:
-    """Return the schema's arguments with the values that were given."""
-    for number, argument in enumerate(func._schema.arguments):
-        if number < len(args):
-            yield argument, args[number]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
-def masked_out(name: str, given: Sequence[tuple[Any, Any]]) -> frozenset[str]:
-    """Return the arguments that are not read because their results are not wanted."""
-    return frozenset(
-        unneeded
-        for argument, mask in given
-        for unneeded, wanted in MASKED.get((name, argument.name), ())
-        if not mask[wanted]
-    )
-
-
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Return the tensors of an argument or a result: itself, or those of a list."""
+    """Yield the tensors of an argument or a result: itself, or those of a list."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from tensors_in(one)
+        for item in value:
+            yield from tensors_in(item)
 
 
-class CurrentPhase:
-    """The phases of a step (`retinanet.training.loop`) as the name of the one that runs."""
+class CurrentPhase(StepProfiler):
+    """The phases of a step as the name of the one that runs; empty outside all of them."""
 
-    def __init__(self) -> None:
-        """Begin outside all phases."""
-        self.name = ""
-
-    def notes(self, steps: range) -> list[str]:
-        """Return nothing."""
-        return []
-
-    @contextmanager
-    def step(self, number: int, prepared: object) -> Iterator[None]:
-        """Surround a step."""
-        yield
+    name = ""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

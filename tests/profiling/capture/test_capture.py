@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from profiling.capture.backends import CountHook, OneDnnHook, TraceHook
-from profiling.capture.hooks import Capture, Watch, first_notes, format_steps, last_notes
+from profiling.capture.backends import CountHook, OneDnnHook, ProfilerHook, TraceHook
+from profiling.capture.hooks import Capture, format_steps
 from profiling.trace.trace import read_trace
 from retinanet.engine.engines import PreparedTraining
 from tests.profiling.capture.small_runs import events_of, marks_of
@@ -22,10 +22,9 @@ def small() -> PreparedTraining:
     return PreparedTraining(model, SGD(model.parameters(), lr=0.1), model)  # type: ignore[arg-type]
 
 
-def watches_in(folder: Path, *, onednn: range, trace: range) -> list[Watch]:
-    log = OneDnnHook(folder / "onednn" / "rank0.log", facts=lambda _: {"rank": 0})
-    tracing = TraceHook(folder / "trace" / "rank0.json.gz")
-    return [Watch("profile.trace", tracing, trace), Watch("profile.onednn", log, onednn)]
+def hooks_in(folder: Path, *, onednn: range, trace: range) -> list[ProfilerHook]:
+    log = OneDnnHook(folder / "onednn" / "rank0.log", onednn, facts=lambda _: {"rank": 0})
+    return [TraceHook(folder / "trace" / "rank0.json.gz", trace), log]
 
 
 def run_steps(capture: Capture, small: PreparedTraining, *, steps: range) -> None:
@@ -38,27 +37,24 @@ def run_steps(capture: Capture, small: PreparedTraining, *, steps: range) -> Non
 def test_each_window_has_its_steps_and_nothing_between(
     small: PreparedTraining, tmp_path: Path
 ) -> None:
-    watches = watches_in(tmp_path, onednn=range(2, 4), trace=range(3, 5))
-    run_steps(Capture(watches), small, steps=range(1, 7))
+    hooks = hooks_in(tmp_path, onednn=range(2, 4), trace=range(3, 5))
+    run_steps(Capture(hooks), small, steps=range(1, 7))
     log, trace = tmp_path / "onednn" / "rank0.log", tmp_path / "trace" / "rank0.json.gz"
     words = ("begin,{}", "begin,{},forward", "end,{},forward", "end,{}")
     assert marks_of(log) == [word.format(step) for step in (2, 3) for word in words]
     names = [event["name"] for event in events_of(trace)]
     assert [one for one in names if one.startswith("step")] == ["step 3", "step 4"]
     assert names.count("module: 0") == names.count("aten::convolution") == 2
-    assert last_notes(watches) == []
+    assert Capture(hooks).final_notes() == []
     assert not small.model._forward_hooks and not small.model._forward_pre_hooks
 
 
 def test_the_step_before_a_traces_window_is_counted_for_it(
     small: PreparedTraining, tmp_path: Path
 ) -> None:
-    tracing = TraceHook(tmp_path / "trace" / "rank0.json.gz")
-    watches = [
-        Watch("profile.trace", CountHook(tracing), {2}, is_shown=False),
-        Watch("profile.trace", tracing, range(3, 5)),
-    ]
-    run_steps(Capture(watches), small, steps=range(1, 6))
+    tracing = TraceHook(tmp_path / "trace" / "rank0.json.gz", range(3, 5))
+    capture = Capture([CountHook(tracing, {2}), tracing])
+    run_steps(capture, small, steps=range(1, 6))
     moved = read_trace(tracing.file).bytes_moved
     assert moved is not None and moved.step == 2
     [convolution] = [row for row in moved.rows if row.operator == "aten::convolution"]
@@ -66,14 +62,14 @@ def test_the_step_before_a_traces_window_is_counted_for_it(
     sizes = (4 * (images + weights), 4 * maps)
     assert convolution == ("forward", "aten::convolution", 1, *sizes)
     assert sum(event["name"].startswith("step") for event in events_of(tracing.file)) == 2
-    assert first_notes(watches, range(3, 9)) == last_notes(watches) == []
+    assert capture.notes(range(3, 9)) == capture.final_notes() == []
 
 
 def test_a_step_that_breaks_off_is_not_counted_for_a_trace(
     small: PreparedTraining, tmp_path: Path
 ) -> None:
-    tracing = TraceHook(tmp_path / "trace" / "rank0.json.gz")
-    capture = Capture([Watch("profile.trace", CountHook(tracing), {1}, is_shown=False)])
+    tracing = TraceHook(tmp_path / "trace" / "rank0.json.gz", range(2, 3))
+    capture = Capture([CountHook(tracing, {1})])
     with pytest.raises(KeyboardInterrupt), capture.step(1, small):
         raise KeyboardInterrupt
     capture.close()
@@ -86,9 +82,9 @@ def test_a_folder_that_cannot_be_made_ends_its_hook_alone(
     broken: str, small: PreparedTraining, tmp_path: Path
 ) -> None:
     (tmp_path / broken).write_text("a file where a folder should be")
-    watches = watches_in(tmp_path, onednn=range(1, 3), trace=range(1, 3))
-    run_steps(Capture(watches), small, steps=range(1, 4))
-    [note] = last_notes(watches)
+    hooks = hooks_in(tmp_path, onednn=range(1, 3), trace=range(1, 3))
+    run_steps(Capture(hooks), small, steps=range(1, 4))
+    [note] = Capture(hooks).final_notes()
     path = tmp_path / broken
     told = f"profile.{broken}: {path}: cannot be written: File exists; training went on without it"
     assert note == told
@@ -98,22 +94,22 @@ def test_a_folder_that_cannot_be_made_ends_its_hook_alone(
 
 def test_a_disk_that_is_full_gives_the_output_back(small: PreparedTraining, tmp_path: Path) -> None:
     (tmp_path / "onednn").mkdir()
-    watches = watches_in(tmp_path, onednn=range(1, 3), trace=range(9, 10))
-    watches[1].is_open = True  # so that it takes the name as it is
-    log = watches[1].hook
+    hooks = hooks_in(tmp_path, onednn=range(1, 3), trace=range(9, 10))
+    hooks[1].is_open = True  # so that it takes the name as it is
+    log = hooks[1]
     log.file = Path("/dev/full")
-    capture = Capture(watches)
+    capture = Capture(hooks)
     before = os.fstat(1)
     with pytest.raises(OSError, match="No space left"):
         log.open(small)
     run_steps(capture, small, steps=range(1, 2))
-    assert watches[1].problem == "/dev/full: cannot be written: No space left on device"
+    assert hooks[1].problem == "/dev/full: cannot be written: No space left on device"
     assert os.fstat(1) == before
 
 
 def test_a_step_that_an_error_ends_is_not_counted(small: PreparedTraining, tmp_path: Path) -> None:
-    watches = watches_in(tmp_path, onednn=range(1, 9), trace=range(1, 9))
-    capture = Capture(watches)
+    hooks = hooks_in(tmp_path, onednn=range(1, 9), trace=range(1, 9))
+    capture = Capture(hooks)
     before = os.fstat(1)
     with pytest.raises(KeyboardInterrupt), capture.step(1, small), capture.phase("loss"):
         raise KeyboardInterrupt
@@ -121,18 +117,18 @@ def test_a_step_that_an_error_ends_is_not_counted(small: PreparedTraining, tmp_p
     capture.close()
     assert marks_of(tmp_path / "onednn" / "rank0.log") == ["begin,1", "begin,1,loss"]
     assert (tmp_path / "trace" / "rank0.json.gz").exists()
-    assert all("nothing is written" in note for note in last_notes(watches))
+    assert all("nothing is written" in note for note in Capture(hooks).final_notes())
 
 
 def test_what_does_not_come_is_told_before_and_after(tmp_path: Path) -> None:
-    watches = watches_in(tmp_path, onednn=range(20, 23), trace=range(5, 6))
-    assert first_notes(watches, range(1, 11)) == [
+    hooks = hooks_in(tmp_path, onednn=range(20, 23), trace=range(5, 6))
+    assert Capture(hooks).notes(range(1, 11)) == [
         "profile.onednn: this run takes steps 1-10, nothing of steps 20-22"
     ]
-    assert len(first_notes(watches, range(31, 41))) == 2
-    watches[0].done = [5]
-    watches[1].done = [20, 21]
-    assert last_notes(watches) == [
+    assert len(Capture(hooks).notes(range(31, 41))) == 2
+    hooks[0].done = [5]
+    hooks[1].done = [20, 21]
+    assert Capture(hooks).final_notes() == [
         "profile.onednn: of steps 20-22 this run trained only steps 20-21"
     ]
 
