@@ -58,17 +58,8 @@ def open_training(
     """
     console = make_console(quiet=not group.is_first)
     data = open_run_data(config, scenes_folder=scenes, console=console, group=group)
-    loading = Loading(
-        data,
-        batch_size=config.training.batch_size,
-        evaluation_batch_size=config.evaluation.batch_size,
-        seed=config.run.seed,
-        workers=config.data.workers,
-        cores=place.pinned.share.loader_cpus,
-        bad_image_limit=config.data.bad_image_limit,
-        rank=group.rank,
-        ranks=group.size,
-    )
+    cores = place.pinned.share.loader_cpus
+    loading = Loading(data, config, cores=cores, rank=group.rank, ranks=group.size)
     num_classes = data.classes.num_classes
     model = build_model(model_settings, num_classes=num_classes, weights=None)
     if model_settings.norm == "frozen":

@@ -7,7 +7,6 @@ be read are replaced and counted, up to a limit (`BadImages`).
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 
@@ -103,29 +102,27 @@ class Loading:
     def __init__(
         self,
         data: DetectionData,
+        config: Config,
         *,
-        batch_size: int,
-        evaluation_batch_size: int,
-        seed: int,
-        workers: int | Literal["auto"],
         cores: tuple[int, ...],
-        bad_image_limit: int,
         rank: int = 0,
         ranks: int = 1,
         evaluation_rank: int = 0,
         evaluation_ranks: int = 1,
     ) -> None:
+        """Load as configured, on `cores` that only load images, this rank's part of each split."""
+        batch_size, workers = config.training.batch_size, config.data.workers
         self.batches = TrainingBatches(
-            len(data.train), batch_size=batch_size, seed=seed, rank=rank, ranks=ranks
+            len(data.train), batch_size=batch_size, seed=config.run.seed, rank=rank, ranks=ranks
         )
-        self.bad_images = BadImages(bad_image_limit)
+        self.bad_images = BadImages(config.data.bad_image_limit)
         self.decoder = data.train.decoder
         self.workers = loading_processes(workers, reserved_cores=len(cores))
         self.watch = LoadingWatch(is_open=workers == "auto" and not cores)
         self.train = training_loader(data.train, self.batches, workers=self.workers, cores=cores)
         self.validation = evaluation_loader(
             data.validation,
-            batch_size=evaluation_batch_size,
+            batch_size=config.evaluation.batch_size,
             workers=self.workers,
             cores=cores,
             rank=evaluation_rank,

@@ -10,10 +10,8 @@ from typing import Protocol
 
 from common.errors import InputError, NonFiniteLossError
 from launch.process_group import ProcessGroup
-from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading
 from retinanet.training.distributed import agreed_batches, merge_results
-from retinanet.training.evaluation import Evaluator
 from retinanet.training.loop import StepResult
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
 from retinanet.training.rank_speed import BackgroundLoad, SlowRank
@@ -77,14 +75,12 @@ class EpochContext:
     """From completed steps of the run to the next one's."""
     guard: NonFiniteGuard
     background_load: BackgroundLoad
-    checkpointer: Checkpointer
-    evaluator: Evaluator
+    checkpoint_is_due: Callable[[int], bool]
+    """After so many steps, as this rank sees it."""
+    metric_is_ready: Callable[[], bool]
+    """Of an evaluation in the background, as this rank sees it."""
     print_note: Callable[[str], None]
     """Prints a line above the progress bar."""
-
-    def checkpoint_is_due(self, step: int) -> bool:
-        """Return whether one is due after so many steps, as this rank sees it."""
-        return self.checkpointer.is_due(step=step, epoch=self.plan.epochs_done(step))
 
     def with_load(self, result: StepResult) -> StepResult:
         """Return this rank's step with a note about other programs on its cores, if there are."""
@@ -150,7 +146,7 @@ class SynchronousEpoch(EpochStrategy):
                 context.with_load(own_result),
                 stop.received,
                 context.checkpoint_is_due(own_result.step),
-                context.evaluator.is_ready,
+                context.metric_is_ready(),
             )
         )
         results, signals, due, ready = zip(*shared, strict=True)

@@ -1,4 +1,4 @@
-"""The evaluations of a run: all ranks detect, then rank 0 computes the metric and writes files.
+"""The metric of an evaluation, once all ranks have detected: rank 0 computes it and writes files.
 
 Neither metric nor files need torch, or more than one core. So a process of its own can compute
 them while the ranks take further steps (`evaluation.overlap`).
@@ -7,7 +7,7 @@ them while the ranks take further steps (`evaluation.overlap`).
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,21 +15,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from common.errors import InputError
 from common.processes import obey_parent, signals_blocked
 from data.annotations import Annotations
-from data.dataset import DetectionData
-from data.loader import DetectionLoader
-from launch.process_group import ProcessGroup
 from retinanet.config_types import MetricLibrary
-from retinanet.engine.engines import PreparedTraining
-from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
-from retinanet.evaluation.output import SplitResult, evaluation_name, write_evaluation
-from retinanet.training.signals import StopRequest
+from retinanet.evaluation.output import SplitResult, write_evaluation
 from retinanet.training.train_state import TrainingPosition
 
 NICE = 10
@@ -142,82 +134,6 @@ class BackgroundEvaluation:
         with suppress(EOFError, OSError):
             return self._answers.recv()
         return None
-
-
-class Evaluator:
-    """Detects the objects of the validation images with a run's weights; all ranks take part."""
-
-    def __init__(
-        self,
-        batches: DetectionLoader,
-        *,
-        data: DetectionData,
-        library: MetricLibrary,
-        folder: Path,
-        console: Console,
-        main_cpus: tuple[int, ...],
-    ) -> None:
-        """Evaluate on this rank's `batches` of the validation images; files go to `folder`.
-
-        The calling thread computes on `main_cpus`, see `launch.shares.Share.main_cpus`.
-        """
-        self._batches, self._data = batches, data
-        self._library, self._folder = library, folder
-        self._console, self._main_cpus = console, main_cpus
-        self.running: BackgroundEvaluation | None = None
-        """The evaluation whose metric is being computed while training continues."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the metric of the running evaluation is known; on rank 0."""
-        return self.running is not None and self.running.is_ready
-
-    def detect(
-        self,
-        prepared: PreparedTraining,
-        position: TrainingPosition,
-        *,
-        epochs: float,
-        group: ProcessGroup,
-        stop: StopRequest,
-        note_bad_images: Callable[[tuple[str, ...]], None],
-    ) -> BackgroundEvaluation | None:
-        """Detect with the weights at `position` as they are; the metric is still to be computed.
-
-        `stop` ends it early: then it returns None. `note_bad_images` gets a line for each image
-        that cannot be read.
-
-        Raises:
-            InputError: An image cannot be read.
-        """
-        start = time.perf_counter()
-        detections = detect_split(
-            prepared.model,
-            self._batches,
-            classes=self._data.classes,
-            forward=prepared.forward,
-            console=self._console,
-            group=group,
-            stop=stop,
-            main_cpus=self._main_cpus,
-            note_bad_images=note_bad_images,
-        )
-        if detections is None:
-            return None
-        seconds = time.perf_counter() - start
-        work = MetricWork(
-            self._data.validation.annotations,
-            detections,
-            self._library,
-            self._folder.resolve(),
-            evaluation_name(position.step),
-        )
-        return BackgroundEvaluation(
-            position,
-            epochs=epochs,
-            detection_seconds=seconds,
-            work=work if group.is_first else None,
-        )
 
 
 def compute_metric(

@@ -5,6 +5,7 @@
 """
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,6 +23,8 @@ from launch.process_group import ProcessGroup
 from launch.run import stopping_notes
 from retinanet.config import Config, config_to_tree
 from retinanet.engine.engines import prepare_training
+from retinanet.evaluation.detect import detect_split
+from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
 from retinanet.model.retinanet import RetinaNet
@@ -38,7 +41,7 @@ from retinanet.training.distributed import (
     share_weights,
 )
 from retinanet.training.epoch import EpochContext, EpochStep, EpochStrategy, SynchronousEpoch
-from retinanet.training.evaluation import BackgroundEvaluation, Evaluator
+from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.loop import StepProfiler, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
 from retinanet.training.rank_speed import (
@@ -121,12 +124,8 @@ class Trainer:
         )
         self.loading = Loading(
             data,
-            batch_size=training.batch_size,
-            evaluation_batch_size=config.evaluation.batch_size,
-            seed=config.run.seed,
-            workers=config.data.workers,
+            config,
             cores=self.share.loader_cpus,
-            bad_image_limit=config.data.bad_image_limit,
             rank=self.averaging.rank,
             ranks=self.averaging.size,
             evaluation_rank=group.rank,
@@ -145,14 +144,8 @@ class Trainer:
             warn=self.print,
         )
         self.recorder: Recorder | NullRecorder = NullRecorder()
-        self.evaluator = Evaluator(
-            self.loading.validation,
-            data=data,
-            library=config.evaluation.metric,
-            folder=folder.evaluations,
-            console=console,
-            main_cpus=self.share.main_cpus,
-        )
+        self.evaluation: BackgroundEvaluation | None = None
+        """Its metric is being computed while training continues."""
         self.description = ModelDescription(
             num_classes=data.classes.num_classes,
             norm=config.model.norm,
@@ -300,8 +293,8 @@ class Trainer:
             learning_rate=partial(learning_rate, config.training, self.plan),
             guard=self.guard,
             background_load=BackgroundLoad(share.cpus, place=place),
-            checkpointer=self.checkpointer,
-            evaluator=self.evaluator,
+            checkpoint_is_due=self.checkpoint_is_due,
+            metric_is_ready=lambda: self.evaluation is not None and self.evaluation.is_ready,
             print_note=self.print,
         )
         if config.distributed.groups == 1:
@@ -455,28 +448,45 @@ class Trainer:
         average_norms(self.group, self.model)
         self.save()  # an evaluation may take as long as an epoch
         self.log.evaluation_started(epoch=self.epochs_done, step=self.state.step)
-        evaluation = self.evaluator.detect(
-            self.prepared,
-            self.position(),
-            epochs=self.epochs_done,
+        start = time.perf_counter()
+        detections = detect_split(
+            self.model,
+            self.loading.validation,
+            classes=self.data.classes,
+            forward=self.prepared.forward,
+            console=self.console,
             group=self.group,
             stop=stop,
+            main_cpus=self.share.main_cpus,
             note_bad_images=self.log_bad_validation_images,
         )
-        if evaluation is None:
+        if detections is None:
             return
+        work = MetricWork(
+            self.data.validation.annotations,
+            detections,
+            self.config.evaluation.metric,
+            self.folder.evaluations.resolve(),
+            evaluation_name(self.state.step),
+        )
+        evaluation = BackgroundEvaluation(
+            self.position(),
+            epochs=self.epochs_done,
+            detection_seconds=time.perf_counter() - start,
+            work=work if self.group.is_first else None,
+        )
         # Not after the last step, and not where the weights are not on the disk: once the target
         # turns out to be reached, they are the result of the run.
         overlaps = self.config.evaluation.overlap and self.state.step < self.plan.total_steps
         if overlaps and self.checkpointer.is_there(self.state.step):
             evaluation.start(spare_cpus=self.place.pinned.spare_cpus, training_cpus=self.share.cpus)
-            self.evaluator.running = evaluation
+            self.evaluation = evaluation
         else:
             self.apply_evaluation(evaluation)
 
     def finish_evaluation(self) -> None:
         """Wait for the metric that is being computed in the background, and apply it."""
-        evaluation, self.evaluator.running = self.evaluator.running, None
+        evaluation, self.evaluation = self.evaluation, None
         if evaluation is not None:
             self.apply_evaluation(evaluation)
 
@@ -520,9 +530,9 @@ class Trainer:
 
     def evaluation_is_due(self) -> bool:
         """Return whether the weights as they are should be evaluated before training continues."""
-        step, running = self.state.step, self.evaluator.running
-        is_known = self.state.current_map is not None
+        step, running = self.state.step, self.evaluation
         is_running = running is not None and running.position.step == step
+        is_known = self.state.current_map is not None
         return not is_known and not is_running and self.plan.evaluation_is_due(step)
 
     def is_finished(self) -> bool:
@@ -541,6 +551,10 @@ class Trainer:
         """Return whether an mAP is at least `training.target_map`."""
         target = self.config.training.target_map
         return target is not None and value >= target
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        """Return whether one is due after so many steps, as this rank sees it."""
+        return self.checkpointer.is_due(step=step, epoch=self.plan.epochs_done(step))
 
     def save(self) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""

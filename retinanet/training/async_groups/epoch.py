@@ -246,7 +246,7 @@ class Stretch:
         number = self._start + self.queue.taken[self._trained] + 1
         staleness = 0 if own.nonfinite else groups.update.staleness
         result = merge_results(groups.own.all_gather(context.with_load(own)))
-        is_due, is_ready = context.checkpoint_is_due(number), context.evaluator.is_ready
+        is_due, is_ready = context.checkpoint_is_due(number), context.metric_is_ready()
         self._arrival = replace(
             self._arrival,
             checkpoint_is_due=is_due or self._arrival.checkpoint_is_due,
