@@ -47,11 +47,7 @@ SHORTHANDS = {"engine": "name"}
 
 
 def find_config(name: str) -> Path:
-    """Find the file of `--config NAME`: a path, or a name in `configs/` with or without `.yaml`.
-
-    Raises:
-        InputError: There is no such file; names the nearest shipped one.
-    """
+    """Find the file of `--config NAME`: a path, or a name in `configs/` with or without `.yaml`."""
     for candidate in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
         if candidate.exists() and not candidate.is_dir():
             return candidate
@@ -161,11 +157,7 @@ def config_from_tree(tree: Mapping[str, Any], source: str) -> Config:
 
 
 def apply_override(tree: dict[str, Any], pair: str) -> None:
-    """Put one `section.field=value` pair into the tree.
-
-    Raises:
-        InputError: The pair has no `=`, or its name goes through something that is not a section.
-    """
+    """Put one `section.field=value` pair into the tree."""
     name, equals, value = pair.partition("=")
     name = name.strip()
     if not equals or not name:
@@ -190,11 +182,7 @@ def apply_override(tree: dict[str, Any], pair: str) -> None:
 
 
 def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str]) -> Config:
-    """Check names, types and ranges.
-
-    Raises:
-        InputError: The first thing wrong, in one line.
-    """
+    """Check names, types and ranges."""
     try:
         # As JSON, where strict means: no number from a text, but sections from mappings.
         return SCHEMA.validate_json(json.dumps(tree, default=str))

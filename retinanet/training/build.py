@@ -63,9 +63,7 @@ def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
         InputError: They cannot be read or are not finite, or a start without them could not train.
     """
     require_trainable_start(
-        settings.pretrained_backbone,
-        norm=settings.norm,
-        trainable_layers=settings.trainable_layers,
+        settings.pretrained_backbone, norm=settings.norm, trainable_layers=settings.trainable_layers
     )
     if settings.pretrained_backbone is None:
         return None
@@ -84,9 +82,7 @@ def build_model(
         InputError: The weights are not a ResNeXt50-32x4d's.
     """
     model = RetinaNet(
-        num_classes=num_classes,
-        norm=settings.norm,
-        trainable_layers=settings.trainable_layers,
+        num_classes=num_classes, norm=settings.norm, trainable_layers=settings.trainable_layers
     )
     if weights is not None:
         source = f"model.pretrained_backbone: {settings.pretrained_backbone}"
@@ -119,9 +115,6 @@ def require_trainable_start(
 
     Frozen layers would stay random, and with frozen norms the activations of random layers would
     grow from block to block.
-
-    Raises:
-        InputError: Says what to set.
     """
     if pretrained_backbone is not None:
         return
@@ -141,9 +134,6 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
 
     That means ImageNet's weights (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts
     from), from torch's cache or its download site.
-
-    Raises:
-        InputError: There is no such file, it holds something else, or the site is not reachable.
     """
     if pretrained_backbone == FROM_TORCHVISION:
         return read_torchvision_weights()
@@ -184,9 +174,6 @@ def read_torchvision_weights() -> dict[str, Tensor]:
     """Read ImageNet weights from torch's cache; download them if they are not there.
 
     The file is a pickle, so its whole hash is compared before anything of it is loaded.
-
-    Raises:
-        InputError: It cannot be fetched or read, or is another file.
     """
     from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
 

@@ -71,12 +71,7 @@ class Checkpoint:
         return self.state.position
 
     def require_whole(self) -> None:
-        """Check that nothing is missing to resume, and that every part is what was written.
-
-        Raises:
-            InputError: Names the first file that is missing, cut short, changed, or holds a value
-                that is infinite or NaN.
-        """
+        """Check that nothing is missing to resume, and that every part is what was written."""
         # Where norms train, each rank has running statistics of its own.
         needs_ranks = self.model.norm == "batch" and len(self.state.random_states) > 1
         ranks = (RANKS_FILE,) if needs_ranks else ()
@@ -85,11 +80,7 @@ class Checkpoint:
             require_finite_tensors(mapped_tensors(file), file=file)
 
     def require_unchanged(self, name: str) -> Path:
-        """Check that a part is what was written; return the file.
-
-        Raises:
-            InputError: It is missing, cut short or changed.
-        """
+        """Check that a part is what was written; return the file."""
         file = self.folder / name
         part = self.state.parts.get(name)
         if part is None:
@@ -391,11 +382,7 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 def optimizer_state(
     tensors: Mapping[str, Tensor], model: nn.Module, *, file: Path
 ) -> dict[int, dict[str, Tensor]]:
-    """Return the state of each parameter that trains, by its number; undoes `optimizer_tensors`.
-
-    Raises:
-        InputError: A parameter is not known or of another shape, or lacks a slot that others have.
-    """
+    """Return the state of each parameter that trains, by its number; undoes `optimizer_tensors`."""
     parameters = dict(model.named_parameters())
     places = {name: index for index, name in enumerate(trainable_names(model))}
     state: dict[int, dict[str, Tensor]] = {index: {} for index in places.values()}

@@ -130,11 +130,7 @@ def convert_detector(
 
 
 def require_free_folder(out: Path, *, overwrite: bool) -> None:
-    """Refuse to replace anything but an earlier conversion, which `overwrite` allows.
-
-    Raises:
-        InputError: Something else is there, or it was not asked for.
-    """
+    """Refuse to replace anything but an earlier conversion, which `overwrite` allows."""
     if not out.exists() and not out.is_symlink():
         return
     if not overwrite:
@@ -148,11 +144,7 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
 
 
 def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
-    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms.
-
-    Raises:
-        InputError: Names the first that differs from the model's, or is not finite.
-    """
+    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms."""
     tensors = {
         key: tensor for key, tensor in given.items() if not key.endswith("num_batches_tracked")
     }
@@ -198,9 +190,6 @@ def read_class_map(file: Path, *, outputs: int) -> ClassMap:
     they are the outputs' indices, as torchvision's and MLPerf's scripts train: COCO's ids 1 to 90
     are among 91 outputs, and the outputs between them are unnamed. Otherwise there must be a
     category for each output, in the order of the file.
-
-    Raises:
-        InputError: It cannot be read, or the categories do not fit.
     """
     ids, names = read_categories(file, outputs)
     if not len(ids):
@@ -216,11 +205,7 @@ def read_class_map(file: Path, *, outputs: int) -> ClassMap:
 
 
 def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return category ids and names.
-
-    Raises:
-        InputError: The file cannot be read, or is a list of names of another length than `outputs`.
-    """
+    """Return category ids and names."""
     if file.is_dir() or (file.is_file() and file.stat().st_size > MOST_BYTES):
         annotations = open_annotations(file)
         return annotations.category_ids, tuple(annotations.category_names)

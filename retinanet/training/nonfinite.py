@@ -7,7 +7,7 @@ continues, and describes the step: in full for JSON, and in one line for the con
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +28,10 @@ BATCHES_SHOWN, IMAGES_SHOWN, NORMS_SHOWN, NAMES_SHOWN = 2, 4, 3, 2
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """Some tensors of a model."""
+    """How many tensors of a model, and the names of the first few."""
 
     count: int
     first: tuple[str, ...]
-    """Names of the first few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +67,19 @@ class NonFiniteStep:
 
 def find_nonfinite(model: nn.Module, batches: Sequence[BatchTerms]) -> NonFiniteStep:
     """Search a model that has the step's gradients, and is otherwise as before the step."""
+
+    def names_of_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> TensorNames:
+        names = [name for name, tensor in tensors if not torch.isfinite(tensor.detach()).all()]
+        return TensorNames(count=len(names), first=tuple(names[:NAMES_KEPT]))
+
     parameters = list(model.named_parameters())
+    gradients = [(name, value.grad) for name, value in parameters if value.grad is not None]
     return NonFiniteStep(
         batches=tuple(batches),
-        gradients=names_of_nonfinite(
-            (name, value.grad) for name, value in parameters if value.grad is not None
-        ),
+        gradients=names_of_nonfinite(gradients),
         weights=names_of_nonfinite(parameters),
         statistics=names_of_nonfinite(model.named_buffers()),
     )
-
-
-def names_of_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> TensorNames:
-    """Return the names of tensors that hold an infinite value or NaN."""
-    names = [name for name, tensor in tensors if not torch.isfinite(tensor.detach()).all()]
-    return TensorNames(count=len(names), first=tuple(names[:NAMES_KEPT]))
 
 
 def require_finite_tensors(tensors: Mapping[str, Tensor], *, file: Path | str) -> None:
@@ -192,22 +189,17 @@ def describe_step(ranks: Sequence[NonFiniteStep], annotations: Annotations) -> d
     return {
         "loss_is_finite": loss_is_finite,
         # Where a loss is not finite, no gradient is.
-        "gradients_not_finite": names_as_json(first.gradients) if loss_is_finite else None,
-        "weights_not_finite_before": names_as_json(first.weights),
+        "gradients_not_finite": asdict(first.gradients) if loss_is_finite else None,
+        "weights_not_finite_before": asdict(first.weights),
         "ranks": [
             {
                 "rank": number,
                 "batches": [batch(terms) for terms in rank.batches],
-                "statistics_not_finite_before": names_as_json(rank.statistics),
+                "statistics_not_finite_before": asdict(rank.statistics),
             }
             for number, rank in enumerate(ranks)
         ],
     }
-
-
-def names_as_json(names: TensorNames) -> dict[str, Any]:
-    """Return how many there are, and the first few."""
-    return {"count": names.count, "first": list(names.first)}
 
 
 def json_number(value: float) -> float | str:

@@ -50,12 +50,7 @@ class Recorder:
     """Writes below the run's folder and on the console; decides nothing about the training."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        console: Console,
-        first_step: int,
-        target_map: float | None,
+        self, folder: RunFolder, *, console: Console, first_step: int, target_map: float | None
     ) -> None:
         self._folder = folder
         self._console = console
@@ -82,12 +77,12 @@ class Recorder:
     def bad_image(self, problem: str, *, step: int) -> None:
         """Write an image that could not be read."""
         with self._going_on():
-            self._metrics.bad_image(problem, step=step)
+            self._metrics.record("bad_image", {"step": step, "problem": problem})
 
     def nonfinite(self, report: dict[str, Any]) -> None:
         """Write a step that was skipped; see `NonFiniteReport.content`."""
         with self._going_on():
-            self._metrics.nonfinite(report)
+            self._metrics.record("nonfinite", report)
 
     def evaluation(
         self,
@@ -154,13 +149,7 @@ class Recorder:
                 self._console.print(f"{text}; training goes on", soft_wrap=True, markup=False)
 
     def closing(
-        self,
-        *,
-        is_reached: bool,
-        step: int,
-        best_map: float | None,
-        bad_images: int,
-        example: Path,
+        self, *, is_reached: bool, step: int, best_map: float | None, bad_images: int, example: Path
     ) -> None:
         """Print how the run ended, where its files are, and what to try next."""
         self._metrics.close()
@@ -320,13 +309,9 @@ class MetricsLog:
         shown = {f"evaluation/{name}": value for name, value in known.items()}
         self._tensorboard.scalars(shown, step=step)
 
-    def bad_image(self, problem: str, *, step: int) -> None:
-        """Write an image that could not be read."""
-        self._write({"kind": "bad_image", "step": step, "problem": problem})
-
-    def nonfinite(self, report: dict[str, Any]) -> None:
-        """Write a skipped step; see `NonFiniteReport.content`."""
-        self._write({"kind": "nonfinite", **report})
+    def record(self, kind: str, content: dict[str, Any]) -> None:
+        """Write a line that TensorBoard does not have, such as a skipped step."""
+        self._write({"kind": kind, **content})
 
     def picture(self, name: str, pixels: NDArray[np.uint8], *, step: int) -> None:
         """Write a picture [H, W, 3] to TensorBoard."""

@@ -46,48 +46,27 @@ NAMES_SHOWN = 3
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "pycocotools", "safetensors")
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths below `runs/<name>/`."""
 
-    path: Path
-    notes: tuple[str, ...] = ()
-    """For rank 0 to print: a link, or files of other programs."""
-
-    @property
-    def metrics(self) -> Path:
+    def __init__(self, path: Path, notes: tuple[str, ...] = ()) -> None:
+        self.path = path
+        self.notes = notes
+        """For rank 0 to print: a link, or files of other programs."""
+        self.metrics = path / "metrics.jsonl"
         """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def mlperf_log(self) -> Path:
-        """What MLCommons' checkers read."""
-        return self.path / "mlperf.log"
-
-    @property
-    def checkpoints(self) -> Path:
+        self.mlperf_log = path / "mlperf.log"
+        """Input of MLCommons' checkers."""
+        self.checkpoints = path / "checkpoints"
         """`step-N/`, `last` and `best`."""
-        return self.path / "checkpoints"
-
-    @property
-    def pictures(self) -> Path:
+        self.pictures = path / "pictures"
         """Images with boxes, and curves."""
-        return self.path / "pictures"
-
-    @property
-    def evaluations(self) -> Path:
+        self.evaluations = path / "eval"
         """Detections of each evaluation, in COCO's result format."""
-        return self.path / "eval"
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = path / "tensorboard"
         """TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def scenes(self) -> Path:
+        self.scenes = path / SCENES
         """Synthetic scenes, in OpenImages' layout."""
-        return self.path / SCENES
 
     def begin(self, config: dict[str, Any], *, ranks: dict[str, Any], resume: bool) -> None:
         """Write configuration and environment; unless it resumes, remove an earlier run's work.
@@ -186,11 +165,7 @@ def claim_run_folder(
 
 
 def make_lock(path: Path) -> FileLock:
-    """Make a run's folder, and its lock file.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Make a run's folder, and its lock file."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         return FileLock(path / LOCK)
@@ -219,11 +194,7 @@ def remove_if_nothing_began(path: Path, new_folders: list[Path], *, lock: FileLo
 
 
 def take_lock(lock: FileLock, path: Path) -> None:
-    """Take the lock of a run's folder.
-
-    Raises:
-        InputError: Another run holds it, or the folder cannot be written.
-    """
+    """Take the lock of a run's folder; InputError if another run holds it."""
     try:
         lock.take()
     except LockHeldError as error:
@@ -264,11 +235,7 @@ def refusal_of_folder(path: Path, *, resume: bool, overwrite: bool) -> str | Non
 
 
 def visible_entries(path: Path) -> list[Path]:
-    """Return what a folder holds, by name, but for hidden files such as a file server's.
-
-    Raises:
-        InputError: It cannot be listed.
-    """
+    """Return the entries of a folder, by name, but for hidden files such as a file server's."""
     try:
         return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as error:
@@ -295,8 +262,9 @@ def listed(names: list[str]) -> str:
 
 def holds_run(path: Path) -> bool:
     """Return whether a folder is, or was being made, a run's, and nothing else's."""
-    has_mark = any((path / name).is_file() for name in RUN_MARKS)
-    return has_mark or bool(newest_first(path / "checkpoints"))
+    if any((path / name).is_file() for name in RUN_MARKS):
+        return True
+    return bool(newest_first(path / "checkpoints"))
 
 
 def holds_work(path: Path) -> bool:

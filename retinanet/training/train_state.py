@@ -309,11 +309,7 @@ def read_state(folder: Path) -> State:
 
 
 def require_consistent(state: State) -> None:
-    """Check the relations between fields that are each valid on their own.
-
-    Raises:
-        InputError: Names the first field that contradicts another.
-    """
+    """Check the relations between fields that are each valid on their own."""
     model = state.model
     try:
         classes = ClassMap.from_json(model.classes).num_classes
@@ -343,11 +339,7 @@ def require_consistent(state: State) -> None:
 
 
 def require_consistent_position(position: TrainingPosition) -> None:
-    """Check the relations within a position.
-
-    Raises:
-        InputError: Names the first field that contradicts another.
-    """
+    """Check the relations within a position."""
     for name in ("epoch", "skipped_steps"):
         if getattr(position, name) > position.step:
             raise InputError(f"position.{name}: {getattr(position, name)}, step: {position.step}")

@@ -301,11 +301,7 @@ class Trainer:
             slow_rank = SlowRank(group.hosts, advice=advice_on_slow_rank(config))
             return SynchronousEpoch(context, group=group, slow_rank=slow_rank)
         groups = make_compute_groups(
-            config,
-            self.prepared,
-            everybody=group,
-            own=self.averaging,
-            comm_cpus=share.comm_cpus,
+            config, self.prepared, everybody=group, own=self.averaging, comm_cpus=share.comm_cpus
         )
         return GroupEpochs(context, groups, prepared=self.prepared, settings=config.training)
 
