@@ -11,10 +11,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from pathlib import Path
 from sys import intern
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -103,7 +102,7 @@ def stats_command(
     if json_file is not None:
         write_parts(json_file, json_parts(log, parts, rows))
     if out is not None:
-        write_parts(out / "primitives.csv", csv_parts(COLUMNS, map(values_of, rows)))
+        write_parts(out / "primitives.csv", csv_parts(COLUMNS, rows))
         parameters = csv_parts(PARAMETER_COLUMNS, parameters_of(calls))
         write_parts(out / "parameters.csv", parameters)
         name = onednn_logs.name_files(log.files)
@@ -119,9 +118,8 @@ def stats_command(
     return FINISHED
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One problem of a log, which may have very many: derived values are not stored."""
+class Row(NamedTuple):
+    """One problem of a log, a row of `primitives.csv`."""
 
     kind: str
     implementation: str
@@ -133,54 +131,35 @@ class Row:
     shape: str
     calls: int
     total_ms: float
+    mean_ms: float
+    """Milliseconds a call."""
     share: float
     """Of the time of all executions, 0 to 1."""
     gflop: float | None
     """Of one call; None where not counted, see `profiling.onednn_log.work`."""
     gbyte: float | None
     """Of one call's tensors, each once."""
-
-    @property
-    def mean_ms(self) -> float:
-        """Milliseconds a call."""
-        return self.total_ms / self.calls
-
-    @property
-    def gflop_per_s(self) -> float | None:
-        """The rate of a call; None where its arithmetic is not counted."""
-        seconds = self.mean_ms / 1000
-        return self.gflop / seconds if self.gflop is not None and seconds else None
-
-    @property
-    def flop_per_byte(self) -> float | None:
-        """The arithmetic intensity; None where arithmetic or bytes are not counted."""
-        return self.gflop / self.gbyte if self.gflop is not None and self.gbyte else None
+    gflop_per_s: float | None
+    """The rate of a call; None where its arithmetic is not counted."""
+    flop_per_byte: float | None
+    """The arithmetic intensity; None where arithmetic or bytes are not counted."""
 
 
-COLUMNS = (
-    *("kind", "implementation", "direction", "types", "layouts", "attributes", "algorithm"),
-    *("shape", "calls", "total_ms", "mean_ms", "share"),
-    *("gflop", "gbyte", "gflop_per_s", "flop_per_byte"),
-)
-"""Of `primitives.csv`."""
-
-values_of = attrgetter(*COLUMNS)
+COLUMNS = Row._fields
 
 
 def rows_of(calls: Mapping[Problem, Calls]) -> list[Row]:
     """Return a row for each problem, the costliest first; problems with equal columns are one."""
     total_ms = sum(counted.total_ms for counted in calls.values())
-    rows = [
-        Row(
-            *identity(problem),
-            calls=counted.count,
-            total_ms=counted.total_ms,
-            share=counted.total_ms / total_ms if total_ms else 0.0,
-            gflop=gflop(problem),
-            gbyte=gbyte(problem),
-        )
-        for problem, counted in merge_equal(calls).items()
-    ]
+    rows = []
+    for problem, counted in merge_equal(calls).items():
+        ms, mean_ms = counted.total_ms, counted.mean_ms
+        share = ms / total_ms if total_ms else 0.0
+        operations, size = gflop(problem), gbyte(problem)
+        rate = None if operations is None or not mean_ms else operations / (mean_ms / 1000)
+        intensity = operations / size if operations is not None and size else None
+        numbers = (counted.count, ms, mean_ms, share, operations, size, rate, intensity)
+        rows.append(Row(*identity(problem), *numbers))
     return sorted(rows, key=lambda row: -row.total_ms)
 
 
@@ -202,9 +181,9 @@ def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
 
     The algorithm has whatever else the log says of it, such as `axis:1` or `flags:GR`.
     """
+    of_problem = (problem.kind, problem.implementation, problem.direction, problem.types)
     algorithm = intern(problem.auxiliary.removeprefix("alg:"))
-    return (problem.kind, problem.implementation, problem.direction, problem.types,
-            problem.layouts, problem.attributes, algorithm, problem.shape)  # fmt: skip
+    return *of_problem, problem.layouts, problem.attributes, algorithm, problem.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +289,9 @@ def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> It
 
     The layout is that of `indent=1`, written row by row: a log may have very many.
     """
-    names = ("files", "versions", "runtimes", "threads", "instruction_sets", "lines",
-             "onednn_lines")  # fmt: skip
+    names = ("files", "versions", "runtimes", "threads", "instruction_sets", "lines")
     numbers = {
-        **{name: getattr(log, name) for name in names},
+        **{name: getattr(log, name) for name in (*names, "onednn_lines")},
         "not_understood": log.not_understood_count,
         "calls": sum(row.calls for row in rows),
         "total_ms": log.total_ms,
@@ -322,25 +300,24 @@ def json_parts(log: OneDnnLog, parts: Sequence[Part], rows: Sequence[Row]) -> It
     }
     yield json.dumps(numbers, indent=1).removesuffix("]\n}").encode()
     for place, row in enumerate(rows):
-        record = dict(zip(COLUMNS, values_of(row), strict=True))
-        text = json.dumps(record, separators=(",\n   ", ": "))
+        text = json.dumps(row._asdict(), separators=(",\n   ", ": "))
         yield f"{',' if place else ''}\n  {{\n   {text[1:-1]}\n  }}".encode()
     yield b"\n ]\n}" if rows else b"]\n}"
 
 
-MEASURES = (Column("calls", ","), Column("ms", ",.1f"), Column("share", ".1%"),
-            Column("GFLOP/s", ",.0f"))  # fmt: skip
+FORMATS = {"calls": ",", "ms": ",.1f", "share": ".1%", "GFLOP/s": ",.0f"}
+MEASURES = tuple(Column(name, format_) for name, format_ in FORMATS.items())
 MESSAGES = 5
 """Dispatch reasons and messages that are shown."""
 
 
 def print_parts(console: Console, parts: Sequence[Part]) -> None:
     """Print time by kind and direction, and the plain sum of all lines."""
-    rows = [
-        (part.kind, "" if part.direction == "undef" else part.direction,
-         part.calls, part.total_ms, part.share, part.gflop_per_s or None)
-        for part in parts
-    ]  # fmt: skip
+    rows = []
+    for part in parts:
+        direction = "" if part.direction == "undef" else part.direction
+        measures = (part.calls, part.total_ms, part.share, part.gflop_per_s or None)
+        rows.append((part.kind, direction, *measures))
     calls, ms = sum(part.calls for part in parts), sum(part.total_ms for part in parts)
     columns = (text_column("kind"), text_column("direction"), *MEASURES)
     totals = [("all", "", calls, ms, None, None)]
@@ -369,10 +346,11 @@ def print_phases(console: Console, log: OneDnnLog) -> None:
     for phase in (*phases, None):  # None: whole steps
         wall = sum(ms for where, ms in log.phase_ms.items() if where.phase == phase) / len(steps)
         inside = sum(
-            sum(calls.total_ms for calls in problems.values())
+            calls.total_ms / len(steps)
             for where, problems in log.executions.items()
             if where.step is not None and phase in (None, where.phase)
-        ) / len(steps)  # fmt: skip
+            for calls in problems.values()
+        )
         rows.append((phase or "whole step", wall, inside, wall - inside))
     names = ("ms", "in oneDNN", "elsewhere")
     columns = (text_column("phase"), *(Column(name, ",.1f") for name in names))
@@ -399,8 +377,8 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
         if len(counter) > MESSAGES:
             say(console, f"{name}: {len(counter) - MESSAGES:,} other texts")
     if log.not_understood_count:
-        say(console, f"{log.not_understood_count:,} lines look like oneDNN's and are not "
-            "understood; nothing of them is in the tables:")  # fmt: skip
+        count = f"{log.not_understood_count:,} lines look like oneDNN's"
+        say(console, f"{count} and are not understood; nothing of them is in the tables:")
         for line in log.not_understood:
             say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
         if more := log.not_understood_count - len(log.not_understood):
@@ -516,16 +494,15 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
     ridge = min(highest, top / bandwidth)
     lowest = min(min(intensities) / 2, ridge / 6)  # so that the slope is seen
 
-    def draw_line(x: list[float], y: list[float]) -> None:
-        axes.plot(x, y, color=DARK, linewidth=1.2)
-
-    draw_line([lowest, ridge], [bandwidth * lowest, bandwidth * ridge])
-    axes.annotate(f"memory {bandwidth:,.0f} GB/s", (lowest, bandwidth * lowest),
-                  xytext=(10, -4), textcoords="offset points", fontsize=9)  # fmt: skip
+    line: dict[str, Any] = {"color": DARK, "linewidth": 1.2}
+    text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
+    axes.plot([lowest, ridge], [bandwidth * lowest, bandwidth * ridge], **line)
+    memory = f"memory {bandwidth:,.0f} GB/s"
+    axes.annotate(memory, (lowest, bandwidth * lowest), xytext=(10, -4), **text)
     for name, peak in shown.items():
-        draw_line([peak / bandwidth, highest], [peak, peak])
-        axes.annotate(f"{name} {peak:,.0f} GFLOP/s", (highest, peak), xytext=(0, 4),
-                      textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
+        axes.plot([peak / bandwidth, highest], [peak, peak], **line)
+        label = f"{name} {peak:,.0f} GFLOP/s"
+        axes.annotate(label, (highest, peak), xytext=(0, 4), ha="right", **text)
 
 
 def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
