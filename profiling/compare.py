@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from profiling.onednn_log.log import Calls, OneDnnLog, log_files, read_with_prog
 from profiling.onednn_log.work import Problem, direction_name, modern_shape
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ABOUT = """\
@@ -328,13 +328,13 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
     left, right = names = (left, right) if left != right else ("first", "second")
 
     def columns(first: str, milliseconds: str, last: Column) -> list[Column]:
-        return [
+        calls = (f"calls\n{left}", f"\n{right}")
+        columns = [
             text_column(first),
-            *(Column(heading, lambda count: significant(count, 6))
-              for heading in (f"calls\n{left}", f"\n{right}")),
-            *(Column(heading, milliseconds) for heading in (f"ms\n{left}", f"\n{right}")),
-            last,
-        ]  # fmt: skip
+            *(Column(heading, partial(significant, digits=6)) for heading in calls),
+        ]
+        times = (f"ms\n{left}", f"\n{right}")
+        return [*columns, *(Column(heading, milliseconds) for heading in times), last]
 
     ratio = Column(f"{left} /\n{right}")
     *rows, total = kind_rows(comparison, names, total="total", not_called=NOT_CALLED)
@@ -381,8 +381,8 @@ def pair_rows(
     rows = []
     for pair in pairs:
         # Implementations and layouts stand once where both sides have the same.
-        ways = [f"{', '.join(side.implementations)}; {', '.join(side.layouts)}"
-                for side in (pair.first, pair.second) if side.calls]  # fmt: skip
+        sides = [side for side in (pair.first, pair.second) if side.calls]
+        ways = (f"{', '.join(side.implementations)}; {', '.join(side.layouts)}" for side in sides)
         lines = (pair.name, pair.question.shape, pair.question.types, *dict.fromkeys(ways))
         row = row_of(pair, "\n".join(filter(None, lines)), names=names, not_called=not_called)
         rows.append([*row[:-1], pair.extra_ms] if with_extra else row)
@@ -439,28 +439,21 @@ def draw_comparison(comparison: Comparison) -> "Figure":
     left.set_xlabel("milliseconds")
     left.set_title("by kind and direction")
     charts.colour_legend(left, dict(zip(names, COLOURS, strict=True)), loc="lower right")
-    draw_only_one(right, only_one, names=names, rows=rows)
-    of = "a step" if comparison.is_by_step else "whole logs"
-    figure.suptitle(f"{names[0]} against {names[1]}: oneDNN in {of}")
-    return figure
-
-
-def draw_only_one(
-    axes: "Axes", pairs: Sequence[Pair], *, names: tuple[str, str], rows: int
-) -> None:
-    """Draw the cost of extra calls to the side that makes them, and their number."""
-    axes.set_title("calls that only one side makes")
-    if not pairs:
-        charts.write_in_place_of_chart(axes, "none")
-        return
+    right.set_title("calls that only one side makes")
     bars = []
-    for pair in pairs:
-        side = 0 if pair.extra_calls > 0 else 1
+    for pair in only_one:
+        side = 0 if pair.extra_calls > 0 else 1  # the one that makes the extra calls
         name = f"{pair.name}\n{charts.shortened(pair.question.shape, LONGEST_SHAPE)}"
         note = f"{significant(abs(pair.extra_calls))} × {names[side]}"
         bars.append(Bar(name, [Piece(pair.extra_ms, COLOURS[side])], note))
-    charts.horizontal_bars(axes, bars, rows=rows, fontsize=8, name_size=8, room=1.25)
-    axes.set_xlabel("milliseconds in those calls")
+    if bars:
+        charts.horizontal_bars(right, bars, rows=rows, fontsize=8, name_size=8, room=1.25)
+        right.set_xlabel("milliseconds in those calls")
+    else:
+        charts.write_in_place_of_chart(right, "none")
+    of = "a step" if comparison.is_by_step else "whole logs"
+    figure.suptitle(f"{names[0]} against {names[1]}: oneDNN in {of}")
+    return figure
 
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -272,19 +272,22 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
         console.print(table.for_console(show_lines=True))
 
 
+TIMES = ("measured ms", "hot ms", "cold ms")
 MEASURES = (
-    *(Column("calls", ","), Column("measured ms", ",.1f"), Column("hot ms", ",.1f")),
-    *(Column("cold ms", ",.1f"), Column("hot", ".2f"), Column("cold", ".2f")),
+    Column("calls", ","),
+    *(Column(name, ",.1f") for name in TIMES),
+    *(Column(name, ".2f") for name in ("hot", "cold")),
     Column("lost ms", ",.1f"),
 )
 
 
 def row_of(name: str, timed: Part | ProblemEfficiency, *, divisor: float = 1) -> list[object]:
     """Return name, calls, times, ratios and the loss; calls and times over `divisor`."""
-    cold_ms = None if timed.cold_ms is None else timed.cold_ms / divisor
     calls = timed.calls if divisor == 1 else timed.calls / divisor
-    return [name, calls, timed.measured_ms / divisor, timed.hot_ms / divisor, cold_ms,
-            hot_ratio(timed), cold_ratio(timed), timed.lost_ms / divisor]  # fmt: skip
+    times = (timed.measured_ms, timed.hot_ms, timed.cold_ms)
+    times_a_step = [None if ms is None else ms / divisor for ms in times]
+    ratios = (hot_ratio(timed), cold_ratio(timed))
+    return [name, calls, *times_a_step, *ratios, timed.lost_ms / divisor]
 
 
 def part_rows(efficiency: Efficiency, *, divisor: float = 1) -> list[list[object]]:
@@ -349,9 +352,9 @@ def print_projection(
 def projection_table(projection: Projection) -> Table:
     """Return a row for each speed; columns without values are left out."""
     elsewhere = projection.elsewhere_s
-    names = ("in oneDNN", "elsewhere", "step")
-    columns = (text_column(""), *(Column(name, significant, unit=" s") for name in names),
-               Column("images/s", ".3g"), Column("times as fast", ".2f"))  # fmt: skip
+    columns = [text_column("")]
+    columns += [Column(name, significant, unit=" s") for name in ("in oneDNN", "elsewhere", "step")]
+    columns += [Column("images/s", ".3g"), Column("times as fast", ".2f")]
     before = projection.measured.step_s or projection.measured.onednn_s
     rows = []
     for speed in projection.speeds:
@@ -380,9 +383,7 @@ def problem_table(efficiency: Efficiency) -> Table:
     problems: list[ProblemEfficiency | NotReplayed] = [*efficiency.problems]
     for timed in (*problems, *efficiency.not_replayed):
         problem = timed.problem
-        identity = (problem.kind, problem.direction, problem.types, problem.layouts,
-                    problem.attributes, problem.auxiliary, problem.shape,
-                    problem.implementation)  # fmt: skip
+        identity = [getattr(problem, name) for name in COLUMNS[:8]]
         measured = (timed.calls, timed.measured_ms, timed.measured_ms / timed.calls)
         if isinstance(timed, NotReplayed):
             rows.append((*identity, "", *measured, *[None] * 7, timed.why))

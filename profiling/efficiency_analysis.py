@@ -209,8 +209,8 @@ def sum_up(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -> 
 
 def steps_of(log: OneDnnLog) -> Steps:
     """Return what the marks and facts of a log have on its steps."""
-    walls = {(where.rank, where.step): milliseconds
-             for where, milliseconds in log.phase_ms.items() if where.phase is None}  # fmt: skip
+    marks = [(where, ms) for where, ms in log.phase_ms.items() if where.phase is None]
+    walls = {(where.rank, where.step): ms for where, ms in marks}
     of_ranks = {facts.get("rank"): facts for facts in log.facts}
     images = [facts.get("images_a_step") for facts in of_ranks.values()]
     ranks_of_run = next((facts.get("ranks") for facts in log.facts), None)
@@ -290,8 +290,10 @@ def project(
     bounded = [problem for problem in problems if problem.roofline_ms is not None]
     if bounded:
         # Caches can beat the roofline: such problems keep their measured time.
-        times = (p.measured_ms if p.roofline_ms is None
-                 else min(p.measured_ms, p.roofline_ms * p.calls) for p in problems)  # fmt: skip
+        times = (
+            p.measured_ms if p.roofline_ms is None else min(p.measured_ms, p.roofline_ms * p.calls)
+            for p in problems
+        )
         add_speed("at the roofline", sum(times) + efficiency.not_replayed_ms)
     bounded_ms = sum(problem.measured_ms for problem in bounded)
     return Projection(

@@ -149,30 +149,29 @@ def peaks_of(content: Mapping[str, Any]) -> Peaks:
     Raises:
         ValueError: A field is missing or is something else; names it.
     """
-
-    def require(valid: object, otherwise: str) -> None:
-        if not valid:
-            raise ValueError(otherwise)
+    for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
+        if name not in content:
+            raise ValueError(f"{name} is missing")
 
     def are_rates(values: object) -> bool:
         return isinstance(values, dict) and all(map(is_rate, values.values()))
 
-    for name in ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions"):
-        require(name in content, f"{name} is missing")
-    rates, threads = content["matrix_gflop_per_s"], content["threads"]
-    wrong = "matrix_gflop_per_s: expected a rate above 0 for each type"
-    require(rates and are_rates(rates), wrong)
-    wrong = "bandwidth_gb_per_s: expected a number above 0"
-    require(is_rate(content["bandwidth_gb_per_s"]), wrong)
-    wrong = "threads: expected a whole number of at least 1"
-    require(isinstance(threads, int) and is_rate(threads), wrong)
-    require(isinstance(content["cpu"], str), "cpu: expected a name")
-    for name in ("versions", "rates", "bandwidths", "left_out"):
-        require(isinstance(content.get(name, {}), dict), f"{name}: expected an object")
-    wrong = "rates: expected a rate above 0 for each work of each type"
-    require(all(map(are_rates, content.get("rates", {}).values())), wrong)
-    for name in ("cpus", "notes"):
-        require(isinstance(content.get(name, []), list), f"{name}: expected a list")
+    rates, threads, works = content["matrix_gflop_per_s"], content["threads"], content.get("rates")
+    of_works = not isinstance(works, dict) or all(map(are_rates, works.values()))
+    for name, valid, expected in (
+        ("matrix_gflop_per_s", rates and are_rates(rates), "a rate above 0 for each type"),
+        ("bandwidth_gb_per_s", is_rate(content["bandwidth_gb_per_s"]), "a number above 0"),
+        ("threads", isinstance(threads, int) and is_rate(threads), "a whole number of at least 1"),
+        ("cpu", isinstance(content["cpu"], str), "a name"),
+        *(
+            (name, isinstance(content.get(name, {}), dict), "an object")
+            for name in ("versions", "rates", "bandwidths", "left_out")
+        ),
+        ("rates", of_works, "a rate above 0 for each work of each type"),
+        *((name, isinstance(content.get(name, []), list), "a list") for name in ("cpus", "notes")),
+    ):
+        if not valid:
+            raise ValueError(f"{name}: expected {expected}")
     values = {item.name: content[item.name] for item in fields(Peaks) if item.name in content}
     lists: dict[str, Any] = {name: tuple(content.get(name, ())) for name in ("cpus", "notes")}
     return Peaks(**{**values, **lists})

@@ -348,9 +348,9 @@ def listed_bytes(problem: Problem) -> float:
     target = prod(max(sizes) for sizes in zip(*shapes, strict=True))  # broadcast
     if problem.kind == "concat":
         target = sum(map(prod, shapes))
-    sources = [memory for memory in problem.memories if memory.role != "dst"]
-    read = sum(prod(shape) * BYTES.get(memory.type, 1.0)
-               for memory, shape in zip(sources, shapes, strict=False))  # fmt: skip
+    sources = (memory for memory in problem.memories if memory.role != "dst")
+    pairs = zip(sources, shapes, strict=False)
+    read = sum(prod(shape) * BYTES.get(memory.type, 1.0) for memory, shape in pairs)
     return read + bytes_of(problem, dst=target)
 
 
