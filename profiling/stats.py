@@ -377,8 +377,8 @@ def print_remarks(console: Console, log: OneDnnLog) -> None:
         if len(counter) > MESSAGES:
             say(console, f"{name}: {len(counter) - MESSAGES:,} other texts")
     if log.not_understood_count:
-        count = f"{log.not_understood_count:,} lines look like oneDNN's"
-        say(console, f"{count} and are not understood; nothing of them is in the tables:")
+        lines = f"{log.not_understood_count:,} lines look like oneDNN's"
+        say(console, f"{lines} and are not understood; nothing of them is in the tables:")
         for line in log.not_understood:
             say(console, f"  {line.file}:{line.line}: {line.why}: {printable(line.text[:80])}")
         if more := log.not_understood_count - len(log.not_understood):
