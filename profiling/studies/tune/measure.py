@@ -1,4 +1,4 @@
-"""What the planner measures of this host and its network, part after part, in minutes.
+"""Measure this host and its network for the planner, part after part, in minutes.
 
 A measurement has training steps by ranks, threads and local batch, all-reduces between ranks of the
 host, evaluation, COCO's metric and the optimizer's step. Each part is handed on as soon as it is
@@ -7,11 +7,11 @@ OpenImages, or the data of any configuration; where there is no data set, steps 
 synthetic data. The network between named hosts is measured by all-reduces over a rank on each.
 """
 
-import itertools
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,6 @@ from launch.placement import fitting_shapes
 from launch.topology import count_cores, read_topology, sockets_of
 from profiling.ablate.result import PINNED
 from profiling.bench.job import (
-    AllReduces,
     JobFailedError,
     MeasuredJob,
     measure_all_reduces,
@@ -38,7 +37,7 @@ from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
 from profiling.bench.worker_pool import variant_worker
-from profiling.studies.scale_study import Combination, Job, Measured, Rounds, run_rounds
+from profiling.studies.scale_study import Combination, Measured, Rounds, run_rounds
 from profiling.studies.tune.measurements import (
     Added,
     BetweenHosts,
@@ -46,7 +45,13 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import Shape, StepTime, rank_counts, rank_counts_of_host
+from profiling.studies.tune.model import (
+    AllReduceTime,
+    Shape,
+    StepTime,
+    rank_counts,
+    rank_counts_of_host,
+)
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -81,9 +86,6 @@ and make global batches large."""
 MEMORY_SHARE = 0.9
 """Share of the free memory that ranks may be estimated to take."""
 
-Keep = Callable[[PartialMeasurement], None]
-"""Receives what is measured until now."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedData:
@@ -99,12 +101,9 @@ class TrainedData:
 
 
 def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> TrainedData:
-    """Return the data of a name that `--data` may have.
+    """Return the data of `openimages`, or of a configuration: a path, or a name in `configs/`.
 
-    Args:
-        name: `openimages`, or a configuration: a path, or a name in `configs/`.
-        overrides: On top of the configuration.
-        console: Shows the progress of making an index, which annotations need once.
+    The console shows the progress of making an index, which annotations need once.
 
     Raises:
         InputError: The configuration is wrong, or its data is not there.
@@ -158,20 +157,23 @@ class MeasurementPlan:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Measurements` that need no measurement, as JSON has them."""
-        config = self.config
-        gradients = gradient_bytes(self)
+        from retinanet.memory import model_bytes  # noqa: PLC0415
+
+        config, data = self.config, self.data
+        sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+        gradients = sizes.trained // (2 if config.distributed.compress == "bf16" else 1)
         return {
             "cores": self.cores,
             "sockets": self.sockets,
-            "data": self.data.name,
-            "config": self.data.config,
+            "data": data.name,
+            "config": data.config,
             "overrides": list(self.overrides),
-            "images": self.data.images,
-            "evaluated_images": self.data.evaluated_images,
+            "images": data.images,
+            "evaluated_images": data.evaluated_images,
             "batch_size": config.training.batch_size,
             "every": config.evaluation.every,
             "image_size": config.data.image_size,
-            "classes": self.data.classes,
+            "classes": data.classes,
             "precision": config.engine.precision,
             "compress": config.distributed.compress,
             "gradient_bytes": gradients,
@@ -197,19 +199,35 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> Measureme
     Raises:
         InputError: A setting is wrong, or there is not enough memory.
     """
+    from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
+    from retinanet.memory import memory_need, model_bytes  # noqa: PLC0415
+
     config = load_config(data.config, overrides)
     allowance = read_allowance()
     sockets = sockets_of(read_topology().restricted(allowance.cpus))
     pairs = fitting_shapes(sockets, quota=allowance.quota, request=core_request(config))
-    fits = memory_check(config, classes=data.classes)
+
+    free = memory_left()
+    sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+    engine = chosen_engine(config.engine.name)
+
+    def fits(shape: Shape) -> bool:
+        """Return whether a shape's ranks find the memory that they are estimated to take."""
+        of_shape = replace(config, training=replace(config.training, batch_size=shape.batch_size))
+        need = memory_need(
+            of_shape, sizes, num_classes=data.classes, engine=engine, ranks_on_host=shape.ranks
+        )
+        wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
+        return free is None or wanted <= MEMORY_SHARE * free.size
+
     own = config.training.batch_size
-    shapes = tuple(shape for shape in with_batches(pairs, own=own) if fits(shape))
+    shapes = tuple(filter(fits, with_batches(pairs, own=own)))
     if not shapes:
         raise InputError("memory: not even one image fits; give a smaller data.image_size")
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
     return MeasurementPlan(
         command=shlex.join(["python", "-m", "launch", "tune", "--data", data.name, *overrides]),
-        measured=tuple(shape for shape in with_batches(chosen, own=own) if fits(shape)),
+        measured=tuple(filter(fits, with_batches(chosen, own=own))),
         shapes=shapes,
         data=data,
         overrides=tuple(overrides),
@@ -226,58 +244,26 @@ def synthetic_data(config: Config, *, classes: int) -> tuple[str, ...]:
 
     In place of a data set they have as many classes.
     """
-
-    def few_scenes(count: int) -> str:
-        return f"data.scenes={{train: {count}, validation: 1}}"  # the jobs evaluate nothing
-
     data = config.data
+    count = SCENES if data.scenes is None else min(SCENES, data.scenes.train)
+    few_scenes = f"data.scenes={{train: {count}, validation: 1}}"  # the jobs evaluate nothing
     if data.scenes is not None:
-        return (few_scenes(min(SCENES, data.scenes.train)),)
+        return (few_scenes,)
     if data.train_annotations is not None or (data.root is not None and data.root.exists()):
         return ()
     alike = (f"model.num_classes={classes}", "data.class_indices=category_id")
-    return ("data.root=null", few_scenes(SCENES), *alike)
-
-
-def memory_check(config: Config, *, classes: int) -> Callable[[Shape], bool]:
-    """Return a check whether a shape's ranks find the memory that they are estimated to take.
-
-    Args:
-        config: What they train.
-        classes: Of the model.
-    """
-    from retinanet.engine.engines import chosen_engine  # noqa: PLC0415
-    from retinanet.memory import memory_need, model_bytes  # noqa: PLC0415
-
-    free = memory_left()
-    sizes = model_bytes(config.model, config.training, num_classes=classes)
-    engine = chosen_engine(config.engine.name)
-
-    def fits(shape: Shape) -> bool:
-        training = replace(config.training, batch_size=shape.batch_size)
-        of_shape = replace(config, training=training)
-        need = memory_need(
-            of_shape, sizes, num_classes=classes, engine=engine, ranks_on_host=shape.ranks
-        )
-        wanted = shape.ranks * (need.all + anonymous_bytes()) + sizes.checkpoint
-        return free is None or wanted <= MEMORY_SHARE * free.size
-
-    return fits
+    return ("data.root=null", few_scenes, *alike)
 
 
 def measured_pairs(shapes: Sequence[tuple[int, int]], *, most: int) -> list[tuple[int, int]]:
-    """Return ranks and threads to measure: some of the host's, and single ranks of their threads.
+    """Return ranks and threads to measure: at most so many of the host's, and that of most ranks.
 
-    A single rank shows what threads bring, several show what ranks take from each other.
-
-    Args:
-        shapes: Ranks and threads that the host can have, by ranks.
-        most: The most of them, beside the one of most ranks.
+    And single ranks of their threads: a single rank shows what threads bring, several show what
+    ranks take from each other.
     """
     step = max(1, -(-len(shapes) // most))
-    chosen = [*shapes[::step], shapes[-1]]
-    alone = [(1, threads) for _, threads in chosen]
-    return sorted(dict.fromkeys([*alone, *chosen]))
+    chosen = {*shapes[::step], shapes[-1]}
+    return sorted(chosen | {(1, threads) for _, threads in chosen})
 
 
 def with_batches(pairs: Sequence[tuple[int, int]], *, own: int) -> list[Shape]:
@@ -293,18 +279,13 @@ def measure_host(
     plan: MeasurementPlan,
     begun: PartialMeasurement,
     *,
-    keep: Keep,
+    keep: Callable[[PartialMeasurement], None],
     mpirun: Mpirun,
     console: Console,
 ) -> Measurements:
-    """Measure what is missing; prints what each part does.
+    """Measure what `begun` lacks: `plan.begin()`, or that of an earlier command.
 
-    Args:
-        plan: What there is to measure.
-        begun: What is measured; `plan.begin()`, or that of an earlier command.
-        keep: Called after every job, and after every other part.
-        mpirun: Starts the jobs.
-        console: Where progress is shown.
+    `keep` is called after every job, and after every other part.
 
     Raises:
         JobFailedError: Ranks could not go on; they have printed why.
@@ -334,10 +315,11 @@ def measure_host(
         result = with_jobs(begun, measured)
         if result.all_reduces is None:
             console.print("all-reduces …")
-            result = with_all_reduces(plan, result, mpirun=mpirun)
+            times, over = all_reduces_of_host(plan, mpirun=mpirun)
+            result = replace(result, all_reduces=times, all_reduces_over=over)
             keep(result)
         images = plan.data.evaluated_images
-        parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+        parts = (
             ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
             ("COCO's metric …", "metric_seconds", lambda: metric_seconds(images)),
             ("the optimizer's step …", "update_seconds", lambda: update_seconds(plan)),
@@ -347,7 +329,35 @@ def measure_host(
                 console.print(title)
                 result = replace(result, **{field: measure()})
                 keep(result)
-    return finished(plan, result, busy_cores=others.cores)
+    return finished(plan, result, measured, busy_cores=others.cores)
+
+
+def finished(
+    plan: MeasurementPlan,
+    result: PartialMeasurement,
+    measured: Sequence[Measured],
+    *,
+    busy_cores: float,
+) -> Measurements:
+    """Return what the planner keeps of a complete measurement."""
+    assert result.all_reduces is not None
+    assert result.evaluation_seconds is not None and result.metric_seconds is not None
+    return Measurements(
+        **plan.facts(),
+        command=result.command,
+        environment=result.environment,
+        shapes=result.shapes,
+        steps=tuple(map(step_time, measured)),
+        added=tuple(added(measured)),
+        all_reduces=result.all_reduces,
+        all_reduces_over=result.all_reduces_over,
+        backward_share=backward_share(measured),
+        data_share=max(of_shape.data_share for of_shape in measured),
+        evaluation_seconds=result.evaluation_seconds,
+        metric_seconds=result.metric_seconds,
+        busy_cores=busy_cores,
+        update_seconds=result.update_seconds,
+    )
 
 
 def measure_steps(
@@ -360,26 +370,20 @@ def measure_steps(
     before: Sequence[JobsOfShape] = (),
     keep: Callable[[Sequence[Measured]], None] = lambda measured: None,
 ) -> list[Measured]:
-    """Run a job for each shape in each round.
+    """Run a job for each shape in each round, but those that have run before.
 
-    Args:
-        shapes: In the order of the first round.
-        template: What all jobs have in common.
-        rounds: Jobs of each shape.
-        mpirun: Starts the jobs.
-        console: Where progress is shown.
-        before: Jobs that have run, which are not run again.
-        keep: Receives all that is measured after each job.
+    `keep` receives all that is measured after each job.
 
     Raises:
         JobFailedError: A job did not end well; its ranks have printed why.
         KeyboardInterrupt: Ctrl-C.
     """
-    jobs: dict[Combination, list[Job]] = {
-        combination_of(of_shape.shape): list(of_shape.jobs) for of_shape in before
-    }
-    combinations = [combination_of(shape) for shape in shapes]
-    study = Rounds(combinations, rounds, jobs, title="planner, steps")
+    study = Rounds(
+        list(map(combination_of, shapes)),
+        rounds,
+        {combination_of(of_shape.shape): list(of_shape.jobs) for of_shape in before},
+        title="planner, steps",
+    )
     run_rounds(study, template, mpirun=mpirun, console=console, keep=lambda: keep(study.measured))
     if study.code == INTERRUPTED:
         raise KeyboardInterrupt
@@ -393,17 +397,16 @@ def combination_of(shape: Shape) -> Combination:
     return Combination(ranks=shape.ranks, threads=shape.threads, batch_size=shape.batch_size)
 
 
-def shape_of(combination: Combination) -> Shape:
+def shape_of(measured: Measured) -> Shape:
     """Return the shape of a combination on this host."""
-    return Shape(
-        ranks=combination.ranks, threads=combination.threads, batch_size=combination.batch_size
-    )
+    of = measured.combination
+    return Shape(ranks=of.ranks, threads=of.threads, batch_size=of.batch_size)
 
 
 def with_jobs(begun: PartialMeasurement, measured: Sequence[Measured]) -> PartialMeasurement:
     """Return a measurement with these jobs in the place of those before."""
     jobs = [
-        JobsOfShape(shape=shape_of(result.combination), jobs=tuple(map(tuple, result.jobs)))
+        JobsOfShape(shape=shape_of(result), jobs=tuple(map(tuple, result.jobs)))
         for result in measured
     ]
     return replace(begun, jobs=tuple(jobs))
@@ -413,7 +416,7 @@ def step_time(measured: Measured) -> StepTime:
     """Return the median step of a combination, without exchange of gradients."""
     steps_of = slowest_held_back if measured.combination.ranks > 1 else slowest
     seconds = median(seconds for job in measured.jobs for seconds in steps_of(job))
-    return StepTime(shape=shape_of(measured.combination), seconds=seconds)
+    return StepTime(shape=shape_of(measured), seconds=seconds)
 
 
 def added(measured: Sequence[Measured]) -> list[Added]:
@@ -434,29 +437,28 @@ def added(measured: Sequence[Measured]) -> list[Added]:
 
 def backward_share(measured: Sequence[Measured]) -> float:
     """Return the median share of a step that is neither forward pass, loss nor waiting for data."""
+    ranks = (rank for result in measured for job in result.jobs for rank in job)
     return median(
         1 - (forward + data) / whole
-        for result in measured
-        for job in result.jobs
-        for rank in job
+        for rank in ranks
         for forward, data, whole in zip(
             rank.forward_seconds, rank.data_seconds, rank.seconds, strict=True
         )
     )
 
 
-def with_all_reduces(
-    plan: MeasurementPlan, begun: PartialMeasurement, *, mpirun: Mpirun
-) -> PartialMeasurement:
-    """Measure all-reduces between ranks of this host; on one core there are none."""
+def all_reduces_of_host(
+    plan: MeasurementPlan, *, mpirun: Mpirun
+) -> tuple[tuple[AllReduceTime, ...], str]:
+    """Measure all-reduces between ranks of this host, and describe them; one core has none."""
     if plan.cores == 1:
-        return replace(begun, all_reduces=(), all_reduces_over="one core")
+        return (), "one core"
     results = [
         measure_all_reduces(sizes=HOST_SIZES, ranks=ranks, mpirun=mpirun)
         for ranks in rank_counts_of_host(plan.cores, sockets=plan.sockets)
     ]
-    times = tuple(itertools.chain.from_iterable(result.times for result in results))
-    return replace(begun, all_reduces=times, all_reduces_over=results[-1].over)
+    times = chain.from_iterable(result.times for result in results)
+    return tuple(times), results[-1].over
 
 
 def metric_seconds(images: int) -> float:
@@ -498,58 +500,14 @@ def update_seconds(plan: MeasurementPlan) -> float:
 
 def median_seconds(variant: Variant, plan: MeasurementPlan, *, images: int) -> float:
     """Return the median of some runs, the first of which do not count."""
-    workload = Workload(
-        images=images, image_size=plan.config.data.image_size, classes=plan.data.classes
-    )
+    size = plan.config.data.image_size
+    workload = Workload(images=images, image_size=size, classes=plan.data.classes)
     worker = variant_worker(variant, workload)
     try:
         seconds = [worker.run().seconds for _ in range(WARM_UP_RUNS + RUNS)]
     finally:
         worker.close()
     return median(seconds[WARM_UP_RUNS:])
-
-
-def gradient_bytes(plan: MeasurementPlan) -> int:
-    """Return the gradients of one rank, as they are sent. [bytes]"""
-    from retinanet.memory import model_bytes  # noqa: PLC0415
-
-    config = plan.config
-    trained = model_bytes(config.model, config.training, num_classes=plan.data.classes).trained
-    return trained // 2 if config.distributed.compress == "bf16" else trained
-
-
-def finished(
-    plan: MeasurementPlan, result: PartialMeasurement, *, busy_cores: float
-) -> Measurements:
-    """Return what the planner keeps of a complete measurement.
-
-    Args:
-        plan: What there was to measure.
-        result: What was measured.
-        busy_cores: Cores that other work kept busy, while the last command measured.
-    """
-    assert result.all_reduces is not None
-    assert result.evaluation_seconds is not None and result.metric_seconds is not None
-    measured = [
-        Measured(combination=combination_of(of_shape.shape), jobs=of_shape.jobs)
-        for of_shape in result.jobs
-    ]
-    return Measurements(
-        **plan.facts(),
-        command=result.command,
-        environment=result.environment,
-        shapes=result.shapes,
-        steps=tuple(map(step_time, measured)),
-        added=tuple(added(measured)),
-        all_reduces=result.all_reduces,
-        all_reduces_over=result.all_reduces_over,
-        backward_share=backward_share(measured),
-        data_share=max(of_shape.data_share for of_shape in measured),
-        evaluation_seconds=result.evaluation_seconds,
-        metric_seconds=result.metric_seconds,
-        busy_cores=busy_cores,
-        update_seconds=result.update_seconds,
-    )
 
 
 def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
@@ -576,24 +534,23 @@ def measure_between(hosts: tuple[str, ...], *, mpirun: Mpirun) -> BetweenHosts:
     Raises:
         InputError: Ranks could not be started on all of them, or share a host.
     """
-    results = [measure_over(hosts[:count], mpirun=mpirun) for count in rank_counts(len(hosts))]
-    times = tuple(itertools.chain.from_iterable(result.times for result in results))
+    results = []
+    for count in rank_counts(len(hosts)):
+        names = ",".join(hosts[:count])
+        on_hosts = tuple((host, 1) for host in hosts[:count])
+        try:
+            result = measure_all_reduces(
+                sizes=NETWORK_SIZES, ranks=count, mpirun=mpirun, hosts=on_hosts
+            )
+        except JobFailedError as error:
+            raise InputError(
+                f"{names}: the ranks on them could not measure ({error}); check with python -m "
+                f"launch run --np {count} --hosts {names} -- hostname"
+            ) from error
+        if result.hosts < count:
+            raise InputError(
+                f"{names}: are names of {result.hosts} hosts only; name different ones"
+            )
+        results.append(result)
+    times = tuple(chain.from_iterable(result.times for result in results))
     return BetweenHosts(hosts=hosts, all_reduces=times, over=results[-1].over)
-
-
-def measure_over(hosts: tuple[str, ...], *, mpirun: Mpirun) -> AllReduces:
-    """Time all-reduces over a rank on each of these hosts; raises as `measure_between`."""
-    names = ",".join(hosts)
-    on_hosts = tuple((host, 1) for host in hosts)
-    try:
-        result = measure_all_reduces(
-            sizes=NETWORK_SIZES, ranks=len(hosts), mpirun=mpirun, hosts=on_hosts
-        )
-    except JobFailedError as error:
-        raise InputError(
-            f"{names}: the ranks on them could not measure ({error}); check with python -m launch "
-            f"run --np {len(hosts)} --hosts {names} -- hostname"
-        ) from error
-    if result.hosts < len(hosts):
-        raise InputError(f"{names}: are names of {result.hosts} hosts only; name different ones")
-    return result

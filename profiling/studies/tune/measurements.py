@@ -1,4 +1,4 @@
-"""What was measured of a host, and what probe runs have shown, in a file that the planner reads.
+"""What was measured of a host, and the probe runs, in a file that the planner reads.
 
 The file also serves on a laptop: other options need no other measurement. While a host is measured,
 the file holds a partial measurement, from which the next command continues. MLPerf's points hold
@@ -24,12 +24,10 @@ from profiling.studies.tune.model import AllReduceTime, EpochsModel, Runs, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One evaluation of a training."""
+    """One evaluation of a training: epochs until then, and mAP (IoU 0.50:0.95)."""
 
     epoch: float
-    """Epochs until then."""
     score: float
-    """mAP, IoU 0.50:0.95."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +64,14 @@ class ProbeRun:
             before = now
         return math.inf
 
-    def is_conclusive(self, target: float) -> bool:
-        """Return whether more training would add nothing."""
-        return self.is_over or self.best >= target
-
 
 @dataclass(frozen=True, kw_only=True)
 class RateRule:
     """How the learning rate follows from the global batch size."""
 
     rate: float = Field(gt=0)
-    """The configuration's."""
+    """The configuration's, for `batch_size` images."""
     batch_size: int = Field(gt=0)
-    """The batch size of that rate."""
     is_linear: bool
     """Whether it grows with the batch, as SGD's; else with its square root, as Adam's."""
 
@@ -90,12 +83,6 @@ class RateRule:
         """
         times = batch_size / self.batch_size
         return self.rate * (times if self.is_linear else math.sqrt(times))
-
-    @property
-    def words(self) -> str:
-        """The rule in a sentence."""
-        grows = "in proportion to" if self.is_linear else "by the square root of"
-        return f"learning rate {self.rate:g} at {self.batch_size}, {grows} the batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,53 +112,48 @@ class Probes:
     @property
     def missing(self) -> list[tuple[int, int]]:
         """Batch size and seed of the wanted runs that are not there or have to train on."""
-        known = [
-            (run.batch_size, run.seed) for run in self.runs if run.is_conclusive(self.target_map)
+        conclusive = [
+            (run.batch_size, run.seed)
+            for run in self.runs
+            if run.is_over or run.best >= self.target_map
         ]
-        return [name for name in self.wanted if name not in known]
+        return [name for name in self.wanted if name not in conclusive]
 
 
 def epochs_of_probes(probes: Probes, *, config: str) -> EpochsModel:
     """Return the epochs by batch size from probe runs, of which every wanted one is there.
 
     Raises:
-        InputError: One did not reach the target; names it, and a target that all have reached.
+        InputError: Some did not reach the target in all their epochs; has the best mAP of each, and
+            a target that all have reached.
     """
-    require_reached(probes)
+    target, rule, runs = probes.target_map, probes.rule, probes.wanted_runs
+    if short := [run for run in runs if run.best < target]:
+        reached: dict[int, list[str]] = {}
+        for run in short:
+            reached.setdefault(run.batch_size, []).append(f"{run.best:.3f}")
+        scores = "; ".join(
+            f"{size} images a step: mAP {', '.join(reached[size])}" for size in reached
+        )
+        last = max((each.epoch for run in short for each in run.evaluations), default=0.0)
+        lower = math.floor(1000 * min(run.best for run in short)) / 1000
+        advice = f"give --probe-target {lower:g}, which all reach, or " if lower else "give "
+        raise InputError(
+            f"--probe-target {target:g}: {len(short)} of {len(runs)} probe runs end below it, "
+            f"after epoch {last:g} ({scores}); {advice}another --plan and more training.epochs=N"
+        )
     epochs: dict[int, list[float]] = {}
-    for run in probes.wanted_runs:
-        epochs.setdefault(run.batch_size, []).append(run.epochs_until(probes.target_map))
+    for run in runs:
+        epochs.setdefault(run.batch_size, []).append(run.epochs_until(target))
     seeds = "1 seed" if probes.seeds == 1 else f"{probes.seeds} seeds each"
+    grows = "in proportion to" if rule.is_linear else "by the square root of"
+    learning_rate = f"learning rate {rule.rate:g} at {rule.batch_size}, {grows} the batch"
     return EpochsModel(
         runs=tuple(
             Runs(batch_size=size, epochs=tuple(sorted(epochs[size]))) for size in probes.batch_sizes
         ),
-        target=f"mAP {probes.target_map:g}",
-        source=f"{len(probes.wanted)} probe runs of {config} ({seeds}; {probes.rule.words})",
-    )
-
-
-def require_reached(probes: Probes) -> None:
-    """Refuse a target that a run has not reached in all its epochs.
-
-    Raises:
-        InputError: Names each such run and what it has reached, and what to do.
-    """
-    target = probes.target_map
-    short = [run for run in probes.wanted_runs if run.best < target]
-    if not short:
-        return
-    reached: dict[int, list[str]] = {}
-    for run in short:
-        reached.setdefault(run.batch_size, []).append(f"{run.best:.3f}")
-    words = "; ".join(f"{size} images a step: mAP {', '.join(reached[size])}" for size in reached)
-    epochs = max((each.epoch for run in short for each in run.evaluations), default=0.0)
-    lower = math.floor(1000 * min(run.best for run in short)) / 1000
-    advice = f"give --probe-target {lower:g}, which all reach, or " if lower else "give "
-    raise InputError(
-        f"--probe-target {target:g}: {len(short)} of {len(probes.wanted_runs)} probe runs end "
-        f"below it, after epoch {epochs:g} ({words}); {advice}another --plan and more "
-        "training.epochs=N"
+        target=f"mAP {target:g}",
+        source=f"{len(probes.wanted)} probe runs of {config} ({seeds}; {learning_rate})",
     )
 
 
@@ -187,10 +169,9 @@ class Added:
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenHosts:
-    """All-reduces between ranks on several hosts."""
+    """All-reduces between ranks on several hosts, one on each."""
 
     hosts: tuple[str, ...] = Field(min_length=2)
-    """By name; a rank on each."""
     all_reduces: tuple[AllReduceTime, ...] = Field(min_length=2)
     over: str
     """How many hosts, and which backend, in words."""
@@ -213,7 +194,6 @@ class Measurements:
     """As `--data` names it: `openimages`, or a configuration."""
     config: str
     overrides: tuple[str, ...]
-    """What was trained, and what the winner's command trains."""
     images: int = Field(gt=0)
     """Images of an epoch."""
     evaluated_images: int = Field(gt=0)
@@ -257,30 +237,25 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class JobsOfShape:
-    """The jobs of a shape that have run."""
+    """The jobs of a shape that have run: one of each round, in order."""
 
     shape: Shape
     jobs: tuple[tuple[RankSteps, ...], ...]
-    """One of each round, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartialMeasurement:
-    """What has been measured of a host so far."""
+    """What has been measured of a host so far; fields are those of `Measurements`."""
 
     command: str
     environment: Mapping[str, Any]
-    """Processor, cores, packages."""
     data: str
-    """As `--data` names it."""
     overrides: tuple[str, ...]
-    """On top of its configuration."""
     question: Mapping[str, Any]
     """All else that the numbers depend on, without the machine."""
     measured: tuple[Shape, ...]
     """What there is to measure."""
     shapes: tuple[Shape, ...]
-    """Those that the host has the cores and the memory for."""
     jobs: tuple[JobsOfShape, ...] = ()
     all_reduces: tuple[AllReduceTime, ...] | None = None
     all_reduces_over: str = ""
@@ -316,7 +291,12 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     Raises:
         InputError: It is something else; names the file and the field.
     """
-    schema: TypeAdapter[Any] = PARTIAL if is_partial(file) else COMPLETE
+    try:
+        content = json.loads(read_bytes(file))
+    except (OSError, ValueError, RecursionError):  # read_kept names the fault
+        content = None
+    is_partial = isinstance(content, dict) and content.get("unfinished") is True
+    schema: TypeAdapter[Any] = PARTIAL if is_partial else COMPLETE
     measured: Measurements | PartialMeasurement = read_kept(
         file,
         schema,
@@ -326,22 +306,8 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     return measured
 
 
-def is_partial(file: Path) -> bool:
-    """Return whether a file is marked as a partial measurement; other faults show later."""
-    try:
-        content = json.loads(read_bytes(file))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("unfinished") is True
-
-
 def require_same(file: Path, begun: PartialMeasurement, now: PartialMeasurement) -> None:
-    """Refuse to continue what was measured of something else.
-
-    Args:
-        file: Where it was read from, for the message.
-        begun: What was measured so far.
-        now: What would be measured here and now.
+    """Refuse to continue the measurement of a file, `begun`, if it would differ here and now.
 
     Raises:
         InputError: Names the first thing that differs, as it was and as it is.

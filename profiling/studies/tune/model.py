@@ -1,17 +1,12 @@
 """The planner's models, fitted to measurements: step time, all-reduce, epochs, compute groups.
 
-A step of a rank takes `(fixed + per_image · images) · (serial + (1 - serial) / threads)`, which is
-Amdahl's law, times `1 + contention · neighbours`, where neighbours is the share of the host's other
-cores on which ranks compute: they share memory and its bandwidth. To this comes what the exchange
-of gradients adds where there are several ranks. An all-reduce between hosts is a ring's, with a
-latency and a bandwidth.
-
-Larger batches take fewer steps, but more epochs. MLPerf's reference convergence points say how many
-for OpenImages (Fu et al. 2023, Figure 7); for other data short trainings do.
-
-Compute groups take steps of their own, smaller batch, and each step ends with an exchange with the
-rank that has the weights, which serves one group at a time (Omnivore, Hadjis et al. 2016, arXiv
-1606.04487, section 3).
+- A step takes `(fixed + per_image · images) · (serial + (1 - serial) / threads)`, Amdahl's law,
+  times `1 + contention · neighbours`: the share of the host's other cores on which ranks compute.
+- An all-reduce between hosts is a ring's, with a latency and a bandwidth.
+- Larger batches take fewer steps, but more epochs: MLPerf's reference convergence points (Fu et al.
+  2023, Figure 7) show how many for OpenImages, short trainings for other data.
+- Each step of a compute group ends with an exchange with the rank that has the weights, which
+  serves one group at a time (Omnivore, Hadjis et al. 2016, arXiv 1606.04487, section 3).
 """
 
 from collections.abc import Sequence
@@ -38,13 +33,11 @@ RUNS_THAT_ARE_SCORED = 3
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Shape:
-    """Ranks on one host."""
+    """Ranks on one host; threads and images are those of each rank."""
 
     ranks: int
     threads: int
-    """Compute threads of each rank."""
     batch_size: int
-    """Images of each rank in a step."""
 
     @property
     def images(self) -> int:
@@ -54,11 +47,10 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A measured step."""
+    """A measured step: the median of the slowest rank, without exchange of gradients."""
 
     shape: Shape
     seconds: float
-    """Median, of the slowest rank, without exchange of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +66,6 @@ class StepTimeModel:
     contention: float
     """How much longer a step is when all other cores compute too, as a share."""
     cores: int
-    """Of the host."""
 
     def seconds(self, shape: Shape) -> float:
         """Return the time of a step."""
@@ -88,10 +79,8 @@ class StepTimeModel:
 def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
     """Return the model nearest to the measurements, by least squares of relative errors.
 
-    Args:
-        times: Of at least two batch sizes. What they do not tell apart comes out as none: without
-            shapes of several threads `serial`, without several ranks `contention`.
-        cores: Of the host.
+    The measurements have at least two batch sizes. Values that they do not determine are zero:
+    `serial` without shapes of several threads, `contention` without several ranks.
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]  # noqa: PLC0415
 
@@ -102,7 +91,7 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
     upper = [np.inf, np.inf, 1.0 if has_threads else TINY, np.inf if has_ranks else TINY]
 
     def model(values: NDArray[np.float64]) -> StepTimeModel:
-        fixed, per_image, serial, contention = (float(value) for value in values)
+        fixed, per_image, serial, contention = values.tolist()
         return StepTimeModel(
             fixed=fixed * scale,
             per_image=per_image * scale,
@@ -112,12 +101,11 @@ def fit_step_time(times: Sequence[StepTime], *, cores: int) -> StepTimeModel:
         )
 
     def errors(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        made = model(values)
-        return np.array([np.log(made.seconds(time.shape) / time.seconds) for time in times])
+        fitted = model(values)
+        return np.array([np.log(fitted.seconds(time.shape) / time.seconds) for time in times])
 
     start = np.array([0.1, 0.9, min(0.1, upper[2] / 2), min(0.1, upper[3] / 2)])
-    fit = least_squares(errors, start, bounds=(np.zeros(len(start)), np.array(upper)))
-    return model(fit.x)
+    return model(least_squares(errors, start, bounds=(np.zeros(len(start)), np.array(upper))).x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +125,9 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """The model of a step, and its test."""
+    """The model of a step, fitted to all measurements, and its test."""
 
     model: StepTimeModel
-    """Fitted to all measurements."""
     checked: tuple[Checked, ...]
 
     @property
@@ -151,18 +138,12 @@ class Fitted:
 
 
 def fitted_to(times: Sequence[StepTime], *, cores: int) -> Fitted:
-    """Fit without a third of the measurements, predict these; then fit to all.
-
-    Args:
-        times: Measured steps.
-        cores: Of the host.
-    """
+    """Fit without a third of the measurements and predict these; then fit to all."""
     left_out = held_out(times)
     others = [time for time in times if time not in left_out]
     if len(others) < LEAST_TO_FIT:
         left_out, others = [], list(times)
-    before = fit_step_time(others, cores=cores)
-    model = fit_step_time(times, cores=cores)
+    before, model = (fit_step_time(some, cores=cores) for some in (others, times))
     checked = [
         Checked(
             time=time,
@@ -182,11 +163,11 @@ def held_out(times: Sequence[StepTime]) -> list[StepTime]:
     """
     pairs = sorted({(time.shape.ranks, time.shape.threads) for time in times})
     sizes = sorted({time.shape.batch_size for time in times})
-
-    def diagonal(shape: Shape) -> int:
-        return pairs.index((shape.ranks, shape.threads)) + sizes.index(shape.batch_size)
-
-    return [time for time in times if diagonal(time.shape) % max(len(sizes), 2) == 1]
+    cells = [
+        pairs.index((time.shape.ranks, time.shape.threads)) + sizes.index(time.shape.batch_size)
+        for time in times
+    ]
+    return [time for time, cell in zip(times, cells, strict=True) if cell % max(len(sizes), 2) == 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +182,7 @@ class Network:
     """Whether it was given, or measured where."""
 
     def all_reduce_seconds(self, size: int, *, ranks: int) -> float:
-        """Return the time for so many bytes over a ring of ranks, host after host.
-
-        Each rank sends a part of `size / ranks` to the next 2 (ranks - 1) times, all at once; so
-        each host's link carries one part at a time in each direction (Thakur et al. 2005).
-        """
+        """Return the time for so many bytes over a ring of ranks, host after host."""
         messages, transferred = ring(ranks, size)
         return messages * self.latency + transferred / self.bandwidth
 
@@ -225,21 +202,21 @@ def rank_counts_of_host(cores: int, *, sockets: int) -> list[int]:
 
 
 def ring(ranks: int, size: int) -> tuple[int, float]:
-    """Return messages one after another, and bytes through each link, of a ring's all-reduce."""
+    """Return messages one after another, and bytes through each link, of a ring's all-reduce.
+
+    Each rank sends a part of `size / ranks` to the next 2 (ranks - 1) times, all at once; so each
+    host's link carries one part at a time in each direction (Thakur et al. 2005).
+    """
     messages = 2 * (ranks - 1)
     return messages, messages * size / ranks
 
 
 def fit_network(times: Sequence[AllReduceTime], *, source: str) -> Network:
-    """Return latency and bandwidth from measurements of several sizes.
+    """Return latency and bandwidth from measurements of at least two sizes.
 
     Errors are logarithms of prediction over measurement, so that small messages count as much as
     large ones. A large error counts only in proportion, as a network that buffers whole messages
     passes them faster than its link.
-
-    Args:
-        times: Of at least two sizes, with two ranks or more.
-        source: Where they were measured.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415
 
@@ -261,15 +238,13 @@ class Runs:
     """Trainings until the target at one global batch size."""
 
     batch_size: int
-    """Images of all ranks in a step."""
     epochs: tuple[float, ...]
     """Of each run, ascending; at least one."""
 
     @property
     def mean_epochs(self) -> float:
         """The mean, without the best and the worst run if there are enough."""
-        counted = self.epochs[1:-1] if len(self.epochs) >= RUNS_THAT_ARE_SCORED else self.epochs
-        return fmean(counted)
+        return fmean(self.epochs[1:-1] if len(self.epochs) >= RUNS_THAT_ARE_SCORED else self.epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,27 +288,26 @@ class EpochsModel:
         the largest the last straight line goes on, as the epochs of large batches grow in
         proportion to them (McCandlish et al. 2018, from steps traded against samples).
         """
-        return Estimate(
-            low=self._between(batch_size, [runs.epochs[0] for runs in self.runs]),
-            middle=self._between(batch_size, [runs.mean_epochs for runs in self.runs]),
-            high=self._between(batch_size, [runs.epochs[-1] for runs in self.runs]),
-        )
-
-    def _between(self, batch_size: int, epochs: Sequence[float]) -> float:
         sizes = self.batch_sizes
-        if batch_size <= sizes[-1] or len(sizes) == 1:
-            return float(np.interp(batch_size, sizes, epochs))
-        slope = max(0.0, (epochs[-1] - epochs[-2]) / (sizes[-1] - sizes[-2]))
-        return epochs[-1] + slope * (batch_size - sizes[-1])
+
+        def on_line(epochs: Sequence[float]) -> float:
+            if batch_size <= sizes[-1] or len(sizes) == 1:
+                return float(np.interp(batch_size, sizes, epochs))
+            slope = max(0.0, (epochs[-1] - epochs[-2]) / (sizes[-1] - sizes[-2]))
+            return epochs[-1] + slope * (batch_size - sizes[-1])
+
+        return Estimate(
+            low=on_line([runs.epochs[0] for runs in self.runs]),
+            middle=on_line([runs.mean_epochs for runs in self.runs]),
+            high=on_line([runs.epochs[-1] for runs in self.runs]),
+        )
 
 
 def epochs_of_mlperf(rules: Rules) -> EpochsModel:
     """Return the epochs of RetinaNet on MLPerf's part of OpenImages."""
+    points = reference_points(rules)
     return EpochsModel(
-        runs=tuple(
-            Runs(batch_size=point.batch_size, epochs=point.epochs)
-            for point in reference_points(rules)
-        ),
+        runs=tuple(Runs(batch_size=point.batch_size, epochs=point.epochs) for point in points),
         target=f"mAP {TARGET_MAP:g}",
         source=f"MLPerf's reference convergence points, rules {rules}",
     )
@@ -366,5 +340,4 @@ class Update:
 
     def least_seconds(self, groups: int) -> float:
         """Return the step time of a group below which rank 0 could not serve so many."""
-        travel = self.weight_bytes / self.network.bandwidth
-        return groups * max(travel, self.seconds)
+        return groups * max(self.weight_bytes / self.network.bandwidth, self.seconds)
