@@ -35,6 +35,7 @@ from profiling.studies.tune.forecast import (
 from profiling.studies.tune.gather import PlannerOptions, gathered
 from profiling.studies.tune.measurements import Measurements
 from profiling.studies.tune.model import Network, WithGroups, fit_network
+from profiling.studies.tune.report import landscape, print_plan
 from retinanet.mlperf.rules import NEWEST, RULES
 
 SLURM = Path(__file__).parents[3] / "launch" / "recipes" / "slurm.sbatch"
@@ -80,22 +81,30 @@ def tune_command(options: PlannerOptions) -> int:
         constraints=Constraints(deadline_hours=options.deadline, budget_core_hours=options.budget),
         with_groups=options.groups,
     )
-    put_out(plan, measured, convergence, options=options, console=console)
+    print_plan(
+        plan,
+        measured,
+        convergence.epochs,
+        given=options.network,
+        with_groups=options.groups,
+        console=console,
+    )
+    write_plan(plan, measured, convergence, options=options, console=console)
     return FINISHED
 
 
 def measured_network(measured: Measurements) -> Network:
     """Return the network between the hosts that were named, else between ranks of one host."""
     between = measured.between_hosts
-    if between is None and not measured.all_reduces:  # one core, and no need of a network
+    if between is not None:
+        source = f"{between.over}: {', '.join(between.hosts)}"
+        return fit_network(between.all_reduces, source=source)
+    if not measured.all_reduces:  # one core, and no need of a network
         return Network(latency=0.0, bandwidth=math.inf, source="none: one core")
-    if between is None:
-        return fit_network(measured.all_reduces, source=measured.all_reduces_over)
-    source = f"{between.over}: {', '.join(between.hosts)}"
-    return fit_network(between.all_reduces, source=source)
+    return fit_network(measured.all_reduces, source=measured.all_reduces_over)
 
 
-def put_out(
+def write_plan(
     plan: Plan,
     measured: Measurements,
     convergence: Convergence,
@@ -103,28 +112,17 @@ def put_out(
     options: PlannerOptions,
     console: Console,
 ) -> None:
-    """Print the plan and the winner's command, and write the files that were asked for.
+    """Print the winner's command, and write the files that were asked for.
 
     Raises:
         InputError: A file cannot be written.
     """
-    # Here, because matplotlib is slow to load.
-    from profiling.studies.tune.report import landscape, print_plan  # noqa: PLC0415
-
     epochs, winner = convergence.epochs, plan.winner
-    print_plan(
-        plan,
-        measured,
-        epochs,
-        given=options.network,
-        with_groups=options.groups,
-        console=console,
-    )
     settings = [*measured.overrides, *convergence.settings(winner.allocation.global_batch)]
-    words = training_words(winner, config=measured.config, settings=settings)
-    console.print(f"command: {run_command(winner, words)}", soft_wrap=True)
+    arguments = training_arguments(winner, config=measured.config, settings=settings)
+    console.print(f"command: {launch_command(winner, arguments)}", soft_wrap=True)
     if options.slurm is not None:
-        write_whole(options.slurm, slurm_script(winner, words))
+        write_whole(options.slurm, slurm_script(winner, arguments))
         console.print(f"Slurm: sbatch {options.slurm}", soft_wrap=True)
     if options.chart is not None:
         size = measured.image_size
@@ -142,7 +140,7 @@ def put_out(
             "network": asdict(plan.network),
             "winner": asdict(winner),
             "obvious": asdict(plan.obvious) if plan.obvious else None,
-            "ranking": [asdict(one) for one in plan.ranking],
+            "ranking": list(map(asdict, plan.ranking)),
         }
         write_json(options.json_file, content)
 
@@ -188,16 +186,6 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         metavar="H",
         help="hosts that there are (default: 1)",
     )
-    add_network(parser)
-    add_data(parser)
-    add_overrides(parser)
-    add_limits(parser)
-    add_outputs(parser)
-    parser.set_defaults(run=lambda **options: tune_command(PlannerOptions(**options)))
-
-
-def add_network(parser: argparse.ArgumentParser) -> None:
-    """Add the network between the hosts: given, or measured."""
     parser.add_argument(
         "--network",
         type=parse_network,
@@ -217,10 +205,24 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the same with the hosts of a file, as for launch run",
     )
+    add_data_and_limits(parser)
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="what was measured goes here, and comes from here where it exists",
+    )
+    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the landscape")
+    parser.add_argument("--slurm", type=Path, metavar="FILE", help="write the winner's Slurm file")
+    add_json_option(parser, "write every allocation's forecast here too")
+    parser.add_argument(
+        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
+    )
+    parser.set_defaults(run=lambda **options: tune_command(PlannerOptions(**options)))
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained, and where its epochs come from."""
+def add_data_and_limits(parser: argparse.ArgumentParser) -> None:
+    """Add what is trained, where its epochs come from, and the limits of the choice."""
     parser.add_argument(
         "--data",
         metavar="NAME",
@@ -251,10 +253,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="trainings of each batch size, whose spread becomes the range (default: 2)",
     )
-
-
-def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add what may be chosen, and the limits that the choice has to keep."""
+    add_overrides(parser)
     parser.add_argument(
         "--groups",
         type=groups,
@@ -277,28 +276,12 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add where measurements and results go."""
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="what was measured goes here, and comes from here where it exists",
-    )
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the landscape")
-    parser.add_argument("--slurm", type=Path, metavar="FILE", help="write the winner's Slurm file")
-    add_json_option(parser, "write every allocation's forecast here too")
-    parser.add_argument(
-        "--mpirun", type=Path, metavar="PATH", help="this one, and not the first that is found"
-    )
-
-
 def parse_network(text: str) -> Network:
     """Return a network such as `25Gbit/s,20us`: each host's link, and the latency of a message."""
     match = NETWORK.fullmatch(text.strip())
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(
-            f"expected each host's bandwidth and a message's latency, such as 25Gbit/s,20us or "
+            "expected each host's bandwidth and a message's latency, such as 25Gbit/s,20us or "
             f"1.2GB/s,50us; found {text!r}"
         )
     per_second = float(match[1]) * BITS[match[2]]
@@ -336,15 +319,9 @@ def groups(text: str) -> WithGroups:
     return WithGroups(most=positive(most), epochs=positive_number(times))
 
 
-def training_words(one: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:
-    """Return the options of `train.py`.
-
-    Args:
-        one: The allocation.
-        config: The configuration's name.
-        settings: Further `section.field=value`, such as the learning rate for its global batch.
-    """
-    shape, count = one.allocation.on_host, one.allocation.groups
+def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:
+    """Return the arguments of `train.py`; `settings` are further `section.field=value`."""
+    shape, count = winner.allocation.on_host, winner.allocation.groups
     return [
         "--config",
         config,
@@ -355,30 +332,27 @@ def training_words(one: Forecast, *, config: str, settings: Sequence[str]) -> li
     ]
 
 
-def run_command(one: Forecast, words: Sequence[str]) -> str:
+def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:
     """Return a `python -m launch run` command, on hosts that a file names."""
-    hosts = ["--hostfile", "hosts"] if one.allocation.hosts > 1 else []
-    start = ["python", "-m", "launch", "run", "--np", str(one.allocation.ranks), *hosts, "--"]
-    return shlex.join([*start, "train.py", *words])
+    hosts = ["--hostfile", "hosts"] if winner.allocation.hosts > 1 else []
+    start = ["python", "-m", "launch", "run", "--np", str(winner.allocation.ranks), *hosts, "--"]
+    return shlex.join([*start, "train.py", *arguments])
 
 
-def slurm_script(one: Forecast, words: Sequence[str]) -> str:
+def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:
     """Return the project's recipe for Slurm with the numbers of this allocation."""
-    hours = min(LONGEST_JOB_HOURS, max(1, math.ceil(one.hours.high)))
-    values = {
-        "nodes": str(one.allocation.hosts),
-        "ntasks-per-node": str(one.allocation.on_host.ranks),
-        "time": f"{hours}:00:00",
+    allocation = winner.allocation
+    hours = min(LONGEST_JOB_HOURS, max(1, math.ceil(winner.hours.high)))
+    lines = {
+        r"#SBATCH --nodes=": f"{allocation.hosts}",
+        r"#SBATCH --ntasks-per-node=": f"{allocation.on_host.ranks}",
+        r"#SBATCH --time=": f"{hours}:00:00",
+        r"# (?=OpenImages on )": f"{allocation.name}: chosen by python -m launch tune.",
+        r"\[ \$# -gt 0 \] \|\| set -- ": shlex.join(arguments),
     }
     text = SLURM.read_text(encoding="utf-8")
-    for name, value in values.items():
-        text, count = re.subn(rf"(?m)^(#SBATCH --{name}=).*$", rf"\g<1>{value}", text)
-        assert count == 1, name
-    first = f"# {one.allocation.name}: chosen by python -m launch tune."
-    text, count = re.subn(r"(?m)^# OpenImages on .*$", first, text)
-    assert count == 1
-    text, count = re.subn(
-        r"(?m)^(\[ \$# -gt 0 \] \|\| set -- ).*$", lambda found: found[1] + shlex.join(words), text
-    )
-    assert count == 1
+    for start, value in lines.items():
+        # As a function, so that no backslash in the value is an escape.
+        text, count = re.subn(f"(?m)^({start}).*$", lambda match: match[1] + value, text)  # noqa: B023
+        assert count == 1, start
     return text

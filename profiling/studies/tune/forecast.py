@@ -53,11 +53,6 @@ class Allocation:
         return self.hosts * self.on_host.ranks
 
     @property
-    def ranks_of_group(self) -> int:
-        """Ranks that exchange gradients with each other."""
-        return self.ranks // self.groups
-
-    @property
     def global_batch(self) -> int:
         """Images of a step, of all ranks of a group."""
         return self.hosts // self.groups * self.on_host.images
@@ -66,14 +61,10 @@ class Allocation:
     def name(self) -> str:
         """Such as `2 hosts × 1 rank × 28 threads, 4 images a rank`."""
         shape = self.on_host
+        counts = (self.hosts, shape.ranks, shape.threads, shape.batch_size)
         hosts, ranks, threads, images = (
             f"1 {noun}" if count == 1 else f"{count} {noun}s"
-            for count, noun in (
-                (self.hosts, "host"),
-                (shape.ranks, "rank"),
-                (shape.threads, "thread"),
-                (shape.batch_size, "image"),
-            )
+            for count, noun in zip(counts, ("host", "rank", "thread", "image"), strict=True)
         )
         groups = f" in {self.groups} groups" if self.groups > 1 else ""
         return f"{hosts}{groups} × {ranks} × {threads}, {images} a rank"
@@ -82,13 +73,7 @@ class Allocation:
 def allocations(
     shapes: Sequence[Shape], *, most_hosts: int, most_groups: int = 1
 ) -> Iterator[Allocation]:
-    """Yield every shape on `host_counts` hosts, in as many groups as divide them.
-
-    Args:
-        shapes: Of the ranks of a host.
-        most_hosts: The hosts that there are.
-        most_groups: The groups that are allowed.
-    """
+    """Yield every shape on `host_counts` hosts, in as many groups as divide them."""
     for shape, hosts in product(shapes, host_counts(most_hosts)):
         for groups in range(1, min(hosts, most_groups) + 1):
             if hosts % groups == 0:
@@ -126,7 +111,7 @@ class Exchange:
         added = self.on_one_host * step if allocation.on_host.ranks > 1 else 0.0
         if allocation.hosts == allocation.groups:
             return added
-        ranks = allocation.ranks_of_group
+        ranks = allocation.ranks // allocation.groups
         whole = self.network.all_reduce_seconds(self.gradient_bytes, ranks=ranks)
         last = self.network.all_reduce_seconds(self.last_bytes, ranks=ranks)
         return added + max(last, whole - self.hidden_share * step)
@@ -160,7 +145,7 @@ class HostModel:
 
 
 def workload_of(measured: Measurements) -> Workload:
-    """Return what forecasts need to know of the data."""
+    """Return what forecasts need of the data."""
     return Workload(
         images=measured.images,
         evaluated_images=measured.evaluated_images,
@@ -171,7 +156,7 @@ def workload_of(measured: Measurements) -> Workload:
 
 
 def host_model(measured: Measurements, fitted: Fitted, network: Network) -> HostModel:
-    """Return what forecasts need to know of a host."""
+    """Return what forecasts need of a host."""
     shares = [added.share for added in measured.added]
     update = None
     if measured.update_seconds is not None:
@@ -196,7 +181,7 @@ def host_model(measured: Measurements, fitted: Fitted, network: Network) -> Host
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The training on one allocation."""
+    """The training on one allocation, until the target."""
 
     allocation: Allocation
     epochs: Estimate
@@ -204,7 +189,7 @@ class Forecast:
     exchange_seconds: float
     """Of the step's."""
     hours: Estimate
-    """Until the target, evaluations included."""
+    """Evaluations included."""
     core_hours: Estimate
     is_extrapolated: bool
     """Whether no known training had so large a global batch."""
@@ -237,8 +222,11 @@ def forecast(
         exchange = max(exchange, host.update.least_seconds(allocation.groups) - step)
         needed = needed.times(with_groups.epochs)
     steps_of_epoch = max(1, workload.images // (batch * allocation.groups))
-    of_epoch = steps_of_epoch * (step + exchange)
-    of_epoch += evaluation_seconds(allocation, workload) / workload.every
+    # Ranks share the images of an evaluation; one of them computes the metric.
+    threads = allocation.ranks * allocation.on_host.threads
+    shared = workload.evaluated_images * workload.evaluation_seconds / threads
+    evaluation = (shared + workload.metric_seconds) / workload.every
+    of_epoch = steps_of_epoch * (step + exchange) + evaluation
     hours = needed.times(of_epoch / HOUR).widened(host.error)
     return Forecast(
         allocation=allocation,
@@ -249,13 +237,6 @@ def forecast(
         core_hours=hours.times(allocation.hosts * host.step_time.cores),
         is_extrapolated=batch > epochs.batch_sizes[-1],
     )
-
-
-def evaluation_seconds(allocation: Allocation, workload: Workload) -> float:
-    """Return the time of an evaluation: ranks share the images, one of them computes the metric."""
-    threads = allocation.ranks * allocation.on_host.threads
-    shared = workload.evaluated_images * workload.evaluation_seconds / threads
-    return shared + workload.metric_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,10 +285,10 @@ class Constraints:
     deadline_hours: float | None = None
     budget_core_hours: float | None = None
 
-    def allows(self, one: Forecast) -> bool:
+    def allows(self, result: Forecast) -> bool:
         """Return whether even the worst case keeps the limits."""
-        in_time = self.deadline_hours is None or one.hours.high <= self.deadline_hours
-        paid = self.budget_core_hours is None or one.core_hours.high <= self.budget_core_hours
+        in_time = self.deadline_hours is None or result.hours.high <= self.deadline_hours
+        paid = self.budget_core_hours is None or result.core_hours.high <= self.budget_core_hours
         return in_time and paid
 
 
@@ -339,15 +320,10 @@ def choose_allocation(
     constraints: Constraints,
     with_groups: WithGroups = PLAIN,
 ) -> Plan:
-    """Forecast every allocation, and rank them.
+    """Forecast every allocation of up to `hosts` hosts, all like the measured one, and rank them.
 
-    Args:
-        measured: Measurements of one host; all are alike.
-        epochs: Until the target.
-        hosts: The hosts that there are.
-        network: Between them.
-        constraints: What the choice has to keep.
-        with_groups: The groups that are allowed.
+    With a deadline the cheapest comes first, else the soonest; of equal ones that of the fewest
+    hosts.
 
     Raises:
         InputError: Groups are asked for, and the measurements lack what they need; or no allocation
@@ -362,35 +338,30 @@ def choose_allocation(
             "measure anew, into another --plan"
         )
     forecasts = {
-        one: forecast(one, host=host, epochs=epochs, workload=workload, with_groups=with_groups)
-        for one in allocations(measured.shapes, most_hosts=hosts, most_groups=with_groups.most)
+        allocation: forecast(
+            allocation, host=host, epochs=epochs, workload=workload, with_groups=with_groups
+        )
+        for allocation in allocations(
+            measured.shapes, most_hosts=hosts, most_groups=with_groups.most
+        )
     }
+
+    def cost(result: Forecast) -> tuple[float, int]:
+        counted = result.hours if constraints.deadline_hours is None else result.core_hours
+        return counted.middle, result.allocation.hosts
+
     # What most people would start: a rank a socket, with the configuration's batch.
     sockets = measured.sockets
-    threads = max((one.threads for one in measured.shapes if one.ranks == sockets), default=0)
+    threads = max((shape.threads for shape in measured.shapes if shape.ranks == sockets), default=0)
     plain = Shape(ranks=sockets, threads=threads, batch_size=measured.batch_size)
     values = list(forecasts.values())
     return Plan(
         fitted=fitted,
         network=network,
         forecasts=values,
-        ranking=best(values, constraints) or refuse(values, constraints),
+        ranking=sorted(filter(constraints.allows, values), key=cost) or refuse(values, constraints),
         obvious=forecasts.get(Allocation(hosts=hosts, on_host=plain)),
     )
-
-
-def best(forecasts: Sequence[Forecast], constraints: Constraints) -> list[Forecast]:
-    """Return those that the constraints allow, the best first.
-
-    With a deadline the cheapest is the best, else the soonest. Of equal ones that of the fewest
-    hosts comes first.
-    """
-
-    def cost(one: Forecast) -> tuple[float, int]:
-        counted = one.hours if constraints.deadline_hours is None else one.core_hours
-        return counted.middle, one.allocation.hosts
-
-    return sorted((one for one in forecasts if constraints.allows(one)), key=cost)
 
 
 def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
@@ -399,8 +370,8 @@ def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
     Raises:
         InputError: Always.
     """
-    soonest = min(forecasts, key=lambda one: one.hours.high)
-    cheapest = min(forecasts, key=lambda one: one.core_hours.high)
+    soonest = min(forecasts, key=lambda result: result.hours.high)
+    cheapest = min(forecasts, key=lambda result: result.core_hours.high)
     deadline, budget = constraints.deadline_hours, constraints.budget_core_hours
     if deadline is not None and soonest.hours.high > deadline:
         raise InputError(
@@ -418,37 +389,34 @@ def refuse(forecasts: Sequence[Forecast], constraints: Constraints) -> NoReturn:
 def soonest_by_hosts(forecasts: Sequence[Forecast]) -> list[Forecast]:
     """Return the soonest of each number of hosts, by number."""
     soonest: dict[int, Forecast] = {}
-    for one in forecasts:
-        before = soonest.setdefault(one.allocation.hosts, one)
-        if one.hours.middle < before.hours.middle:
-            soonest[one.allocation.hosts] = one
+    for result in sorted(forecasts, key=lambda result: result.hours.middle):
+        soonest.setdefault(result.allocation.hosts, result)
     return [soonest[hosts] for hosts in sorted(soonest)]
 
 
 def turning_point(by_hosts: Sequence[Forecast]) -> Forecast | None:
     """Return the soonest, if more hosts make the training longer again; None if none does.
 
-    Args:
-        by_hosts: Forecasts of one shape of ranks, by number of hosts, ascending.
+    The forecasts are of one shape of ranks, by number of hosts, ascending.
     """
-    soonest = min(by_hosts, key=lambda one: one.hours.middle)
+    soonest = min(by_hosts, key=lambda result: result.hours.middle)
     return soonest if soonest is not by_hosts[-1] else None
 
 
-def why_it_loses(one: Forecast, winner: Forecast) -> str:
+def why_it_loses(result: Forecast, winner: Forecast) -> str:
     """Return in a sentence what makes another allocation take longer than the winner."""
-    times = one.hours.middle / winner.hours.middle
-    throughput = one.images_per_second / winner.images_per_second
-    cost = one.core_hours.middle / winner.core_hours.middle
+    times = result.hours.middle / winner.hours.middle
+    throughput = result.images_per_second / winner.images_per_second
+    cost = result.core_hours.middle / winner.core_hours.middle
     reasons = []
-    if one.epochs.middle > winner.epochs.middle:
+    if result.epochs.middle > winner.epochs.middle:
         reasons.append(
-            f"its global batch of {one.allocation.global_batch:,} images needs "
-            f"{one.epochs.middle:.1f} epochs, that of {winner.allocation.global_batch:,} "
+            f"its global batch of {result.allocation.global_batch:,} images needs "
+            f"{result.epochs.middle:.1f} epochs, that of {winner.allocation.global_batch:,} "
             f"{winner.epochs.middle:.1f}"
         )
     reasons.append(f"it trains {throughput:.2f} times the images a second")
-    waiting = one.exchange_seconds / one.step_seconds
+    waiting = result.exchange_seconds / result.step_seconds
     if waiting > WORTH_SAYING:
         reasons.append(f"{waiting:.0%} of its steps is waiting for gradients")
     return f"{times:.2f} times as long and {cost:.2f} times the core-hours: {'; '.join(reasons)}"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -60,6 +59,9 @@ SECONDS_FOR_A_CHECKPOINT = 600.0
 PROGRESS = "epoch "
 """The start of the lines of `train.py` that are passed on."""
 
+Stored = Measurements | PartialMeasurement | None
+"""The content of the plan's file; None: there is none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
@@ -99,11 +101,7 @@ class PlannerOptions:
 
 
 def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
-    """Return what is known of host, network and epochs in the end.
-
-    Args:
-        options: The command line.
-        console: Where progress is shown.
+    """Return the measurements of host, network and epochs that the options need.
 
     Raises:
         InputError: An option does not fit the plan, the network or the epochs are not known, or a
@@ -111,12 +109,17 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
         JobFailedError, WorkerDiedError: A measurement could not go on.
         KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
     """
-    plan, stored = options.plan, None
-    if plan is not None and plan.exists():
-        stored = read_measurements(plan)
-        require_same_training(options, stored, plan)
+    plan = options.plan
+    stored = read_measurements(plan) if plan is not None and plan.exists() else None
+    if stored is not None:
+        require_same_training(options, stored)
     hosts = named_hosts(options.measure_hosts, options.hostfile)
-    require_network(options, stored, hosts)
+    is_measured = isinstance(stored, Measurements) and stored.between_hosts is not None
+    if options.hosts > 1 and options.network is None and not hosts and not is_measured:
+        raise InputError(
+            f"--hosts {options.hosts}: the network between them is not known; give --network, such "
+            "as 25Gbit/s,20us, or measure it with --measure-hosts A,B"
+        )
     if stored is not None:  # what the command line leaves out is as it was
         options = replace(options, data=stored.data, overrides=list(stored.overrides))
     name = options.data or OPENIMAGES
@@ -126,12 +129,17 @@ def gathered(options: PlannerOptions, *, console: Console) -> Measurements:
         measured = stored
     else:
         measured = measured_here(options, stored, name=name, console=console)
-    measured = with_network(options, measured, hosts, console=console)
+    before = measured.between_hosts
+    if hosts and (before is None or before.hosts != hosts):
+        console.print(f"all-reduces between {', '.join(hosts)} …", soft_wrap=True)
+        between = measure_between(hosts, mpirun=choose_mpirun(options.mpirun))
+        measured = replace(measured, between_hosts=between)
+        options.write(measured)
     return measured if probes is None else with_probes(options, measured, probes, console=console)
 
 
 def require_same_training(
-    options: PlannerOptions, stored: Measurements | PartialMeasurement, plan: Path
+    options: PlannerOptions, stored: Measurements | PartialMeasurement
 ) -> None:
     """Refuse a plan of another training.
 
@@ -140,37 +148,17 @@ def require_same_training(
     """
     if options.data not in (None, stored.data):
         raise InputError(
-            f"{plan}: was measured with --data {stored.data}; leave --data out, or give another "
-            "--plan"
+            f"{options.plan}: was measured with --data {stored.data}; leave --data out, or give "
+            "another --plan"
         )
     if options.overrides and tuple(options.overrides) != stored.overrides:
         raise InputError(
-            f"{plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; leave "
-            "them out, or give another --plan"
+            f"{options.plan}: was measured with {shlex.join(stored.overrides) or 'no overrides'}; "
+            "leave them out, or give another --plan"
         )
 
 
-def require_network(
-    options: PlannerOptions,
-    stored: Measurements | PartialMeasurement | None,
-    named: tuple[str, ...],
-) -> None:
-    """Refuse to plan for several hosts if the network between them is not known.
-
-    Raises:
-        InputError: Names the options that would give it.
-    """
-    is_measured = isinstance(stored, Measurements) and stored.between_hosts is not None
-    if options.hosts > 1 and options.network is None and not named and not is_measured:
-        raise InputError(
-            f"--hosts {options.hosts}: the network between them is not known; give --network, such "
-            "as 25Gbit/s,20us, or measure it with --measure-hosts A,B"
-        )
-
-
-def wanted_probes(
-    options: PlannerOptions, stored: Measurements | PartialMeasurement | None, *, name: str
-) -> Probes | None:
+def wanted_probes(options: PlannerOptions, stored: Stored, *, name: str) -> Probes | None:
     """Return the probe runs that there are to be; None for data with MLPerf's reference points.
 
     What the options leave open is as it was stored, or as configured.
@@ -178,18 +166,18 @@ def wanted_probes(
     Raises:
         InputError: Options of probes do not fit the data, or are missing.
     """
-    values = {
-        "--probe": options.probe,
-        "--probe-target": options.probe_target,
-        "--probe-seeds": options.probe_seeds,
-    }
-    given = [option for option, value in values.items() if value is not None]
-    if name == OPENIMAGES and given:
-        raise InputError(
-            f"{given[0]}: the epochs of openimages are MLPerf's; leave it out, or give --data with "
-            "a configuration, such as openimages.yaml"
-        )
     if name == OPENIMAGES:
+        values = {
+            "--probe": options.probe,
+            "--probe-target": options.probe_target,
+            "--probe-seeds": options.probe_seeds,
+        }
+        for option, value in values.items():
+            if value is not None:
+                raise InputError(
+                    f"{option}: the epochs of openimages are MLPerf's; leave it out, or give "
+                    "--data with a configuration, such as openimages.yaml"
+                )
         return None
     if options.plan is None:
         raise InputError(
@@ -236,12 +224,8 @@ def first_probes(options: PlannerOptions, *, name: str) -> Probes:
         batch_size=training.batch_size,
         is_linear=training.optimizer == "sgd",
     )
-    return Probes(
-        target_map=target,
-        batch_sizes=options.probe,
-        seeds=options.probe_seeds or SEEDS,
-        rule=rule,
-    )
+    seeds = options.probe_seeds or SEEDS
+    return Probes(target_map=target, batch_sizes=options.probe, seeds=seeds, rule=rule)
 
 
 def probes_folder(plan: Path) -> Path:
@@ -291,24 +275,6 @@ def measured_here(
     return measured
 
 
-def with_network(
-    options: PlannerOptions, measured: Measurements, hosts: tuple[str, ...], *, console: Console
-) -> Measurements:
-    """Return the measurements with the network between the named hosts, measured if need be.
-
-    Raises:
-        InputError: It could not be measured.
-    """
-    before = measured.between_hosts
-    if not hosts or (before is not None and before.hosts == hosts):
-        return measured
-    console.print(f"all-reduces between {', '.join(hosts)} …", soft_wrap=True)
-    between = measure_between(hosts, mpirun=choose_mpirun(options.mpirun))
-    measured = replace(measured, between_hosts=between)
-    options.write(measured)
-    return measured
-
-
 def with_probes(
     options: PlannerOptions, measured: Measurements, probes: Probes, *, console: Console
 ) -> Measurements:
@@ -320,11 +286,11 @@ def with_probes(
         KeyboardInterrupt: Ctrl-C, after a line that says what is kept.
     """
     assert options.plan is not None
-    missing = len(probes.missing)
+    missing = probes.missing
     if missing and options.probe is None:  # on a laptop no training shall begin unasked
         sizes = ",".join(map(str, probes.batch_sizes))
         raise InputError(
-            f"{options.plan}: {missing} of {len(probes.wanted)} probe runs have not trained until "
+            f"{options.plan}: {len(missing)} of {len(probes.wanted)} probe runs have not trained until "
             f"mAP {probes.target_map:g}; give --probe {sizes} to have them do so"
         )
     if probes != measured.probes:
@@ -332,107 +298,93 @@ def with_probes(
         options.write(measured)
     if not missing:
         return measured
-    folder = probes_folder(options.plan)
-    try:
-        probes = run_probes(
-            probes,
-            measured,
-            folder=folder,
-            keep=lambda now: options.write(replace(measured, probes=now)),
-            console=console,
-        )
-    except KeyboardInterrupt:
-        console.print(f"stopped: {folder} has the trainings; the same command goes on")
-        raise
-    console.print(f"probe runs: {folder}; nothing reads it any more but further probes")
-    return replace(measured, probes=probes)
-
-
-def run_probes(
-    probes: Probes,
-    measured: Measurements,
-    *,
-    folder: Path,
-    keep: Callable[[Probes], None],
-    console: Console,
-) -> Probes:
-    """Run the missing probe runs; each continues where an earlier command has stopped.
-
-    Args:
-        probes: All that are wanted.
-        measured: The host that they run on, from which follows how long they take.
-        folder: Of the runs.
-        keep: Called after each with all that are there.
-        console: Where progress is shown.
-
-    Raises:
-        InputError: The configuration is not there any more.
-        JobFailedError: A training did not end well; it has printed why.
-        KeyboardInterrupt: Ctrl-C; the training has written a checkpoint.
-    """
-    config = load_config(measured.config, measured.overrides)
-    missing, total = probes.missing, len(probes.wanted)
-    most = longest_hours(measured, config)
 
     def say(line: str) -> None:
         console.print(line, soft_wrap=True)
 
-    for number, (size, seed) in enumerate(missing):
-        place = total - len(missing) + number + 1
-        remaining = format_hours((len(missing) - number) * most)
-        say(
-            f"probe {place} of {total}: global batch {size}, seed {seed}; those that are left take "
-            f"up to {remaining} for all their epochs ({config.training.epochs})"
-        )
-        began, name = time.monotonic(), f"batch-{size}-seed-{seed}"
-        command = probe_command(
-            measured,
-            probes,
-            local_batch=math.gcd(config.training.batch_size, size),
-            batch_size=size,
-            seed=seed,
-        )
-        run_training([*command, f"run.root={folder}", f"run.name={name}"], say=say)
-        evaluations = evaluations_in(read_json_lines(folder / name / "metrics.jsonl"))
-        run = ProbeRun(
-            batch_size=size,
-            seed=seed,
-            evaluations=evaluations,
-            is_over=all(evaluated.score < probes.target_map for evaluated in evaluations),
-            seconds=time.monotonic() - began,
-        )
-        others = [one for one in probes.runs if (one.batch_size, one.seed) != (size, seed)]
-        probes = replace(probes, runs=(*others, run))
-        keep(probes)
-        say(f"  {outcome_words(run, probes.target_map)}")
-    return probes
+    config = load_config(measured.config, measured.overrides)
+    folder, total = probes_folder(options.plan), len(probes.wanted)
+    most = longest_hours(measured, config)
+    try:
+        for number, (size, seed) in enumerate(missing):
+            remaining = format_hours((len(missing) - number) * most)
+            say(
+                f"probe {total - len(missing) + number + 1} of {total}: global batch {size}, seed "
+                f"{seed}; those that are left take up to {remaining} for all their epochs "
+                f"({config.training.epochs})"
+            )
+            run = train_probe(
+                probes, measured, config, folder=folder, size=size, seed=seed, say=say
+            )
+            others = [other for other in probes.runs if other.name != run.name]
+            probes = replace(probes, runs=(*others, run))
+            measured = replace(measured, probes=probes)
+            options.write(measured)
+            took = format_hours(run.seconds / 3600)
+            epochs, target = run.epochs_until(probes.target_map), f"mAP {probes.target_map:g}"
+            outcome = f"{epochs:.2f} epochs to {target}"
+            if math.isinf(epochs):
+                outcome = f"{target} not reached, at best {run.best:.3f}"
+            say(f"  {run.name}: {outcome} ({took})")
+    except KeyboardInterrupt:
+        console.print(f"stopped: {folder} has the trainings; the same command goes on")
+        raise
+    console.print(f"probe runs: {folder}; nothing reads it any more but further probes")
+    return measured
 
 
-def probe_command(
-    measured: Measurements, probes: Probes, *, local_batch: int, batch_size: int, seed: int
-) -> list[str]:
-    """Return the command of a probe run, in which a large batch is made of several local ones."""
-    return [
-        *(sys.executable, str(REPOSITORY / "train.py"), "--config", measured.config),
-        *("--auto-resume", *measured.overrides),
+def train_probe(
+    probes: Probes,
+    measured: Measurements,
+    config: Config,
+    *,
+    folder: Path,
+    size: int,
+    seed: int,
+    say: Callable[[str], None],
+) -> ProbeRun:
+    """Train with a global batch size, or go on where an earlier command stopped.
+
+    Raises as `run_training`.
+    """
+    began, name = time.monotonic(), f"batch-{size}-seed-{seed}"
+    local_batch = math.gcd(config.training.batch_size, size)  # a large batch is made of several
+    overrides = (
+        *measured.overrides,
         f"run.seed={seed}",
         f"training.batch_size={local_batch}",
-        f"training.gradient_accumulation={batch_size // local_batch}",
-        f"training.learning_rate={probes.rule.scaled(batch_size):.3g}",
+        f"training.gradient_accumulation={size // local_batch}",
+        f"training.learning_rate={probes.rule.scaled(size):.3g}",
         f"training.target_map={probes.target_map:g}",
         "evaluation.every=1",
         "evaluation.pictures=0",
         "checkpoint.keep=1",
-    ]
+        f"run.root={folder}",
+        f"run.name={name}",
+    )
+    run_training(["--config", measured.config, "--auto-resume", *overrides], say=say)
+    evaluations = tuple(  # a metric that does not exist counts as 0
+        Evaluated(epoch=float(record["epoch"]), score=float(record["map"] or 0.0))
+        for record in read_json_lines(folder / name / "metrics.jsonl")
+        if record["kind"] == "evaluation"
+    )
+    return ProbeRun(
+        batch_size=size,
+        seed=seed,
+        evaluations=evaluations,
+        is_over=all(evaluated.score < probes.target_map for evaluated in evaluations),
+        seconds=time.monotonic() - began,
+    )
 
 
-def run_training(command: Sequence[str], *, say: Callable[[str], None]) -> None:
+def run_training(options: Sequence[str], *, say: Callable[[str], None]) -> None:
     """Run `train.py`; Ctrl-C and SIGTERM let it write a checkpoint first.
 
     Raises:
         JobFailedError: It did not end well; it has printed why.
         KeyboardInterrupt: It was stopped.
     """
+    command = [sys.executable, str(REPOSITORY / "train.py"), *options]
     with running(command, patience_s=SECONDS_FOR_A_CHECKPOINT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -449,41 +401,19 @@ def run_training(command: Sequence[str], *, say: Callable[[str], None]) -> None:
         raise JobFailedError(code if code > 0 else 128 - code)
 
 
-def evaluations_in(records: Sequence[dict[str, Any]]) -> tuple[Evaluated, ...]:
-    """Return the evaluations of a run; a metric that does not exist counts as 0."""
-    return tuple(
-        Evaluated(epoch=float(record["epoch"]), score=float(record["map"] or 0.0))
-        for record in records
-        if record["kind"] == "evaluation"
-    )
-
-
-def outcome_words(run: ProbeRun, target: float) -> str:
-    """Return how a probe run ended."""
-    epochs, took = run.epochs_until(target), format_hours(run.seconds / 3600)
-    if math.isinf(epochs):
-        return f"{run.name}: mAP {target:g} not reached, at best {run.best:.3f} ({took})"
-    return f"{run.name}: {epochs:.2f} epochs to mAP {target:g} ({took})"
-
-
 def longest_hours(measured: Measurements, config: Config) -> float:
     """Return the time of a probe run that trains all epochs: one rank on this host."""
     batch_size = config.training.batch_size
     threads = max(shape.threads for shape in measured.shapes if shape.ranks == 1)
-    host = host_model(
-        measured,
-        fitted_to(measured.steps, cores=measured.cores),
-        Network(latency=0.0, bandwidth=math.inf, source="one host"),
-    )
-    all_epochs = EpochsModel(
-        runs=(Runs(batch_size=batch_size, epochs=(float(config.training.epochs),)),),
-        target="the last epoch",
-        source="the configuration",
-    )
+    all_epochs = Runs(batch_size=batch_size, epochs=(float(config.training.epochs),))
     result = forecast(
         Allocation(hosts=1, on_host=Shape(ranks=1, threads=threads, batch_size=batch_size)),
-        host=host,
-        epochs=all_epochs,
+        host=host_model(
+            measured,
+            fitted_to(measured.steps, cores=measured.cores),
+            Network(latency=0.0, bandwidth=math.inf, source="one host"),
+        ),
+        epochs=EpochsModel(runs=(all_epochs,), target="the last epoch", source="the configuration"),
         workload=replace(workload_of(measured), every=1),
     )
     return result.hours.middle

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import InputError
-from profiling.studies.tune.command import training_words
+from profiling.studies.tune.command import training_arguments
 from profiling.studies.tune.forecast import (
     Allocation,
     Constraints,
@@ -81,9 +81,9 @@ def test_groups_have_whole_hosts() -> None:
 
 
 def test_the_winner_s_command_has_its_groups() -> None:
-    words = training_words(of(8, 4), config="openimages.yaml", settings=())
+    words = training_arguments(of(8, 4), config="openimages.yaml", settings=())
     assert "distributed.groups=4" in words
-    plain = training_words(of(8, 1), config="openimages.yaml", settings=())
+    plain = training_arguments(of(8, 1), config="openimages.yaml", settings=())
     assert not any("groups" in word for word in plain)
 
 

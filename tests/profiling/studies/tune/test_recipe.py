@@ -3,15 +3,17 @@
 import subprocess
 from pathlib import Path
 
-from profiling.studies.tune.command import run_command, slurm_script, training_words
+from profiling.studies.tune.command import launch_command, slurm_script, training_arguments
 from tests.profiling.studies.tune.test_choice import asked
 
 FOUND = asked().winner
-WORDS = training_words(FOUND, config="openimages.yaml", settings=["training.learning_rate=0.0001"])
+WORDS = training_arguments(
+    FOUND, config="openimages.yaml", settings=["training.learning_rate=0.0001"]
+)
 
 
 def test_command_starts_the_ranks_of_all_hosts_with_the_chosen_batch() -> None:
-    command = run_command(FOUND, WORDS)
+    command = launch_command(FOUND, WORDS)
     shape = FOUND.allocation.on_host
     assert f"--np {FOUND.allocation.ranks} --hostfile hosts -- train.py" in command
     assert f"training.batch_size={shape.batch_size}" in command
