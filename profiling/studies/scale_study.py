@@ -1,7 +1,7 @@
 """The scaling study: combinations of ranks and threads, their jobs, and the numbers made of them.
 
 Every combination that fits the host is a job of its own. The jobs run one after another in rounds,
-forwards and backwards, so that what changes steadily, as a machine that warms up, meets all
+forwards and backwards, so that what changes steadily, as a machine that warms up, affects all
 combinations alike. The planner (`profiling.studies.tune`) measures its steps in the same way.
 """
 
@@ -43,13 +43,11 @@ Job = Sequence[RankSteps]
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """A number of ranks with a number of threads each."""
+    """A number of ranks with a number of threads and of images in a step each."""
 
     ranks: int
     threads: int
-    """Compute threads of each rank."""
     batch_size: int
-    """Images of each rank in a step."""
     hosts: tuple[tuple[str, int], ...] = ()
     """Names, and the number of ranks of each; none: this host."""
     misfit: str = ""
@@ -59,6 +57,11 @@ class Combination:
     def name(self) -> str:
         """Such as `2 ranks × 1 thread`."""
         return f"{count_ranks(self.ranks)} × {count_threads(self.threads)}"
+
+    @property
+    def shape(self) -> str:
+        """Such as `2 × 1`."""
+        return f"{self.ranks} × {self.threads}"
 
     @property
     def images(self) -> int:
@@ -87,52 +90,39 @@ def combine(
     quota: float | None,
     request: CoreRequest,
 ) -> list[Combination]:
-    """Return every combination, by ranks and then by threads.
+    """Return every combination, by ranks over all hosts and then by threads of a rank.
 
-    Args:
-        ranks: Numbers of ranks over all hosts.
-        threads: Numbers of compute threads of a rank.
-        batch_size: Images of a rank in a step.
-        global_batch: Images of all ranks in a step, which then counts instead.
-        place_on_hosts: From a number of ranks to those of each host; none: all on this one.
-        allowed: The CPUs of each host that ranks may use.
-        quota: CPUs' worth of time for each host; None: no limit.
-        request: The cores of a rank that do not compute; its threads are not looked at.
+    `batch_size` counts where there is no `global_batch`, the images of all ranks in a step.
+    `place_on_hosts` returns the ranks of each host for a number of ranks; none: all on this one.
+    `allowed` are the CPUs of each host that ranks may use, `quota` CPUs' worth of time for each
+    host. The threads of `request` are not looked at.
     """
     combinations = []
     for count in ranks:
         hosts: tuple[tuple[str, int], ...] = ()
-        misfit = ""
+        no_place = ""
         try:
             hosts = place_on_hosts(count)
         except InputError as error:
-            misfit = str(error)
+            no_place = str(error)
         if global_batch is not None and global_batch % count:
-            misfit = f"{global_batch} images do not divide evenly among {count_ranks(count)}"
-        counts = [on_host for _, on_host in hosts] or [count]
-        combinations += [
-            Combination(
+            no_place = f"{global_batch} images do not divide evenly among {count_ranks(count)}"
+        counts = dict.fromkeys([on_host for _, on_host in hosts] or [count])
+        for of_rank in threads:
+            needed = replace(request, threads=of_rank)
+            fits = (
+                fit_ranks(sockets_of(allowed), ranks=on_host, request=needed, quota=quota)
+                for on_host in counts
+            )
+            combination = Combination(
                 ranks=count,
                 threads=of_rank,
                 batch_size=global_batch // count if global_batch else batch_size,
                 hosts=hosts,
-                misfit=misfit
-                or why_not(allowed, counts, request=replace(request, threads=of_rank), quota=quota),
+                misfit=no_place or next((fit.why for fit in fits if isinstance(fit, Misfit)), ""),
             )
-            for of_rank in threads
-        ]
+            combinations.append(combination)
     return combinations
-
-
-def why_not(
-    allowed: Topology, counts: Sequence[int], *, request: CoreRequest, quota: float | None
-) -> str:
-    """Return why the first of these numbers of ranks does not fit a host; empty if all fit."""
-    for count in dict.fromkeys(counts):
-        fitted = fit_ranks(sockets_of(allowed), ranks=count, request=request, quota=quota)
-        if isinstance(fitted, Misfit):
-            return fitted.why
-    return ""
 
 
 def misfits(combinations: Sequence[Combination]) -> list[str]:
@@ -140,23 +130,8 @@ def misfits(combinations: Sequence[Combination]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for combination in combinations:
         if combination.misfit:
-            shape = f"{combination.ranks} × {combination.threads}"
-            reasons.setdefault(combination.misfit, []).append(shape)
+            reasons.setdefault(combination.misfit, []).append(combination.shape)
     return [f"{DOES_NOT_FIT} {', '.join(names)}: {why}" for why, names in reasons.items()]
-
-
-def job_of_combination(combination: Combination, template: MeasuredJob) -> MeasuredJob:
-    """Return the job that measures a combination; all else is the template's."""
-    here = (
-        f"launch.threads={combination.threads}",
-        f"training.batch_size={combination.batch_size}",
-    )
-    return replace(
-        template,
-        ranks=combination.ranks,
-        hosts=combination.hosts,
-        overrides=(*template.overrides, *here),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +200,6 @@ class Rounds:
     """What ended it, for a message."""
     title: str = "scaling study, steps"
     """Title of the progress that is shown."""
-    other_cores: float = 0.0
-    """Cores of this host that other work kept busy meanwhile, where all ranks run here."""
 
     @property
     def order(self) -> list[tuple[int, Combination]]:
@@ -236,11 +209,6 @@ class Rounds:
             for number in range(1, self.rounds + 1)
             for combination in self.combinations[:: 1 if number % 2 else -1]
         ]
-
-    @property
-    def missing(self) -> list[tuple[int, Combination]]:
-        """The jobs that have not run yet."""
-        return [job for job in self.order if len(self.jobs.get(job[1], ())) < job[0]]
 
     @property
     def done(self) -> int:
@@ -265,21 +233,27 @@ def run_rounds(
     console: Console,
     keep: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the jobs that have not run, and note what they measured.
+    """Run the jobs that have not run, and note what they measured, and how the study ended.
 
-    A job that fails, and Ctrl-C, end the study.
-
-    Args:
-        rounds: The jobs; receives the measurements, and how the study ended.
-        template: What all jobs have in common, see `job_of_combination`.
-        mpirun: Starts them.
-        console: Where progress is shown.
-        keep: Called after each job, with its measurements noted.
+    Threads and batch size of the template are each combination's. A job that fails, and Ctrl-C, end
+    the study. `keep` is called after each job, with its measurements noted.
     """
-    missing = rounds.missing
-    steps = {one: job_of_combination(one, template).all_steps for one in rounds.combinations}
-    total = sum(steps[combination] for _, combination in rounds.order)
-    before = total - sum(steps[combination] for _, combination in missing)
+    jobs = {
+        combination: replace(
+            template,
+            ranks=combination.ranks,
+            hosts=combination.hosts,
+            overrides=(
+                *template.overrides,
+                f"launch.threads={combination.threads}",
+                f"training.batch_size={combination.batch_size}",
+            ),
+        )
+        for combination in rounds.combinations
+    }
+    missing = [job for job in rounds.order if len(rounds.jobs.get(job[1], ())) < job[0]]
+    total = sum(jobs[combination].all_steps for _, combination in rounds.order)
+    before = total - sum(jobs[combination].all_steps for _, combination in missing)
     name = ""
     try:
         with progress(console, rounds.title, total=total, start=before) as advance:
@@ -287,14 +261,14 @@ def run_rounds(
                 name = f"{combination.name}, round {number} of {rounds.rounds}"
                 advance(before, name)
                 ranks = measure_ranks(
-                    job_of_combination(combination, template),
+                    jobs[combination],
                     mpirun=mpirun,
                     advance=lambda step: advance(before + step, name),  # noqa: B023, runs at once
                     say=lambda line: console.print(line, markup=False, soft_wrap=True),
                 )
                 rounds.jobs.setdefault(combination, []).append(ranks)
                 keep()
-                before += steps[combination]
+                before += jobs[combination].all_steps
     except JobFailedError as error:
         rounds.code, rounds.ended_by = error.code, f"{name}: {error}"
     except KeyboardInterrupt as error:
@@ -321,8 +295,8 @@ def efficiency(result: Measured, measured: Sequence[Measured]) -> float | None:
 def times_the_throughput(result: Measured, other: Measured) -> Ratio:
     """Return the ratio of all steps' medians, with the lowest and the highest of a round."""
     rounds = [
-        Measured(combination=result.combination, jobs=[job]).images_per_second
-        / Measured(combination=other.combination, jobs=[other_job]).images_per_second
+        replace(result, jobs=[job]).images_per_second
+        / replace(other, jobs=[other_job]).images_per_second
         for job, other_job in zip(result.jobs, other.jobs, strict=False)  # one may lack a round
     ]
     ratio = result.images_per_second / other.images_per_second
@@ -339,26 +313,12 @@ def findings(
 ) -> list[Finding]:
     """Compare more ranks with fewer on as many cores, and find the largest communication shares.
 
-    Args:
-        measured: All combinations that have run.
-        config: What they ran.
-        global_batch: Images of all ranks in a step, where it is the same for all.
+    `global_batch` are the images of all ranks in a step, where it is the same for all combinations.
     """
     standard = is_standard(config)
-    is_compressed = config.distributed.compress == "bf16"
     compared = []
-    if global_batch is not None:
-        targets = standard and global_batch == STANDARD_BATCH
-        compared = same_cores(measured, global_batch=global_batch, with_targets=targets)
-    return compared + communication(measured, with_targets=standard and is_compressed)
-
-
-def same_cores(
-    measured: Sequence[Measured], *, global_batch: int, with_targets: bool
-) -> list[Finding]:
-    """Compare each combination with that of the fewest ranks and as many compute threads in all."""
-    compared = []
-    for result in measured:
+    for result in measured if global_batch is not None else ():
+        # With that of the fewest ranks and as many compute threads in all.
         this = result.combination
         same = [other for other in measured if other.combination.all_threads == this.all_threads]
         base = min(same, key=lambda other: other.combination.ranks)
@@ -366,38 +326,29 @@ def same_cores(
             continue
         other = base.combination
         is_target = (this.ranks, this.threads, other.ranks, other.threads) == (2, 1, 1, 2)
+        has_target = standard and global_batch == STANDARD_BATCH and is_target
         ratio = times_the_throughput(result, base)
         compared.append(
             Finding(
                 what=f"{this.name} against {other.name}, {global_batch} images a step both",
                 value=ratio.median,
                 shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
-                at_least=1.0 if with_targets and is_target else None,
+                at_least=1.0 if has_target else None,
             )
         )
-    return compared
-
-
-def communication(measured: Sequence[Measured], *, with_targets: bool) -> list[Finding]:
-    """Find the largest share of a step spent waiting for gradients, and that exchange adds."""
-    largest = []
-    for what, share_of in (
-        ("waiting for gradients", lambda result: result.exposed_share),
-        ("what the exchange adds", lambda result: result.added_share),
+    at_most = LARGEST_EXCHANGE if standard and config.distributed.compress == "bf16" else None
+    for what, name in (
+        ("waiting for gradients", "exposed_share"),
+        ("what the exchange adds", "added_share"),
     ):
         shares = [
             (share, result.combination.name)
             for result in measured
-            if (share := share_of(result)) is not None
+            if (share := getattr(result, name)) is not None
         ]
         if shares:
-            value, name = max(shares)
-            largest.append(
-                Finding(
-                    what=f"{what}, largest share of a step",
-                    value=value,
-                    shown=f"{value:.4f} ({name})",
-                    at_most=LARGEST_EXCHANGE if with_targets else None,
-                )
-            )
-    return largest
+            value, largest = max(shares)
+            shown = f"{value:.4f} ({largest})"
+            title = f"{what}, largest share of a step"
+            compared.append(Finding(title, value, shown, at_most=at_most))
+    return compared
