@@ -6,16 +6,24 @@ the trainings.
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
-import numpy as np
-from matplotlib.axes import Axes
 from rich.console import Console
-from rich.table import Table
 
-from common.charts import as_png, new_figure
+from common.charts import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    RED,
+    Column,
+    Table,
+    as_png,
+    new_figure,
+)
 from common.cli import add_command, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED
@@ -25,7 +33,6 @@ from launch.hosts import add_where
 from launch.mpirun import choose_mpirun
 from profiling.studies.async_groups_search import (
     Job,
-    Loss,
     Probed,
     Results,
     Setting,
@@ -93,16 +100,12 @@ def groups_command(
     results = read_results(job.folder, about)
     write_results(job.folder, results)  # from now on the folder belongs to these settings
     run_probes(job, results, seconds=seconds, cold_seconds=cold_start, console=console)
-    # Here, because matplotlib is slow to load.
-    pass  # DROPPED
-
-    title = title_of(job, settings)
-    taken = for_whole(best(results.probes))
-    command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
-    print_probes(results.probes, command=command, title=title, folder=job.folder, console=console)
+    size, precision = settings.data.image_size, settings.engine.precision
+    title = f"{config} on {ranks} ranks, {size}×{size}, {precision}; {processor_name()}"
+    print_probes(job, results.probes, title=title, console=console)
     if whole:
         train_whole(job, results, settings, console=console)
-        print_trained(results.trained, title=title, folder=job.folder, console=console)
+        print_trained(results.trained, job.folder / "trained.png", title=title, console=console)
     return FINISHED
 
 
@@ -115,7 +118,7 @@ def run_probes(
     for setting in search(job.ranks, best_of=lambda some: best(results.probes_of(some))):
         if results.probes_of([setting]):
             continue
-        with progress(console, f"probe of {setting.words}, seconds", total=seconds) as advance:
+        with progress(console, f"probe of {setting.title}, seconds", total=seconds) as advance:
             records = probe(job, setting, seconds=seconds, after_step=after_step, advance=advance)
         probed = Probed(
             setting=setting, points=points_of(records), staleness=mean_staleness(records)
@@ -130,13 +133,13 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
     Each with the learning rate after its best probe's, see `for_whole`; untuned is the momentum.
     """
     plain, tuned = (
-        for_whole(best([one for one in results.probes if (one.setting.groups > 1) == is_grouped]))
+        for_whole(best([each for each in results.probes if each.is_grouped == is_grouped]))
         for is_grouped in (False, True)
     )
     for setting in dict.fromkeys((plain, tuned, replace(tuned, beta1=DEFAULT_BETA1))):
         if setting in [trained.setting for trained in results.trained]:
             continue
-        title, epochs = f"whole training of {setting.words}, epochs", settings.training.epochs
+        title, epochs = f"whole training of {setting.title}, epochs", settings.training.epochs
         with progress(console, title, total=epochs) as advance:
             records = whole(job, setting, advance=advance)
         trained = Trained(
@@ -148,13 +151,6 @@ def train_whole(job: Job, results: Results, settings: Config, *, console: Consol
         )
         results.trained.append(trained)
         write_results(job.folder, results)
-
-
-def title_of(job: Job, settings: Config) -> str:
-    """Return what was trained, on what."""
-    size, precision = settings.data.image_size, settings.engine.precision
-    what = f"{job.config} on {job.ranks} ranks, {size}×{size}, {precision}"
-    return f"{what}; {processor_name()}"
 
 
 ABOUT = """\
@@ -215,110 +211,93 @@ def several(text: str) -> int:
     return count
 
 
-PROBES_CHART, TRAINED_CHART = "probes.png", "trained.png"
 CLEARLY = 2.0
 """Standard errors of a difference from which on it is not by chance."""
-COLOURS = ("#3c8ddc", "#2f9e44", "#f08c00", "#e6194b", "#9c36b5", "#8d6e63")
+COLOURS = (BLUE, GREEN, ORANGE, RED, PURPLE, "#8d6e63")
 WINDOW_SHARE = 0.15
 """Share of a probe's steps over whose losses each drawn median is taken."""
+SETTING_COLUMNS = (
+    Column("groups"),
+    Column("beta1", "g"),
+    Column("learning rate", lambda rate: f"× {rate:g}"),
+)
 
 
-def print_probes(
-    probes: Sequence[Probed], *, command: str, title: str, folder: Path, console: Console
-) -> None:
-    """Print the probes and the choice, and draw them into the study's folder.
-
-    Args:
-        probes: All of them.
-        command: Trains with the choice.
-        title: What was trained, on what.
-        folder: The study's.
-        console: Where to.
-    """
-    chosen = best(probes)
-    write_whole(folder / PROBES_CHART, loss_chart(probes, chosen, title=title))
-    console.print(probes_table(probes))
-    console.print(choice_words(probes), soft_wrap=True)
+def print_probes(job: Job, probes: Sequence[Probed], *, title: str, console: Console) -> None:
+    """Print the probes and the choice, and draw them into the study's folder."""
+    chosen, of_probes, file = best(probes), losses(probes), job.folder / "probes.png"
+    write_whole(file, loss_chart(probes, chosen, title=title))
+    columns = (
+        *SETTING_COLUMNS,
+        Column("loss"),
+        Column("images/s", ".1f"),
+        Column("mean staleness", ".2f"),
+    )
+    rows = []
+    for probed in sorted(probes, key=lambda probed: of_probes[probed.setting].mean):
+        setting, loss = probed.setting, of_probes[probed.setting]
+        rate = images_per_second(probed.points)
+        mean = f"{loss.mean:.4f} ± {loss.error:.4f}"
+        rows.append((setting.groups, setting.beta1, setting.rate, mean, rate, probed.staleness))
+    seconds = common_seconds(probes)
+    heading = f"training loss after {seconds:.0f} s of steps, from one cold start"
+    console.print(Table(heading, columns, rows).for_console())
+    console.print(format_choice(probes), soft_wrap=True)
     taken = for_whole(chosen)
     larger = f", with learning rate × {taken.rate:g}, as a short probe favours small ones"
     note = larger if taken != chosen else ""
+    command = shlex.join(job.command("python", *taken.overrides(job.learning_rate)))
     console.print(f"command{note}: {command}", soft_wrap=True, markup=False)
-    console.print(f"chart: {folder / PROBES_CHART}", soft_wrap=True)
+    console.print(f"chart: {file}", soft_wrap=True)
 
 
-def print_trained(
-    trained: Sequence[Trained], *, title: str, folder: Path, console: Console
-) -> None:
-    """Print the whole trainings, and draw them into the study's folder."""
-    write_whole(folder / TRAINED_CHART, map_chart(trained, title=title))
-    console.print(trained_table(trained))
-    for line in sooner_words(trained):
-        console.print(line, soft_wrap=True)
-    console.print(f"chart: {folder / TRAINED_CHART}", soft_wrap=True)
-
-
-def probes_table(probes: Sequence[Probed]) -> Table:
-    """Return a table with a probe a row, the best first."""
-    of_probes = losses(probes)
-    table = Table(
-        title=f"training loss after {common_seconds(probes):.0f} s of steps, from one cold start",
-        title_justify="left",
-    )
-    for heading in ("groups", "beta1", "learning rate", "loss", "images/s", "mean staleness"):
-        table.add_column(heading, justify="right")
-    for probed in sorted(probes, key=lambda probed: of_probes[probed.setting].mean):
-        loss = of_probes[probed.setting]
-        table.add_row(
-            *setting_cells(probed.setting),
-            f"{loss.mean:.4f} ± {loss.error:.4f}",
-            f"{images_per_second(probed.points):.1f}",
-            f"{probed.staleness:.2f}",
-        )
-    return table
-
-
-def setting_cells(setting: Setting) -> tuple[str, str, str]:
-    """Return groups, momentum and learning rate as cells of a table."""
-    return str(setting.groups), f"{setting.beta1:g}", f"× {setting.rate:g}"
-
-
-def choice_words(probes: Sequence[Probed]) -> str:
+def format_choice(probes: Sequence[Probed]) -> str:
     """Return which setting to take, and how it compares with plain training (or with groups)."""
-    of_probes = losses(probes)
-    chosen = best(probes)
+    of_probes, chosen = losses(probes), best(probes)
     is_plain = chosen.groups == 1
-    others = [probed for probed in probes if (probed.setting.groups == 1) != is_plain]
-    return f"take {chosen.words}: {compared_losses(of_probes, chosen, best(others))}"
-
-
-def compared_losses(of_probes: dict[Setting, Loss], setting: Setting, other: Setting) -> str:
-    """Return how the losses of two probes differ, in words."""
-    loss, other_loss = of_probes[setting], of_probes[other]
+    other = best([probed for probed in probes if probed.is_grouped == is_plain])
+    loss, other_loss = of_probes[chosen], of_probes[other]
     difference = other_loss.mean - loss.mean
     error = (loss.error**2 + other_loss.error**2) ** 0.5
     sure = "" if difference > CLEARLY * error else ", so that the probes do not tell them apart"
-    return f"its loss is lower by {difference:.4f} ± {error:.4f} than that of {other.words}{sure}"
+    return (
+        f"take {chosen.title}: its loss is lower by {difference:.4f} ± {error:.4f} than that of "
+        f"{other.title}{sure}"
+    )
 
 
-def trained_table(trained: Sequence[Trained]) -> Table:
-    """Return a table with a whole training a row, the soonest first."""
-    table = Table(title="whole trainings, to the target or the end", title_justify="left")
-    settings = ("groups", "beta1", "learning rate")
-    results = ("time", "epochs", "steps", "staleness", "mAP", "mAP50", "target")
-    for heading in (*settings, *results):
-        table.add_column(heading, justify="right")
-    for result in in_order(trained):
-        table.add_row(
-            *setting_cells(result.setting),
-            minutes(result.seconds),
-            f"{result.epochs:.3g}",
-            str(result.steps),
-            f"{result.staleness:.2f}",
-            f"{result.best.map:.3f}",
-            f"{result.best.map_50:.3f}",
+def print_trained(trained: Sequence[Trained], file: Path, *, title: str, console: Console) -> None:
+    """Print the whole trainings, the soonest first, and draw them into a file."""
+    write_whole(file, map_chart(trained, title=title))
+    columns = (
+        *SETTING_COLUMNS,
+        Column("time", minutes),
+        Column("epochs", ".3g"),
+        Column("steps"),
+        Column("staleness", ".2f"),
+        Column("mAP", ".3f"),
+        Column("mAP50", ".3f"),
+        Column("target"),
+    )
+    rows = [
+        (
+            result.setting.groups,
+            result.setting.beta1,
+            result.setting.rate,
+            result.seconds,
+            result.epochs,
+            result.steps,
+            result.staleness,
+            result.best.map,
+            result.best.map_50,
             "reached" if result.is_reached else "not reached",
         )
-    return table
+        for result in in_order(trained)
+    ]
+    console.print(Table("whole trainings, to the target or the end", columns, rows).for_console())
+    for line in compare_trained(trained):
+        console.print(line, soft_wrap=True)
+    console.print(f"chart: {file}", soft_wrap=True)
 
 
 def in_order(trained: Sequence[Trained]) -> list[Trained]:
@@ -326,20 +305,20 @@ def in_order(trained: Sequence[Trained]) -> list[Trained]:
     return sorted(trained, key=lambda result: (not result.is_reached, result.seconds))
 
 
-def sooner_words(trained: Sequence[Trained]) -> list[str]:
-    """Return which was the soonest at the target, and by how much, in a line for each."""
+def compare_trained(trained: Sequence[Trained]) -> Iterator[str]:
+    """Yield which was the soonest at the target, and by how much, in a line for each."""
     first, *others = in_order(trained)
     if not first.is_reached:
-        return ["none reached the target: train longer (training.epochs)"]
-    lines = [f"soonest at the target: {first.setting.words}, after {minutes(first.seconds)}"]
+        yield "none reached the target: train longer (training.epochs)"
+        return
+    yield f"soonest at the target: {first.setting.title}, after {minutes(first.seconds)}"
     for result in others:
         times = f"{result.seconds / first.seconds:.2f} times as long"
         if result.is_reached:
             times += f", {result.epochs / first.epochs:.2f} times the epochs"
         else:
             times = f"target not reached, best mAP {result.best.map:.3f} in {times}"
-        lines.append(f"{result.setting.words}: {times}")
-    return lines
+        yield f"{result.setting.title}: {times}"
 
 
 def minutes(seconds: float) -> str:
@@ -351,61 +330,42 @@ def minutes(seconds: float) -> str:
 def loss_chart(probes: Sequence[Probed], chosen: Setting, *, title: str) -> bytes:
     """Return a PNG: running medians of the training loss, by seconds of steps since the cold start.
 
-    Args:
-        probes: All of them; those of a learning rate share a panel.
-        chosen: Drawn thicker.
-        title: What was trained, on what.
+    The probes of a learning rate share a panel; plain training is black, the chosen one thicker.
     """
     rates = sorted({probed.setting.rate for probed in probes}, reverse=True)
     figure = new_figure(width=1.5 + 4 * len(rates), height=5)
     panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     figure.suptitle(title)
     for axes, rate in zip(panels, rates, strict=True):
-        of_rate = [probed for probed in probes if probed.setting.rate == rate]
-        draw_losses(axes, sorted(of_rate, key=lambda probed: probed.setting), chosen)
+        colours = iter(COLOURS * len(probes))
+        for probed in sorted(probes, key=lambda probed: probed.setting):
+            setting, points = probed.setting, probed.points
+            if setting.rate != rate:
+                continue
+            # Means would show little but the few steps that diverge.
+            window = max(1, round(WINDOW_SHARE * len(points)))
+            ends = range(window, len(points) + 1)
+            axes.plot(
+                [points[end - 1].seconds for end in ends],
+                [median(point.loss for point in points[end - window : end]) for end in ends],
+                color=next(colours) if probed.is_grouped else "black",
+                linewidth=3.5 if setting == chosen else 1.5,
+                linestyle="-" if probed.is_grouped else "--",
+                label=f"{setting.groups_title}, beta1 {setting.beta1:g}"
+                + (" (chosen)" if setting == chosen else ""),
+            )
+        axes.set_xlabel("seconds of steps since the cold start")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9)
         axes.set_title(f"learning rate × {rate:g}")
     panels[0].set_ylabel("training loss, running median")
     return as_png(figure)
 
 
-def draw_losses(axes: Axes, probes: Sequence[Probed], chosen: Setting) -> None:
-    """Draw the probes of one learning rate; plain training is black."""
-    colours = iter(COLOURS * len(probes))
-    for probed in probes:
-        setting = probed.setting
-        is_plain, is_chosen = setting.groups == 1, setting == chosen
-        seconds, medians = running_median(probed)
-        groups = "1 group" if is_plain else f"{setting.groups} groups"
-        axes.plot(
-            seconds,
-            medians,
-            color="black" if is_plain else next(colours),
-            linewidth=3.5 if is_chosen else 1.5,
-            linestyle="--" if is_plain else "-",
-            label=f"{groups}, beta1 {setting.beta1:g}{' (chosen)' if is_chosen else ''}",
-        )
-    axes.set_xlabel("seconds of steps since the cold start")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-
-
-def running_median(probed: Probed) -> tuple[list[float], list[float]]:
-    """Return seconds and losses; means would show little but the few steps that diverge."""
-    window = max(1, round(WINDOW_SHARE * len(probed.points)))
-    ends = range(window, len(probed.points) + 1)
-    medians = [
-        float(np.median([point.loss for point in probed.points[end - window : end]]))
-        for end in ends
-    ]
-    return [probed.points[end - 1].seconds for end in ends], medians
-
-
 def map_chart(trainings: Sequence[Trained], *, title: str) -> bytes:
     """Return a PNG: mAP and mAP50 of the validation split, by minutes of steps and evaluations.
 
-    Args:
-        trainings: All of them, with a common target.
-        title: What was trained, on what.
+    All trainings have a common target.
     """
     figure = new_figure(width=11, height=4.5)
     panels = figure.subplots(1, 2, sharex=True)
@@ -416,7 +376,7 @@ def map_chart(trainings: Sequence[Trained], *, title: str) -> bytes:
         at = [evaluated.seconds / 60 for evaluated in trained.curve]
         for axes, metric in zip(panels, ("map", "map_50"), strict=True):
             values = [getattr(evaluated, metric) for evaluated in trained.curve]
-            axes.plot(at, values, "o-", color=colour, label=trained.setting.words)
+            axes.plot(at, values, "o-", color=colour, label=trained.setting.title)
     if trainings and trainings[0].target is not None:
         panels[0].axhline(trainings[0].target, color="grey", linestyle=":", label="target")
     for axes, name in zip(panels, ("mAP", "mAP50"), strict=True):

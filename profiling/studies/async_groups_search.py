@@ -47,6 +47,8 @@ FOR_PROBES = (
 )
 """Probes are stopped after their time, long before a learning rate that decays would have."""
 RESULTS_FILE = "probes.json"
+COLD_START = "cold-start"
+"""The run that all others continue."""
 
 
 @dataclass(frozen=True, order=True)
@@ -64,11 +66,15 @@ class Setting:
         return f"groups{self.groups}-beta{self.beta1:g}-rate{self.rate:g}"
 
     @property
-    def words(self) -> str:
-        """For a person."""
-        groups = "1 group" if self.groups == 1 else f"{self.groups} groups"
+    def groups_title(self) -> str:
+        """Such as `2 groups`."""
+        return "1 group" if self.groups == 1 else f"{self.groups} groups"
+
+    @property
+    def title(self) -> str:
+        """Such as `2 groups, beta1 0.3, learning rate × 0.1`."""
         rate = "" if self.rate == 1 else f", learning rate × {self.rate:g}"
-        return f"{groups}, beta1 {self.beta1:g}{rate}"
+        return f"{self.groups_title}, beta1 {self.beta1:g}{rate}"
 
     def overrides(self, learning_rate: float) -> tuple[str, ...]:
         """Return the fields for `train.py`, given the configuration's learning rate."""
@@ -96,14 +102,9 @@ def settings_of(groups: int) -> list[Setting]:
 
 
 def search(ranks: int, *, best_of: Callable[[Sequence[Setting]], Setting]) -> Iterator[Setting]:
-    """Yield the settings to probe, one after another.
-
-    Args:
-        ranks: The most groups that there can be.
-        best_of: Returns the best of settings that have been probed.
-    """
+    """Yield the settings to probe, one after another; `best_of` is called with those of a grid."""
     yield from settings_of(1)
-    groups = ranks
+    groups = ranks  # the most that there can be
     while groups > 1:
         settings = settings_of(groups)
         yield from settings
@@ -128,11 +129,6 @@ class Job:
     folder: Path
     """Holds all runs."""
 
-    @property
-    def cold_start_run(self) -> Path:
-        """The run that all others continue."""
-        return self.folder / "cold-start"
-
     def command(self, python: str, *overrides: str) -> list[str]:
         """Return the command that trains; `python` is the interpreter, or its name for a user."""
         launcher = [python, "-m", "launch", "run", "--np", str(self.ranks), *self.where]
@@ -140,16 +136,14 @@ class Job:
 
 
 def cold_start(job: Job, *, seconds: float, advance: Advance) -> int:
-    """Train synchronously from the start for some seconds of steps; returns the number of steps.
-
-    Continues where it was stopped.
+    """Train synchronously for some seconds of steps, or go on; returns the number of steps.
 
     Raises:
         InputError: The training did not end well.
     """
-    run = job.cold_start_run
-    words = (*FOR_PROBES, "distributed.groups=1", "--auto-resume")
-    train_for(job, run, words, seconds=seconds, after_step=0, advance=advance)
+    run = job.folder / COLD_START
+    options = (*FOR_PROBES, "distributed.groups=1", "--auto-resume")
+    train_for(job, run, options, seconds=seconds, after_step=0, advance=advance)
     return max(record["step"] for record in records_of(run) if record["kind"] == "step")
 
 
@@ -164,19 +158,19 @@ def probe(
     run = job.folder / setting.name
     shutil.rmtree(run, ignore_errors=True)
     copy_cold_start(job, run)
-    words = (*FOR_PROBES, *setting.overrides(job.learning_rate), "--resume")
+    options = (*FOR_PROBES, *setting.overrides(job.learning_rate), "--resume")
     try:
-        train_for(job, run, words, seconds=seconds, after_step=after_step, advance=advance)
+        train_for(job, run, options, seconds=seconds, after_step=after_step, advance=advance)
         return [record for record in records_of(run) if is_step_after(record, after_step)]
     finally:
         shutil.rmtree(run / "checkpoints", ignore_errors=True)  # half a gigabyte each
 
 
 def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any]]:
-    """Train to the end of the configuration; returns the run's records.
+    """Train to the end of the configuration, or go on; returns the run's records.
 
     Groups begin where the cold start has ended, whose steps are theirs too: it is the first part
-    of such a training. Continues where it was stopped; what has finished is not run again.
+    of such a training. What has finished is not run again.
 
     Raises:
         InputError: The training did not end well.
@@ -193,8 +187,8 @@ def whole(job: Job, setting: Setting, *, advance: Advance) -> list[dict[str, Any
         advance(int(records[-1]["epoch"]) if records else 0, note)
 
     overrides = setting.overrides(job.learning_rate)
-    options = ("evaluation.pictures=0", "checkpoint.keep=1", "--auto-resume")
-    train(job, run, (*overrides, *options), look=show_progress, expected=FINISHED)
+    options = (*overrides, "evaluation.pictures=0", "checkpoint.keep=1", "--auto-resume")
+    train(job, run, options, look=show_progress, expected=FINISHED)
     return records_of(run)
 
 
@@ -202,20 +196,20 @@ def copy_cold_start(job: Job, run: Path) -> None:
     """Make the cold start a run of another name, which then continues it; whole or not at all."""
     begun = run.with_name(f"{run.name}.begun")
     shutil.rmtree(begun, ignore_errors=True)
-    shutil.copytree(job.cold_start_run, begun, symlinks=True)
+    shutil.copytree(job.folder / COLD_START, begun, symlinks=True)
     begun.rename(run)
 
 
 def train_for(
     job: Job,
     run: Path,
-    words: Sequence[str],
+    options: Sequence[str],
     *,
     seconds: float,
     after_step: int,
     advance: Advance,
 ) -> None:
-    """Start or continue a run, and stop it after so many seconds of steps."""
+    """Start or continue a run, and stop it after so many seconds of steps; raises as `train`."""
 
     def seconds_done() -> float:
         points = points_of(records_of(run), after_step=after_step)
@@ -233,13 +227,13 @@ def train_for(
             process.send_signal(signal.SIGTERM)
         before = done
 
-    train(job, run, words, look=stop_in_time, expected=STOPPED_BY_SIGNAL)
+    train(job, run, options, look=stop_in_time, expected=STOPPED_BY_SIGNAL)
 
 
 def train(
     job: Job,
     run: Path,
-    words: Sequence[str],
+    options: Sequence[str],
     *,
     look: Callable[["subprocess.Popen[str]"], None],
     expected: int,
@@ -251,7 +245,9 @@ def train(
     Raises:
         InputError: Its exit code is not the expected one; has the run's own last line.
     """
-    command = job.command(sys.executable, f"run.root={run.parent}", f"run.name={run.name}", *words)
+    command = job.command(
+        sys.executable, f"run.root={run.parent}", f"run.name={run.name}", *options
+    )
     with (
         log_of(run).open("wb") as log,
         running(
@@ -303,11 +299,10 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """The mean loss over the last steps until some time."""
+    """The mean loss over the last steps until some time, and its standard error."""
 
     mean: float
     error: float
-    """Standard error of the mean, from the scatter of the steps."""
 
 
 def is_step_after(record: Mapping[str, Any], after_step: int) -> bool:
@@ -316,11 +311,9 @@ def is_step_after(record: Mapping[str, Any], after_step: int) -> bool:
 
 
 def points_of(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> list[Point]:
-    """Return steps in order of time. Groups work in parallel since the last step of all ranks.
+    """Return the steps after `after_step` in order of time, of the lines of `metrics.jsonl`.
 
-    Args:
-        records: Lines of `metrics.jsonl`.
-        after_step: The last step that does not count.
+    Groups work in parallel since the last step of all ranks.
     """
     together = 0.0
     apart: dict[int, float] = {}
@@ -357,13 +350,9 @@ def map_curve(records: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
     return curve
 
 
-def mean_staleness(records: Sequence[Mapping[str, Any]], *, after_step: int = 0) -> float:
+def mean_staleness(records: Sequence[Mapping[str, Any]]) -> float:
     """Return the mean staleness of groups' steps; 0 if all ranks have taken each step together."""
-    values = [
-        record["staleness"]
-        for record in records
-        if is_step_after(record, after_step) and "staleness" in record
-    ]
+    values = [record["staleness"] for record in records if "staleness" in record]
     return fmean(values) if values else 0.0
 
 
@@ -389,16 +378,21 @@ class Probed:
     staleness: float
     """Mean of the steps."""
 
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is not plain training."""
+        return self.setting.groups > 1
+
 
 def common_seconds(probes: Sequence[Probed]) -> float:
     """Return the time until which all have trained."""
-    return min(one.points[-1].seconds if one.points else 0.0 for one in probes)
+    return min(probed.points[-1].seconds if probed.points else 0.0 for probed in probes)
 
 
 def losses(probes: Sequence[Probed]) -> dict[Setting, Loss]:
     """Return the loss of each probe at the time until which all have trained."""
     seconds = common_seconds(probes)
-    return {one.setting: loss_at(one.points, seconds) for one in probes}
+    return {probed.setting: loss_at(probed.points, seconds) for probed in probes}
 
 
 def best(probes: Sequence[Probed]) -> Setting:

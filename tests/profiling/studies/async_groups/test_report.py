@@ -1,6 +1,6 @@
 import pytest
 
-from profiling.studies.async_groups import choice_words, sooner_words
+from profiling.studies.async_groups import compare_trained, format_choice
 from profiling.studies.async_groups_search import (
     Evaluated,
     Point,
@@ -37,14 +37,14 @@ def test_probes_are_compared_at_the_time_until_which_all_have_trained() -> None:
 
 def test_a_difference_within_the_scatter_is_called_so() -> None:
     close = [probed(PLAIN, loss=1.0, scatter=0.5), probed(TWO, loss=0.9, scatter=0.5)]
-    assert "so that the probes do not tell them apart" in choice_words(close)
+    assert "so that the probes do not tell them apart" in format_choice(close)
     clear = [probed(PLAIN, loss=1.0), probed(TWO, loss=0.5)]
-    assert choice_words(clear).startswith("take 2 groups, beta1 0.3: its loss is lower by 0.5")
-    assert "apart" not in choice_words(clear)
+    assert format_choice(clear).startswith("take 2 groups, beta1 0.3: its loss is lower by 0.5")
+    assert "apart" not in format_choice(clear)
 
 
 def test_plain_training_is_held_against_the_best_of_the_others() -> None:
-    words = choice_words([probed(PLAIN, loss=0.5), probed(TWO, loss=1.0)])
+    words = format_choice([probed(PLAIN, loss=0.5), probed(TWO, loss=1.0)])
     assert words.startswith("take 1 group, beta1 0.9: ")
     assert "than that of 2 groups, beta1 0.3" in words
 
@@ -59,12 +59,14 @@ def trained(
 
 
 def test_what_did_not_reach_the_target_is_never_sooner() -> None:
-    lines = sooner_words(
-        [
-            trained(TWO, seconds=50, is_reached=False),
-            trained(PLAIN, seconds=100),
-            trained(Setting(2, 0.9), seconds=150, epochs=6.0),
-        ]
+    lines = list(
+        compare_trained(
+            [
+                trained(TWO, seconds=50, is_reached=False),
+                trained(PLAIN, seconds=100),
+                trained(Setting(2, 0.9), seconds=150, epochs=6.0),
+            ]
+        )
     )
     assert lines == [
         "soonest at the target: 1 group, beta1 0.9, after 1 min 40 s",
@@ -76,4 +78,6 @@ def test_what_did_not_reach_the_target_is_never_sooner() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_where_none_reached_the_target_that_is_said(count: int) -> None:
     found = [trained(TWO, seconds=50, is_reached=False)] * count
-    assert sooner_words(found) == ["none reached the target: train longer (training.epochs)"]
+    assert list(compare_trained(found)) == [
+        "none reached the target: train longer (training.epochs)"
+    ]
