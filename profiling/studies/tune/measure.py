@@ -27,6 +27,7 @@ from launch.placement import fitting_shapes
 from launch.topology import count_cores, read_topology, sockets_of
 from profiling.ablate.result import PINNED
 from profiling.bench.job import (
+    AllReduceTime,
     JobFailedError,
     MeasuredJob,
     measure_all_reduces,
@@ -46,7 +47,6 @@ from profiling.studies.tune.measurements import (
     PartialMeasurement,
 )
 from profiling.studies.tune.model import (
-    AllReduceTime,
     Shape,
     StepTime,
     rank_counts,

@@ -18,8 +18,8 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
 from common.files import first_difference, read_bytes, read_kept, write_json
-from profiling.bench.job import RankSteps
-from profiling.studies.tune.model import AllReduceTime, EpochsModel, Runs, Shape, StepTime
+from profiling.bench.job import AllReduceTime, RankSteps
+from profiling.studies.tune.model import EpochsModel, Runs, Shape, StepTime
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from common.charts import (
     new_figure,
     text_column,
 )
+from profiling.bench.job import AllReduceTime
 from profiling.bench.results import disturbance
 from profiling.studies.tune.forecast import (
     Forecast,
@@ -32,7 +33,7 @@ from profiling.studies.tune.forecast import (
     why_it_loses,
 )
 from profiling.studies.tune.measurements import Measurements
-from profiling.studies.tune.model import AllReduceTime, EpochsModel, Fitted, Network, WithGroups
+from profiling.studies.tune.model import EpochsModel, Fitted, Network, WithGroups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

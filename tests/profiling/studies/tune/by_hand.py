@@ -1,5 +1,6 @@
 """Hosts, networks and measurements, written down."""
 
+from profiling.bench.job import AllReduceTime
 from profiling.studies.tune.forecast import Exchange, HostModel, Workload
 from profiling.studies.tune.measurements import (
     Added,
@@ -10,7 +11,6 @@ from profiling.studies.tune.measurements import (
     RateRule,
 )
 from profiling.studies.tune.model import (
-    AllReduceTime,
     Network,
     Shape,
     StepTime,

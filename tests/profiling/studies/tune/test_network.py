@@ -4,9 +4,9 @@ from argparse import ArgumentTypeError
 
 import pytest
 
+from profiling.bench.job import AllReduceTime
 from profiling.studies.tune.command import parse_network
 from profiling.studies.tune.model import (
-    AllReduceTime,
     Network,
     fit_network,
     rank_counts,
