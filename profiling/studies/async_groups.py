@@ -13,17 +13,7 @@ from statistics import median
 
 from rich.console import Console
 
-from common.charts import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    RED,
-    Column,
-    Table,
-    as_png,
-    new_figure,
-)
+from common.charts import BLUE, GREEN, ORANGE, PURPLE, RED, Column, Table, as_png, new_figure
 from common.cli import add_command, add_overrides, positive
 from common.console import make_console, progress
 from common.errors import FINISHED

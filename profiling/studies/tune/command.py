@@ -46,8 +46,7 @@ SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 BITS_OF_A_BYTE = 8
 NUMBER = r"(\d+(?:\.\d+)?)"
 NETWORK = re.compile(
-    rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)",
-    re.ASCII,
+    rf"{NUMBER}\s*([KMGT]?)(bit|bps|b|B)(?:/s)?\s*,\s*{NUMBER}\s*(us|µs|ms|s)", re.ASCII
 )
 
 

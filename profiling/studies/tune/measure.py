@@ -46,12 +46,7 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import (
-    Shape,
-    StepTime,
-    rank_counts,
-    rank_counts_of_host,
-)
+from profiling.studies.tune.model import Shape, StepTime, rank_counts, rank_counts_of_host
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -319,7 +314,7 @@ def measure_host(
             result = replace(result, all_reduces=times, all_reduces_over=over)
             keep(result)
         images = plan.data.evaluated_images
-        parts = (
+        parts: tuple[tuple[str, str, Callable[[], Any]], ...] = (
             ("evaluation …", "evaluation_seconds", lambda: evaluation_seconds(plan)),
             ("COCO's metric …", "metric_seconds", lambda: metric_seconds(images)),
             ("the optimizer's step …", "update_seconds", lambda: update_seconds(plan)),
@@ -475,11 +470,7 @@ def evaluation_seconds(plan: MeasurementPlan) -> float:
         name="evaluation",
         about="from images to boxes, as train.py evaluates",
         recipe=f"{RECIPES}.evaluation",
-        options={
-            "whose": "ours",
-            "norm": config.model.norm,
-            "precision": config.engine.precision,
-        },
+        options={"whose": "ours", "norm": config.model.norm, "precision": config.engine.precision},
         environment=PINNED,
     )
     seconds = median_seconds(evaluation, plan, images=EVALUATION_IMAGES)
