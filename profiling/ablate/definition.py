@@ -5,7 +5,7 @@ One question, the variants that run, what is compared with what, and what the pa
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -157,8 +157,8 @@ def read_all(folder: Path = FOLDER) -> Ablations:
     Raises:
         InputError: A file is not what it should be.
     """
-    found = {file.stem: read_ablation(file) for file in sorted(folder.glob("*.yaml"))}
-    return dict(sorted(found.items(), key=lambda item: item[1].place))
+    ablations = {file.stem: read_ablation(file) for file in sorted(folder.glob("*.yaml"))}
+    return dict(sorted(ablations.items(), key=lambda item: item[1].place))
 
 
 def chosen(names: Sequence[str], known: Ablations) -> Ablations:
@@ -172,13 +172,13 @@ def chosen(names: Sequence[str], known: Ablations) -> Ablations:
             nearest = difflib.get_close_matches(name, known, n=1)
             advice = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
             raise InputError(f"{name}: no such ablation; {advice}")
-    return {name: one for name, one in known.items() if name in names or not names}
+    return {name: ablation for name, ablation in known.items() if name in names or not names}
 
 
 def measured_by(ablations: Ablations, known: Ablations) -> Ablations:
     """Return those to be measured for these: some use the runs of another."""
-    names = {one.runs_of or name for name, one in ablations.items()}
-    return {name: one for name, one in known.items() if name in names}
+    names = {ablation.runs_of or name for name, ablation in ablations.items()}
+    return {name: ablation for name, ablation in known.items() if name in names}
 
 
 def read_ablation(file: Path) -> Ablation:
@@ -201,17 +201,13 @@ def read_ablation(file: Path) -> Ablation:
         raise InputError(
             f"{file}: {field}: {message}, found {described(first['input'])}"
         ) from error
-    for field, name in names_in(ablation):
+    names = [
+        (f"comparisons.{place}.{side}", getattr(comparison, side))
+        for place, comparison in enumerate(ablation.comparisons)
+        for side in ("change", "baseline")
+    ]
+    for field, name in [*names, *(("calls", name) for name in ablation.calls or ())]:
         if name not in ablation.variants:
             known = ", ".join(ablation.variants)
             raise InputError(f"{file}: {field}: {name} is no variant; there are {known}")
     return ablation
-
-
-def names_in(ablation: Ablation) -> Iterator[tuple[str, str]]:
-    """Yield the fields that name a variant, and the names."""
-    for place, one in enumerate(ablation.comparisons):
-        yield f"comparisons.{place}.change", one.change
-        yield f"comparisons.{place}.baseline", one.baseline
-    for name in ablation.calls or ():
-        yield "calls", name

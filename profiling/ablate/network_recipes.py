@@ -52,15 +52,12 @@ def prepare_networks(
     onednn: bool = True,
     watches: bool = False,
 ) -> Prepared:
-    """Weights and batch from random numbers; no optimizer.
+    """Prepare forward and backward passes with weights and batch from random numbers.
 
-    Args:
-        workload: The size of RetinaNet's images; the others' is what is usual for them.
-        model: `retinanet`, `alexnet`, `resnet50` or `transformer`.
-        precision: `bf16` or `float32`.
-        batch: Images, or sentences.
-        onednn: Whether torch may use oneDNN.
-        watches: Whether a run is also taken apart, which takes two more.
+    `model` is `retinanet`, `alexnet`, `resnet50` or `transformer`; the workload has the size of
+    RetinaNet's images, the others' is what is usual for them. `precision` is `bf16` or `float32`,
+    `batch` counts images, or sentences, and `onednn` is whether torch may use oneDNN. With
+    `watches` a run is also taken apart, which takes two more.
     """
     mkldnn.set_flags(_enabled=onednn)
     nnpack.set_flags(_enabled=False)  # its threads would share the pinned first one's core
@@ -77,7 +74,7 @@ def prepare_networks(
 
 
 def one_step(timed: TimedModel) -> dict[str, float]:
-    """Forward and backward pass."""
+    """Run a forward and a backward pass; return their seconds, and those of both."""
     begin = time.perf_counter()
     loss = timed.loss(timed.forward())
     forward = time.perf_counter()
@@ -88,30 +85,28 @@ def one_step(timed: TimedModel) -> dict[str, float]:
 
 
 def primitives(step: partial[dict[str, float]]) -> dict[str, float]:
-    """Seconds by primitive and direction in one step, in products and convolutions beside oneDNN,
-    and `elsewhere`."""
+    """Return seconds by primitive and direction in one step, in products and convolutions beside
+    oneDNN, and `elsewhere`."""
     whole: dict[str, float] = {}
-    in_onednn = onednn_seconds(lambda: whole.update(step()))
-    found: dict[str, float] = {}
-    for name, seconds in in_onednn.items():
+    parts: dict[str, float] = {}
+    for name, seconds in onednn_seconds(lambda: whole.update(step())).items():
         kind, _, direction = name.partition(" ")
         words = f"{kind.replace('_', ' ')} {direction_name(direction)}".strip()
-        found[words] = found.get(words, 0.0) + seconds
+        parts[words] = parts.get(words, 0.0) + seconds
     events = watched(step)
     for operator, words in zip(WINOGRAD, WINOGRAD_WORDS, strict=True):
         seconds = sum(event.cpu_time_total for event in events if event.key == operator) / 1e6
         if seconds:
-            found[words] = seconds
+            parts[words] = seconds
     products = sum(event.self_cpu_time_total for event in events if event.key in MATRIX_OPERATORS)
-    inside = sum(s for name, s in found.items() if name.startswith(("matmul", "inner product")))
-    outside = max(0.0, products / 1e6 - inside)
-    found["matrix products of MKL"] = min(outside, whole["step"])
-    found["elsewhere"] = max(0.0, whole["step"] - sum(found.values()))
-    return {f"primitive: {name}": seconds for name, seconds in found.items()}
+    inside = sum(s for name, s in parts.items() if name.startswith(("matmul", "inner product")))
+    parts["matrix products of MKL"] = min(max(0.0, products / 1e6 - inside), whole["step"])
+    parts["elsewhere"] = max(0.0, whole["step"] - sum(parts.values()))
+    return {f"primitive: {name}": seconds for name, seconds in parts.items()}
 
 
 def transformer(subject: Subject) -> TimedModel:
-    """Sentences of 128 words through the encoder of BERT base, then a classifier of two.
+    """Return sentences of 128 words through the encoder of BERT base, then a classifier of two.
 
     Without dropout, for which torch draws random numbers on one thread: longer than all else.
     """
@@ -142,14 +137,12 @@ Unit = Callable[[Tensor, nn.Conv2d, Norm, Tensor | None, bool], Tensor]
 
 
 def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> Prepared:
-    """The blocks of stages 3 to 5, which train, forward and backward, on features of stage 2.
+    """Prepare the blocks of stages 3 to 5, which train, forward and backward, on features of stage
+    2 of images as large as the workload's.
 
-    Args:
-        workload: The size of the images that the features come from.
-        unit: `three` (torchvision's modules under autocast), `two` (the norm folded into the
-            convolution, ReLU in place, as the torch engine has it) or `one` (oneDNN's convolution
-            with the sum and ReLU as post-operations).
-        precision: `bf16` or `float32`.
+    `unit` is `three` (torchvision's modules under autocast), `two` (the norm folded into the
+    convolution, ReLU in place, as the torch engine has it) or `one` (oneDNN's convolution with the
+    sum and ReLU as post-operations); `precision` is `bf16` or `float32`.
     """
     model = build_model(ModelConfig(), num_classes=1, weights=None)
     model.load_state_dict(make_weights(Workload(**{**vars(workload), "classes": 1})))
@@ -181,7 +174,7 @@ def prepare_conv_norm_relu(workload: Workload, *, unit: str, precision: str) -> 
 
 
 def block_outputs(block: Bottleneck, features: Tensor, compute: Unit) -> Tensor:
-    """A block of torchvision's ResNets by a unit."""
+    """Return the output of a block of torchvision's ResNets, computed by a unit."""
     identity = features
     if block.downsample is not None:
         identity = compute(features, block.downsample[0], block.downsample[1], None, False)
@@ -193,7 +186,7 @@ def block_outputs(block: Bottleneck, features: Tensor, compute: Unit) -> Tensor:
 def three(
     features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
 ) -> Tensor:
-    """Module by module."""
+    """Compute module by module."""
     outputs = norm(module(features))
     if added is not None:
         outputs = outputs + added
@@ -203,7 +196,7 @@ def three(
 def two(
     features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
 ) -> Tensor:
-    """The norm folded, sum and ReLU in place."""
+    """Compute with the norm folded, sum and ReLU in place."""
     scale, shift = folded_scale_shift(norm)
     params = conv_params_of(module)
     [outputs] = convolve([features], module.weight, shift, scale=scale, params=params)
@@ -215,7 +208,7 @@ def two(
 def one(
     features: Tensor, module: nn.Conv2d, norm: Norm, added: Tensor | None, relu: bool
 ) -> Tensor:
-    """One primitive of oneDNN."""
+    """Compute with one primitive of oneDNN."""
     if not relu:
         return two(features, module, norm, added, relu)
     scale, shift = folded_scale_shift(norm)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchvision.ops import FrozenBatchNorm2d, sigmoid_focal_loss
 
 from data.annotations import find_split
-from data.dataset import Batch, DetectionData, DetectionDataset, SampleKey, collate, open_data
+from data.dataset import Batch, DetectionDataset, SampleKey, collate, open_data
 from data.loader import training_keys
 from data.synthetic import make_scenes
 from data.transforms import normalize
@@ -44,7 +44,12 @@ from retinanet.model.anchors import anchors_for
 from retinanet.model.matching import IGNORED, assign_targets
 from retinanet.model.retinanet import HeadOutputs
 from retinanet.training.build import build_model
-from retinanet.training.loop import StepResult, optimizer_step, require_finite, train_one_epoch
+from retinanet.training.loop import (
+    StepProfiler,
+    optimizer_step,
+    require_finite,
+    train_one_epoch,
+)
 
 LEARNING_RATE = 1e-4
 
@@ -61,18 +66,13 @@ def prepare_training_step(
     trains_frozen: bool = False,
     classes: int = 0,
 ) -> Prepared:
-    """Adam, frozen norms, three trainable layers, one batch again and again.
+    """Prepare a step of Adam, frozen norms, three trainable layers, one batch again and again.
 
-    Args:
-        workload: The batch.
-        engine: `plain` (the model's own modules under autocast), `ipex` or `torch` (ours).
-        precision: `bf16` or `float32`.
-        norm: `torchvision` or `own`: with ipex, whose frozen norm it is.
-        focal_form: See `retinanet.loss.focal.focal_loss`.
-        optimizer: See `make_optimizer`.
-        layout: `channels_last` or `channels_first`, of images and weights.
-        trains_frozen: Whether gradients of the frozen layers are computed, and thrown away.
-        classes: Instead of the workload's, if not 0.
+    `engine` is `plain` (the model's own modules under autocast), `ipex` or `torch` (ours);
+    `precision` is `bf16` or `float32`; `norm`, with ipex, is whose frozen norm it is, `torchvision`
+    or `own`; `focal_form` is that of `retinanet.loss.focal.focal_loss`, `layout` of images and
+    weights `channels_last` or `channels_first`. With `trains_frozen` gradients of the frozen layers
+    are computed, and thrown away; `classes`, if not 0, replace the workload's.
     """
     workload = Workload(**{**vars(workload), "classes": classes or workload.classes})
     model = build_model(ModelConfig(), num_classes=workload.classes, weights=None)
@@ -95,30 +95,36 @@ def prepare_training_step(
         own = import_ipex().nn.FrozenBatchNorm2d
         use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=own)
     stopwatch = PhaseStopwatch()
-    taken = steps_of(prepared, batch, stopwatch, focal_form=focal_form)
+    watched = PreparedTraining(
+        prepared.model, prepared.optimizer, stopwatch.watching(prepared.forward)
+    )
+    results = train_one_epoch(
+        watched,
+        repeat(batch),
+        learning_rate=lambda _: LEARNING_RATE,
+        first_step=0,
+        focal_form=focal_form,
+        profiler=stopwatch,
+    )
 
     def run() -> dict[str, float]:
-        loss = require_finite(next(taken)).loss
-        if trains_frozen:  # they are not the optimizer's, which lets go of its own
+        loss = require_finite(next(results)).loss
+        if trains_frozen:  # they are not the optimizer's, which clears its own
             model.zero_grad(set_to_none=True)
         return {"loss value": loss, **stopwatch.laps()}
 
     return Prepared(run)
 
 
-class PhaseStopwatch:
-    """The `Phases` of a training loop that remembers the last step's seconds."""
+class PhaseStopwatch(StepProfiler):
+    """A profiler of a training loop that keeps the last step's seconds."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._loss_done: float | None = None
 
-    def notes(self, steps: range) -> list[str]:
-        """None."""
-        return []
-
     def step(self, number: int, prepared: PreparedTraining) -> AbstractContextManager[object]:
-        """A new step begins."""
+        """Begin a new step."""
         self._seconds = {}
         return nullcontext()
 
@@ -136,44 +142,27 @@ class PhaseStopwatch:
         self._seconds[name] = end - begin
 
     def laps(self) -> dict[str, float]:
-        """Of the last step: `forward`, `loss`, `backward` and its two parts, `optimizer`."""
+        """Return the last step's `forward`, `loss`, `backward` and its two parts, `optimizer`."""
         return {name: seconds for name, seconds in self._seconds.items() if name != "data"}
 
     def watching(self, forward: Forward) -> Forward:
-        """The same, with a note of when the backward pass comes to the first of its outputs.
+        """Return `forward` with a note of when the backward pass comes to the first of its outputs.
 
         autograd takes what was computed last first, so that the loss's part is over by then. A hook
         runs when its tensor's turn comes, and not when its gradient is there: the first one counts.
         """
 
+        def note(gradient: Tensor) -> None:
+            if self._loss_done is None:
+                self._loss_done = time.perf_counter()
+
         def watched(images: Tensor) -> HeadOutputs:
             outputs = forward(images)
-            for one in (*outputs.cls_logits, *outputs.bbox_regression):
-                one.register_hook(self._note)
+            for level in (*outputs.cls_logits, *outputs.bbox_regression):
+                level.register_hook(note)
             return outputs
 
         return watched
-
-    def _note(self, gradient: Tensor) -> None:
-        if self._loss_done is None:
-            self._loss_done = time.perf_counter()
-
-
-def steps_of(
-    prepared: PreparedTraining, batch: Batch, stopwatch: PhaseStopwatch, *, focal_form: str
-) -> Iterator[StepResult]:
-    """Steps on one batch, as many as are asked for, with the stopwatch beside."""
-    watched = PreparedTraining(
-        prepared.model, prepared.optimizer, stopwatch.watching(prepared.forward)
-    )
-    return train_one_epoch(
-        watched,
-        repeat(batch),
-        learning_rate=lambda _: LEARNING_RATE,
-        first_step=0,
-        focal_form=focal_form,
-        profiler=stopwatch,
-    )
 
 
 SHORT_TRAINING_LEARNING_RATE = 3e-4
@@ -187,67 +176,55 @@ POINTS = 6
 def prepare_short_training(
     workload: Workload, *, loss: str, precision: str, steps: int
 ) -> Prepared:
-    """Each run trains anew, from the next seed's weights and order of images.
+    """Prepare runs that each train anew, from the next seed's weights and order of images.
 
-    Args:
-        workload: The size of the images.
-        loss: Of classification, in training: `bf16` or `float32`. The box loss is float32.
-        precision: Of the network: `bf16` or `float32`.
-        steps: How many.
+    `loss`, `bf16` or `float32`, is that of classification in training; the box loss is float32.
+    `precision` is the network's, `bf16` or `float32`. It is the demo's: random weights, norms that
+    train, Adam, on the same drawn scenes for all.
     """
     folder = tempfile.TemporaryDirectory(prefix="short-training-")
-    data = drawn_data(Path(folder.name), image_size=workload.image_size)
+    make_scenes(Path(folder.name), seed=0, train=TRAIN, validation=HELD_OUT)
+    data = open_data(
+        find_split(Path(folder.name), "train", annotations=None, images=None),
+        find_split(Path(folder.name), "validation", annotations=None, images=None),
+        image_size=workload.image_size,
+        class_indices="contiguous",
+        num_classes=None,
+        skip_images_without_boxes=True,
+    )
     samples = [data.validation[SampleKey(place, seed=0)] for place in range(HELD_OUT)]
     held_out = [collate(samples[start : start + BATCH]) for start in range(0, HELD_OUT, BATCH)]
+    settings = ModelConfig(norm="batch", trainable_layers=5)
     seed = workload.seed
 
     def run() -> dict[str, float]:
         nonlocal seed
         seed += 1
-        prepared = fresh_training(data, seed=seed, precision=precision)
+        torch.manual_seed(seed)
+        model = build_model(settings, num_classes=data.classes.num_classes, weights=None)
+        optimizer = make_optimizer(model, name="adam", learning_rate=SHORT_TRAINING_LEARNING_RATE)
+        prepared = prepare_training(model, optimizer, engine="torch", precision=precision)
         batches = islice(endless_batches(data.train, seed=seed), steps)
-        found = {}
+        losses = {}
         for step, batch in enumerate(batches, start=1):
-            one_step(prepared, batch, loss=loss)
+            train_step(prepared, batch, loss=loss)
             if step % (steps // POINTS) == 0:
-                found[f"held-out loss at {step:05}"] = loss_on(prepared, held_out)
-        return {**found, "held-out loss": list(found.values())[-1]}
+                losses[f"held-out loss at {step:05}"] = mean_loss(prepared, held_out)
+        return {**losses, "held-out loss": list(losses.values())[-1]}
 
     # The folder lives as long as what reads it.
     return Prepared(lambda: run() if folder else {})
 
 
-def drawn_data(folder: Path, *, image_size: int) -> DetectionData:
-    """The same scenes for all."""
-    make_scenes(folder, seed=0, train=TRAIN, validation=HELD_OUT)
-    return open_data(
-        find_split(folder, "train", annotations=None, images=None),
-        find_split(folder, "validation", annotations=None, images=None),
-        image_size=image_size,
-        class_indices="contiguous",
-        num_classes=None,
-        skip_images_without_boxes=True,
-    )
-
-
-def fresh_training(data: DetectionData, *, seed: int, precision: str) -> PreparedTraining:
-    """The demo's: random weights, norms that train, Adam."""
-    torch.manual_seed(seed)
-    settings = ModelConfig(norm="batch", trainable_layers=5)
-    model = build_model(settings, num_classes=data.classes.num_classes, weights=None)
-    optimizer = make_optimizer(model, name="adam", learning_rate=SHORT_TRAINING_LEARNING_RATE)
-    return prepare_training(model, optimizer, engine="torch", precision=precision)
-
-
 def endless_batches(dataset: DetectionDataset, *, seed: int) -> Iterator[Batch]:
-    """Epoch after epoch."""
+    """Yield the batches of epoch after epoch."""
     for epoch in count(1):
         for keys in training_keys(len(dataset), seed=seed, epoch=epoch, batch_size=BATCH):
             yield collate([dataset[key] for key in keys])
 
 
-def one_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
-    """Forward, loss, backward, clipping, update."""
+def train_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
+    """Run forward, loss, backward, clipping and update."""
     prepared.model.train()
     images = normalize(batch.images)
     outputs = prepared.forward(images)
@@ -264,26 +241,26 @@ def one_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
     optimizer_step(prepared.optimizer, learning_rate=SHORT_TRAINING_LEARNING_RATE)
 
 
-def loss_on(prepared: PreparedTraining, batches: list[Batch]) -> float:
-    """The loss in float32 on images that nobody trains on, with the norms of each batch."""
+@torch.no_grad()
+def mean_loss(prepared: PreparedTraining, batches: list[Batch]) -> float:
+    """Return the loss in float32 on images not trained on, with the norms of each batch."""
     total = 0.0
-    with torch.no_grad():
-        for batch in batches:
-            images = normalize(batch.images)
-            outputs = prepared.forward(images)
-            losses = detection_loss(outputs, anchors_of(prepared, outputs, images), batch.targets)
-            total += sum(one.item() for one in losses.values())
+    for batch in batches:
+        images = normalize(batch.images)
+        outputs = prepared.forward(images)
+        losses = detection_loss(outputs, anchors_of(prepared, outputs, images), batch.targets)
+        total += sum(loss.item() for loss in losses.values())
     return total / len(batches)
 
 
 def anchors_of(prepared: PreparedTraining, outputs: HeadOutputs, images: Tensor) -> list[Tensor]:
-    """For each level [A_l, 4]."""
+    """Return the anchors of each level, [A_l, 4]."""
     height, width = images.shape[-2:]
     return prepared.model.anchors((height, width), outputs.feature_sizes)
 
 
 def prepare_ipex_lamb(workload: Workload, *, fused: bool) -> Prepared:
-    """`fused`: IPEX's kernel in C++, or its Python, tensor by tensor."""
+    """Prepare a step of IPEX's LAMB: its kernel in C++ (`fused`), or its Python, by tensors."""
     ipex = import_ipex()
     from intel_extension_for_pytorch.optim._lamb import Lamb  # noqa: PLC0415
 
@@ -309,13 +286,10 @@ def prepare_ipex_lamb(workload: Workload, *, fused: bool) -> Prepared:
 
 
 def prepare_loss_precision(workload: Workload, *, loss: str) -> Prepared:
-    """BF16 logits of another seed in each run.
+    """Prepare the errors of a loss on BF16 logits, of another seed in each run.
 
-    Args:
-        workload: The batch.
-        loss: `bf16` (torchvision's formula on BF16 tensors, as autocast would leave it) or
-            `float32` (ours, on the same logits). The errors are relative to torchvision's formula
-            in float64.
+    `loss` is `bf16` (torchvision's formula on BF16 tensors, as autocast would leave it) or
+    `float32` (ours, on the same logits). Errors are relative to torchvision's formula in float64.
     """
     size = (workload.image_size, workload.image_size)
     anchors = anchors_for(size, feature_sizes(workload))
@@ -328,32 +302,34 @@ def prepare_loss_precision(workload: Workload, *, loss: str) -> Prepared:
         assignment = assign_targets(anchors, make_batch(of_run).targets)
         weights = 1 / (assignment.num_foreground.clamp(min=1) * workload.images)
         logits = make_logits(of_run, anchors, dtype=torch.bfloat16)
+        classes, doubles = assignment.classes, weights.double()
         exact, exact_gradient = computed(
             [level.detach().double().requires_grad_() for level in logits],
-            lambda levels: focal_loss(
-                levels, assignment.classes, image_weights=weights.double(), form="reference"
+            lambda levels: focal_loss(levels, classes, image_weights=doubles, form="reference"),
+        )
+        value, gradient = computed(
+            logits,
+            lambda levels: (
+                bf16_loss(levels, classes, weights)
+                if loss == "bf16"
+                else focal_loss(levels, classes, image_weights=weights)
             ),
         )
-        if loss == "bf16":
-            value, gradient = computed(
-                logits, lambda levels: bf16_loss(levels, assignment.classes, weights)
-            )
-        else:
-            value, gradient = computed(
-                logits,
-                lambda levels: focal_loss(levels, assignment.classes, image_weights=weights),
-            )
+        # L2 norm of the difference over that of the exact gradient, all levels together.
+        pairs = zip(gradient, exact_gradient, strict=True)
+        difference = sum((level.double() - exact).square().sum().item() for level, exact in pairs)
+        squares = sum(level.square().sum().item() for level in exact_gradient)
         return {
             "exact": 1.0,
             "loss error": abs(value - exact) / exact,
-            "gradient error": relative_error(gradient, exact_gradient),
+            "gradient error": float((difference / squares) ** 0.5),
         }
 
     return Prepared(run)
 
 
 def bf16_loss(levels: list[Tensor], classes: list[Tensor], weights: Tensor) -> Tensor:
-    """torchvision's formula with every operation, sums included, in BF16."""
+    """Return torchvision's formula with every operation, sums included, in BF16."""
     total = torch.zeros((), dtype=torch.bfloat16)
     for logits, of_anchor in zip(levels, classes, strict=True):
         targets = one_hot_targets(logits, of_anchor)
@@ -366,30 +342,20 @@ def bf16_loss(levels: list[Tensor], classes: list[Tensor], weights: Tensor) -> T
 def computed(
     logits: list[Tensor], loss_of: Callable[[list[Tensor]], Tensor]
 ) -> tuple[float, list[Tensor]]:
-    """The loss, and the gradient of each level."""
+    """Return the loss, and the gradient of each level."""
     loss = loss_of(logits)
     loss.backward()
-    gradients = [level.grad for level in logits]
+    gradients = [level.grad for level in logits if level.grad is not None]
     for level in logits:
         level.grad = None
-    return loss.item(), [gradient for gradient in gradients if gradient is not None]
-
-
-def relative_error(gradients: list[Tensor], exact: list[Tensor]) -> float:
-    """L2 norm of the difference over that of the exact gradient, all levels together."""
-    difference = sum(
-        (one.double() - other).square().sum().item()
-        for one, other in zip(gradients, exact, strict=True)
-    )
-    return float((difference / sum(one.square().sum().item() for one in exact)) ** 0.5)
+    return loss.item(), gradients
 
 
 def prepare_convergence_points(workload: Workload) -> Prepared:
-    """Reads what comes inside MLCommons' package; there is nothing to repeat."""
-    points = reference_points(NEWEST)
-    found = {}
-    for point in points:
-        found[f"epochs at {point.batch_size:05}"] = point.mean_epochs
-        found[f"least epochs at {point.batch_size:05}"] = point.epochs[0]
-        found[f"most epochs at {point.batch_size:05}"] = point.epochs[-1]
-    return Prepared(lambda: found)
+    """Prepare what comes inside MLCommons' package; there is nothing to repeat."""
+    epochs = {}
+    for point in reference_points(NEWEST):
+        epochs[f"epochs at {point.batch_size:05}"] = point.mean_epochs
+        epochs[f"least epochs at {point.batch_size:05}"] = point.epochs[0]
+        epochs[f"most epochs at {point.batch_size:05}"] = point.epochs[-1]
+    return Prepared(lambda: epochs)
