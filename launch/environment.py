@@ -25,20 +25,12 @@ from pathlib import Path
 from common.errors import InputError
 from launch.shares import Share
 
-BINDING_VARIABLES = (
-    "OMP_PROC_BIND",
-    "OMP_PLACES",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-    "KMP_HW_SUBSET",
-)
+KMP_VARIABLES = ("KMP_AFFINITY", "KMP_HW_SUBSET")
+BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", *KMP_VARIABLES)
 """All variables that set where an OpenMP library's threads run; some override others."""
 
-ADVICE = {
-    "OMP_NUM_THREADS": "launch.threads={} asks for it",
-    "CCL_WORKER_COUNT": "launch.comm_cores decides",
-    "CCL_WORKER_AFFINITY": "launch.comm_cores decides",
-}
+ADVICE = {"OMP_NUM_THREADS": "launch.threads={} asks for it"}
+ADVICE |= dict.fromkeys(("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"), "launch.comm_cores decides")
 """Other variables in which the plan goes before the user's environment, and what to use instead."""
 
 

@@ -117,11 +117,8 @@ def hosts_with_ranks(text: str, *, ranks: int | None) -> tuple[tuple[str, int], 
             raise InputError(f"--hosts: {word}: expected HOST:RANKS, as for the others: {example}")
     names = [word.rpartition(":")[0] for word in words]
     expand_hosts(",".join(names))
-    ranks_by_host = tuple(
-        (host, int(count))
-        for name, count in zip(names, counts, strict=True)
-        for host in expand_hosts(name)
-    )
+    pairs = zip(names, map(int, counts), strict=True)
+    ranks_by_host = tuple((host, count) for name, count in pairs for host in expand_hosts(name))
     total = sum(count for _, count in ranks_by_host)
     if ranks not in (None, total):
         raise InputError(f"--np {ranks}: the hosts' counts add up to {total}; use --np {total}")
@@ -213,15 +210,8 @@ def ranks_of_hosts(hosts: tuple[Host, ...], *, ranks: int) -> tuple[tuple[str, i
     )
 
 
-OTHER_LAUNCHERS = (
-    "HYDRA_LAUNCHER",
-    "I_MPI_HYDRA_BOOTSTRAP",
-    "OMPI_MCA_plm",
-    "PRTE_MCA_plm",
-    "LSB_JOBID",
-    "PBS_JOBID",
-    "SLURM_JOB_ID",
-)
+BATCH_SYSTEMS = ("LSB_JOBID", "PBS_JOBID", "SLURM_JOB_ID")
+OTHER_LAUNCHERS = ("HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP", "OMPI_MCA_plm", "PRTE_MCA_plm")
 """Variables with which mpirun does not start hosts by plain ssh: names may be of other kinds."""
 NOT_KNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
 """Answers of name servers; others mean that none has answered."""
@@ -239,7 +229,7 @@ def require_known_hosts(
     Raises:
         InputError: Some are not; names them.
     """
-    if any(name.startswith(OTHER_LAUNCHERS) for name in environment):
+    if any(name.startswith((*OTHER_LAUNCHERS, *BATCH_SYSTEMS)) for name in environment):
         return
     unknown = [host for host in hosts if not is_known(host) and not is_known_to_ssh(host)]
     if unknown:

@@ -132,23 +132,10 @@ def identify(path: Path) -> Mpirun:
     )
 
 
-PASSED_ON = (
-    "CCL_",
-    "DNNL_",
-    "FI_",
-    "GLOO_",
-    "GOMP_",
-    "KMP_",
-    "LD_",
-    "MALLOC_",
-    "MPI4PY_",
-    "OMP_",
-    "ONEDNN_",
-    "PYTHON",
-    "RETINANET_",
-    "TCMALLOC_",
-    "TORCH_",
-)
+THREADING = ("GOMP_", "KMP_", "OMP_")
+NETWORK = ("CCL_", "FI_", "GLOO_", "MPI4PY_")
+LIBRARIES = ("DNNL_", "LD_", "MALLOC_", "ONEDNN_", "PYTHON", "RETINANET_", "TCMALLOC_", "TORCH_")
+PASSED_ON = (*THREADING, *NETWORK, *LIBRARIES)
 """Open MPI gives other hosts no variables but those named; MPICH and Intel MPI give all."""
 
 
@@ -203,11 +190,8 @@ ANY_RANKS_OPTION = "mpirun -np, or --np"
 
 def launcher_command(ranks: Ranks) -> list[str]:
     """Return what comes before `python`: such as `mpirun -np 8`; nothing for one process."""
-    commands = {
-        "none": [],
-        "slurm": ["srun", "-n", str(ranks.size)],
-        "torchrun": ["torchrun", f"--nproc-per-node={ranks.local_size}"],
-    }
+    torchrun = ["torchrun", f"--nproc-per-node={ranks.local_size}"]
+    commands = {"none": [], "slurm": ["srun", "-n", str(ranks.size)], "torchrun": torchrun}
     return commands.get(ranks.launcher, ["mpirun", "-np", str(ranks.size)])
 
 

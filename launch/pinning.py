@@ -110,14 +110,9 @@ def pin(
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
         share = share_of(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
-        unused = use_environment(variables, bound=False, launcher=ranks.launcher)
-        return Pinned(
-            share=share,
-            openmp=loaded_openmp(),
-            notes=tuple(unused),
-            environment=variables,
-            enabled=False,
-        )
+        notes = tuple(use_environment(variables, bound=False, launcher=ranks.launcher))
+        openmp = loaded_openmp()
+        return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
     return pin_within(
         part,
         topology,
@@ -140,24 +135,15 @@ def pin_within(
     memory_nodes: frozenset[int],
 ) -> Pinned:
     """Place the ranks within the CPUs that are left to them, and bind this one."""
-    shares = place_ranks(
-        topology,
-        ranks=part.ranks,
-        request=request,
-        quota=quota,
-        option=ranks_option(ranks.launcher),
-    )
+    option = ranks_option(ranks.launcher)
+    shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
     share = shares[part.place]
     not_bound = bind_process(share.cpus)
     if not_bound:  # libgomp would end the process where it cannot bind a thread
         share = share_of(topology.cpus, threads=share.threads)
-    openmp = loaded_openmp()
+    openmp, place, count = loaded_openmp(), ranks.local_rank, ranks.local_size
     variables = rank_environment(
-        share,
-        openmp=openmp,
-        backend=backend,
-        local_rank=ranks.local_rank,
-        local_ranks=ranks.local_size,
+        share, openmp=openmp, backend=backend, local_rank=place, local_ranks=count
     )
     lost = prefer_memory(share.nodes, allowed=memory_nodes)
     notes = (
@@ -167,13 +153,8 @@ def pin_within(
         *([lost] if lost else []),
         *use_environment(variables, bound=True, launcher=ranks.launcher),
     )
-    return Pinned(
-        share=share,
-        openmp=openmp,
-        notes=notes,
-        environment=variables,
-        spare_cpus=() if not_bound else spare_cpus(share, topology),
-    )
+    spare = () if not_bound else spare_cpus(share, topology)
+    return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, spare_cpus=spare)
 
 
 def bind_process(cpus: Collection[int]) -> list[str]:

@@ -81,11 +81,11 @@ def make_plan(
     Raises:
         InputError: The ranks of some host do not fit; names numbers that do.
     """
-    counts = dict.fromkeys(count for _, count in hosts)
-    shares = {
-        count: place_ranks(allowed, ranks=count, request=request, quota=quota, option=option)
-        for count in counts
-    }
+    shares, notes = {}, []
+    for count in dict.fromkeys(count for _, count in hosts):
+        placed = place_ranks(allowed, ranks=count, request=request, quota=quota, option=option)
+        notes += placement_notes(allowed, placed, request=request, quota=quota)
+        shares[count] = placed
 
     def ranks_of(count: int, first: int) -> Iterator[RankPlan]:
         for local_rank, share in enumerate(shares[count]):
@@ -95,11 +95,6 @@ def make_plan(
             yield RankPlan(rank=first + local_rank, share=share, environment=environment)
 
     firsts = accumulate((count for _, count in hosts), initial=0)
-    notes = [
-        note
-        for count in counts
-        for note in placement_notes(allowed, shares[count], request=request, quota=quota)
-    ]
     return Plan(
         topology=topology,
         allowed=allowed,
@@ -153,14 +148,10 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
     used = used_cells(host)
     usable = frozenset(cpu.cpu for cpu in allowed.cpus)
     sockets = sockets_of(topology)
-    cells = {
-        core: next(
-            (used[cpu] for cpu in core if cpu in used),
-            Cell(FORBIDDEN if usable.isdisjoint(core) else IDLE),
-        )
-        for socket in sockets
-        for core in socket.cores
-    }
+    cells = {}
+    for core in (core for socket in sockets for core in socket.cores):
+        unused = Cell(FORBIDDEN if usable.isdisjoint(core) else IDLE)
+        cells[core] = next((used[cpu] for cpu in core if cpu in used), unused)
     numbered = [cell for cell in cells.values() if cell.rank is not None]
     digits = max((len(str(cell.rank)) for cell in numbered), default=1)
     marked = any(cell.use.mark for cell in numbered)
@@ -303,15 +294,11 @@ def ranks_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
 def environment_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
     """Return variables that all ranks share, then those that differ, as rank 0 has them."""
     first = ranks[0].environment
-    shared = {
-        name
-        for name, value in first.items()
-        if all(item.environment.get(name) == value for item in ranks)
-    }
-    rows = [
-        ("all" if name in shared else "0, others alike", f"{name}={first[name]}")
-        for name in sorted(first, key=lambda name: name not in shared)
-    ]
+    rows = []
+    for name, value in first.items():
+        is_shared = all(item.environment.get(name) == value for item in ranks)
+        rows.append(("all" if is_shared else "0, others alike", f"{name}={value}"))
+    rows.sort(key=lambda row: row[0] != "all")
     columns = (text_column("rank", no_wrap=True), text_column("environment"))
     return without_edges(Table("", columns, rows))
 

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +32,7 @@ from launch.rendezvous import (
     interface_towards,
     network_of_this_process,
     reachable,
+    write_line,
 )
 from launch.topology import format_cpu_list
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
@@ -167,7 +167,7 @@ class ProcessGroup:
         """End the job now, from any thread of any rank; does not return."""
         text = f"{described(KeyboardInterrupt())}"
         if self.watch is None:
-            print(text, file=sys.stderr, flush=True)
+            write_line(text)
             os._exit(INTERRUPTED)
         self.watch.fail(INTERRUPTED, text)
 
@@ -196,11 +196,9 @@ def joined(place: RankContext, *, timeout_s: float) -> Iterator[ProcessGroup]:
     with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
         group = join(place, place.rendezvous, timeout_s=timeout_s, notes=notes, wait=wait)
     assert group.watch is not None
-    group.watch.start(
-        silence_s=SILENT_SHARE * timeout_s,
-        launcher=launcher_process(ranks, os.environ),
-        beat=place.supervisor.beat if place.supervisor else None,
-    )
+    launcher = launcher_process(ranks, os.environ)
+    beat = place.supervisor.beat if place.supervisor else None
+    group.watch.start(silence_s=SILENT_SHARE * timeout_s, launcher=launcher, beat=beat)
     try:
         yield group
         if not group.watch.lost:  # else run has come together, and nobody could wait for all
@@ -235,12 +233,11 @@ def join(
     if ranks.is_first:
         key = secrets.token_bytes(16)
         store.set("watch key", key.hex())
-        watch = watch_as_first(
-            hosts=hosts,
-            key=key,
-            publish=lambda port: store.set("watch port", str(port)),
-            processes=processes,
-        )
+
+        def publish(port: int) -> None:
+            store.set("watch port", str(port))
+
+        watch = watch_as_first(hosts=hosts, key=key, publish=publish, processes=processes)
     else:
         key = bytes.fromhex(store.get("watch key").decode())
         port = int(store.get("watch port"))
@@ -372,12 +369,10 @@ def wait_for_listener(ranks: Ranks, address: str, *, port: int, wait: Wait) -> N
             wait.what = f"{first}, where nothing listens yet (connection refused)"
             if not is_noted and time.monotonic() - began > SECONDS_REFUSED:
                 is_noted = True
-                print(
+                write_line(
                     f"note: rank {ranks.rank} on {socket.gethostname()}: connection refused at "
                     f"{address}, port {port}: rank 0 has not come yet, or MASTER_ADDR or "
-                    "MASTER_PORT is another's; trying on",
-                    file=sys.stderr,
-                    flush=True,
+                    "MASTER_PORT is another's; trying on"
                 )
         except OSError as error:
             wait.what = f"{first}, where nothing answers ({error})"

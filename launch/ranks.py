@@ -55,20 +55,14 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks:
     if not is_torchrun and has_hydra:
         # MPICH's and Intel MPI's launchers are of one family.
         signs = ("I_MPI_HYDRA_UUID", "I_MPI_INFO_LCPU", "I_MPI_PIN_INFO")  # I_MPI_ROOT: installed
-        is_alone = number(variables, "PMI_SIZE", default=1) == 1
-        return checked(
-            variables,
-            launcher="intel-mpi" if any(name in variables for name in signs) else "mpich",
-            names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-            local_defaults=(0, 1) if is_alone else None,
-        )
+        launcher = "intel-mpi" if any(name in variables for name in signs) else "mpich"
+        names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        local = (0, 1) if number(variables, "PMI_SIZE", default=1) == 1 else None
+        return checked(variables, launcher=launcher, names=names, local_defaults=local)
     if "RANK" in variables:  # torchrun's; without its local variables, a host has one rank
-        return checked(
-            variables,
-            launcher="torchrun",
-            names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-            local_defaults=None if "LOCAL_RANK" in variables else (0, 1),
-        )
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        local = None if "LOCAL_RANK" in variables else (0, 1)
+        return checked(variables, launcher="torchrun", names=names, local_defaults=local)
     if in_slurm_step(variables):
         return slurm_ranks(variables)
     if "PMI_ID" in variables:

@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +135,8 @@ def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous
     if network == network_of_first:
         addresses = ("127.0.0.1", *addresses)
     neighbours = sorted((rank, cpus) for _, their_host, rank, cpus in facts if their_host == host)
-    return Rendezvous(
-        addresses=addresses,
-        port=port,
-        listener=listener,
-        affinities=tuple(cpus for _, cpus in neighbours),
-    )
+    affinities = tuple(cpus for _, cpus in neighbours)
+    return Rendezvous(addresses=addresses, port=port, listener=listener, affinities=affinities)
 
 
 class StartFailedError(Exception):
@@ -201,6 +196,11 @@ def exchange(value: Any, *, failure: tuple[int, str] | None = None) -> list[Any]
         if their_failure is not None:
             raise StartFailedError(rank, code=their_failure[0], text=their_failure[1])
     return [value for value, _ in pairs]
+
+
+def write_line(text: str) -> None:
+    """Write a line to stderr at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 SIOCGIFADDR = 0x8915
@@ -308,7 +308,7 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
                 sys.stderr.write(held_back.getvalue())
             elif not (agreed.rank == ranks.rank == 0):
                 if ranks.is_first:
-                    print(agreed.text, file=sys.stderr, flush=True)
+                    write_line(agreed.text)
                 # By way of C's exit, in which MPICH reports to its launcher that all is well.
                 raise SystemExit(agreed.code)  # noqa: B904
         raise
@@ -393,7 +393,6 @@ def deadline(seconds: float, who: str, wait: Wait) -> Iterator[None]:
         write_line(f"error: {who} waited {seconds:g} s for {wait.what}: {wait.advice}")
         os._exit(OUR_BUG)
 
-    write_line = partial(print, file=sys.stderr, flush=True)
     with timers((notice_s, note), (seconds, end)):
         yield
 

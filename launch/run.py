@@ -43,7 +43,7 @@ from subprocess import Popen
 from types import FrameType
 from typing import Any
 
-from common.cli import number_of_ranks
+from common.cli import add_command, number_of_ranks
 from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
 from common.machine import read_proc_text, read_status
 from common.processes import PR_SET_PDEATHSIG, start_process, stop_process, wait_for
@@ -56,7 +56,7 @@ from launch.hosts import (
 )
 from launch.mpirun import Family, by_this_python, choose_mpirun, mpirun_command, search_path
 from launch.ranks import Ranks
-from launch.rendezvous import interface_addresses
+from launch.rendezvous import interface_addresses, write_line
 
 STARTED_BY_US = "RETINANET_LAUNCH_RUN"
 """Set in ranks of `python -m launch run`, which sends the signal that the mpirun needs."""
@@ -64,12 +64,8 @@ STARTED_BY_US = "RETINANET_LAUNCH_RUN"
 
 def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `run` to the commands of `python -m launch`."""
-    parser = kinds.add_parser(
-        "run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s --np N [options] -- COMMAND …",
-    )
+    parser = add_command(kinds, "run", about=__doc__ or "")
+    parser.usage = "%(prog)s --np N [options] -- COMMAND …"
     parser.add_argument(
         "--np",
         dest="ranks",
@@ -266,7 +262,7 @@ class JobMonitor:
             reason = f"--hosts: {format_missing(missing)} in time; {where_to_look(missing)}"
         else:
             return
-        print(f"error: {reason}; mpirun was killed", file=sys.stderr)
+        write_line(f"error: {reason}; mpirun was killed")
         stop_process(self._process)
         self.has_killed = True
 
@@ -289,11 +285,9 @@ class JobMonitor:
             return ()
         if not self._is_noted:
             self._is_noted = True
-            print(
+            write_line(
                 f"note: {format_missing(missing)} {NOTICE_S:g} s after mpirun, which is "
-                f"ended after {LIMIT_S:g} s: {where_to_look(missing)}",
-                file=sys.stderr,
-                flush=True,
+                f"ended after {LIMIT_S:g} s: {where_to_look(missing)}"
             )
         return missing if elapsed >= LIMIT_S else ()
 

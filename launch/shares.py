@@ -1,7 +1,7 @@
 """A host divided among ranks: whole sockets, whole memory nodes, or shares of one node."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.topology import Core, Node, Socket, Topology, count_cores
 
@@ -126,15 +126,9 @@ def divide_socket(socket: Socket, ranks: int) -> list[NodeGroup] | None:
     count = len(socket.nodes)
     if max(ranks, count) % min(ranks, count):
         return None
-    step = max(1, count // ranks)
-    return [
-        NodeGroup(
-            socket=socket.number,
-            nodes=socket.nodes[first : first + step],
-            ranks=max(1, ranks // count),
-        )
-        for first in range(0, count, step)
-    ]
+    step, sharers = max(1, count // ranks), max(1, ranks // count)
+    parts = [socket.nodes[first : first + step] for first in range(0, count, step)]
+    return [NodeGroup(socket=socket.number, nodes=nodes, ranks=sharers) for nodes in parts]
 
 
 def groups_of(socket: Socket, *, size: int) -> list[NodeGroup]:
@@ -173,11 +167,8 @@ def pack(sockets: Sequence[Socket], ranks: int, *, size: int) -> list[NodeGroup]
             packed += even
             continue
         shared = spread(count, [group.ranks for group in groups])
-        packed += [
-            NodeGroup(socket=socket.number, nodes=group.nodes, ranks=of_group)
-            for group, of_group in zip(groups, shared, strict=True)
-            if of_group
-        ]
+        pairs = zip(groups, shared, strict=True)
+        packed += [replace(group, ranks=of_group) for group, of_group in pairs if of_group]
     return packed
 
 

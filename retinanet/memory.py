@@ -191,11 +191,9 @@ class ForwardValues:
 
 def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
     """Count what a forward pass of the configured model keeps of one image."""
+    model, size = config.model, config.data.image_size
     return forward_values(
-        config.data.image_size,
-        num_classes=num_classes,
-        norm=config.model.norm,
-        trainable_layers=config.model.trainable_layers,
+        size, num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
     )
 
 

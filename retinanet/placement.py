@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from common.cli import add_json_option, add_overrides, number_of_ranks
+from common.cli import add_command, add_json_option, add_overrides, number_of_ranks
 from common.errors import FINISHED, InputError
 from common.files import require_free_json, write_whole
 from launch.environment import installed_openmp
@@ -46,16 +46,17 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     """
     if config.profile.onednn_steps:  # a time in every line of the log; oneDNN reads it only once
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
+    groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
     if not binding:
         return enter_rank_context(
             ranks,
-            request=CoreRequest(threads=1, comm_cores=0, loader_cores=0),
+            request=CoreRequest(threads=1),
             allocator="system",
             backend="gloo",
             pinned=False,
-            timeout_s=config.distributed.timeout_s,
+            timeout_s=timeout_s,
         )
-    require_groups(config.distributed.groups, ranks=ranks.size)
+    require_groups(groups, ranks=ranks.size)
     split_at_start(  # refuses one of other ranks
         config.distributed.batch_split, batch_size=config.training.batch_size, ranks=ranks.size
     )
@@ -65,26 +66,20 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
         allocator=config.engine.allocator,
         backend=config.distributed.backend,
         pinned=config.launch.pin,
-        timeout_s=config.distributed.timeout_s,
+        timeout_s=timeout_s,
     )
-    groups = config.distributed.groups
     if groups == 1 or group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
     # Its end may be that of its group alone, if the launcher does not notice it.
-    supervisor = supervise_this_rank(
-        launcher=launcher_process(ranks, os.environ), silence_s=config.distributed.timeout_s
-    )
-    return replace(place, supervisor=supervisor)
+    launcher = launcher_process(ranks, os.environ)
+    return replace(place, supervisor=supervise_this_rank(launcher=launcher, silence_s=timeout_s))
 
 
 def core_request(config: Config) -> CoreRequest:
     """Return the cores that each rank requests."""
-    threads = config.launch.threads
-    return CoreRequest(
-        threads=None if threads == "auto" else threads,
-        comm_cores=config.launch.comm_cores,
-        loader_cores=config.data.reserve_cores,
-    )
+    launch, loader_cores = config.launch, config.data.reserve_cores
+    threads = None if launch.threads == "auto" else launch.threads
+    return CoreRequest(threads=threads, comm_cores=launch.comm_cores, loader_cores=loader_cores)
 
 
 NOT_PINNED = "launch.pin=false: a run puts its ranks nowhere; this is what it would do with true"
@@ -222,12 +217,7 @@ examples:
 
 def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `plan` to the commands of a command line."""
-    parser = commands.add_parser(
-        "plan",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "plan", about=ABOUT, examples=EXAMPLES)
     parser.add_argument(
         "--np",
         dest="ranks",

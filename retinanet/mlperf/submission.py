@@ -205,16 +205,9 @@ AVAILABILITY = {
 }
 """`mlperf.status` in the words of the description."""
 
-NOT_KNOWN = (
-    "host_processor_interconnect",
-    "host_storage_type",
-    "host_networking",
-    "host_networking_topology",
-    "host_memory_configuration",
-    "cooling",
-    "hw_notes",
-    "sw_notes",
-)
+HOST = ("processor_interconnect", "storage_type", "networking", "networking_topology")
+NOT_KNOWN = [f"host_{name}" for name in (*HOST, "memory_configuration")]
+NOT_KNOWN += ["cooling", "hw_notes", "sw_notes"]
 """Fields that are left empty, for somebody to fill in."""
 
 OF_ACCELERATORS = (

@@ -201,13 +201,9 @@ def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]
     once = sizes.checkpoint
     if config.distributed.groups > 1:
         once += sizes.trained + sizes.optimizer
-    memory = check_memory(
-        need,
-        ranks=planned,
-        once=once if job.ranks.is_first else 0,
-        not_started=max(0, planned - job.ranks.local_size) * anonymous_bytes(),
-        left=left,
-    )
+    once = once if job.ranks.is_first else 0
+    not_started = max(0, planned - job.ranks.local_size) * anonymous_bytes()
+    memory = check_memory(need, ranks=planned, once=once, not_started=not_started, left=left)
     return [
         *check_launcher(job.ranks, os.environ, planned=planned),
         *check_counts(config, known, engine=engine, ranks=planned, left=left),

@@ -344,11 +344,9 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         train, validation = opened["train"], opened["validation"]
         if train is None:
             return findings
+        source, num_classes = str(splits["train"].annotations), config.model.num_classes
         classes = class_map_of(
-            train,
-            source=str(splits["train"].annotations),
-            class_indices=settings.class_indices,
-            num_classes=config.model.num_classes,
+            train, source=source, class_indices=settings.class_indices, num_classes=num_classes
         )
         if validation is not None:
             categories = validation.category_ids, validation.category_names
