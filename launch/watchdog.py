@@ -240,12 +240,8 @@ class Watch:
 
     def _wait_for_ends(self, failure: Failure) -> None:
         """Wait until the others have ended: launchers kill the remaining ranks once one has."""
-        has_died = failure.code == DIED
-        remaining = {
-            connection
-            for rank, connection in self._connections.items()
-            if not (has_died and rank == failure.rank)
-        }
+        others, has_died = self._connections.items(), failure.code == DIED
+        remaining = {item for rank, item in others if not has_died or rank != failure.rank}
         end = time.monotonic() + PATIENCE
         while remaining and time.monotonic() < end:
             for connection in wait(list(remaining), timeout=0.1):

@@ -47,28 +47,21 @@ def place_on_host(config: Config, ranks: Ranks, *, binding: bool = True) -> Rank
     if config.profile.onednn_steps:  # a time in every line of the log; oneDNN reads it only once
         os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     groups, timeout_s = config.distributed.groups, config.distributed.timeout_s
-    if not binding:
-        return enter_rank_context(
-            ranks,
-            request=CoreRequest(threads=1),
-            allocator="system",
-            backend="gloo",
-            pinned=False,
-            timeout_s=timeout_s,
-        )
-    require_groups(groups, ranks=ranks.size)
-    split_at_start(  # refuses one of other ranks
-        config.distributed.batch_split, batch_size=config.training.batch_size, ranks=ranks.size
-    )
+    if binding:
+        require_groups(groups, ranks=ranks.size)
+        split, batch_size = config.distributed.batch_split, config.training.batch_size
+        split_at_start(split, batch_size=batch_size, ranks=ranks.size)  # refuses other ranks' split
     place = enter_rank_context(
         ranks,
-        request=core_request(config),
-        allocator=config.engine.allocator,
-        backend=config.distributed.backend,
-        pinned=config.launch.pin,
+        request=core_request(config) if binding else CoreRequest(threads=1),
+        allocator=config.engine.allocator if binding else "system",
+        backend=config.distributed.backend if binding else "gloo",
+        pinned=binding and config.launch.pin,
         timeout_s=timeout_s,
     )
-    if groups == 1 or group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
+    if not binding or groups == 1:
+        return place
+    if group_of_rank(ranks.rank, ranks=ranks.size, groups=groups) == 0:
         return place
     # Its end may be that of its group alone, if the launcher does not notice it.
     launcher = launcher_process(ranks, os.environ)
@@ -142,15 +135,7 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
     split, batch_size = settings.distributed.batch_split, settings.training.batch_size
     batches = planned_split(split, batch_size=batch_size, ranks=ranks.size)
     groups = planned_groups(settings.distributed.groups, ranks=ranks.size)
-    host = read_topology()
-    plan = configured_plan(
-        settings,
-        host,
-        allowed=host.restricted(host_cpus(ranks)),
-        quota=read_allowance().quota,
-        hosts=((socket.gethostname(), ranks.local_size),),
-        option=ranks_option(ranks.launcher),
-    )
+    plan = plan_of_host(settings, ranks)
     # In stdout's encoding, since tables are drawn with the characters that it has.
     shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
     with redirect_stdout(shown):
@@ -162,6 +147,23 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         print(f"# compute groups: {groups}")
     for line in shown.read().splitlines():
         print(f"# {line}".rstrip())
+
+
+def plan_of_host(settings: Config, ranks: Ranks) -> Plan:
+    """Return the plan of this host for ranks that have been started.
+
+    Raises:
+        InputError: The ranks do not fit.
+    """
+    host = read_topology()
+    return configured_plan(
+        settings,
+        host,
+        allowed=host.restricted(host_cpus(ranks)),
+        quota=read_allowance().quota,
+        hosts=((socket.gethostname(), ranks.local_size),),
+        option=ranks_option(ranks.launcher),
+    )
 
 
 def configured_plan(

@@ -152,12 +152,8 @@ def expectation(points: Sequence[ReferencePoint], batch_size: int) -> Expectatio
     else:
         below, above = next(pair for pair in pairwise(sizes) if pair[1] > batch_size)
         basis = f"between {below} and {above}"
-    return Expectation(
-        batch_size=batch_size,
-        basis=basis,
-        is_within=sizes[0] <= batch_size <= sizes[-1],
-        **values,
-    )
+    is_within = sizes[0] <= batch_size <= sizes[-1]
+    return Expectation(batch_size=batch_size, basis=basis, is_within=is_within, **values)
 
 
 def points(

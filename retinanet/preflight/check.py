@@ -6,10 +6,10 @@ those that take some 100 milliseconds once torch is loaded, before anything is w
 
 import argparse
 import os
-import socket
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from common.errors import BAD_INPUT, FINISHED, InputError, one_line
@@ -53,20 +53,28 @@ from retinanet.preflight.run import (
 from retinanet.training.run_folder import holds_work
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Job:
     """A run's configuration and command line, on so many ranks, to be checked."""
 
     config: Config
     arguments: argparse.Namespace
     """Of the command line: `resume`, `auto_resume`, `overwrite`."""
-    known: KnownData
-    sizes: ModelBytes
-    """Of its model, or of its least where the number of classes is not known yet."""
     ranks: Ranks
     local_ranks: int
     """Ranks that this host will have: those that are there, or more."""
     all_ranks: int
+
+    @cached_property
+    def known(self) -> KnownData:
+        """The sizes of its data, as far as they are known."""
+        return known_data(self.config)
+
+    @cached_property
+    def sizes(self) -> ModelBytes:
+        """Those of its model, or of its least where the number of classes is not known yet."""
+        model, training = self.config.model, self.config.training
+        return model_bytes(model, training, num_classes=self.known.classes)
 
     @property
     def folder(self) -> Path:
@@ -78,27 +86,6 @@ class Job:
         """Whether it goes on with what is there."""
         arguments = self.arguments
         return arguments.resume or (arguments.auto_resume and holds_work(self.folder))
-
-
-def job_of(
-    config: Config,
-    arguments: argparse.Namespace,
-    *,
-    group: ProcessGroup,
-    ranks: Ranks,
-    planned: int,
-) -> Job:
-    """Gather what is checked; `planned`: ranks that this host will have."""
-    known = known_data(config)
-    return Job(
-        config=config,
-        arguments=arguments,
-        known=known,
-        sizes=model_bytes(config.model, config.training, num_classes=known.classes),
-        ranks=ranks,
-        local_ranks=planned,
-        all_ranks=max(group.size, planned),
-    )
 
 
 def check(
@@ -113,7 +100,10 @@ def check(
     planned = arguments.check_ranks or ranks.local_size
     of_host = None
     if ranks.local_rank == 0:
-        job = job_of(config, arguments, group=group, ranks=ranks, planned=planned)
+        total = max(group.size, planned)
+        job = Job(
+            config=config, arguments=arguments, ranks=ranks, local_ranks=planned, all_ranks=total
+        )
         findings = [*host_findings(job), *check_data(config, ranks=job.all_ranks)]
         if group.is_first:
             folder = check_run_folder(
@@ -156,7 +146,8 @@ def check_start(
     ranks = place.ranks
     if ranks.local_rank:
         return group
-    job = job_of(config, arguments, group=group, ranks=ranks, planned=ranks.local_size)
+    local, total = ranks.local_size, max(group.size, ranks.local_size)
+    job = Job(config=config, arguments=arguments, ranks=ranks, local_ranks=local, all_ranks=total)
     findings = cheap_host_findings(job, engine=engine, backend=place.backend)
     if group.is_first:
         findings += cheap_run_findings(job)
@@ -172,7 +163,7 @@ def host_findings(job: Job) -> list[Finding]:
     config, planned = job.config, job.local_ranks
     placed = replace(job.ranks, local_size=planned, size=max(job.ranks.size, planned))
     findings = [
-        *check_placement(config, placed, host_name=socket.gethostname()),
+        *check_placement(config, placed),
         check_allocator(config.engine.allocator),
     ]
     engine, backend = "torch", "gloo"

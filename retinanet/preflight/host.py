@@ -23,11 +23,10 @@ from common.native import (
     usable_instruction_sets,
 )
 from launch.environment import ALLOCATORS, is_loaded, library_of
-from launch.limits import MemoryLeft, host_cpus, read_allowance
-from launch.mpirun import ranks_option
+from launch.limits import MemoryLeft
 from launch.placement import count_ranks
 from launch.ranks import Ranks
-from launch.topology import format_cpu_list, is_number, read_topology
+from launch.topology import format_cpu_list, is_number
 from retinanet.config import Config
 from retinanet.engine.kernel_calls import kernel_sources
 from retinanet.memory import (
@@ -39,25 +38,17 @@ from retinanet.memory import (
     training_bytes,
     training_images,
 )
-from retinanet.placement import NOT_PINNED, configured_plan
+from retinanet.placement import NOT_PINNED, plan_of_host
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.preflight.run import KnownData
 
 PLACEMENT = "placement"
 
 
-def check_placement(config: Config, ranks: Ranks, *, host_name: str) -> list[Finding]:
+def check_placement(config: Config, ranks: Ranks) -> list[Finding]:
     """Plan the ranks of this host as they will place themselves, and warn of idle cores."""
-    host = read_topology()
     try:
-        plan = configured_plan(
-            config,
-            host,
-            allowed=host.restricted(host_cpus(ranks)),
-            quota=read_allowance().quota,
-            hosts=((host_name, ranks.local_size),),
-            option=ranks_option(ranks.launcher),
-        )
+        plan = plan_of_host(config, ranks)
     except InputError as error:
         what, _, fix = str(error).rpartition(": ")
         return [failure(PLACEMENT, what, fix=fix)]
