@@ -1,1 +1,1 @@
-"""Where a run executes: memory and ranks. Nothing here loads torch."""
+"""Hosts, cores, memory and ranks of a run."""

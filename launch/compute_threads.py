@@ -47,8 +47,8 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
         return notes  # not permitted, as `bind_process` has noted
     if not share.floating:
         notes += bind_to_cores(started, share.cpus)
-    own = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
-    elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= own]
+    allowed = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
+    elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= allowed]
     for thread in elsewhere:
         os.sched_setaffinity(thread, share.comm_cpus or share.cpus)
     if elsewhere:

@@ -1,7 +1,7 @@
 """The environment of a rank before torch is loaded: variables, preloaded libraries, memory policy.
 
 - An allocator in the C library's place, and Intel's OpenMP in that of torch's libgomp. The dynamic
-  linker puts them there when a program starts (`LD_PRELOAD`), not later; so a process that wants
+  linker puts them there when a program starts (`LD_PRELOAD`), not later; so a process that needs
   them starts its own command again, once: same process id, arguments, open pipes and pinning.
 - The allocator's policy. torch takes and gives back hundreds of large buffers in a step. glibc gets
   each one from the kernel and returns it: fresh pages cost more time than the step's arithmetic.
@@ -64,7 +64,7 @@ def rank_environment(
         # the cores of all the host's ranks one after another, and a rank takes its own part by its
         # local number. As each rank has an environment of its own, it repeats its own cores. Left
         # out, oneCCL would take the last cores of the host, which other ranks compute on. The local
-        # numbers are given because oneCCL knows those of Intel MPI, and not all launchers'.
+        # numbers are given because oneCCL reads those of Intel MPI only, and not all launchers'.
         # https://uxlfoundation.github.io/oneCCL/env-variables.html
         workers = share.comm_cpus or share.cpus[-1:]
         variables |= {

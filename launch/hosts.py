@@ -132,7 +132,7 @@ LINE = re.compile(
 """A name cannot begin with a dash: launchers hand it to ssh, which would take it for an option."""
 
 MOST_BYTES = 10_000_000
-"""Of a hostfile: a line for each of a hundred thousand ranks is less."""
+"""The limit of a hostfile: a line for each of a hundred thousand ranks is less."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Host:
 
     name: str
     slots: int | None
-    """Ranks that it has places for; None if the line does not say."""
+    """Ranks that it has places for; None if the line has no number."""
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -223,8 +223,7 @@ def require_known_hosts(
 ) -> None:
     """Check that every name is an address, a known host or one of ssh's configuration.
 
-    Some variables of the `environment` say that names are not ssh's. The user has named the hosts
-    in `option`.
+    Under some variables of the `environment` names are not ssh's. Messages name the `option`.
 
     Raises:
         InputError: Some are not; names them.

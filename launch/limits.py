@@ -1,4 +1,4 @@
-"""What this process may use of its host: affinity, CPU quota, memory, and what launchers leave.
+"""The resources that this process may use: affinity, CPU quota, memory, and the launcher's binding.
 
 A control group may use no more than its parent, so the least quota on the way up to the root
 counts, and likewise for memory. The files of the groups are described at
@@ -54,7 +54,7 @@ class Allowance:
     quota: float | None
     """CPUs' worth of time that its control groups may use together; None: no limit."""
     memory_nodes: frozenset[int]
-    """NUMA nodes that it may take memory from; empty where the kernel does not say."""
+    """NUMA nodes that it may take memory from; empty where it is not known."""
 
 
 def read_allowance(*, process: Path = PROCESS, cgroups: Path = CGROUPS) -> Allowance:
@@ -129,7 +129,7 @@ class MemoryLeft:
     of: str
     """Such as `this host`, or the control group's folder and limit."""
     swap: int = 0
-    """What may go to the disk beyond that, slowly. [bytes]"""
+    """Beyond that, on the disk and slow. [bytes]"""
 
 
 def memory_left(
@@ -137,7 +137,7 @@ def memory_left(
 ) -> MemoryLeft | None:
     """Return the least of the host's available memory and of what each control group leaves.
 
-    None where the kernel does not say.
+    None where it is not known.
     """
     groups = map(left_in, groups_of(process, cgroups, "memory"))
     limits = [limit for limit in groups if limit is not None]
@@ -249,7 +249,7 @@ def my_cpus(
 ) -> Part:
     """Return `whose_cpus`, if what the launcher has left to the ranks of this host makes sense.
 
-    `topology` is the host's; `offered` is how many of its CPUs are the job's, if Slurm says so.
+    `topology` is the host's; `offered` is how many of its CPUs are the job's, under Slurm.
 
     Raises:
         InputError: The ranks' CPUs overlap in part, or leave more than half of the host's cores
@@ -299,7 +299,7 @@ def count_cores(topology: Topology, cpus: Collection[int]) -> int:
 def slurm_affinities(
     environment: Mapping[str, str], ranks: Ranks, *, own: frozenset[int]
 ) -> list[frozenset[int]] | None:
-    """Return the CPUs that srun bound each task of this host to; None where it does not say.
+    """Return the CPUs that srun bound each task of this host to; None where it is not known.
 
     The masks count where this task's are its `own` CPUs. A shorter list starts over.
     """
@@ -315,9 +315,9 @@ def slurm_affinities(
 
 
 def cpus_of_job(environment: Mapping[str, str]) -> int | None:
-    """Return how many CPUs the job has on a host, the least of all; None: Slurm does not say.
+    """Return how many CPUs the job has on a host, the least of all; None: not known.
 
-    A step may have fewer: srun gives a task one, unless --cpus-per-task asks for more.
+    A step may have fewer: srun gives a task one without --cpus-per-task.
     """
     if not environment.get(SLURM_CPUS):
         return None

@@ -71,7 +71,7 @@ class Mpirun:
 def choose_mpirun(given: Path | None) -> Mpirun:
     """Return the given mpirun; else the cluster's own, on PATH; else that of this environment.
 
-    A cluster's own knows its network and its batch system.
+    A cluster's own is built for its network and its batch system.
 
     Raises:
         InputError: There is none, or it does not say what it is.
@@ -185,11 +185,11 @@ def by_this_python(command: Sequence[str]) -> list[str]:
 
 
 ANY_RANKS_OPTION = "mpirun -np, or --np"
-"""Of mpirun and of this program's own commands."""
+"""The options of mpirun and of this program's own commands."""
 
 
 def launcher_command(ranks: Ranks) -> list[str]:
-    """Return what comes before `python`: such as `mpirun -np 8`; nothing for one process."""
+    """Return the words before `python`: such as `mpirun -np 8`; nothing for one process."""
     torchrun = ["torchrun", f"--nproc-per-node={ranks.local_size}"]
     commands = {"none": [], "slurm": ["srun", "-n", str(ranks.size)], "torchrun": torchrun}
     return commands.get(ranks.launcher, ["mpirun", "-np", str(ranks.size)])

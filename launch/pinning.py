@@ -261,7 +261,7 @@ START_ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a rank has been given, and where it meets the others."""
+    """The resources of a rank, and its rendezvous with the others."""
 
     ranks: Ranks
     pinned: Pinned

@@ -1,4 +1,4 @@
-"""Which cores each rank of a host gets, whether ranks fit, and what a user should know about it."""
+"""The cores of each rank of a host, whether ranks fit, and notes for the user."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from launch.topology import Socket, Topology, count_cores, describe_sockets, soc
 
 CHOICES_SHOWN = 7
 MOST_IDLE = 1 / 4
-"""The part of the cores that may stay idle without being asked for: 16 ranks on sockets of 31 and
+"""The part of the cores that may stay idle without a request: 16 ranks on sockets of 31 and
 32 cores have 3 each and leave 15 of 63. More is taken for a mistake."""
 
 
@@ -261,7 +261,7 @@ def placement_notes(
     idle = sum(busy.isdisjoint(core) for socket in used for core in socket.cores)
     if idle:
         note = f"{idle} of {count_cores(used)} cores are idle beside the ranks"
-        if request.threads is None:  # else they were asked to be
+        if request.threads is None:  # else they were requested to be
             note += better_choice(sockets, ranks=len(shares), request=request, quota=quota)
         notes.append(note)
     return notes

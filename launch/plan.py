@@ -129,7 +129,7 @@ FRAME = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """What one core does."""
+    """The use of one core, for the picture."""
 
     use: Use
     rank: int | None = None

@@ -63,7 +63,7 @@ class ProcessGroup:
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     """Of each rank."""
     backend: str = "none"
-    """Which exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
+    """The one that exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
     is_on_one_host: bool = True
     notes: tuple[str, ...] = ()
     """Of this rank's placement, to be printed."""

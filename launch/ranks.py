@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as the launcher that started it says."""
+"""The rank of this process, from the variables of the launcher that started it."""
 
 import re
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """How the ranks of a job find each other before torch is loaded, and how early errors end them.
 
-Ranks meet through mpirun's own library, or where the environment says. MPI is used for rendezvous
+Ranks meet through mpirun's own library, or as the environment directs. MPI is used for rendezvous
 only and finalized before torch is imported.
 
 An mpirun of MPICH kills all ranks, and its status is 9, where one of them ends without having
@@ -339,7 +339,7 @@ def describe_failure(error: BaseException, *, printed: str, ranks: Ranks) -> tup
 def agree_on_failure(
     ranks: Ranks, error: BaseException, *, failure: tuple[int, str]
 ) -> StartFailedError | None:
-    """Return the failure with which all ranks of mpirun end, and finalize MPI; None: without MPI."""
+    """Return the failure with which all ranks of mpirun end, and finalize MPI; None: no MPI."""
     if ranks.launcher not in MPI_LAUNCHERS:
         return None
     if MODULE not in sys.modules:
@@ -363,12 +363,12 @@ NOTICE_S, NOTICE_SHARE = 30.0, 0.25
 
 @dataclass
 class Wait:
-    """What a process waits for at the moment, for messages; whoever waits keeps it up to date."""
+    """The object of a wait, for messages; the waiting code keeps it up to date."""
 
     what: str
     """Such as "rank 0 at 10.0.0.1, port 29500"."""
     advice: str
-    """What may be wrong, and where to look."""
+    """For the user: possible causes."""
     noted: bool = True
     """Whether a note is printed while it lasts; the end of the limit always is."""
 

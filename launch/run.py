@@ -379,7 +379,7 @@ def sockets_of(process: int) -> Iterator[str]:
 
 
 def address_of(text: str) -> str:
-    """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as it is written."""
+    """Return an address of /proc/net/tcp, whose 32-bit words are little-endian, as text."""
     raw = bytes.fromhex(text)
     address = ip_address(b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)))
     return str(getattr(address, "ipv4_mapped", None) or address)

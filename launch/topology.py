@@ -158,7 +158,7 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 
 
 def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
-    """Return the online CPUs of `/sys/devices/system/cpu`, with memory nodes from `node` beside it."""
+    """Return the online CPUs of `/sys/devices/system/cpu`, with nodes from `node` beside it."""
     nodes = {}  # of each CPU; empty where the kernel has no nodes
     for file in sorted(cpu_folder.with_name("node").glob("node[0-9]*/cpulist")):
         name = file.parent.name.removeprefix("node")

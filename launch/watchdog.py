@@ -94,7 +94,7 @@ class Watch:
         self.clean_up: Callable[[], None] = lambda: None
         """On rank 0: removes what has been made in vain when bad input or a signal ends the job."""
         self.lost: set[int] = set()
-        """Ranks of groups that have ended, as far as this rank knows."""
+        """Ranks of groups that have ended, as far as this rank is informed."""
 
     def outlive(self, groups: Sequence[int]) -> None:
         """On rank 0: from now on others go on where a rank ends whose group is not rank 0's.

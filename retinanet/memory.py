@@ -67,7 +67,7 @@ class MemoryNeed:
     model: int
     """Weights, gradients and optimizer, which no step can do without."""
     activations: int
-    """What is kept for the backward pass, or an evaluation's maps if they are more."""
+    """Maps that are kept for the backward pass, or an evaluation's maps if they are more."""
     other: int
     """Copies of weights, libraries, exchange."""
     loading: int

@@ -52,7 +52,7 @@ class Closed(NamedTuple):
     """
 
     wanted: str
-    """What the field must be, for the message."""
+    """The value that the field must have, for the message."""
     is_kept: Callable[[Any], bool]
 
 

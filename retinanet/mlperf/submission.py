@@ -225,7 +225,7 @@ OF_ACCELERATORS = (
 def system_description(
     submission: Submission, log: RunLog, *, environment: Mapping[str, Any], storage: Path
 ) -> dict[str, str]:
-    """Return all fields that MLCommons' checker of system descriptions wants; unknown ones empty."""
+    """Return all fields that MLCommons' checker of system descriptions requires, or empty."""
     topology = read_topology()
     sockets = sockets_of(topology)
     hosts = environment.get("ranks", {}).get("hosts", [])

@@ -1,1 +1,1 @@
-"""Whether a run can work, before it begins: what is looked at, what was found, and the fix."""
+"""Checks before a run begins: findings, and how to fix them."""

@@ -24,13 +24,13 @@ class Finding:
     """The result of one check."""
 
     subject: str
-    """What was checked, in a word or two, such as `disk space`."""
+    """The object of the check, in a word or two, such as `disk space`."""
     level: Level
     """`failure`: the run cannot work. `warning`: it may not, or not as well as it could."""
     found: str
     """The state, with numbers."""
     fix: str = ""
-    """What the user can do; empty where nothing needs to be done."""
+    """For the user; empty where nothing needs to be done."""
 
     @property
     def line(self) -> str:

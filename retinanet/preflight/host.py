@@ -1,4 +1,4 @@
-"""Whether a host suits a run: cores, memory, /dev/shm, limits, processor, compiler, packages."""
+"""Check a host for a run: cores, memory, /dev/shm, limits, processor, compiler, packages."""
 
 import os
 import resource
