@@ -10,11 +10,11 @@ import json
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
@@ -24,8 +24,8 @@ from common.cli import add_command, add_output_options, positive
 from common.console import make_console, say, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, require_free_json, require_free_outputs, write_whole
-from profiling.onednn_log.log import Calls, OneDnnLog, log_files, read_with_progress
-from profiling.onednn_log.work import Problem, direction_name, modern_shape
+from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
+from profiling.onednn_log.work import direction_name, modern_shape
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,9 +90,7 @@ def compare_command(
         require_free_outputs(files, overwrite=overwrite)
     called = names_of(names, first, second)
     logs = [read_with_progress(log_files(path), console) for path in (first, second)]
-    by_step = all(marked_steps(log) for log in logs)
-    sides = [side_of(*pair, by_step=by_step) for pair in zip(called, logs, strict=True)]
-    comparison = compare(*sides, with_types=not ignore_types, is_by_step=by_step)
+    comparison = compare(*map(Side, called, logs), with_types=not ignore_types)
     ratios = [ratio_of(condition, comparison) for condition in conditions]
     print_comparison(console, comparison, top=top)
     problems = [pair.record() for pair in (*comparison.only_one, *comparison.both)]
@@ -224,26 +222,11 @@ KIND_FIELDS = ("kind", "direction", "first_calls", "second_calls", "first_ms", "
 """Of a record, for sums by kind."""
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """A log, or the logs of a run's ranks."""
 
     name: str
     log: OneDnnLog
-    calls: Mapping[Problem, Calls]
-    divisor: int
-    """Calls and times are divided by it: steps that the log has, over all ranks; else 1."""
-
-
-def side_of(name: str, log: OneDnnLog, *, by_step: bool) -> Side:
-    """Return one side: all of a log, or its mean step."""
-    calls = log.calls(lambda where: where.step is not None or not by_step)
-    return Side(name, log, calls, divisor=marked_steps(log) if by_step else 1)
-
-
-def marked_steps(log: OneDnnLog) -> int:
-    """Return the number of marked steps, each rank's counted."""
-    return len({(where.rank, where.step) for where in log.executions if where.step is not None})
 
 
 @dataclass(frozen=True)
@@ -269,11 +252,24 @@ class Comparison:
         return sorted(pairs, key=lambda pair: -pair.cost_ms)
 
 
-def compare(first: Side, second: Side, *, with_types: bool, is_by_step: bool) -> Comparison:
-    """Match the work of two sides; `is_by_step`: both are mean steps."""
+def compare(
+    first: Side, second: Side, *, with_types: bool = True, by_step: bool | None = None
+) -> Comparison:
+    """Match the work of two sides; `with_types`: only with the same types of numbers.
+
+    `by_step`: the mean step of a side is compared with the other's, else a whole log with the
+    other. None: where both logs mark their steps.
+    """
+    steps = [
+        len({(where.rank, where.step) for where in side.log.executions if where.step is not None})
+        for side in (first, second)
+    ]
+    is_by_step = all(steps) if by_step is None else by_step
     matched: dict[Question, Pair] = {}
     for place, side in enumerate((first, second)):
-        for problem, calls in side.calls.items():
+        divisor = steps[place] if is_by_step else 1
+        of_side = side.log.calls(lambda where: where.step is not None or not is_by_step)
+        for problem, calls in of_side.items():
             question = Question(
                 problem.kind,
                 direction_name(problem.direction),
@@ -283,7 +279,7 @@ def compare(first: Side, second: Side, *, with_types: bool, is_by_step: bool) ->
             )
             pair = matched.setdefault(question, Pair(question))
             total = (pair.first, pair.second)[place]
-            total.add(SideCalls(calls.count / side.divisor, calls.total_ms / side.divisor))
+            total.add(SideCalls(calls.count / divisor, calls.total_ms / divisor))
             total.implementations[problem.implementation] = None
             total.layouts[problem.layouts] = None
     return Comparison(first, second, list(matched.values()), is_by_step=is_by_step)

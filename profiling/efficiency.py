@@ -71,6 +71,8 @@ examples:
   python -m profiling efficiency onednn.log --replay replay.json --peaks peaks.json"""
 
 REPEATS = 20
+OUTPUTS = ("efficiency.csv", "efficiency.png", "efficiency.svg", "replay.json", "peaks.json")
+"""Written to `--out`."""
 
 
 def add_efficiency(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -122,7 +124,7 @@ def efficiency_command(
     if out is not None:
         if out.exists() and not out.is_dir():
             raise InputError(f"--out: {out} is a file; name a folder")
-        require_free_outputs(outputs(out), overwrite=overwrite)
+        require_free_outputs([out / name for name in OUTPUTS], overwrite=overwrite)
     made = None if replay is None else load_replay(replay)
     if made is not None and (runner != "auto" or benchdnn or threads):
         raise InputError("--replay: is made already; leave --runner, --benchdnn, --threads out")
@@ -156,12 +158,6 @@ def efficiency_command(
         charts.save_chart(figure, *chart_files(out, "efficiency"))
         say(console, f"table and chart: {out}")
     return FINISHED
-
-
-def outputs(folder: Path) -> list[Path]:
-    """Return all files that are written to `--out`."""
-    made = [folder / "replay.json", folder / "peaks.json"]
-    return [folder / "efficiency.csv", *chart_files(folder, "efficiency"), *made]
 
 
 def chosen_benchdnn(runner: str, benchdnn: Path | None) -> Path | None:
@@ -331,26 +327,6 @@ def print_projection(
     if projection is None:
         say(console, "no projection: the log marks no steps; --steps N says how many it is of")
         return
-    console.print(projection_table(projection).for_console())
-    if projection.elsewhere_s is None:
-        say(console, "only oneDNN's time is projected: the log does not tell what else a step does")
-    else:
-        say(console, "elsewhere: all but oneDNN's primitives, our own kernels too; kept as it was")
-        if projection.images is None:
-            say(console, "images/s: the log does not tell; --images-a-step N says how many")
-    if 0 < projection.roofline_share < ALMOST_ALL:
-        say(
-            console,
-            f"at the roofline: {projection.roofline_share:.1%} of oneDNN's time; the rest as "
-            "measured",
-        )
-    steps = efficiency.steps
-    if steps.ranks_of_run is not None and steps.ranks_of_run > steps.ranks:
-        say(console, f"images/s are of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
-
-
-def projection_table(projection: Projection) -> Table:
-    """Return a row for each speed; columns without values are left out."""
     elsewhere = projection.elsewhere_s
     columns = [text_column("")]
     columns += [Column(name, significant, unit=" s") for name in ("in oneDNN", "elsewhere", "step")]
@@ -359,12 +335,23 @@ def projection_table(projection: Projection) -> Table:
     rows = []
     for speed in projection.speeds:
         after = speed.onednn_s if speed.step_s is None else speed.step_s
-        times = (speed.onednn_s, elsewhere, speed.step_s)
-        rows.append(
-            (speed.name, *times, speed.images_per_s or None, before / after if after else "")
-        )
+        rates = (speed.images_per_s or None, before / after if after else "")
+        rows.append((speed.name, speed.onednn_s, elsewhere, speed.step_s, *rates))
     title = "oneDNN's part of a step" if elsewhere is None else "a step"
-    return Table(title, columns, rows).without_empty_columns()
+    # A column in which nothing is known is left out.
+    console.print(Table(title, columns, rows).without_empty_columns().for_console())
+    if elsewhere is None:
+        say(console, "only oneDNN's time is projected: the log does not tell what else a step does")
+    else:
+        say(console, "elsewhere: all but oneDNN's primitives, our own kernels too; kept as it was")
+        if projection.images is None:
+            say(console, "images/s: the log does not tell; --images-a-step N says how many")
+    if 0 < projection.roofline_share < ALMOST_ALL:
+        share = f"{projection.roofline_share:.1%} of oneDNN's time"
+        say(console, f"at the roofline: {share}; the rest as measured")
+    steps = efficiency.steps
+    if steps.ranks_of_run is not None and steps.ranks_of_run > steps.ranks:
+        say(console, f"images/s are of {steps.ranks} of the run's {steps.ranks_of_run} ranks")
 
 
 COLUMNS = (

@@ -172,7 +172,7 @@ def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
         return calls  # as nearly always: a log of many problems is not kept a second time
     merged = {problem: Calls() for problem in first.values()}  # the log's calls stay as they are
     for problem, counted in calls.items():
-        merged[first[identity(problem)]].add(counted)
+        merged[first[identity(problem)]].add(counted.total_ms, counted.count)
     return merged
 
 

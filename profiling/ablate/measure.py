@@ -49,7 +49,7 @@ from profiling.bench.job import (
 from profiling.bench.results import background_load
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import Runner, WorkerPool, run_interleaved, variant_worker
-from profiling.compare import compare, kinds_of, side_of
+from profiling.compare import Side, compare, kinds_of
 from profiling.onednn_log.log import read_logs
 
 OTHER_PACKAGES = ("simplejpeg", "pillow", "numpy", "mlperf-logging", "mpich")
@@ -310,8 +310,8 @@ def calls_of(
     for name in names:
         log = folder / f"{name}.log"
         write_whole(log, pool.worker(variants[name]).ask("log")["log"])
-        sides.append(side_of(name, read_logs([log]), by_step=False))
-    comparison = compare(*sides, with_types=True, is_by_step=False)
+        sides.append(Side(name, read_logs([log])))
+    comparison = compare(*sides, by_step=False)
     return {
         "first": names[0],
         "second": names[1],

@@ -49,15 +49,10 @@ class Calls:
         """Milliseconds a call."""
         return self.total_ms / self.count
 
-    def add_one(self, milliseconds: float) -> None:
-        """Add a call."""
-        self.count += 1
+    def add(self, milliseconds: float, count: int = 1) -> None:
+        """Add calls that took so long together."""
+        self.count += count
         self.total_ms += milliseconds
-
-    def add(self, other: "Calls") -> None:
-        """Add the calls of another place."""
-        self.count += other.count
-        self.total_ms += other.total_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +109,7 @@ class OneDnnLog:
         merged: dict[Problem, Calls] = {}
         for problems in places:
             for problem, calls in problems.items():
-                merged.setdefault(problem, Calls()).add(calls)
+                merged.setdefault(problem, Calls()).add(calls.total_ms, calls.count)
         return merged
 
     @property
@@ -278,7 +273,7 @@ class _Reader:
             elif meaning.kind == "creation":
                 assert meaning.problem is not None
                 calls = self.log.creations.setdefault(meaning.problem, Calls())
-                calls.add_one(milliseconds(time))
+                calls.add(milliseconds(time))
                 self.log.creation_states[meaning.text] += 1
             elif meaning.kind == "dispatch":
                 self.log.dispatches[meaning.text] += 1
@@ -297,7 +292,7 @@ class _Reader:
             problems = self.log.executions.setdefault(where, {})
             make_room(self.sink)
             calls = self.sink[(where, head)] = problems.setdefault(meaning.problem, Calls())
-        calls.add_one(time)
+        calls.add(time)
         self.executed += 1
 
     def own_line(self, line: str) -> None:

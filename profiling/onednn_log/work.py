@@ -50,15 +50,9 @@ class MemoryDescriptor:
 
 
 @lru_cache(maxsize=4096)
-def types_of(memories: tuple[MemoryDescriptor, ...]) -> str:
-    """Return the type of each tensor that is there; one text for equal tensors."""
-    return " ".join(f"{memory.role}:{memory.type}" for memory in memories if memory.is_there)
-
-
-@lru_cache(maxsize=4096)
-def layouts_of(memories: tuple[MemoryDescriptor, ...]) -> str:
-    """Return the layout of each tensor that is there; one text for equal tensors."""
-    return " ".join(f"{memory.role}:{memory.layout}" for memory in memories if memory.is_there)
+def tensor_fields(memories: tuple[MemoryDescriptor, ...], name: str) -> str:
+    """Return a field of each tensor that is there, after its role; one text for equal tensors."""
+    return " ".join(f"{item.role}:{getattr(item, name)}" for item in memories if item.is_there)
 
 
 TYPE = (
@@ -139,12 +133,12 @@ class Problem:
     @property
     def types(self) -> str:
         """The type of each tensor that is there: `src:bf16 wei:bf16 dst:bf16`."""
-        return types_of(self.memories)
+        return tensor_fields(self.memories, "type")
 
     @property
     def layouts(self) -> str:
         """The layout of each tensor that is there: `src:acdb wei:Acdb64a dst:acdb`."""
-        return layouts_of(self.memories)
+        return tensor_fields(self.memories, "layout")
 
     @property
     def algorithm(self) -> str:
@@ -275,9 +269,7 @@ FLOP: dict[str, Callable[[Problem], float]] = {
     "convolution": convolution_flop,
     "deconvolution": convolution_flop,
     **dict.fromkeys(PRODUCTS, product_flop),
-    "inner_product": lambda problem: (
-        2 * product_of(named_sizes(problem.shape), ("mb", "oc", *INNER))
-    ),
+    "inner_product": lambda p: 2 * product_of(named_sizes(p.shape), ("mb", "oc", *INNER)),
     "rnn": recurrent_flop,
     "sdpa": attention_flop,
 }

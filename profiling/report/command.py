@@ -13,7 +13,7 @@ from common.cli import add_command
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_whole
-from profiling.compare import compare, marked_steps, names_of, side_of
+from profiling.compare import Side, compare, names_of
 from profiling.efficiency_analysis import efficiency_of
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import add_peaks_option, choose_peaks
@@ -120,12 +120,8 @@ def gather(
     comparison = None
     if reference:
         other = read_with_progress(logs_of(reference), console)
-        # A step is compared with a step where both logs have them, else a whole log with the other.
-        by_step = bool(marked_steps(log) and marked_steps(other))
         names = names_of(None, logs[0], reference)
-        sides = [side_of(name, side, by_step=by_step)
-                 for name, side in zip(names, (log, other), strict=True)]  # fmt: skip
-        comparison = compare(*sides, with_types=True, is_by_step=by_step)
+        comparison = compare(Side(names[0], log), Side(names[1], other))
     traced = read_traced(inputs.trace, log, console) if inputs.trace else None
     machine = choose_peaks(peaks, log, console=console, folder=None)
     return Material(

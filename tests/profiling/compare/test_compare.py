@@ -15,13 +15,12 @@ from profiling.__main__ import main
 from profiling.compare import (
     OPERATORS,
     Comparison,
+    Side,
     compare,
     kinds_of,
-    marked_steps,
     parse_condition,
     print_comparison,
     ratio_of,
-    side_of,
 )
 from profiling.onednn_log.log import log_files, read_logs
 from profiling.onednn_log.parse import Mark, mark_line
@@ -42,10 +41,8 @@ def written(file: Path, *lines: str) -> Path:
 
 
 def matched(first: Path, second: Path, *, with_types: bool = True) -> Comparison:
-    logs = [read_logs([file]) for file in (first, second)]
-    by_step = all(marked_steps(log) for log in logs)
-    sides = [side_of(name, log, by_step=by_step) for name, log in zip("ab", logs, strict=True)]
-    return compare(*sides, with_types=with_types, is_by_step=by_step)
+    sides = [Side(name, read_logs([file])) for name, file in (("a", first), ("b", second))]
+    return compare(*sides, with_types=with_types)
 
 
 @pytest.fixture
@@ -187,10 +184,11 @@ def test_a_folder_stands_for_the_logs_in_it(tmp_path: Path) -> None:
 
 def printed(first: Path, second: Path, *, names: tuple[str, str]) -> list[list[str]]:
     """The cells of all tables of a comparison, row by row."""
-    logs = [read_logs([file]) for file in (first, second)]
-    sides = [side_of(name, log, by_step=False) for name, log in zip(names, logs, strict=True)]
+    sides = [
+        Side(name, read_logs([file])) for name, file in zip(names, (first, second), strict=True)
+    ]
     console = Console(file=io.StringIO(), width=200)
-    comparison = compare(*sides, with_types=True, is_by_step=False)
+    comparison = compare(*sides)
     print_comparison(console, comparison, top=9)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import run_command
-from profiling.efficiency import add_efficiency, outputs
+from profiling.efficiency import OUTPUTS, add_efficiency
 from profiling.peaks import Peaks, save
 from profiling.replay.replay import load_replay, save_replay
 from tests.fast_precision import needs_bf16
@@ -151,7 +151,7 @@ def test_runners_that_are_not_there_or_contradict_are_refused(
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, replay = write_log(tmp_path), saved_replay(tmp_path)
-    for file in outputs(tmp_path / "out"):
+    for file in (tmp_path / "out" / name for name in OUTPUTS):
         file.parent.mkdir(exist_ok=True)
         file.write_text("kept")
         assert efficiency(log, "--replay", replay, "--peaks=none", "--out", file.parent) == 2

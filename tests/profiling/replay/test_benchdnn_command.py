@@ -169,7 +169,7 @@ def test_what_has_no_time_is_told_with_its_share_and_reason(
     for problem, milliseconds in zip(problems, (6.0, 3.0, 1.0), strict=True):
         assert problem is not None
         calls[problem] = Calls()
-        calls[problem].add_one(milliseconds)
+        calls[problem].add(milliseconds)
     first, second, _ = calls
     replay = Replay(
         "benchdnn",

@@ -32,7 +32,7 @@ def called(count: int, total_ms: float) -> Calls:
     """Calls of equal length."""
     calls = Calls()
     for _ in range(count):
-        calls.add_one(total_ms / count)
+        calls.add(total_ms / count)
     return calls
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from profiling.compare import Comparison, compare, side_of
+from profiling.compare import Comparison, Side, compare
 from profiling.efficiency_analysis import Steps, efficiency_of
 from profiling.onednn_log.log import Calls, NotUnderstood, OneDnnLog, Where
 from profiling.onednn_log.work import MemoryDescriptor, Problem
@@ -272,9 +272,9 @@ def test_page_faults_of_the_rank_that_has_most() -> None:
 
 
 def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Comparison:
-    sides = [side_of(name, OneDnnLog(executions={Where(): calls}), by_step=False)
+    sides = [Side(name, OneDnnLog(executions={Where(): calls}))
              for name, calls in (("ours", first), ("theirs", second))]  # fmt: skip
-    return compare(*sides, with_types=True, is_by_step=False)
+    return compare(*sides)
 
 
 def test_calls_that_the_reference_does_not_make() -> None:
