@@ -126,14 +126,24 @@ def step_gflops(results: Results, name: str) -> float | None:
     return results.facts[CEILING]["step_gflop"] / results.seconds(name)
 
 
+IPEX = "intel_extension_for_pytorch"
+COMPILED: dict[str, Any] = {
+    "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},  # nothing is left when its process ends
+    "cache_variable": "TORCHINDUCTOR_CACHE_DIR",
+    "options": {"compiled": True},
+    "by_default": False,
+}
+
+
 def ours(name: str, about: str, **fields: Any) -> Variant:
     """Return a variant that runs our step, pinned."""
     return Variant(name, about, f"{RECIPES}.step_torch", pinned=True, **fields)
 
 
-def without(name: str, about: str, **fields: Any) -> Variant:
-    """Return the torch engine with one switch the other way."""
-    return ours(f"torch-{name}", f"torch, but {about}", by_default=False, **fields)
+def without(name: str, about: str, *, allocator: str = "tuned", **options: Any) -> Variant:
+    """Return the torch engine with another allocator, or an option of its recipe the other way."""
+    name, about = f"torch-{name}", f"torch, but {about}"
+    return ours(name, about, allocator=allocator, by_default=False, options=options)
 
 
 def torchvisions(name: str, about: str, **fields: Any) -> Variant:
@@ -141,13 +151,6 @@ def torchvisions(name: str, about: str, **fields: Any) -> Variant:
     return Variant(name, about, f"{RECIPES}.step_torchvision", **fields)
 
 
-COMPILED: dict[str, Any] = {
-    "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},  # nothing is left when its process ends
-    "cache_variable": "TORCHINDUCTOR_CACHE_DIR",
-    "options": {"compiled": True},
-    "by_default": False,
-}
-IPEX = "intel_extension_for_pytorch"
 STEP = Benchmark(
     name="step",
     about="a training step: forward, loss, backward, optimizer",
@@ -180,11 +183,11 @@ STEP = Benchmark(
         without("system", "memory as the C library has it", allocator="system"),
         without("tcmalloc", "memory from tcmalloc", allocator="tcmalloc"),
         without("jemalloc", "memory from jemalloc", allocator="jemalloc"),
-        without("unfolded", "torchvision's modules under autocast", options={"folded": False}),
-        without("reference-loss", "torchvision's focal loss", options={"focal_form": "reference"}),
-        without("paper-loss", "the paper's focal loss", options={"focal_form": "paper"}),
-        without("unfused-adam", "Adam tensor by tensor", options={"fused_adam": False}),
-        without("fused-adam", "torch's own fused Adam", options={"torch_adam": True}),
+        without("unfolded", "torchvision's modules under autocast", folded=False),
+        without("reference-loss", "torchvision's focal loss", focal_form="reference"),
+        without("paper-loss", "the paper's focal loss", focal_form="paper"),
+        without("unfused-adam", "Adam tensor by tensor", fused_adam=False),
+        without("fused-adam", "torch's own fused Adam", torch_adam=True),
         ours(
             "torch-compiled",
             "our model and loss, but torch.compile runs the model (compiles for minutes)",
@@ -330,9 +333,14 @@ def evaluate_findings(results: Results) -> list[Finding]:
     return findings + speed_up(results, "torch", "torchvision-tuned")
 
 
-def evaluating(name: str, about: str, recipe: str, whose: str, **fields: Any) -> Variant:
-    """Return a variant of `evaluate`; `whose` is "ours" or "torchvision"."""
-    return Variant(name, about, f"{RECIPES}.{recipe}", options={"whose": whose}, **fields)
+def evaluation(name: str, about: str, whose: str, **fields: Any) -> Variant:
+    """Return a whole evaluation step of "ours" or "torchvision"."""
+    return Variant(name, about, f"{RECIPES}.evaluation", options={"whose": whose}, **fields)
+
+
+def postprocessing(name: str, about: str, whose: str) -> Variant:
+    """Return the post-processing of "ours" or "torchvision"."""
+    return Variant(name, about, f"{RECIPES}.postprocessing", options={"whose": whose})
 
 
 EVALUATE = Benchmark(
@@ -343,25 +351,17 @@ EVALUATE = Benchmark(
     settling=1,
     findings=evaluate_findings,
     variants=(
-        evaluating(
-            "postprocess",
-            "our post-processing of a trained detector's outputs",
-            "postprocessing",
-            "ours",
+        postprocessing(
+            "postprocess", "our post-processing of a trained detector's outputs", "ours"
         ),
-        evaluating(
-            "postprocess-torchvision", "torchvision's of the same", "postprocessing", "torchvision"
-        ),
-        evaluating(
+        postprocessing("postprocess-torchvision", "torchvision's of the same", "torchvision"),
+        evaluation(
             "torchvision",
             "its RetinaNet's whole step as a user runs it: BF16 autocast, channels_last",
-            "evaluation",
             "torchvision",
             allocator="system",
         ),
-        evaluating(
-            "torchvision-tuned", "the same under our memory policy", "evaluation", "torchvision"
-        ),
-        evaluating("torch", "our whole step, as train.py evaluates", "evaluation", "ours"),
+        evaluation("torchvision-tuned", "the same under our memory policy", "torchvision"),
+        evaluation("torch", "our whole step, as train.py evaluates", "ours"),
     ),
 )

@@ -116,12 +116,7 @@ def bench_command(
     beside_load: bool = False,
     json_file: Path | None,
 ) -> int:
-    """Run a benchmark, print it and write it; return the exit code.
-
-    Raises:
-        InputError: A variant is not known, or the file cannot be written.
-        WorkerDiedError: A variant could not go on.
-    """
+    """Run a benchmark, print it and write it; return the exit code."""
     console = make_console(stderr=True)
     chosen = choose(benchmark.variants, variants)
     if variants in (None, "all"):

@@ -105,25 +105,14 @@ def run(
     workers: int,
     json_file: Path | None,
 ) -> int:
-    """Run the benchmark, print it and write it; return the exit code.
-
-    Raises:
-        InputError: There are no such photos, or the file cannot be written.
-        WorkerDiedError: A variant could not go on, such as over a damaged image.
-    """
+    """Run the benchmark, print it and write it; return the exit code."""
     if overrides and config is None:
         raise InputError(f"{overrides[0]}: changes a configuration; name one with --config")
     require_free_json(json_file)
     console = make_console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="data-bench-") as scratch:
         source = find_source(
-            Path(scratch),
-            images=images,
-            config=config,
-            overrides=overrides,
-            image_size=image_size,
-            limit=limit,
-            console=console,
+            Path(scratch), images, config, overrides, image_size, limit=limit, console=console
         )
         described = describe_decoders(decoders, console=console)
         photos = Path(scratch, "photos.json")
@@ -161,20 +150,17 @@ class Source(NamedTuple):
 
 def find_source(
     scratch: Path,
-    *,
     images: Path | None,
     config: str | None,
     overrides: Sequence[str],
     image_size: int | None,
+    *,
     limit: int,
     console: Console,
 ) -> Source:
     """Return the photos of a folder, else of a configuration, else synthetic ones in `scratch`.
 
     An image size of None takes the configuration's, else 800 pixels.
-
-    Raises:
-        InputError: The configuration or the folder does not exist, or holds no image.
     """
     size = image_size or STANDARD_SIZE
     if images is not None:
@@ -224,11 +210,7 @@ def read_list(file: str) -> list[Path]:
 
 
 def describe_decoders(chosen: str | None, *, console: Console) -> dict[str, str]:
-    """Return decoders with versions: the chosen, or all that work here; print why others do not.
-
-    Raises:
-        InputError: A chosen one is not known, not installed, or does not work.
-    """
+    """Return decoders with versions: the chosen, or all that work here; print why others do not."""
     described = {}
     for name in DECODERS if chosen is None else chosen.split(","):
         if name not in DECODERS:
@@ -328,10 +310,10 @@ def print_results(results: Results, *, source: Source, decoders: Mapping[str, st
     console.print(title, soft_wrap=True)
     console.print(rates_table(results))
     console.print("where the time of an image goes:")
-    stages = {name: stage_milliseconds(results, name) for name in results.names}
+    stages = [(name, stage_milliseconds(results, name)) for name in results.names]
     rows = [
         (name, ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in times.items()))
-        for name, times in stages.items()
+        for name, times in stages
         if times
     ]
     table = Table("", (text_column("contestant"), text_column("stages")), rows)

@@ -90,11 +90,7 @@ class RankSteps:
 
 
 def measure_ranks(
-    job: MeasuredJob,
-    *,
-    mpirun: Mpirun,
-    advance: Callable[[int], None],
-    say: Callable[[str], None],
+    job: MeasuredJob, *, mpirun: Mpirun, advance: Callable[[int], None], say: Callable[[str], None]
 ) -> list[RankSteps]:
     """Run a job to its end; if this process is interrupted, the job is ended first.
 
@@ -117,12 +113,7 @@ def measure_ranks(
 
 
 def messages_of(
-    command: Sequence[str],
-    *,
-    ranks: int,
-    hosts: Hosts,
-    mpirun: Mpirun,
-    say: Callable[[str], None],
+    command: Sequence[str], *, ranks: int, hosts: Hosts, mpirun: Mpirun, say: Callable[[str], None]
 ) -> Generator[dict[str, Any]]:
     """Start ranks and yield what they print after `MARK`; closing the generator ends them."""
     environment = dict(os.environ)

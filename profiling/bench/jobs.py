@@ -62,11 +62,7 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_job(job: MeasuredJob, *, mpirun: Mpirun, title: str) -> Job:
-    """Run a job, and show its progress.
-
-    Raises:
-        JobFailedError: It could not go on.
-    """
+    """Run a job, and show its progress."""
     console = make_console()
     with progress(console, title, total=job.all_steps) as advance:
         return measure_ranks(
@@ -105,11 +101,7 @@ def waiting_command(
     workers: str,
     json_file: Path | None,
 ) -> int:
-    """Run the benchmark; return the exit code.
-
-    Raises:
-        InputError: The configuration or its data are not there, or cores are fewer than ranks.
-    """
+    """Run the benchmark; return the exit code."""
     require_free_json(json_file)
     settings = load_config(config, overrides)
     counts = workers.split(",")
@@ -147,12 +139,7 @@ def waiting_command(
 def waiting_jobs(
     config: str, overrides: Sequence[str], *, ranks: int, steps: int, counts: Iterable[int]
 ) -> dict[int, Job]:
-    """Run a job for each number of loading processes; return them by that number.
-
-    Raises:
-        JobFailedError: One of them could not go on.
-        InputError: There is no mpirun.
-    """
+    """Run a job for each number of loading processes; return them by that number."""
     mpirun = choose_mpirun(None)
     runs = {}
     with tempfile.TemporaryDirectory(prefix="waiting-benchmark-") as folder:
@@ -231,12 +218,7 @@ def add_batch_split_benchmark(kinds: Benchmarks) -> None:
 def batch_split_command(
     *, config: str, overrides: Sequence[str], rounds: int, steps: int, json_file: Path | None
 ) -> int:
-    """Run the benchmark; return the exit code.
-
-    Raises:
-        InputError: The configuration or its data are not there, it sets how to split batches, or
-            there are too few cores.
-    """
+    """Run the benchmark; return the exit code."""
     require_free_json(json_file)
     if any(word.partition("=")[0] == "distributed.batch_split" for word in overrides):
         raise InputError("distributed.batch_split: the benchmark sets it; leave it out")
@@ -292,12 +274,7 @@ def cpus_of_last_rank(settings: Config) -> tuple[int, ...]:
 def batch_split_rounds(
     config: str, overrides: Sequence[str], cpus: Sequence[int], *, steps: int, rounds: int
 ) -> list[Round]:
-    """Run all jobs in turn, so many times; rank 1 computes on `cpus`.
-
-    Raises:
-        JobFailedError: One of them could not go on.
-        InputError: There is no mpirun.
-    """
+    """Run all jobs in turn, so many times; rank 1 computes on `cpus`."""
     mpirun = choose_mpirun(None)
     measured = []
     with tempfile.TemporaryDirectory(prefix="batch-split-benchmark-") as folder:

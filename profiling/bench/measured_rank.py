@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +23,7 @@ from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
 from profiling.bench.job import MARK
-from retinanet.config import Config, ModelConfig
+from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import place_on_host
 
@@ -42,7 +41,10 @@ def main() -> int:
     if arguments.all_reduce:
         measure_all_reduces(config, arguments.all_reduce, place=place)
     else:
-        measure_steps(config, arguments, place=place)
+        # torch is loaded only now: cores, memory policy and environment must be settled before.
+        from profiling.bench.measured_steps import measure_steps
+
+        measure_steps(config, arguments, place=place, report=report)
     return FINISHED
 
 
@@ -72,53 +74,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_steps(config: Config, arguments: argparse.Namespace, *, place: RankContext) -> None:
-    """Join the other ranks, and time steps with them; rank 0 prints what all have measured.
-
-    Raises:
-        InputError: The data is not there, or does not match the configuration.
-    """
-    # torch is loaded only now: cores, memory policy and environment must be settled before.
-    from launch.process_group import joined
-    from profiling.bench.measured_steps import endless_steps, measure, open_training
-    from retinanet.training.distributed import make_exchange
-    from retinanet.training.rank_speed import settle_batches
-
-    with joined(place, timeout_s=config.distributed.timeout_s) as group:
-        settings = config.model if arguments.own_model else ModelConfig()
-        loading, prepared = open_training(
-            config, arguments.scenes, model_settings=settings, group=group, place=place
-        )
-        local_ranks = place.ranks.local_size
-        batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
-        loading.batches.split = batches.images
-        exchange = make_exchange(
-            group,
-            prepared,
-            backend=config.distributed.backend,
-            compress=config.distributed.compress,
-            focal_form=config.engine.focal_loss,
-            timeout_s=config.distributed.timeout_s,
-            weight=batches.weight(group.rank),
-        )
-        main_cpus = place.pinned.share.main_cpus
-        steps = endless_steps(
-            config, loading, prepared, exchange=exchange, group=group, main_cpus=main_cpus
-        )
-        measured = measure(
-            steps,
-            exchange=exchange,
-            group=group,
-            warm_up=arguments.warm_up,
-            counted=arguments.steps,
-            alternate=arguments.alternate,
-            report_step=lambda step: report({"step": step}) if group.is_first else None,
-        )
-        ranks = group.gather(measured)
-        if ranks is not None:
-            report({"ranks": [asdict(rank) for rank in ranks]})
-
-
 def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext) -> None:
     """Join the other ranks; time all-reduces of `sizes` bytes; rank 0 prints a median for each."""
     # torch is loaded only now: cores and environment must be settled before.
@@ -143,7 +98,7 @@ def measure_all_reduces(config: Config, sizes: list[int], *, place: RankContext)
             report({"backend": group.backend, "hosts": hosts, "seconds": medians})
 
 
-def report(message: dict[str, object]) -> None:
+def report(message: object) -> None:
     """Print a line for the process that started the job."""
     print(MARK + json.dumps(message), flush=True)
 

@@ -6,9 +6,11 @@ kernels, and the bytes that they move.
 
 import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from common.console import OUTPUT, make_console, redirected
 from common.errors import InputError
 from data.dataset import Batch
 from launch.pinning import RankContext
-from launch.process_group import ProcessGroup
+from launch.process_group import ProcessGroup, joined
 from profiling.bench.job import RankSteps
 from profiling.bench.recipes.step import make_weights
 from profiling.bench.variant import Prepared, Workload
@@ -33,36 +35,71 @@ from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.data import Loading, open_run_data
-from retinanet.training.distributed import agreed_batches
+from retinanet.training.distributed import agreed_batches, make_exchange
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
+from retinanet.training.rank_speed import settle_batches
 
 RATE = 1e-6
 """A learning rate at which random weights stay what they are."""
 
 
-def open_training(
-    config: Config,
-    scenes: Path,
-    *,
-    model_settings: ModelConfig,
-    group: ProcessGroup,
-    place: RankContext,
-) -> tuple[Loading, PreparedTraining]:
-    """Open the data, then make the model with weights from random numbers.
+def measure_steps(
+    config: Config, arguments: Namespace, *, place: RankContext, report: Callable[[object], None]
+) -> None:
+    """Join the other ranks, and time steps with them as `train.py` takes them.
 
-    `config` has everything but the model; MLPerf's recipe has `ModelConfig()`. Synthetic data are
-    written to the folder `scenes`.
+    On rank 0, `report` gets the number of each step, and at the end what all have measured.
 
     Raises:
         InputError: The data is not there, or does not match the configuration.
     """
+    with joined(place, timeout_s=config.distributed.timeout_s) as group:
+        settings = config.model if arguments.own_model else ModelConfig()
+        loading, prepared = open_training(config, arguments.scenes, settings, group, place=place)
+        local_ranks = place.ranks.local_size
+        batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
+        loading.batches.split = batches.images
+        exchange = make_exchange(
+            group,
+            prepared,
+            backend=config.distributed.backend,
+            compress=config.distributed.compress,
+            focal_form=config.engine.focal_loss,
+            timeout_s=config.distributed.timeout_s,
+            weight=batches.weight(group.rank),
+        )
+
+        def endless_batches() -> Iterator[Batch]:
+            for epoch in count():
+                loading.batches.set_position(epoch)
+                yield from loading.train
+
+        steps = train_one_epoch(
+            prepared,
+            agreed_batches(group, endless_batches()),
+            learning_rate=lambda step: RATE,
+            first_step=0,
+            focal_form=config.engine.focal_loss,
+            exchange=exchange,
+            main_cpus=place.pinned.share.main_cpus,
+        )
+        measured = time_steps(steps, arguments, exchange, group=group, report=report)
+        ranks = group.gather(measured)
+        if ranks is not None:
+            report({"ranks": [asdict(rank) for rank in ranks]})
+
+
+def open_training(
+    config: Config, scenes: Path, settings: ModelConfig, group: ProcessGroup, *, place: RankContext
+) -> tuple[Loading, PreparedTraining]:
+    """Open the data, then make the model of `settings` with weights from random numbers."""
     console = make_console(quiet=not group.is_first)
     data = open_run_data(config, scenes_folder=scenes, console=console, group=group)
     cores = place.pinned.share.loader_cpus
     loading = Loading(data, config, cores=cores, rank=group.rank, ranks=group.size)
     num_classes = data.classes.num_classes
-    model = build_model(model_settings, num_classes=num_classes, weights=None)
-    if model_settings.norm == "frozen":
+    model = build_model(settings, num_classes=num_classes, weights=None)
+    if settings.norm == "frozen":
         model.load_state_dict(make_weights(Workload(classes=num_classes)))
     engine = chosen_engine(config.engine.name)
     prepared = prepare_training(
@@ -75,64 +112,35 @@ def open_training(
     return loading, prepared
 
 
-def endless_steps(
-    config: Config,
-    loading: Loading,
-    prepared: PreparedTraining,
-    *,
-    exchange: GradientExchange | None,
-    group: ProcessGroup,
-    main_cpus: tuple[int, ...] = (),
-) -> Iterator[StepResult]:
-    """Yield training steps as `train.py` takes them."""
-    return train_one_epoch(
-        prepared,
-        agreed_batches(group, endless_batches(loading)),
-        learning_rate=lambda step: RATE,
-        first_step=0,
-        focal_form=config.engine.focal_loss,
-        exchange=exchange,
-        main_cpus=main_cpus,
-    )
-
-
-def endless_batches(loading: Loading) -> Iterator[Batch]:
-    """Yield batches, epoch after epoch."""
-    for epoch in count():
-        loading.batches.set_position(epoch)
-        yield from loading.train
-
-
-def measure(
+def time_steps(
     steps: Iterator[StepResult],
-    *,
+    arguments: Namespace,
     exchange: GradientExchange | None,
+    *,
     group: ProcessGroup,
-    warm_up: int,
-    counted: int,
-    alternate: bool,
-    report_step: Callable[[int], None],
+    report: Callable[[object], None],
 ) -> RankSteps:
-    """Time `counted` steps after a warm-up, each of which all ranks begin together.
+    """Time counted steps after a warm-up, each of which all ranks begin together.
 
     Otherwise a rank that was ready early would spend the next step's exchange waiting for the
     others. With `alternate`, each counted step is followed by one whose gradients stay with their
-    rank. `report_step` is called with each step's number.
+    rank.
     """
 
     def step(*, held_back: bool = False) -> StepResult:
         group.barrier()
         with exchange.held_back() if exchange and held_back else nullcontext():
             result = require_finite(next(steps))
-        report_step(result.step)
+        if group.is_first:
+            report({"step": result.step})
         return result
 
-    for _ in range(warm_up):
+    for _ in range(arguments.warm_up):
         step()
     results, held_back = [], []
-    for _ in range(counted):
+    for _ in range(arguments.steps):
         results.append(step())
-        if exchange and alternate:
+        if exchange and arguments.alternate:
             held_back.append(step(held_back=True))
     return RankSteps(
         rank=group.rank,

@@ -120,11 +120,7 @@ def add_single_benchmarks(kinds: Benchmarks) -> None:
 def bench_checkpoint(
     *, rounds: int, images: int, image_size: int, folder: Path | None, json_file: Path | None
 ) -> int:
-    """Run `checkpoint`; return the exit code.
-
-    Raises:
-        InputError: The folder is not there, or the JSON file is.
-    """
+    """Run `checkpoint`; return the exit code."""
     require_free_json(json_file)
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give --folder one that exists")
@@ -181,11 +177,7 @@ class Opening(NamedTuple):
 def bench_index(
     *, images: int, boxes: int, ranks: int, folder: Path | None, json_file: Path | None
 ) -> int:
-    """Run `index`; return the exit code.
-
-    Raises:
-        InputError: There is no room for the files.
-    """
+    """Run `index`; return the exit code."""
     require_free_json(json_file)
     console = make_console()
     with tempfile.TemporaryDirectory(dir=folder, prefix="index-benchmark-") as temporary:
@@ -310,11 +302,7 @@ def bench_log(*, lines: int, problems: int, json_file: Path | None) -> int:
 
 
 def bench_metric(*, images: int, found: int, json_file: Path | None) -> int:
-    """Run `metric`; return the exit code.
-
-    Raises:
-        InputError: The file for the numbers exists.
-    """
+    """Run `metric`; return the exit code."""
     require_free_json(json_file)
     console = make_console()
 

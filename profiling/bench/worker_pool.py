@@ -43,8 +43,10 @@ class Runner(Protocol):
         """End it."""
 
 
-class Worker:
-    """A variant's process, which `JsonWorker` starts; alive until `close`."""
+class Worker(JsonWorker):
+    """A variant's process; alive until `close`."""
+
+    rss_mb = 0.0
 
     def __init__(
         self,
@@ -64,16 +66,11 @@ class Worker:
             WorkerDiedError: It could not be prepared.
             InputError: The specification asks for something that is not here.
         """
-        self.rss_mb = 0.0
-        """Resident memory after its last run. [10⁶ bytes]"""
-        with ExitStack() as opened:
-            variables = dict(environment or {})
-            if cache_variable:
-                variables[cache_variable] = opened.enter_context(tempfile.TemporaryDirectory())
-            self.process = JsonWorker(module, specification, name=name, environment=variables)
-            opened.callback(self.process.close)
-            self._opened = opened.pop_all()
-        self.facts = self.process.facts
+        variables = dict(environment or {})
+        self._cache = tempfile.TemporaryDirectory() if cache_variable else None
+        if cache_variable and self._cache:
+            variables[cache_variable] = self._cache.name
+        super().__init__(module, specification, name=name, environment=variables)
 
     def run(self) -> Run:
         """Run once, while nothing else of the benchmark runs.
@@ -85,7 +82,7 @@ class Worker:
         self.rss_mb = run.rss_mb
         return run
 
-    def ask(self, question: str) -> dict[str, Any]:
+    def ask(self, question: object) -> dict[str, Any]:
         """Return the worker's answer once its process is idle again.
 
         Threads that spin for a while after their work would slow the next variant down.
@@ -94,7 +91,7 @@ class Worker:
             WorkerDiedError: It ended before it answered.
             InputError: The question is about something that is not here.
         """
-        answer = self.process.ask(question)
+        answer = super().ask(question)
         deadline = time.monotonic() + 2.0
         ticks, before = self._cpu_ticks(), -1
         while ticks != before and time.monotonic() < deadline:
@@ -104,11 +101,13 @@ class Worker:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self._opened.close()
+        super().close()
+        if self._cache:
+            self._cache.cleanup()
 
     def _cpu_ticks(self) -> int:
         """Return the processor time used so far, in the kernel's ticks of 10 ms."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return int(fields[11]) + int(fields[12])
 
 

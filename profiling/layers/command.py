@@ -138,12 +138,7 @@ def layers_command(
     overwrite: bool,
     json_file: Path | None,
 ) -> int:
-    """Run the study, print it, write it; return the exit code.
-
-    Raises:
-        InputError: An option's value is not known or not here, or a file exists.
-        WorkerDiedError: A worker ended by itself.
-    """
+    """Run the study, print it, write it; return the exit code."""
     require_free_json(json_file)
     if out is not None:
         require_free_outputs(output_files(out), overwrite=overwrite)
@@ -197,12 +192,7 @@ def combine(
     *,
     device: str,
 ) -> list[Configuration]:
-    """Return all combinations of what is to be compared.
-
-    Raises:
-        InputError: There is no GPU or too few cores, a memory policy is not known, or a
-            processor's option is given for a GPU.
-    """
+    """Return all combinations of what is to be compared."""
     if device == "cuda" and onednn is not None:
         raise InputError("--onednn: is the processor's; leave it out with --device cuda")
     if device == "cuda":

@@ -4,7 +4,7 @@ The chart follows the 2017 study's Figures 3 and 5 (above) and 6 (below).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -84,36 +84,24 @@ def print_study(
 
 def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
     """Return a row for each configuration."""
-    columns = [
-        text_column(""),
-        Column("forward ms", ",.1f"),
-        Column("backward ms", ",.1f"),
-        Column("both ms", ",.1f"),
-        Column("images/s", ".3g"),
-        Column("convolutions", ".1%"),
-        Column("unwatched ms", ",.1f"),
-        Column("watching adds", "+.1%"),
-        Column("peak MB", ",.0f"),
-        Column("huge pages MB", ",.0f"),
-    ]
-    rows = [
+    cells: list[tuple[Column, Callable[[Measured], object]]] = [
+        (text_column(""), lambda one: one.label),
+        (Column("forward ms", ",.1f"), lambda one: one.whole("forward").mean),
+        (Column("backward ms", ",.1f"), lambda one: one.whole("backward").mean),
+        (Column("both ms", ",.1f"), lambda one: one.total_ms),
+        (Column("images/s", ".3g"), lambda one: subject.batch / one.total_ms * 1000),
+        (Column("convolutions", ".1%"), lambda one: one.convolving_share),
+        (Column("unwatched ms", ",.1f"), lambda one: one.plain_ms),
         (
-            one.label,
-            one.whole("forward").mean,
-            one.whole("backward").mean,
-            one.total_ms,
-            subject.batch / one.total_ms * 1000,
-            one.convolving_share,
-            one.plain_ms,
-            one.watching_cost if len(one.plain) >= LEAST_PAIRS else None,
-            one.peak_mb,
-            one.huge_pages_mb,
-        )
-        for one in measured
+            Column("watching adds", "+.1%"),
+            lambda one: one.watching_cost if len(one.plain) >= LEAST_PAIRS else None,
+        ),
+        (Column("peak MB", ",.0f"), lambda one: one.peak_mb),
     ]
     if any(one.configuration.huge_pages for one in measured):
-        return Table("", columns, rows)
-    return Table("", columns[:-1], [row[:-1] for row in rows])
+        cells.append((Column("huge pages MB", ",.0f"), lambda one: one.huge_pages_mb))
+    rows = [[value(one) for _, value in cells] for one in measured]
+    return Table("", [column for column, _ in cells], rows)
 
 
 def layers_table(measured: Sequence[Measured]) -> Table:

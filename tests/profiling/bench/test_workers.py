@@ -133,7 +133,7 @@ def test_a_folder_for_files_of_a_worker_ends_with_it() -> None:
         },
         cache_variable="CACHE_OF_TESTS",
     )
-    environment = Path(f"/proc/{worker.process.pid}/environ").read_text().split("\0")
+    environment = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
     [folder] = [one[len("CACHE_OF_TESTS=") :] for one in environment if "CACHE_OF_TESTS" in one]
     assert Path(folder).is_dir()
     worker.close()
