@@ -45,10 +45,9 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Facts about a checkpoint that was evaluated."""
+    """Facts about a checkpoint that was evaluated, of the run `name`."""
 
     name: str
-    """The run's."""
     checkpoint: str
     """The folder, as commands take it."""
     python: str

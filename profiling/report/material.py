@@ -56,7 +56,7 @@ class MeasuredProblem:
 
 @dataclass(frozen=True)
 class Measured:
-    """All of a log that counts: whole steps where it marks them, else everything."""
+    """Everything that counts of a log: whole steps where it marks them, else all of it."""
 
     problems: Sequence[MeasuredProblem]
     """The costliest first."""
@@ -159,48 +159,43 @@ def measured_of(log: OneDnnLog, peaks: Peaks | None) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPart:
-    """Problems of one kind and direction. Calls and times are those of a step."""
+    """The sum of problems of one kind and direction. Calls and times are those of a step."""
 
     kind: str
     direction: str
     problems: Sequence[MeasuredProblem]
+    calls: float
+    ms: float
+    share: float
+    """Of all of oneDNN's time."""
+    bounded_ms: float
+    """Time of the problems that have a roofline."""
+    lost_ms: float
+    """Time of these problems beyond their roofline."""
+    gflop_per_s: float | None
+    """Rate of the problems whose arithmetic is counted."""
 
     @property
     def name(self) -> str:
         """Such as `convolution backward data`."""
         return kind_and_direction(self.kind, self.direction)
 
-    @property
-    def calls(self) -> float:
-        """Number of calls."""
-        return sum(problem.calls for problem in self.problems)
 
-    @property
-    def ms(self) -> float:
-        """oneDNN's time."""
-        return sum(problem.ms for problem in self.problems)
-
-    @property
-    def share(self) -> float:
-        """Of all of oneDNN's time."""
-        return sum(problem.share for problem in self.problems)
-
-    @property
-    def bounded_ms(self) -> float:
-        """Time of the problems that have a roofline."""
-        return sum(problem.ms for problem in self.problems if problem.roofline_ms is not None)
-
-    @property
-    def lost_ms(self) -> float:
-        """Time of these problems beyond their roofline."""
-        return sum(problem.lost_ms or 0.0 for problem in self.problems)
-
-    @property
-    def gflop_per_s(self) -> float | None:
-        """Rate of the problems whose arithmetic is counted."""
-        counted = [(p.gflop_per_s, p.ms) for p in self.problems if p.gflop_per_s is not None]
-        milliseconds = sum(ms for _, ms in counted)
-        return sum(rate * ms for rate, ms in counted) / milliseconds if milliseconds else None
+def sum_of(kind: str, direction: str, problems: Sequence[MeasuredProblem]) -> MeasuredPart:
+    """Sum problems up."""
+    counted = [(p.gflop_per_s, p.ms) for p in problems if p.gflop_per_s is not None]
+    counted_ms = sum(ms for _, ms in counted)
+    return MeasuredPart(
+        kind,
+        direction,
+        problems,
+        calls=sum(problem.calls for problem in problems),
+        ms=sum(problem.ms for problem in problems),
+        share=sum(problem.share for problem in problems),
+        bounded_ms=sum(problem.ms for problem in problems if problem.roofline_ms is not None),
+        lost_ms=sum(problem.lost_ms or 0.0 for problem in problems),
+        gflop_per_s=sum(rate * ms for rate, ms in counted) / counted_ms if counted_ms else None,
+    )
 
 
 def parts_of(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
@@ -208,7 +203,7 @@ def parts_of(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
     groups: dict[tuple[str, str], list[MeasuredProblem]] = {}
     for problem in problems:
         groups.setdefault((problem.problem.kind, problem.problem.direction), []).append(problem)
-    parts = [MeasuredPart(*key, group) for key, group in groups.items()]
+    parts = [sum_of(*key, group) for key, group in groups.items()]
     return sorted(parts, key=lambda part: -part.ms)
 
 

@@ -37,6 +37,7 @@ from profiling.report.material import (
     Phase,
     parts_of,
     phases_of,
+    sum_of,
 )
 from profiling.report.optional_sections import (
     comparison_section,
@@ -437,7 +438,7 @@ def problems_section(material: Material) -> Section:
         ]
     totals = []
     for name, group in sums:
-        part = MeasuredPart("", "", group)
+        part = sum_of("", "", group)
         totals.append((name, "", part.calls, part.ms, part.share, None, None, None, part.lost_ms))
     table = Table(
         "oneDNN's problems, the costliest first",

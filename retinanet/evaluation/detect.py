@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from rich.console import Console
@@ -58,13 +58,17 @@ def detect(
     classes: ClassMap,
     forward: Forward,
     main_cpus: tuple[int, ...] = (),
+    bad_images: list[str] | None = None,
 ) -> Iterator[ImageDetections]:
     """Yield the detections of every image, scaled to the images' original sizes.
 
-    `main_cpus`: where the calling thread computes, see `launch.shares.Share.main_cpus`.
+    `main_cpus`: where the calling thread computes, see `launch.shares.Share.main_cpus`. Images
+    that could not be read join `bad_images`.
     """
     model.eval()
     for batch in batches:
+        if bad_images is not None:
+            bad_images.extend(batch.bad_images)
         height, width = batch.images.shape[-2:]
         with calling_thread_on(main_cpus):
             found = detect_batch(model, batch.images, forward=forward)
@@ -131,93 +135,48 @@ def detect_split(
     note_bad_images: Callable[[tuple[str, ...]], None] = lambda problems: None,
     main_cpus: tuple[int, ...] = (),
 ) -> SplitDetections | None:
-    """Detect in every image of a split, each on one rank.
+    """Detect in every image of a split, each on one rank of `group`; weights are equal on all.
 
-    Return all ranks' detections on rank 0, none on the others; None if a rank was asked to stop
-    before the end.
-
-    Args:
-        model: Its weights are equal on all ranks.
-        loader: This rank's part of the split.
-        classes: Of the model's class indices.
-        forward: The model as an engine runs it.
-        console: Shows the progress.
-        group: The ranks that share the work.
-        stop: Ends it early.
-        note_bad_images: Gets those that could not be read, in which nothing is found.
-        main_cpus: See `detect`.
+    Return all ranks' detections on rank 0, none on the others; None if a rank was asked to `stop`
+    before the end. `loader` has this rank's part of the split. `note_bad_images` gets those that
+    could not be read, in which nothing is found. `main_cpus`: see `detect`.
 
     Raises:
         InputError: A rank cannot read an image; raised on all of them.
     """
     group = group or ProcessGroup()
     stop = StopRequest() if stop is None else stop
-    part = detect_part(
-        model,
-        loader,
-        classes=classes,
-        forward=forward,
-        console=console,
-        ranks=group.size,
-        stop=stop,
-        main_cpus=main_cpus,
-    )
-    parts = group.all_gather(replace(part, detections=[]))
-    stop.agree([other.received for other in parts])
-    if error := next((other.error for other in parts if other.error), ""):
-        raise InputError(error)
-    if stop:
-        return None
-    note_bad_images(tuple(problem for other in parts for problem in other.bad_images))
-    columns = SplitDetections.of(part.detections).columns()
-    gathered = group.gather_rows([torch.from_numpy(column) for column in columns])
-    return SplitDetections(*(column.numpy() for column in gathered))
-
-
-@dataclass(frozen=True)
-class Part:
-    """The result of one rank's images of the split."""
-
-    detections: list[ImageDetections]
-    bad_images: list[str]
-    error: str = ""
-    received: str = ""
-    """The signal that asked it to stop."""
-
-
-def detect_part(
-    model: RetinaNet,
-    loader: DetectionLoader,
-    *,
-    classes: ClassMap,
-    forward: Forward,
-    console: Console,
-    ranks: int,
-    stop: StopRequest,
-    main_cpus: tuple[int, ...],
-) -> Part:
-    """Detect in this rank's images; the progress is that of all ranks, as if they were as far."""
-    part = Part([], [])
+    detections: list[ImageDetections] = []
+    bad_images: list[str] = []
+    error = ""
     total = len(loader.dataset)
     with progress(console, "evaluation, images", total=total) as advance:
-        batches = noted(loader, part.bad_images)
         try:
-            for detections in detect(
-                model, batches, classes=classes, forward=forward, main_cpus=main_cpus
+            for image in detect(
+                model,
+                loader,
+                classes=classes,
+                forward=forward,
+                main_cpus=main_cpus,
+                bad_images=bad_images,
             ):
                 if stop.received:
                     break
-                part.detections.append(detections)
-                advance(min(total - 1, len(part.detections) * ranks), "")
+                detections.append(image)
+                # The progress is that of all ranks, as if they were as far as this one.
+                advance(min(total - 1, len(detections) * group.size), "")
             else:
                 advance(total, "")
-        except InputError as error:
-            return replace(part, error=str(error))
-    return replace(part, received=stop.received)
-
-
-def noted(batches: Iterable[Batch], bad_images: list[str]) -> Iterator[Batch]:
-    """Yield the batches, after noting their bad images."""
-    for batch in batches:
-        bad_images.extend(batch.bad_images)
-        yield batch
+        except InputError as problem:
+            error = str(problem)
+    received = "" if error else stop.received
+    signals, errors, problems = zip(*group.all_gather((received, error, bad_images)), strict=True)
+    stop.agree(signals)
+    if any(errors):
+        raise InputError(next(filter(None, errors)))
+    if stop:
+        return None
+    note_bad_images(tuple(chain.from_iterable(problems)))
+    columns = SplitDetections.of(detections).columns()
+    gathered = group.gather_rows([torch.from_numpy(column) for column in columns])
+    return SplitDetections(*(column.numpy() for column in gathered))

@@ -11,7 +11,7 @@ files have them, only for those that need them.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from faster_coco_eval import faster_eval_api_cpp as library
@@ -44,19 +44,6 @@ class Matches:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Overlaps:
-    """The boxes that may be matched in one image."""
-
-    image_id: int
-    true_rows: range
-    """[G] of the class's true boxes"""
-    found_rows: NDArray[np.intp]
-    """[C] of the class's found boxes"""
-    ious: NDArray[np.float64]
-    """[C, G] of a crowd, the share of the found box that lies in it"""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Boxes:
     """B boxes of one class, in the order of their images' ids."""
 
@@ -72,24 +59,26 @@ class Boxes:
     """[B] of found boxes false"""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BoxesOfClass:
-    """All boxes of one class."""
+class Overlaps(NamedTuple):
+    """The boxes of a class that may be matched in one image, by their rows among the class's."""
 
-    truth: Boxes
-    found: Boxes
+    image_id: int
+    true_rows: range
+    found_rows: NDArray[np.intp]
+    ious: NDArray[np.float64]
+    """[C, G] of a crowd, the share of the found box that lies in it"""
 
 
-def matches_of(boxes: BoxesOfClass) -> Matches:
+def matches_of(truth: Boxes, found: Boxes) -> Matches:
     """Match a class's boxes in each image, best first."""
-    images = list(overlaps_by_image(boxes))
+    images = list(overlaps_by_image(truth, found))
     results = library.COCOevalEvaluateImages(
         PARAMETERS.areaRng,
         MOST_BOXES,
         PARAMETERS.iouThrs.tolist(),
         [[image.ious] for image in images],
-        dataset_of(boxes.truth, images, [image.true_rows for image in images]),
-        dataset_of(boxes.found, images, [image.found_rows.tolist() for image in images]),
+        dataset_of(truth, images, [image.true_rows for image in images]),
+        dataset_of(found, images, [image.found_rows.tolist() for image in images]),
         [image.image_id for image in images],
         [CATEGORY],
         True,
@@ -113,9 +102,8 @@ def matches_of(boxes: BoxesOfClass) -> Matches:
     )
 
 
-def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
+def overlaps_by_image(truth: Boxes, found: Boxes) -> Iterator[Overlaps]:
     """Yield the images in which a found box may be matched."""
-    truth, found = boxes.truth, boxes.found
     images = np.intersect1d(truth.image_ids, found.image_ids)
     crowds = truth.is_crowd.astype(np.uint8)
     true_rows_of, found_rows_of = (rows_by_id(part.image_ids, images) for part in (truth, found))
@@ -125,12 +113,8 @@ def overlaps_by_image(boxes: BoxesOfClass) -> Iterator[Overlaps]:
         ious = iou(found.boxes[found_rows], truth.boxes[true_rows], crowds[true_rows])
         places = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
         if len(places):
-            yield Overlaps(
-                image_id=image_id,
-                true_rows=range(true_rows.start, true_rows.stop),
-                found_rows=found_rows.start + places,
-                ious=ious[places],
-            )
+            true_range = range(true_rows.start, true_rows.stop)
+            yield Overlaps(image_id, true_range, found_rows.start + places, ious[places])
 
 
 def dataset_of(
@@ -228,8 +212,8 @@ class SplitDetections:
 
 def boxes_by_class(
     annotations: Annotations, detections: SplitDetections, ids: NDArray[np.int64]
-) -> Iterator[BoxesOfClass]:
-    """Yield the boxes of each category id, of the found ones those that count; ids ascend.
+) -> Iterator[tuple[Boxes, Boxes]]:
+    """Yield true and found boxes of each category id, the latter as far as they count; ids ascend.
 
     Equal scores keep the order of the detections.
     """
@@ -240,16 +224,14 @@ def boxes_by_class(
     found_rows = rows_by_id(detections.category_ids[found], ids)
     for true_part, found_part in zip(true_rows, found_rows, strict=True):
         rows = truth[true_part]
-        yield BoxesOfClass(
-            truth=Boxes(
-                image_ids=image_ids[rows],
-                boxes=xywh(annotations.boxes[rows]),
-                areas=annotations.box_areas[rows],
-                scores=np.zeros(len(rows)),
-                is_crowd=annotations.box_is_crowd[rows],
-            ),
-            found=counting_boxes(detections, found[found_part]),
+        true = Boxes(
+            image_ids=image_ids[rows],
+            boxes=xywh(annotations.boxes[rows]),
+            areas=annotations.box_areas[rows],
+            scores=np.zeros(len(rows)),
+            is_crowd=annotations.box_is_crowd[rows],
         )
+        yield true, counting_boxes(detections, found[found_part])
 
 
 def places_in_image(image_ids: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -294,7 +276,7 @@ def true_boxes(annotations: Annotations) -> list[dict[str, Any]]:
     )
 
 
-def found_boxes(detections: SplitDetections, rows: slice) -> list[dict[str, Any]]:
+def found_boxes(detections: SplitDetections, rows: slice = slice(None)) -> list[dict[str, Any]]:
     """Return rows of detections in COCO's result format, with what `COCO.loadRes` adds."""
     boxes = xywh(detections.boxes[rows])
     return as_dicts(

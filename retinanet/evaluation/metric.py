@@ -27,7 +27,7 @@ from data.annotations import Annotations
 from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary
 from retinanet.evaluation.matching import (
     PARAMETERS,
-    BoxesOfClass,
+    Boxes,
     Matches,
     SplitDetections,
     boxes_by_class,
@@ -142,19 +142,28 @@ def tables_by_class(annotations: Annotations, detections: SplitDetections) -> Ta
     ids = np.sort(annotations.category_ids)
     precision = np.full((10, 101, len(ids), 4, 3), -1.0)
     recall = np.full((10, len(ids), 4, 3), -1.0)
-    for column, boxes in enumerate(boxes_by_class(annotations, detections, ids)):
-        precision[:, :, column], recall[:, column] = tables_of_class(boxes, matches_of(boxes))
+    for column, (truth, found) in enumerate(boxes_by_class(annotations, detections, ids)):
+        tables = tables_of_class(truth, found, matches_of(truth, found))
+        precision[:, :, column], recall[:, column] = tables
     return Tables(precision=precision, recall=recall)
 
 
 def tables_of_whole(annotations: Annotations, detections: SplitDetections) -> Tables:
     """Return the tables of a split; needs about a kilobyte of memory a box, in Python's dicts."""
+
+    def index_of(boxes: list[dict[str, Any]]) -> COCO:
+        coco = COCO()
+        coco.dataset = {
+            "images": [{"id": number} for number in annotations.image_ids.tolist()],
+            "categories": [{"id": number} for number in annotations.category_ids.tolist()],
+            "annotations": boxes,
+        }
+        coco.createIndex()
+        return coco
+
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = COCOeval(
-            coco_of(annotations, true_boxes(annotations)),
-            coco_of(annotations, found_boxes(detections, slice(None))),
-            iouType="bbox",
-        )
+        truth, found = index_of(true_boxes(annotations)), index_of(found_boxes(detections))
+        evaluation = COCOeval(truth, found, iouType="bbox")
         evaluation.evaluate()
         evaluation.accumulate()
     return Tables(precision=evaluation.eval["precision"], recall=evaluation.eval["recall"])
@@ -214,8 +223,8 @@ def class_results(
 ) -> tuple[ClassResult, ...]:
     """Return each class's numbers in the categories' order; tables are in that of their ids."""
     columns = np.argsort(np.argsort(annotations.category_ids)).tolist()
-    true = counts_of(annotations.box_category_ids[~annotations.box_is_crowd])
-    found = counts_of(detections.category_ids)
+    true = Counter(annotations.box_category_ids[~annotations.box_is_crowd].tolist())
+    found = Counter(detections.category_ids.tolist())
     categories = zip(
         annotations.category_ids.tolist(), annotations.category_names, columns, strict=True
     )
@@ -231,34 +240,14 @@ def class_results(
     )
 
 
-def counts_of(ids: NDArray[np.int64]) -> Counter[int]:
-    """Return how often each id occurs."""
-    present, counts = np.unique(ids, return_counts=True)
-    return Counter(dict(zip(present.tolist(), counts.tolist(), strict=True)))
-
-
-def coco_of(annotations: Annotations, boxes: list[dict[str, Any]]) -> COCO:
-    """Return pycocotools' index of the given boxes, over all images and categories of a split."""
-    coco = COCO()
-    coco.dataset = {
-        "images": [{"id": image_id} for image_id in annotations.image_ids.tolist()],
-        "categories": [{"id": category_id} for category_id in annotations.category_ids.tolist()],
-        "annotations": boxes,
-    }
-    coco.createIndex()
-    return coco
-
-
 def tables_of_class(
-    boxes: BoxesOfClass, matches: Matches
+    truth: Boxes, found: Boxes, matches: Matches
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return precision [T, R, A, M] and recall [T, A, M] of a class; -1 if no true box counts."""
     thresholds, recalls = len(PARAMETERS.iouThrs), len(PARAMETERS.recThrs)
     areas, limits = len(PARAMETERS.areaRng), len(PARAMETERS.maxDets)
     precision = np.full((thresholds, recalls, areas, limits), -1.0)
     recall = np.full((thresholds, areas, limits), -1.0)
-
-    truth, found = boxes.truth, boxes.found
     order = np.argsort(-found.scores, kind="stable")
     candidate = np.zeros(len(order), np.bool_)
     candidate[matches.rows] = True

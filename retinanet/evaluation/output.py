@@ -39,12 +39,11 @@ CLASSES_IN_CHART = 40
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The metric, and the detections that it was computed from."""
+    """The metric, the detections that it was computed from, and the seconds that both took."""
 
     evaluation: Evaluation
     detections: SplitDetections
     seconds: float
-    """Detecting and computing the metric."""
 
 
 def evaluation_name(step: int) -> str:

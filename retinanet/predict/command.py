@@ -52,21 +52,10 @@ def predict(
 ) -> int:
     """Find a checkpoint's classes in pictures and videos.
 
-    Return 2 if a picture or video could not be read, 130 if a signal came before the end.
-
-    Args:
-        checkpoint: See `find_checkpoint`.
-        pictures: Files, folders, videos and cameras; a photo is turned upright as its EXIF
-            orientation says. See `find_sources` for the names of the drawn copies.
-        out: Folder for the drawn copies; None: `predictions`, where copies get a number rather
-            than replace files, so that the same command works twice.
-        draws: Whether there are any.
-        least_score: Boxes below it are left out.
-        only: Names of the classes that are wanted; none given: all.
-        batch_size: Pictures or frames at once.
-        every: Of a video, every how many frames are looked at.
-        json_file: Where boxes go as JSON: `bbox` as xywh in pixels of the upright picture.
-        overwrite: Whether files that exist may be replaced.
+    Return 2 if a picture or video could not be read, 130 if a signal came before the end. A photo
+    is turned upright as its EXIF orientation says; `bbox` in the JSON is xywh in its pixels.
+    Without `out`, drawn copies go to `predictions` and get a number rather than replace files, so
+    that the same command works twice. `every`: of a video, every how many frames are looked at.
 
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.

@@ -237,19 +237,16 @@ class PictureDetector:
 
 
 class DetectionCounter:
-    """Counts what was looked at and found, and prints at once what could not be read."""
+    """The counts of what was looked at and found; prints at once what could not be read."""
 
     def __init__(self, errors: Console) -> None:
-        """`errors`: where problems are printed."""
-        self._errors = errors
-        self._began = time.perf_counter()
-        self.pictures = 0
-        self.frames = 0
-        self.problems = 0
+        """Print problems on the console `errors`."""
+        self._errors, self._began = errors, time.perf_counter()
+        self.pictures = self.frames = self.problems = 0
         self.classes: Counter[str] = Counter()
 
     def problem(self, text: str) -> None:
-        """Print and count something that could not be read; the work goes on."""
+        """Print and count something that could not be read."""
         self.problems += 1
         self._errors.print(f"error: {one_line(text)}", soft_wrap=True)
 
@@ -275,20 +272,18 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """One `predict` at work."""
+    """The state and options of one `predict`."""
 
     detector: PictureDetector
     batch_size: int
-    """Pictures or frames at once."""
     draws: bool
     """Whether drawn copies are written."""
     add_boxes: AddBoxes
     """To the JSON file, if there is one."""
     counter: DetectionCounter
     console: Console
-    """Shows a line each, or the progress."""
     stop: StopRequest
-    """Looked at between two batches."""
+    """Checked between two batches."""
 
     def record(self, file: Path, found: ImageDetections, **more: float) -> list[dict[str, Any]]:
         """Write, count and return the boxes of a picture or frame, best first, as in the JSON.

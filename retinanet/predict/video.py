@@ -107,10 +107,9 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture of a video."""
+    """One picture of a video; `number` counts from 0."""
 
     number: int
-    """From 0."""
     pixels: NDArray[np.uint8]
     """[H, W, 3] RGB, upright"""
     place: int
@@ -194,18 +193,15 @@ def groups(
     """
     waiting: list[Frame] = []
     problem = ""
-    while not problem:
-        try:
-            frame = next(frames, None)
-        except InputError as error:
-            problem, frame = str(error), None
-        if frame is None:
-            break
-        waiting.append(frame)
-        wanted = sum(frame.number % every == 0 for frame in waiting)
-        if wanted == batch_size or len(waiting) == MOST_WAITING:
-            yield waiting
-            waiting = []
+    try:
+        for frame in frames:
+            waiting.append(frame)
+            wanted = sum(frame.number % every == 0 for frame in waiting)
+            if wanted == batch_size or len(waiting) == MOST_WAITING:
+                yield waiting
+                waiting = []
+    except InputError as error:
+        problem = str(error)
     if waiting:
         yield waiting
     if problem:
