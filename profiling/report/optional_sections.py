@@ -28,7 +28,6 @@ from profiling.report.page import (
     Block,
     Chart,
     Missing,
-    Section,
     Text,
     chart,
     count,
@@ -52,17 +51,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def efficiency_section(material: Material) -> Section:
+def run_against_replay(material: Material) -> list[Block]:
     """Return ratios by kind, and a step at each speed."""
-    heading = "In the run, and alone"
     efficiency = material.efficiency
     if efficiency is None:
-        missing = Missing(
+        text = (
             "Whether primitives are as fast in the run as alone, a replay tells. Make it, and "
-            "give its replay.json with --replay:",
-            f"python -m profiling benchdnn {material.log_words} --out replay",
+            "give its replay.json with --replay:"
         )
-        return Section("efficiency", heading, [missing])
+        return [Missing(text, f"python -m profiling benchdnn {material.log_words} --out replay")]
     projection = project(efficiency, steps=None, images_a_step=None)
     spoken = "; ".join(
         f"{kind_and_direction(part.kind, part.direction)} {hot_ratio(part) or 0:.2f}"
@@ -89,7 +86,7 @@ def efficiency_section(material: Material) -> Section:
     blocks: list[Block] = [Text(efficiency_texts(efficiency)), bars, table]
     if projection:
         blocks.append(projection_table(projection))
-    return Section("efficiency", heading, blocks)
+    return blocks
 
 
 def efficiency_texts(efficiency: Efficiency) -> list[str]:
@@ -137,17 +134,15 @@ MOST_PAIRS = 100
 SIDES = ("this", "the reference")
 
 
-def comparison_section(material: Material) -> Section:
+def log_against_reference(material: Material) -> list[Block]:
     """Return kinds, calls that only one side makes, calls that both make."""
-    heading = "Against the reference"
     comparison = material.comparison
     if comparison is None:
-        missing = Missing(
+        text = (
             "Another log shows what this one does more, or slower: an earlier version, another "
-            "model, another machine.",
-            "--reference OTHER.log",
+            "model, another machine."
         )
-        return Section("comparison", heading, [missing])
+        return [Missing(text, "--reference OTHER.log")]
 
     def draw() -> "Figure":
         figure = draw_comparison(comparison)
@@ -169,13 +164,13 @@ def comparison_section(material: Material) -> Section:
     columns = both_columns("kind", "this / reference")
     table = Table("By kind and direction", columns, rows, totals=[total])
     blocks: list[Block] = [Text(comparison_texts(comparison)), bars, table]
-    if comparison.only_one:
-        title = "Calls that only one side makes, or makes more of"
-        blocks.append(pairs_table(comparison.only_one, title=title, with_extra=True))
-    if comparison.both:
-        title = "Calls that both sides make equally often"
-        blocks.append(pairs_table(comparison.both, title=title, with_extra=False))
-    return Section("comparison", heading, blocks)
+    for pairs, with_extra, title in (
+        (comparison.only_one, True, "Calls that only one side makes, or makes more of"),
+        (comparison.both, False, "Calls that both sides make equally often"),
+    ):
+        if pairs:
+            blocks.append(pairs_table(pairs, title=title, with_extra=with_extra))
+    return blocks
 
 
 def comparison_texts(comparison: Comparison) -> list[str]:
@@ -238,7 +233,7 @@ COUNTED = {
 """perf's events, and their names on the page."""
 
 
-def ranks_section(material: Material) -> Section:
+def ranks_and_counters(material: Material) -> list[Block]:
     """Return a row for each rank's step, and for each rank's counters."""
     blocks: list[Block] = []
     wall = wall_ms_by_step(material.log)
@@ -261,7 +256,7 @@ def ranks_section(material: Material) -> Section:
         text = "Page faults, context switches and cycles of the steps perf counts, where it can:"
         command = "python train.py profile.onednn.steps=20-22 profile.perf=true"
         blocks.append(Missing(text, command))
-    return Section("ranks", "Ranks, steps and counters", blocks)
+    return blocks
 
 
 def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
@@ -287,17 +282,15 @@ MOST_OPERATORS = 100
 """Rows of the table of operators."""
 
 
-def trace_section(material: Material) -> Section:
+def operators_of_trace(material: Material) -> list[Block]:
     """Return operators of a step: phases, one step in time, what costs most outside oneDNN."""
-    heading = "Operators, oneDNN's and others"
     traced = material.traced
     if traced is None:
-        missing = Missing(
+        text = (
             "Which operators are not oneDNN's, and which modules call them, a trace tells. Train "
-            "with this, and give runs/NAME, or the trace with --trace:",
-            "python train.py profile.trace.steps=20-22",
+            "with this, and give runs/NAME, or the trace with --trace:"
         )
-        return Section("trace", heading, [missing])
+        return [Missing(text, "python train.py profile.trace.steps=20-22")]
     analysis = traced.analysis
     costly = costliest_outside_onednn(rows_of(analysis))
     verdicts = (
@@ -305,7 +298,7 @@ def trace_section(material: Material) -> Section:
         fragmentation_verdict(analysis),
     )
     notes = [f"Note: {remark}." for remark in remarks(analysis)]
-    text = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
+    summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, verdicts), *notes])
     names = ("wall time", *(category.value for category in analysis.categories), "gaps")
     phases = Table(
         "Phases by what runs, ms",
@@ -313,8 +306,7 @@ def trace_section(material: Material) -> Section:
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *analysis.times_ms(None))],
     )
-    operators = operator_table(analysis, costly)
-    return Section("trace", heading, [text, *trace_charts(traced, costly), phases, operators])
+    return [summary, *trace_charts(traced, costly), phases, operator_table(analysis, costly)]
 
 
 def trace_charts(traced: Traced, costly: Sequence[Costly]) -> Iterable[Chart]:

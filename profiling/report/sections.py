@@ -5,7 +5,8 @@ all problems, and what else the log says. Sections that need more than a log are
 `profiling.report.optional_sections`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from common.charts import (
@@ -26,7 +27,6 @@ from common.charts import (
     text_column,
 )
 from common.console import significant
-from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
 from profiling.report.advice import Advice, saving
 from profiling.report.material import (
@@ -40,10 +40,10 @@ from profiling.report.material import (
     sum_of,
 )
 from profiling.report.optional_sections import (
-    comparison_section,
-    efficiency_section,
-    ranks_section,
-    trace_section,
+    log_against_reference,
+    operators_of_trace,
+    ranks_and_counters,
+    run_against_replay,
 )
 from profiling.report.page import (
     Block,
@@ -68,24 +68,21 @@ if TYPE_CHECKING:
 
 def all_sections(material: Material, advice: Sequence[Advice]) -> list[Section]:
     """Return what ran, where time goes, what it could be, what to look at next, and all numbers."""
-    log, measured = material.log, material.measured
-    if not measured.problems:
-        nothing = Text(["The log has no whole step with primitives of oneDNN in it."])
-        kinds = Section("kinds", "Where oneDNN's time goes", [nothing])
-        return [what_ran(material), kinds, ranks_section(material), log_remarks(log)]
-    return [
-        what_ran(material),
-        phases_section(log),
-        kinds_section(measured),
-        trace_section(material),
-        what_it_could_be(material),
-        efficiency_section(material),
-        comparison_section(material),
-        what_next(material, advice),
-        problems_section(material),
-        ranks_section(material),
-        log_remarks(log),
-    ]
+    sections: dict[str, tuple[str, Callable[[Material], Sequence[Block]]]] = {
+        "what-ran": ("What ran, and on what", what_ran),
+        "phases": ("Where a step's time goes", time_by_phase),
+        "kinds": ("Where oneDNN's time goes", time_by_kind),
+        "trace": ("Operators, oneDNN's and others", operators_of_trace),
+        "could-be": ("What it could be", what_it_could_be),
+        "efficiency": ("In the run, and alone", run_against_replay),
+        "comparison": ("Against the reference", log_against_reference),
+        "next": ("What to look at next", partial(what_next, advice=advice)),
+        "problems": ("All problems", all_problems),
+        "ranks": ("Ranks, steps and counters", ranks_and_counters),
+        "log": ("What else the log says", log_remarks),
+    }
+    names = list(sections) if material.measured.problems else ["what-ran", "kinds", "ranks", "log"]
+    return [Section(name, sections[name][0], sections[name][1](material)) for name in names]
 
 
 OF_A_RUN = {
@@ -114,7 +111,7 @@ OF_A_MACHINE = {
 """Entries of environment.json."""
 
 
-def what_ran(material: Material) -> Section:
+def what_ran(material: Material) -> list[Block]:
     """Return library, machine, run and size of the log; of equal names the first counts."""
     log, environment = material.log, material.environment or {}
     threads = " and ".join(map(str, log.threads))
@@ -150,7 +147,7 @@ def what_ran(material: Material) -> Section:
             "give it with"
         )
         blocks.append(Missing(text, "--environment runs/NAME/environment.json"))
-    return Section("what-ran", "What ran, and on what", blocks)
+    return blocks
 
 
 def text_of(value: object) -> str:
@@ -160,16 +157,12 @@ def text_of(value: object) -> str:
     return "" if value is None else str(value)[:300]
 
 
-def phases_section(log: OneDnnLog) -> Section:
+def time_by_phase(material: Material) -> list[Block]:
     """Return a step by phases: oneDNN's time in each, and the time outside oneDNN."""
-    phases = phases_of(log)
-    heading = "Where a step's time goes"
+    phases = phases_of(material.log)
     if not phases:
-        missing = Missing(
-            "The log does not tell the phases of a step. A training of ours marks them:",
-            "python train.py profile.onednn.steps=20-22",
-        )
-        return Section("phases", heading, [missing])
+        text = "The log does not tell the phases of a step. A training of ours marks them:"
+        return [Missing(text, "python train.py profile.onednn.steps=20-22")]
     spoken = "; ".join(f"{phase.name} {significant(phase.wall_ms)} ms" for phase in phases)
     bars = chart(
         lambda: draw_phases(phases),
@@ -193,8 +186,7 @@ def phases_section(log: OneDnnLog) -> Section:
     inside = sum(phase.onednn_ms for phase in phases)
     outside = sum(phase.elsewhere_ms for phase in phases)
     total = ("whole step", whole, 1.0 if whole else None, inside, outside)
-    table = Table("A mean step by phases", columns, rows, totals=[total])
-    return Section("phases", heading, [bars, table])
+    return [bars, Table("A mean step by phases", columns, rows, totals=[total])]
 
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)
@@ -232,8 +224,11 @@ def draw_phases(phases: Sequence[Phase]) -> "Figure":
     return figure
 
 
-def kinds_section(measured: Measured) -> Section:
+def time_by_kind(material: Material) -> list[Block]:
     """Return oneDNN's time by kind and direction: the paper's Figure 2, of a mean step."""
+    measured = material.measured
+    if not measured.problems:
+        return [Text(["The log has no whole step with primitives of oneDNN in it."])]
     parts = parts_of(measured.problems)
 
     def draw() -> "Figure":
@@ -262,15 +257,14 @@ def kinds_section(measured: Measured) -> Section:
     )
     rows = [(part.name, part.calls, part.ms, part.share, part.gflop_per_s) for part in parts]
     total = ("all", sum(part.calls for part in parts), measured.ms, None, None)
-    table = Table("oneDNN's time by kind and direction", columns, rows, totals=[total])
-    return Section("kinds", "Where oneDNN's time goes", [bars, table])
+    return [bars, Table("oneDNN's time by kind and direction", columns, rows, totals=[total])]
 
 
 DOTS = 1000
 """Problems in the roofline chart, the costliest."""
 
 
-def what_it_could_be(material: Material) -> Section:
+def what_it_could_be(material: Material) -> list[Block]:
     """Return the roofline, and what is lost against it."""
     measured, peaks = material.measured, material.peaks
     blocks: list[Block] = []
@@ -301,7 +295,7 @@ def what_it_could_be(material: Material) -> Section:
         "for each byte; the higher, the faster; its area is its share of the time. Right: what "
         f"only moves data.{under}{few if len(rows) > DOTS else ''}",
     )
-    return Section("could-be", "What it could be", [*blocks, roofline])
+    return [*blocks, roofline]
 
 
 def possible(measured: Measured) -> str:
@@ -385,32 +379,29 @@ MEANING = (
 )
 
 
-def what_next(material: Material, advice: Sequence[Advice]) -> Section:
+def what_next(material: Material, *, advice: Sequence[Advice]) -> list[Block]:
     """Return each piece of advice with its numbers."""
-    if advice:
-        suggestions = [
-            Suggestion(
-                sentence(item.title).rstrip("."),
-                item.evidence,
-                saving(item, material.measured),
-                item.todo,
-                item.section,
-            )
-            for item in advice
-        ]
-        blocks: list[Block] = [Text([MEANING]), Suggestions(suggestions)]
-    else:
+    if not advice:
         needed = " Much of what is looked for needs the machine's peaks (--peaks)."
-        text = f"Nothing stands out in what was given.{'' if material.peaks else needed}"
-        blocks = [Text([text])]
-    return Section("next", "What to look at next", blocks)
+        return [Text([f"Nothing stands out in what was given.{'' if material.peaks else needed}"])]
+    suggestions = [
+        Suggestion(
+            sentence(item.title).rstrip("."),
+            item.evidence,
+            saving(item, material.measured),
+            item.todo,
+            item.section,
+        )
+        for item in advice
+    ]
+    return [Text([MEANING]), Suggestions(suggestions)]
 
 
 MOST_PROBLEMS = 500
 """Rows of the table; what is beyond is one row."""
 
 
-def problems_section(material: Material) -> Section:
+def all_problems(material: Material) -> list[Block]:
     """Return the costliest problems, each with what it reaches; what is beyond is one row."""
     measured = material.measured
     columns = [
@@ -447,7 +438,7 @@ def problems_section(material: Material) -> Section:
         totals=[total[: len(columns)] for total in totals],
         notes=notes,
     )
-    return Section("problems", "All problems", [table])
+    return [table]
 
 
 def problem_row(measured: MeasuredProblem) -> tuple[object, ...]:
@@ -465,8 +456,9 @@ def problem_row(measured: MeasuredProblem) -> tuple[object, ...]:
 MOST_REMARKS = 50
 
 
-def log_remarks(log: OneDnnLog) -> Section:
+def log_remarks(material: Material) -> list[Block]:
     """Return everything that is in no number above."""
+    log = material.log
     blocks: list[Block] = []
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
@@ -496,4 +488,4 @@ def log_remarks(log: OneDnnLog) -> Section:
         blocks.append(table)
     else:
         blocks.append(Text(["Every line is understood."]))
-    return Section("log", "What else the log says", blocks)
+    return blocks
