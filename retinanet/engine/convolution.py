@@ -44,10 +44,9 @@ class ConvParams(NamedTuple):
 
 POINTWISE = ConvParams((1, 1), (0, 0), 1)
 SAME_3X3 = ConvParams((1, 1), (1, 1), 1)
-
 RELU_SLOPE = 2.0**-100
 """Of oneDNN's ReLU for negative values. With 0 it would turn NaN into 0, and an error that should
-stop the training into a wrong result; what it leaves of them, 1e-30 times as much, counts as 0."""
+stop the training into a wrong result; the rest of them, 1e-30 times as much, counts as 0."""
 
 
 class _Form(NamedTuple):
@@ -168,19 +167,18 @@ class _Convolution(torch.autograd.Function):
         cast = cast_weight(weight, scale, levels[0].dtype)
         ctx.save_for_backward(cast, scale, *levels)
         ctx.form, ctx.dtype = form, weight.dtype
-        passed = [levels[0].detach()] if form.passes else []
         outputs = [
             convolution(level, cast, bias, form.params, relu=form.relu, added=added, own=form.own)
             for level in levels
         ]
-        return (*outputs, *passed)
+        return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         weight, scale, *levels = ctx.saved_tensors
         wants_weight, wants_bias, _, _, *wants_levels = ctx.needs_input_grad
-        of_levels: list[Tensor | None] = [None] * len(levels)
+        of_levels: list[Tensor | None] = []
         of_weight = of_bias = None
         params, own = ctx.form.params, ctx.form.own
         passed = gradients[-1] if ctx.form.passes else None
@@ -191,13 +189,13 @@ class _Convolution(torch.autograd.Function):
                 levels, gradients, kernel=kernel, stride=stride, scale=scale
             )
             wants_weight = wants_bias = False
-        for index, (gradient, level) in enumerate(zip(gradients, levels, strict=True)):
-            wants = (wants_levels[index], wants_weight, wants_bias)
+        for gradient, level, wants_level in zip(gradients, levels, wants_levels, strict=False):
             of_level, weight_part, bias_part = convolution_gradients(
                 gradient, level, weight, params,
-                wants=wants, added=passed, gated=ctx.form.gated, own=own,
+                wants=(wants_level, wants_weight, wants_bias), added=passed, gated=ctx.form.gated,
+                own=own,
             )  # fmt: skip
-            of_levels[index] = of_level if wants_levels[index] else of_levels[index]
+            of_levels.append(of_level)
             if wants_weight or wants_bias:
                 of_weight = _sum(of_weight, weight_part, ctx.dtype)
                 of_bias = _sum(of_bias, bias_part, ctx.dtype)
@@ -229,7 +227,7 @@ def convolution(
 ) -> Tensor:
     """Convolve [N, I, H, W] to [N, O, H', W']; the bias is cast, the rest has one precision.
 
-    `added` [N, O, H', W'] is summed with the result before the ReLU.
+    `added`, of the result's shape, is summed with it before the ReLU.
     """
     stride, padding, groups = params
     if own and suits_pointwise(features, weight, params):
@@ -336,13 +334,14 @@ def _special_features_gradient(
 def _special_weight_gradient(
     gradient: Tensor, features: Tensor, weight: Tensor, params: ConvParams, *, own: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the weight's gradient, perhaps with the bias's, where oneDNN's is slow, else None.
-
-    That of a 1×1 convolution is one matrix product over the pixels: oneDNN is faster at that than
-    at the convolution.
-    """
+    """Return the weight's gradient, perhaps with the bias's, where oneDNN's is slow, else None."""
     if weight.shape[2:] == (1, 1) and params == POINTWISE:
-        product = _by_pixel(gradient).t() @ _by_pixel(features)
+        # One matrix product over the pixels: oneDNN is faster at that than at the convolution. The
+        # maps become [N * H * W, C], which are views where they are channels_last.
+        by_pixel, features_by_pixel = (
+            maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]) for maps in (gradient, features)
+        )
+        product = by_pixel.t() @ features_by_pixel
         return product.as_strided(weight.shape, weight.stride()), None  # as DDP expects gradients
     if own and suits_grouped_weight_gradient(features, weight, params):
         return grouped_weight_gradient(
@@ -416,8 +415,3 @@ def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tenso
     if total is None or part is None:
         return None if part is None else part.to(dtype)
     return total.add_(part)
-
-
-def _by_pixel(maps: Tensor) -> Tensor:
-    """Return [N, C, H, W] as [N * H * W, C]: a view where `maps` is channels_last."""
-    return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])

@@ -6,7 +6,7 @@ where a step does not count.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,9 @@ from retinanet.engine.winograd import choose_winograd, suits_winograd, winograd_
 from retinanet.model.retinanet import HeadOutputs, RetinaNet, by_anchor
 
 Norm: TypeAlias = FrozenBatchNorm2d | nn.BatchNorm2d
-
 Around: TypeAlias = Callable[[nn.Module], AbstractContextManager[object]]
-"""What surrounds a module's arithmetic, such as a mark in a trace."""
-
+"""A context around a module's arithmetic, such as a mark in a trace."""
 NOTHING = nullcontext()
-
-
-def nothing_around(module: nn.Module) -> AbstractContextManager[object]:
-    """Return a context without effect."""
-    return NOTHING
 
 
 class FoldedForward:
@@ -44,10 +37,9 @@ class FoldedForward:
     def __init__(self, model: RetinaNet, *, precision: str, convolutions: str = "auto") -> None:
         """Choose the kernels that the machine can run.
 
-        Args:
-            precision: "bf16" or "float32", that of convolutions and activations.
-            convolutions: "onednn" for all, "winograd" for the 3×3 ones of heads and pyramid in
-                BF16, or "auto": see `choose_winograd`; AMX's own kernels where there is AMX.
+        `precision`, "bf16" or "float32", is that of convolutions and activations. `convolutions`:
+        "onednn" for all, "winograd" for the 3×3 ones of heads and pyramid in BF16, or "auto": see
+        `choose_winograd`; AMX's own kernels where there is AMX.
 
         Raises:
             InputError: `winograd` is asked for, and this machine cannot.
@@ -56,9 +48,10 @@ class FoldedForward:
         self._precision = precision
         self.has_winograd = precision == "bf16" and choose_winograd(convolutions)
         self._own = convolutions != "onednn"
-        self.around: Around = nothing_around
+        self.around: Around = lambda module: NOTHING
         """May be changed between two calls. No module's hook, as few modules are called."""
-        self._frozen: dict[nn.Conv2d, _FrozenConvolution] = {}
+        self._frozen: dict[nn.Conv2d, tuple[tuple[object, ...], Tensor, Tensor]] = {}
+        """Versions of the tensors it was made from, as torch counts their changes; weight, shift."""
 
     @property
     def own_kernels(self) -> str | None:
@@ -121,12 +114,11 @@ class FoldedForward:
         """Apply convolution and norm; `relu`, `gated`, `added` and `passes` as in `convolve`."""
         params = conv_params_of(module)
         with self.around(module):
-            if not _is_constant(norm):
+            if not isinstance(norm, FrozenBatchNorm2d) and norm.training:
                 maps, *passed = convolve(
                     [features], module.weight, None,
                     params=params, gated=gated, passes=passes, own=self._own,
                 )  # fmt: skip
-                assert isinstance(norm, nn.BatchNorm2d)
                 return [batch_norm(maps, norm, added, relu=relu), *passed]
             if not module.weight.requires_grad and not features.requires_grad:
                 weight, shift = self._frozen_weight(module, norm, features.dtype)
@@ -158,14 +150,11 @@ class FoldedForward:
     def _head(self, levels: list[Tensor]) -> HeadOutputs:
         head = self._model.head
         classes, boxes = head.classification_head, head.regression_head
+        logits = self._tower(levels, classes.conv, classes.cls_logits)
+        deltas = self._tower(levels, boxes.conv, boxes.bbox_reg)
         return HeadOutputs(
-            cls_logits=[
-                by_anchor(maps, classes.num_classes)
-                for maps in self._tower(levels, classes.conv, classes.cls_logits)
-            ],
-            bbox_regression=[
-                by_anchor(maps, 4) for maps in self._tower(levels, boxes.conv, boxes.bbox_reg)
-            ],
+            cls_logits=[by_anchor(maps, classes.num_classes) for maps in logits],
+            bbox_regression=[by_anchor(maps, 4) for maps in deltas],
             feature_sizes=[(level.shape[2], level.shape[3]) for level in levels],
         )
 
@@ -201,22 +190,13 @@ class FoldedForward:
         assert norm.running_mean is not None and norm.running_var is not None
         sources = (module.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
         versions = (dtype, *(source._version for source in sources))
-        folded = self._frozen.get(module)
-        if folded is None or folded.versions != versions:
+        if module not in self._frozen or self._frozen[module][0] != versions:
             # Tensors made in inference mode could not be used in a training step later.
             with torch.inference_mode(mode=False), torch.no_grad():
                 scale, shift = folded_scale_shift(norm)
                 weight = cast_weight(module.weight, scale, dtype)
-                folded = _FrozenConvolution(versions, weight, shift)
-            self._frozen[module] = folded
-        return folded.weight, folded.shift
-
-
-class _FrozenConvolution(NamedTuple):
-    versions: tuple[object, ...]
-    """Of the tensors that it was made from: torch counts their changes."""
-    weight: Tensor
-    shift: Tensor
+            self._frozen[module] = versions, weight, shift
+        return self._frozen[module][1:]
 
 
 def folded_scale_shift(norm: Norm) -> tuple[Tensor, Tensor]:
@@ -224,10 +204,6 @@ def folded_scale_shift(norm: Norm) -> tuple[Tensor, Tensor]:
     assert norm.running_mean is not None and norm.running_var is not None
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
     return scale, norm.bias - norm.running_mean * scale
-
-
-def _is_constant(norm: nn.Module) -> bool:
-    return isinstance(norm, FrozenBatchNorm2d) or not norm.training
 
 
 class RunningStatistics:

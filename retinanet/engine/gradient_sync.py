@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,12 +38,11 @@ class MappedMemory(NamedTuple):
     """Kept as long as the address is used."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Pending:
+class _Pending(NamedTuple):
     """A part of the gradients that this rank has written, and others may not have."""
 
     gradients: Tensor
-    index: int
+    bucket: int
     start: int
     future: "Future[Tensor]"
 
@@ -67,8 +65,7 @@ class SharedGradients:
         self._compress, self._timeout_s = compress, timeout_s
         self._library = SHARED.library()
         self._pending: deque[_Pending] = deque()
-        self._exchange = 0
-        self._next = 0
+        self._exchange = self._next = 0
 
     def average(
         self, gradients: Tensor, *, weight: float, index: int, is_last: bool
@@ -93,7 +90,7 @@ class SharedGradients:
         self._library.raise_flag(self._flag(self._rank, index), self._exchange)
         self._pending.append(_Pending(gradients, index, self._next, future))
         self._next += -(-gradients.numel() // LINE) * LINE
-        while self._pending and self._are_written(self._pending[0].index, wait=is_last):
+        while self._pending and self._are_written(self._pending[0].bucket, wait=is_last):
             self._sum(self._pending.popleft())
         return future
 
@@ -156,25 +153,22 @@ class GradientExchange:
         weight: float | None = None,
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Wrap the model in DDP, which owns its gradients from now on.
+        """Wrap the model, equal on all ranks, in DDP, which owns its gradients from now on.
 
         Args:
-            model: Equal on all ranks.
+            model: The model.
             losses_of: Runs it on a batch.
             compress: `bf16` halves the bytes and rounds each rank's gradients; `none`.
-            shared: The way through memory, where all ranks are on one host, made for the same
-                `compress`; else gradients go by the process group's backend.
+            shared: Made for the same `compress`, where all ranks are on one host; else gradients go
+                by the process group's backend.
             weight: This rank's part of all images; None: all ranks have as many.
             ranks: Those that average; None: all of the job.
         """
-        self.exposed_seconds = 0.0
+        self.exposed_seconds = self._last_ready = 0.0
         """Of the last backward pass: from the last gradient until all were averaged."""
-        self._shared = shared
-        self._ranks = ranks
+        self._shared, self._ranks = shared, ranks
         self._weight = 1 / dist.get_world_size(ranks) if weight is None else weight
-        self._compresses = compress == "bf16"
-        self._holds_back = False
-        self._last_ready = 0.0
+        self._compresses, self._holds_back = compress == "bf16", False
         self._module = DistributedDataParallel(
             _LossesModule(model, losses_of),
             process_group=ranks,
@@ -213,11 +207,9 @@ class GradientExchange:
             self._holds_back = False
 
     def _reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average a part of the gradients; DDP copies the result to where they are.
-
-        torch's own hook for BF16 does that copy in a thread of gloo, where it would start compute
-        threads anew, beside those that compute.
-        """
+        """Start to average a part of the gradients; DDP copies the result to where they are."""
+        # torch's own hook for BF16 does that copy in a thread of gloo, where it would start compute
+        # threads anew, beside those that compute.
         self._last_ready = time.perf_counter()
         gradients = bucket.buffer()
         if self._holds_back:

@@ -128,12 +128,8 @@ class Record(ctypes.Structure):
 
 def fields(*groups: str) -> list[tuple[str, Any]]:
     """Return a record's `_fields_`: `fields("P input output", "q height width")`."""
-    declared: list[tuple[str, Any]] = []
-    for group in groups:
-        code, *names = group.split()
-        kind = ctypes.c_void_p if code == "P" else CODES[code]
-        declared += [(name, kind) for name in names]
-    return declared
+    codes = {**CODES, "P": ctypes.c_void_p}
+    return [(name, codes[code]) for code, *names in map(str.split, groups) for name in names]
 
 
 class Level(Record):
@@ -190,11 +186,9 @@ def is_one_block(tensor: Tensor) -> bool:
 
 def have_same_layout(first: Tensor, second: Tensor) -> bool:
     """Return whether equal places of two tensors of one shape are equally far into their memory."""
-    if first.stride() == second.stride():
-        return True
     strides = zip(first.shape, first.stride(), second.stride(), strict=True)
     # The stride of a dimension of size 1 is never used, and torch gives it any.
-    return all(size == 1 or one == other for size, one, other in strides)
+    return first.stride() == second.stride() or all(size == 1 or a == b for size, a, b in strides)
 
 
 def match_memory_format(parameter: Tensor, tensor: Tensor) -> Tensor:
@@ -210,11 +204,10 @@ def match_memory_format(parameter: Tensor, tensor: Tensor) -> Tensor:
 
 
 class KernelCall(NamedTuple):
-    """One call of a kernel."""
+    """One call of a kernel; `read` and `written` in bytes."""
 
     kernel: str
     read: int
-    """Bytes."""
     written: int
     seconds: float
 
@@ -290,9 +283,11 @@ def compile_kernels() -> int:
         except NativeLibraryError as error:
             raise InputError(f"{source}: {error}") from error
         current |= set(libraries)
-        sizes = [f"{library.stat().st_size / 1000:.0f} kB" for library in libraries]
-        pairs = zip(instruction_sets, sizes, strict=True)
-        print(f"  {source.stem:<17} {', '.join(f'{name} {size}' for name, size in pairs)}")
+        sizes = [
+            f"{name} {library.stat().st_size / 1000:.0f} kB"
+            for name, library in zip(instruction_sets, libraries, strict=True)
+        ]
+        print(f"  {source.stem:<17} {', '.join(sizes)}")
     for library in COMPILED_AHEAD.glob("*.so"):
         if library not in current:
             library.unlink()  # of an earlier source

@@ -6,7 +6,7 @@ channels_last for the norms; everything else is left to torch's operators.
 The gradient of a ReLU is taken where its result is read: what comes back to the result is summed
 over its readers and then masked: where the result is zero, so is the gradient of the ReLU's input.
 Both can be done in one pass, or by the reader as it writes. So `convolve(relu=True)`,
-`relu_by_readers`, `add_relu` and `batch_norm` leave the mask to their readers, which are either one
+`add_relu` and `batch_norm` leave the mask to their readers, which are either one
 `convolve(gated=True)` or those behind `branches`. Masking twice changes nothing.
 """
 
@@ -79,13 +79,7 @@ def _suits_masked_sum(maps: Sequence[Tensor]) -> bool:
     return suitable and MASKED_SUM.are_available()
 
 
-def relu_by_readers(maps: Tensor) -> Tensor:
-    """Return `relu(maps)`, which overwrites `maps`; its readers mask the gradient."""
-    result: Tensor = _Relu.apply(maps)
-    return result
-
-
-def add_relu(maps: Tensor, added: Tensor) -> Tensor:
+def add_relu(maps: Tensor, added: Tensor | None = None) -> Tensor:
     """Return `relu(maps + added)`, which overwrites `maps`; its readers mask the gradient."""
     result: Tensor = _AddRelu.apply(maps, added)
     return result
@@ -103,28 +97,16 @@ def branches(maps: Tensor, count: int) -> Sequence[Tensor]:
     return readers
 
 
-class _Relu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor) -> Tensor:
-        ctx.mark_dirty(maps)
-        return maps.relu_()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
 class _AddRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, added: Tensor) -> Tensor:
+    def forward(ctx: Any, maps: Tensor, added: Tensor | None) -> Tensor:
         ctx.mark_dirty(maps)
-        return add_relu_(maps, added)
+        return maps.relu_() if added is None else add_relu_(maps, added)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        return gradient, gradient if ctx.needs_input_grad[1] else None
 
 
 class _Branches(torch.autograd.Function):
@@ -159,9 +141,7 @@ def batch_norm(
     assert relu or added is None
     if maps.dtype != torch.bfloat16 or not _suits_batch_norm(norm):
         normed: Tensor = norm(maps)
-        if added is not None:
-            return add_relu(normed, added)
-        return relu_by_readers(normed) if relu else normed
+        return add_relu(normed, added) if relu else normed
     normed, mean, variance = _BatchNorm.apply(maps, norm.weight, norm.bias, added, norm.eps, relu)
     _update_statistics(norm, mean, variance, values=maps.numel() // maps.shape[1])
     return normed

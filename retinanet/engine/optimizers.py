@@ -50,11 +50,11 @@ def make_optimizer(
         learning_rate: Of the first step; the training loop sets each step's own.
         momentum: SGD's.
         beta1: Adam's and LAMB's first beta.
-        weight_decay: For adam and sgd it joins the gradient (L2), as torch has it; for lamb it
-            joins the update (decoupled), and biases and norms have none.
-        fused: Few passes over memory: C++ of our own for adam and lamb, torch's for sgd. Without a
-            C++ compiler it is torch's for adam and plain PyTorch for lamb, with one line on
-            stderr. False: plain PyTorch, tensor by tensor; the same numbers up to rounding.
+        weight_decay: Joins the gradient (L2) for adam and sgd, as in torch, and the update
+            (decoupled) for lamb, whose biases and norms have none.
+        fused: Whether to use our C++ for adam and lamb, torch's for sgd. Without a compiler it is
+            torch's for adam and plain PyTorch for lamb, with one line on stderr. False: plain
+            PyTorch, tensor by tensor; the same numbers up to rounding.
     """
     assert name in ("adam", "sgd", "lamb"), name
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -143,14 +143,10 @@ class Lamb(Optimizer):
     ) -> None:
         """Keep the settings; nothing is computed or compiled.
 
-        Args:
-            parameters: The weights to update.
-            lr: Length of a step, as a share of the norm of the weights.
-            betas: The shares of their last values that the two averages keep.
-            eps: Added to the root of the second average.
-            weight_decay: Decoupled: the share of a weight that is added to its update.
-            fused: Whether C++ updates all float32 tensors in one call; others, and without it all,
-                are updated by plain PyTorch, tensor by tensor.
+        `lr` is the length of a step as a share of the norm of the weights; `eps` is added to the
+        root of the second average; `weight_decay` is the share of a weight that is added to its
+        update. If `fused`, C++ updates all float32 tensors in one call; all others are updated by
+        plain PyTorch, tensor by tensor.
         """
         settings = {"lr": lr, "betas": betas, "eps": eps}
         super().__init__(parameters, {**settings, "weight_decay": weight_decay, "fused": fused})

@@ -232,16 +232,9 @@ def weight_gradient(
     """Return the gradients of a convolution's weight and bias, summed over the levels.
 
     That of the weight is float32 [O, I, kernel, kernel] in channels_last memory, that of the bias
-    [O].
-
-    Args:
-        inputs: [N, I, H, W] of each level.
-        gradients: Of the outputs, [N, O, H', W'] of each level.
-        gates: The outputs of a ReLU behind; gradients count where they are positive.
-        kernel: 3 (padding 1) or 1 (no padding).
-        stride: 1, or 2 of a 1×1.
-        scale: A factor for each output's weights, [O].
-        tiles: See the module.
+    [O]. `gradients` are those of the outputs; where `gates` are given, the outputs of a ReLU
+    behind, they count where these are positive. `kernel` is 3 (padding 1) or 1 (no padding),
+    `stride` 1, or 2 of a 1×1, and `scale` [O] a factor for each output's weights.
     """
     inputs = [channels_last(level) for level in inputs]
     gradients = [channels_last(gradient) for gradient in gradients]
