@@ -1,10 +1,7 @@
 """Charts and tables: one look for all charts, and one model for all tables.
 
-Charts are PNG to look at, and SVG to zoom into and for pages.
-
-matplotlib is loaded when a figure is made, not when this module is imported, so that a module can
-have the functions that draw its charts beside those that print its tables. Such a module imports
-`Axes` and `Figure` under TYPE_CHECKING only.
+matplotlib is loaded when a figure is made, not when this module is imported. A module that draws
+charts imports `Axes` and `Figure` under TYPE_CHECKING only.
 
 Tables: columns are described once, rows are plain values; console, CSV, JSON and page follow.
 
@@ -14,9 +11,9 @@ Tables: columns are described once, rows are plain values; console, CSV, JSON an
     write_whole(file, table.csv())
     json.dumps(table.records())  # [{"kind": "reorder", "total_ms": 12.34, "share": 0.5}, …
 
-A value of a row is a number, which its column formats; a text, which stays as it is, in columns of
-numbers too; None, which is empty; or a `Cell`, a value whose text its column cannot make.
-Lines of a text after the first are details: the page has them smaller.
+A value of a row is a number, which its column formats; a text, which stays as it is; None, which is
+empty; or a `Cell`, a value with a text of its own. A page shows the lines of a text after the first
+in a smaller type.
 """
 
 import io
@@ -61,23 +58,20 @@ def new_figure(*, width: float = 10.0, height: float) -> "Figure":
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a bar, of a length in the unit of the axis."""
+    """A part of a bar, of a length in the unit of the axis; its label is in its middle."""
 
     value: float
     colour: Colour
     label: str = ""
-    """Written in its middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of one or several pieces, from left to right."""
+    """A bar of pieces from left to right, between its name and a note."""
 
     name: str
-    """Written left of it."""
     pieces: Sequence[Piece]
     note: str = ""
-    """Written right of its end."""
 
 
 def horizontal_bars(
@@ -93,15 +87,9 @@ def horizontal_bars(
 ) -> None:
     """Draw bars one below the other, the first on top, from 0 to the right.
 
-    Args:
-        axes: Where; its limits are set.
-        bars: What to draw. The name of a row is that of its first bar.
-        bars_a_row: So many successive bars share a row.
-        rows: Height of the axes in rows, where it is more than there are.
-        room: The axis beyond the longest bar, for the notes: 1 is no room.
-        thickness: Of all bars of a row together, in rows.
-        fontsize: Of labels and notes.
-        name_size: Of names; None: matplotlib's.
+    `bars_a_row` successive bars share a row, with the name of the first; `thickness` is that of
+    all of them together. `rows` is the height of the axes in rows if that is more. `room` is the
+    length of the axis for the notes, in lengths of the longest bar.
     """
     count = -(-len(bars) // bars_a_row)
     height = thickness / bars_a_row
@@ -113,7 +101,7 @@ def horizontal_bars(
             axes.barh(middle, piece.value, left=end, color=piece.colour, height=height)
             if piece.label:
                 axes.text(end + piece.value / 2, middle, piece.label, ha="center", va="center",
-                          color=ink_on(piece.colour), fontsize=fontsize)  # fmt: skip
+                          color=text_colour_on(piece.colour), fontsize=fontsize)  # fmt: skip
             end += piece.value
         if bar.note:
             axes.text(end, middle, f"  {bar.note}", va="center", fontsize=fontsize)
@@ -125,8 +113,8 @@ def horizontal_bars(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def ink_on(colour: Colour) -> str:
-    """Return a colour of text that can be read on another colour."""
+def text_colour_on(colour: Colour) -> str:
+    """Return black or white, whichever can be read on a colour."""
     from matplotlib.colors import to_rgba
 
     red, green, blue, opacity = to_rgba(colour)
@@ -137,13 +125,10 @@ def ink_on(colour: Colour) -> str:
 def colour_legend(
     target: "Axes | Figure", colours: Mapping[str, Colour], *, columns: int = 1, **options: Any
 ) -> None:
-    """Add a legend with a patch for each name.
+    """Add a legend with a patch for each name; `columns` names stand side by side.
 
-    Args:
-        target: Axes, or a figure for a legend beside all its axes (`loc="outside lower center"`).
-        colours: By name, in order.
-        columns: Names that stand side by side.
-        options: Of matplotlib's `legend`, such as `loc`.
+    The target may be a figure, for a legend beside all its axes (`loc="outside lower center"`).
+    `options` are those of matplotlib's `legend`.
     """
     from matplotlib.patches import Patch
 
@@ -180,10 +165,9 @@ def as_svg(figure: "Figure") -> str:
 
 
 def save_chart(figure: "Figure", *files: Path) -> None:
-    """Write the figure to files, each as SVG or PNG by the end of its name.
+    """Write the figure to files, each as SVG or PNG by its suffix.
 
-    Raises:
-        InputError: They cannot be written.
+    Raises InputError if they cannot be written.
     """
     for file in files:
         write_whole(file, as_svg(figure) if file.suffix == ".svg" else as_png(figure))
@@ -203,31 +187,26 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of numbers, or of texts (`text_column`)."""
+    """A column of numbers, or of texts (`text_column`); `\\n` in its heading begins a new line."""
 
     heading: str
-    """For people; `\\n` begins a new line."""
     format: str | Callable[[Any], str] = ""
     """Of numbers for people: as in `format(number, ",.1f")`, or a function."""
     _: KW_ONLY
     name: str = ""
     """The field in CSV and JSON, and the attribute that `rows_of` reads; empty: the heading."""
-    unit: str = ""
-    """Follows each number for people, such as ` s`."""
-    is_number: bool = True
-    """Aligned right, and sorted as numbers on a page."""
-    meaning: str = ""
-    """A sentence for the page where the heading does not say it all."""
-    no_wrap: bool = False
-    """Whether a text stays on one line of the console."""
+    unit: str = ""  # follows each number for people, such as ` s`
+    is_number: bool = True  # aligned right, and sorted as numbers on a page
+    meaning: str = ""  # a sentence for the page where the heading does not say it all
+    no_wrap: bool = False  # keep a text on one line of the console
 
     @property
     def field(self) -> str:
-        """Its name in CSV and JSON."""
+        """The name in CSV and JSON."""
         return self.name or self.heading
 
     def text(self, value: object) -> str:
-        """Return a value of this column as people read it."""
+        """Return a value of this column, formatted for people."""
         if value is None or isinstance(value, str):
             return value or ""
         if isinstance(value, Cell):
@@ -256,7 +235,10 @@ def rows_of(columns: Iterable[Column], objects: Iterable[object]) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under headings; `totals` are rows that stand apart at the end."""
+    """Rows under headings; `totals` are rows that stand apart at the end.
+
+    `notes` are sentences below it, on a page and in Markdown.
+    """
 
     title: str
     columns: Sequence[Column]
@@ -264,16 +246,13 @@ class Table:
     _: KW_ONLY
     totals: Sequence[Sequence[object]] = ()
     notes: Sequence[str] = ()
-    """Sentences below it, on a page and in Markdown."""
 
     def for_console(
         self, *, show_lines: bool = False, vertical: Literal["top", "bottom"] = "top"
     ) -> rich_table.Table:
-        """Return it for `Console.print`; nothing in it is markup, or moves the cursor.
+        """Return the table for `Console.print`; nothing in it is markup, or moves the cursor.
 
-        Args:
-            show_lines: Whether there is a line between rows.
-            vertical: Where cells of one line stand beside those of several.
+        `vertical` is the place of cells of one line beside those of several.
         """
         title = printable(self.title) or None
         table = rich_table.Table(title=title, title_justify="left", show_lines=show_lines)
@@ -306,27 +285,23 @@ class Table:
         return markdown_table([column.heading for column in self.columns], rows)
 
     def texts(self, row: Sequence[object]) -> list[str]:
-        """Return a row as people read it."""
+        """Return a row, formatted for people."""
         return [column.text(value) for column, value in zip(self.columns, row, strict=True)]
 
     def without_empty_columns(self) -> "Table":
-        """Return it without columns in which no row has a text."""
+        """Return the table without columns in which no row has a text."""
         texts = [self.texts(row) for row in self.rows]
         used = [place for place in range(len(self.columns)) if any(row[place] for row in texts)]
-
-        def chosen(row: Sequence[object]) -> list[object]:
-            return [row[place] for place in used]
-
         return replace(
             self,
             columns=[self.columns[place] for place in used],
-            rows=list(map(chosen, self.rows)),
-            totals=list(map(chosen, self.totals)),
+            rows=[[row[place] for place in used] for row in self.rows],
+            totals=[[row[place] for place in used] for row in self.totals],
         )
 
     @property
     def has_details(self) -> bool:
-        """Whether a page needs room for smaller lines below names."""
+        """Whether a page needs smaller lines below names."""
         return any("\n" in self.columns[0].text(row[0]) for row in self.rows)
 
     @property

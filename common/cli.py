@@ -1,4 +1,4 @@
-"""What all commands share: how they end, and how arguments are read."""
+"""Command lines: how commands end, and how arguments are parsed."""
 
 import argparse
 import os
@@ -12,64 +12,40 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from common.errors import (
-    InputError,
-    NonFiniteLossError,
-    StoppedBeforeStart,
-    described,
-    exit_code_of,
-    is_refused_name,
-)
+from common.errors import described, exit_code_of
 
-MOST = 10**9
-"""Of whatever a command line counts: steps, seconds, images."""
+MOST = 10**9  # of steps, seconds, images
 MOST_RANKS = 10**5
 NOT_FOR_USERS = (
     r"Glyph \d+",  # matplotlib: a name is drawn with boxes in place of letters
     "constrained_layout not applied",  # matplotlib: a name is too long for a chart
     "This DataLoader will create",  # torch: more processes than cores; a run places them itself
 )
-"""How warnings of libraries begin that a user can do nothing about."""
-LONGEST_SHOWN = 60
-"""Characters of a value in a message."""
+"""The beginnings of libraries' warnings that a user can do nothing about."""
+LONGEST_SHOWN = 60  # characters of a value in a message
 
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command; turn a user's mistake or an interruption into one line and an exit code."""
-    escape_unprintable()
+    # A character that the encoding lacks is written as `\u2026`: under PYTHONIOENCODING=ascii, in
+    # some locales, and for a file's name that is not UTF-8 printing it would end the command.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     for message in NOT_FOR_USERS:
         warnings.filterwarnings("ignore", message, UserWarning)
     try:
         return command()
-    except (InputError, NonFiniteLossError, StoppedBeforeStart, KeyboardInterrupt) as error:
-        print(described(error), file=sys.stderr)
-        return exit_code_of(error)
-    except RuntimeError as error:
-        line = described(error)  # of a loading process that was killed
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has ended; Python's own flush would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except BaseException as error:
+        line = described(error)
         if line is None:
             raise
         print(line, file=sys.stderr)
         return exit_code_of(error)
-    except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has seen enough; Python's own flush would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if not is_refused_name(error):
-            raise
-        print(described(error), file=sys.stderr)
-        return exit_code_of(error)
-
-
-def escape_unprintable() -> None:
-    """Make stdout and stderr write `\\u2026` for a character that their encoding does not have.
-
-    Under PYTHONIOENCODING=ascii and in some locales printing it would end the command, and so would
-    printing a file's name that is not UTF-8.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -84,15 +60,12 @@ def run_command_group(
 ) -> int:
     """Parse `prog COMMAND …`, run that command, and return its exit code.
 
-    Only the module of the command that is asked for is imported: `--help` of the group stays fast,
-    and a package may offer a command of a package above it.
+    Only the module of the given command is imported: `--help` of the group stays fast, and a
+    package may offer a command of a package above it.
 
-    Args:
-        prog: Such as `python -m launch`.
-        description: What the commands have in common.
-        commands: For each name its `module:function` and a summary. The function adds the command
-            to the parser's subcommands, with `run` among its defaults, which takes the options as
-            keyword arguments and returns the exit code.
+    `commands` has for each name its `module:function` and a summary. The function adds the command
+    to the parser's subcommands, with `run` among its defaults, which takes the options as keyword
+    arguments and returns the exit code.
     """
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -115,14 +88,7 @@ def add_command(
     about: str,
     examples: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command to those of a command line, with its texts as they are, and return its parser.
-
-    Args:
-        commands: Those of `run_command_group`.
-        name: The command's name.
-        about: What it does; stands above the options in its `--help`.
-        examples: Stands below them.
-    """
+    """Add a command and return its parser; `--help` has `about`, the options, and `examples`."""
     return commands.add_parser(
         name,
         description=about,
@@ -132,10 +98,10 @@ def add_command(
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `section.field=value` to a command's own parser, wherever it stands among options.
+    """Add `section.field=value` to a command's own parser, anywhere among the options.
 
-    argparse takes positional arguments from one place only, and its way out, intermixed parsing, is
-    not for commands below another.
+    argparse takes positional arguments from one place only, and its intermixed parsing does not
+    support subcommands.
     """
     parser.add_argument(
         "overrides",
@@ -175,8 +141,7 @@ def add_output_options(
 def resuming_command(launcher: Sequence[str] = ()) -> str:
     """Return the command that continues the run of this process.
 
-    Args:
-        launcher: What comes before `python`, such as `mpirun -np 8`; torchrun takes its place.
+    The launcher's words, such as `mpirun -np 8`, come before `python`, which torchrun replaces.
     """
     flags = ("--resume", "--auto-resume", "--overwrite")
     words = [word for word in sys.argv[1:] if word not in flags]
@@ -185,7 +150,7 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
 
 
 def installed(program: str) -> str:
-    """Return a program of this environment as a user can type it here: `.venv/bin/python`."""
+    """Return the path of a program of this environment as typed here: `.venv/bin/python`."""
     path = Path(sys.executable).with_name(program)
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -202,11 +167,7 @@ def number_of_ranks(text: str) -> int:
 
 
 def number_between(least: int, most: int, text: str) -> int:
-    """Return a whole number within bounds.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is none.
-    """
+    """Return a whole number within bounds; raise argparse.ArgumentTypeError for another text."""
     # Ten thousand digits would take Python long, and it refuses them.
     number = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
     if not least <= number <= most:
@@ -229,10 +190,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def positive_number(text: str) -> float:
     """Return a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = float_or_nan(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a positive number, found {text!r}")
     return value
@@ -240,13 +198,18 @@ def positive_number(text: str) -> float:
 
 def probability(text: str) -> float:
     """Return a number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = float_or_nan(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
     return value
+
+
+def float_or_nan(text: str) -> float:
+    """Return a number; NaN, which is within no bounds, for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def whole_number(text: str) -> int:

@@ -1,8 +1,8 @@
-"""What reaches a terminal: printable text, progress, numbers for people, redirected output.
+"""Output to a terminal: printable text, progress, numbers for people, redirected output.
 
-Text from files and logs is shown, and never obeyed: no markup, no control characters. Progress on
-long work is a bar on a terminal, and plain lines where there is none. What C code writes to a file
-descriptor can be redirected for a while.
+Text from files and logs is printed literally: no markup, no control characters. Progress on long
+work is a bar on a terminal, and plain lines elsewhere. What C code writes to a file descriptor can
+be redirected.
 """
 
 import ctypes
@@ -31,14 +31,10 @@ from common.errors import printable
 def make_console(
     *, quiet: bool = False, stderr: bool = False, width: int | None = None, pipe_width: int = 120
 ) -> Console:
-    """A console that prints text as it is: `[red]` is no markup, `:dog:` no emoji, and of control
-    characters and escape sequences only its own reach the terminal.
+    """Return a console that prints text as it is: `[red]` is no markup, `:dog:` no emoji, and of
+    control characters and escape sequences only its own reach the terminal.
 
-    Args:
-        quiet: Whether it prints nothing.
-        stderr: Whether it prints there.
-        width: Columns; None takes the terminal's.
-        pipe_width: Columns where there is no terminal, for whole lines.
+    `width` is in columns, None for the terminal's, or `pipe_width` where there is no terminal.
     """
     console = Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
     if width is not None:
@@ -53,73 +49,44 @@ class PrintableOnly(RenderHook):
     """Wraps whatever is printed, tables included."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Return the same, with what is not printable replaced."""
-        return [PrintableSegments(one) for one in renderables]
+        """Return the same, with unprintable characters replaced."""
+        return [PrintableSegments(renderable) for renderable in renderables]
 
 
 class PrintableSegments:
-    """A renderable whose text is made printable piece by piece, colours and moves apart."""
+    """A renderable whose text is made printable piece by piece; colours and moves stay."""
 
     def __init__(self, inner: RenderableType) -> None:
         self.inner = inner
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich."""
-        yield from map(printable_segment, console.render(self.inner, options))
-
-
-def printable_segment(segment: Segment) -> Segment:
-    """Return a piece of text without control characters, but for the ends of lines."""
-    if segment.control or segment.text.isprintable():
-        return segment
-    return Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
+        for segment in console.render(self.inner, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                lines = map(printable, segment.text.split("\n"))
+                yield Segment("\n".join(lines), segment.style)
 
 
 SECONDS_BETWEEN_LINES = 15.0
-"""A log file wants a line now and then, not ten a second."""
-
+"""Of progress in a log file."""
 MEGABYTE = 1_000_000
 SHOWN_FROM = 20 * MEGABYTE
 
 Advance = Callable[[int, str], None]
-"""Called as `advance(done, note)`: how much is done in all, and what to say of it."""
+"""Called as `advance(done, note)`: how much is done in all, and a note to show beside it."""
 
 
 @contextmanager
 def progress(console: Console, title: str, *, total: int, start: int = 0) -> Iterator[Advance]:
-    """Show how far a piece of work has come while the context lasts.
+    """Show the progress of work while the context lasts; the title names work and unit.
 
-    Args:
-        console: Where to; decides by itself whether it is a terminal.
-        title: What is being done, with its unit.
-        total: How much there is to do.
-        start: How much was done before.
+    `total` is how much there is to do, `start` how much was done before.
     """
-    show = bar(console, title, total=total, start=start) if console.is_terminal else None
-    if show is None:
+    if not console.is_terminal:
         yield lines(console, title, total=total, start=start)
         return
-    with show as display:
-        task = display.add_task(printable(title), total=total, completed=start, note="")
-        yield lambda done, note: display.update(task, completed=done, note=printable(note))
-
-
-@contextmanager
-def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[Advance]:
-    """Show progress of reading or writing, counted in bytes and shown in megabytes.
-
-    Less than a second's worth of it is not shown.
-    """
-    if total < SHOWN_FROM:
-        yield lambda done, note: None
-        return
-    with progress(console, f"{title} [MB]", total=total // MEGABYTE) as advance:
-        yield lambda done, note: advance(done // MEGABYTE, note)
-
-
-def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
-    """Return the bar with its columns: amount, time left, note."""
-    return Progress(
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
@@ -128,7 +95,22 @@ def bar(console: Console, title: str, *, total: int, start: int) -> Progress:
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
         refresh_per_second=4,
-    )
+    ) as display:
+        task = display.add_task(printable(title), total=total, completed=start, note="")
+        yield lambda done, note: display.update(task, completed=done, note=printable(note))
+
+
+@contextmanager
+def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[Advance]:
+    """Show progress of reading or writing, counted in bytes and shown in megabytes.
+
+    It is not shown if it takes less than a second.
+    """
+    if total < SHOWN_FROM:
+        yield lambda done, note: None
+        return
+    with progress(console, f"{title} [MB]", total=total // MEGABYTE) as advance:
+        yield lambda done, note: advance(done // MEGABYTE, note)
 
 
 def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
@@ -146,8 +128,8 @@ def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
         if done < total and now - last_shown < SECONDS_BETWEEN_LINES:
             return
         last_shown = now
-        left = now / max(1, done - start) * (total - done)
-        text = f"{title} {done}/{total}  {clock(left)} left  {note}"
+        remaining = now / max(1, done - start) * (total - done)
+        text = f"{title} {done}/{total}  {clock(remaining)} left  {note}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
     return advance
@@ -155,9 +137,9 @@ def lines(console: Console, title: str, *, total: int, start: int) -> Advance:
 
 def clock(seconds: float) -> str:
     """Return seconds as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{whole_seconds:02}"
 
 
 def say(console: Console, text: str) -> None:
@@ -166,7 +148,7 @@ def say(console: Console, text: str) -> None:
 
 
 def print_cautions(console: Console, cautions: Iterable[str]) -> None:
-    """Print a line for each thing that speaks against the numbers that follow."""
+    """Print a line for each reason to doubt the numbers that follow."""
     for caution in cautions:
         say(console, f"caution: {printable(caution)}")
 
@@ -195,8 +177,7 @@ OUTPUT, ERRORS = 1, 2
 def redirected(descriptor: int, target: int) -> Iterator[None]:
     """Redirect what is written to a file descriptor to another one, exact to the line.
 
-    Raises:
-        OSError: One of them is closed.
+    Raises OSError if one of them is closed.
     """
     flush_c()
     original = os.dup(descriptor)
@@ -237,36 +218,30 @@ def output_to_nowhere() -> Iterator[None]:
 def python_output_apart() -> Iterator[None]:
     """Give Python's own stdout another descriptor of the same terminal, file or pipe.
 
-    So `redirected` can take descriptor 1, and neither what this program prints nor the progress
-    bar, which a thread draws, land in a log.
+    So descriptor 1 can be `redirected` to a log that gets neither what this program prints nor the
+    progress bar, which a thread draws. If stdout is not on descriptor 1, nothing changes.
     """
-    apart = copy_of_output()
-    if apart is None:
-        yield
-        return
-    try:
-        with redirect_stdout(apart):
-            yield
-    finally:
-        apart.close()
-
-
-def copy_of_output() -> io.TextIOWrapper | None:
-    """Return sys.stdout on a descriptor of its own; None where it is not on descriptor 1."""
     output = sys.stdout
     try:
-        if not isinstance(output, io.TextIOWrapper) or output.fileno() != OUTPUT:
-            return None
+        is_descriptor_1 = isinstance(output, io.TextIOWrapper) and output.fileno() == OUTPUT
     except io.UnsupportedOperation:
-        return None
+        is_descriptor_1 = False
+    if not is_descriptor_1:
+        yield
+        return
+    assert isinstance(output, io.TextIOWrapper)
     output.flush()
-    return io.TextIOWrapper(
-        os.fdopen(os.dup(OUTPUT), "wb", 0 if output.write_through else -1),
-        encoding=output.encoding,
-        errors=output.errors,
-        line_buffering=output.line_buffering,
-        write_through=output.write_through,
-    )
+    with (
+        io.TextIOWrapper(
+            os.fdopen(os.dup(OUTPUT), "wb", 0 if output.write_through else -1),
+            encoding=output.encoding,
+            errors=output.errors,
+            line_buffering=output.line_buffering,
+            write_through=output.write_through,
+        ) as apart,
+        redirect_stdout(apart),
+    ):
+        yield
 
 
 def flush_c() -> None:

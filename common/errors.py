@@ -1,4 +1,4 @@
-"""What ends a command other than our bugs: errors, exit statuses, and their one-line messages.
+"""Errors that end a command, exit statuses, and one-line messages.
 
 Text in messages comes from files, logs and the environment, and is made printable. A data-loading
 process that was killed, such as by the kernel for want of memory, raises a RuntimeError of torch at
@@ -15,8 +15,7 @@ class InputError(ValueError):
     """Bad input. The message is one line: the file, the field, what was expected, and the fix.
 
     Commands print it to stderr and exit with status 2; anything else that escapes is our bug.
-    Names and values in it come from outside: whatever they hold, the line stays one, of a bounded
-    length, and does nothing to a terminal.
+    Names and values from outside are made printable and cut to a bounded length.
     """
 
     def __init__(self, message: str) -> None:
@@ -28,13 +27,13 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker's process ended before it answered; the message says why in one line."""
+    """A worker's process ended before it answered; the message has the reason in one line."""
 
 
 class StoppedBeforeStart(BaseException):
-    """A signal asked a run to end before its first step; the message is the signal's name.
+    """A signal ended a run before its first step; the message is the signal's name.
 
-    Like KeyboardInterrupt it may come anywhere, and no `except Exception` is to hold it up.
+    Like KeyboardInterrupt it may come anywhere, and no `except Exception` catches it.
     """
 
 
@@ -43,16 +42,16 @@ OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
 CONDITION_MET = 4
-"""A comparison went as `--fail-if` says it must not, or an official check was not passed."""
+"""The condition of `--fail-if` was met, or an official check was not passed."""
 STOPPED_BY_SIGNAL = 75
 """After writing a checkpoint: the same command with `--resume` goes on. Or before the first step:
 the same command begins again. (sysexits' EX_TEMPFAIL)"""
 INTERRUPTED = 130
-"""Ctrl-C before there was anything to keep, or twice; or in `predict`, which keeps what it has done
+"""Ctrl-C before there was anything to keep, or twice; or in `predict`, which keeps its results
 (128 + SIGINT, as shells count)."""
 
 REFUSED_NAMES = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP, errno.ENOTDIR)
-"""What the system says of the names that users give, wherever they are looked up first."""
+"""Errors of the system about names that users give, wherever they are looked up first."""
 
 
 def is_refused_name(error: BaseException) -> bool:
@@ -73,7 +72,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str | None:
-    """Return the line for stderr; None where only the traceback will do."""
+    """Return the line for stderr; None for an error that needs its traceback."""
     if isinstance(error, InputError | NonFiniteLossError | WorkerDiedError):
         return f"error: {error}"
     if is_refused_name(error):
@@ -86,10 +85,8 @@ def described(error: BaseException) -> str | None:
     return "interrupted" if isinstance(error, KeyboardInterrupt) else None
 
 
-LONGEST = 2000
-"""Characters of a line that is said of a mistake."""
-KEPT_OF_THE_END = 500
-"""Of those: what is to be done about it stands at the end."""
+LONGEST = 2000  # characters of a message
+KEPT_OF_THE_END = 500  # of those: the fix stands at the end
 BREAKS = re.compile(r"\s*[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
@@ -117,33 +114,23 @@ ENDED = re.compile(
 
 
 def killed_worker(error: BaseException | None) -> str | None:
-    """Return a line on the killed loading process that an error comes from, or None.
-
-    Args:
-        error: Any; torch may wrap the error that names the signal.
-    """
-    found = None
-    while isinstance(error, RuntimeError):
+    """Return a line on the killed loading process that an error comes from, or None."""
+    ended = None
+    while isinstance(error, RuntimeError):  # torch may wrap the error that names the signal
         match = ENDED.search(str(error))
-        found = match if match and (found is None or match["signal"]) else found
+        ended = match if match and (ended is None or match["signal"]) else ended
         error = error.__cause__ or error.__context__
-    if found is None:
+    if ended is None:
         return None
-    name = name_of_signal(found["signal"])
-    what = f"was killed by {name}" if name else "ended unexpectedly"
+    # `Killed`, the C library's description of a signal, becomes SIGKILL; other words stay.
+    names = {signal.strsignal(number): number.name for number in signal.Signals}
+    name = ended["signal"] and names.get(ended["signal"].strip(), ended["signal"].strip())
+    end = f"was killed by {name}" if name else "ended unexpectedly"
     fix = "set data.workers lower (0: load in the training process), or give it more memory"
     if name == signal.SIGBUS.name:
         fix = "/dev/shm is full: docker run --shm-size=1g (or --ipc=host), or data.workers=0"
     cause = " (out of memory?)" if name == signal.SIGKILL.name else ""
     return (
-        f"data loading: process {found['process']} on {socket.gethostname()} {what}{cause}; {fix}; "
+        f"data loading: process {ended['process']} on {socket.gethostname()} {end}{cause}; {fix}; "
         "--resume goes on from the last checkpoint"
     )
-
-
-def name_of_signal(description: str | None) -> str | None:
-    """Return `SIGKILL` for `Killed`, the C library's description; other words stay as they are."""
-    if description is None:
-        return None
-    described = {signal.strsignal(number): number.name for number in signal.Signals}
-    return described.get(description.strip(), description.strip())

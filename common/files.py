@@ -1,10 +1,9 @@
 """Files that commands read and write.
 
 Written files are whole or not there, and nothing is overwritten unasked. Files that users name are
-read with a limit and never waited for: opening a FIFO waits for a writer, and a device such as
+read with a limit and without waiting: opening a FIFO waits for a writer, and a device such as
 /dev/zero has no end. Regular files are accepted and, where they are read once from beginning to
-end, the pipe of a shell's `<(command)`. JSON that is something else than expected is refused in one
-line. In CSV no cell is a formula for a spreadsheet.
+end, the pipe of a shell's `<(command)`. In CSV no cell is a formula for a spreadsheet.
 """
 
 import csv
@@ -28,15 +27,10 @@ from common.errors import InputError, printable
 
 
 def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None:
-    """Refuse to replace files, before the work that fills them.
-
-    Args:
-        files: What will be written.
-        overwrite: Whether files that exist may be replaced.
-        advice: What the user can do about a file that exists.
+    """Refuse to replace files, before the work; `advice` ends the message about one that exists.
 
     Raises:
-        InputError: Names the first that exists, is a folder, or is asked for twice.
+        InputError: Names the first that exists, is a folder, or is given twice.
     """
     seen = set()
     for file in files:
@@ -50,24 +44,21 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
 
 
 def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
-    """Refuse to replace what a command writes to its `--out`, unless `--overwrite` is given."""
+    """Refuse to replace outputs of a command in its `--out`, unless `--overwrite` is given."""
     require_free(files, overwrite=overwrite, advice="give --overwrite or another --out")
 
 
 def require_free_json(json_file: Path | None, *, overwrite: bool = False) -> None:
     """Refuse to replace the file that `--json` names, if it was given."""
     if json_file is not None:
-        advice = "give --json another file"
-        require_free([json_file], overwrite=overwrite, advice=advice)
+        require_free([json_file], overwrite=overwrite, advice="give --json another file")
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name, then give it its own; text in UTF-8.
+    """Write a file under a temporary name, then rename it; text in UTF-8.
 
     Half of a surrogate pair, which UTF-8 does not have, is written as JSON escapes it.
-
-    Raises:
-        InputError: It cannot be written there.
+    Raises InputError if the file cannot be written there.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
@@ -77,8 +68,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
     """Write a file like `write_whole`, in parts that need not be in memory at once.
 
-    Raises:
-        InputError: It cannot be written there.
+    Raises InputError if it cannot be written there.
     """
     partial = file.with_name(f".{file.name}.partial")
     try:
@@ -93,10 +83,9 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write JSON for programs, indented by a space, and readable for people in any language.
+    """Write JSON, indented by a space, with texts of any language unescaped.
 
-    Raises:
-        InputError: It cannot be written there.
+    Raises InputError if it cannot be written there.
     """
     write_whole(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -108,28 +97,23 @@ MOST_BYTES = 64_000_000
 def open_regular(file: Path) -> BufferedReader:
     """Open a regular file for reading bytes.
 
-    Raises:
-        OSError: It cannot be opened or is something else; `strerror` says which.
+    Raises OSError if it cannot be opened or is something else, which `strerror` names.
     """
     return os.fdopen(regular_descriptor(file), "rb")
 
 
 def regular_descriptor(file: Path, *, pipes: bool = False) -> int:
-    """Return a descriptor that reads a regular file.
+    """Return a descriptor that reads a regular file or, with `pipes`, a pipe without a name.
 
-    Args:
-        file: Where it is.
-        pipes: Whether a pipe without a name is taken too: its writer has opened it already.
-
-    Raises:
-        OSError: As `open_regular`.
+    Raises OSError as `open_regular`.
     """
     # Without O_NONBLOCK opening a FIFO would wait for a writer before anything can be checked.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
-    if pipes and is_unnamed_pipe(descriptor):
+    # A pipe that no file system has a name for has its writer already.
+    if pipes and str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:"):
         os.set_blocking(descriptor, True)
         return descriptor
     os.close(descriptor)
@@ -138,19 +122,13 @@ def regular_descriptor(file: Path, *, pipes: bool = False) -> int:
     raise OSError(errno.EINVAL, "it is not a regular file", str(file))
 
 
-def is_unnamed_pipe(descriptor: int) -> bool:
-    """Return whether a descriptor is of a pipe that no file system has a name for."""
-    return str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
-
-
 def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file or of an unnamed pipe.
 
-    Raises:
-        OSError: It cannot be read, is neither, or holds more than `most_bytes`.
+    Raises OSError if it cannot be read, is neither, or holds more than `most_bytes`.
     """
     with os.fdopen(regular_descriptor(file, pipes=True), "rb") as stream:
-        # Files of /proc have a size of 0, whatever they hold: the limit is for what is read.
+        # Files of /proc have a size of 0, whatever they hold: the limit is for the bytes read.
         content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(file))
@@ -160,22 +138,15 @@ def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
 def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:
     """Return the content of a regular file or of an unnamed pipe, in UTF-8.
 
-    Raises:
-        OSError: As `read_bytes`.
-        UnicodeDecodeError: It is not UTF-8, and `errors` does not allow that.
+    Raises OSError as `read_bytes`, UnicodeDecodeError unless `errors` allows other text.
     """
     return read_bytes(file, most_bytes=most_bytes).decode("utf-8", errors)
 
 
 def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
-    """Return the JSON object that a file holds.
+    """Return the JSON object of a file.
 
-    Args:
-        file: Where it is.
-        advice: What was expected, or how to get such a file; it ends the message.
-
-    Raises:
-        InputError: The file cannot be read, or holds something else.
+    Raises InputError, which ends with `advice`, if it cannot be read or holds something else.
     """
     try:
         content = json.loads(read_text(file))
@@ -192,16 +163,13 @@ Kept = TypeVar("Kept")
 
 
 def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str) -> Kept:
-    """Return the results that a command has kept in a file, to continue from them.
+    """Return the results that a command has stored in a file, to continue from them.
 
-    Args:
-        file: Where it is.
-        schema: Describes the content.
-        wrong: Says what is wrong with another file, such as `is no result of …`.
-        advice: What the user can do about it.
+    `wrong` describes another file, such as `is no result of …`.
 
     Raises:
-        InputError: It cannot be read, or holds something else; names the file and the field.
+        InputError: It cannot be read, or holds something else; names the file and the field, and
+            ends with `advice`.
     """
     try:
         return schema.validate_json(read_bytes(file))
@@ -216,10 +184,9 @@ def read_kept(file: Path, schema: TypeAdapter[Kept], *, wrong: str, advice: str)
 def first_difference(
     kept: Mapping[str, Any], now: Mapping[str, Any], *, ignored: Collection[str] = ()
 ) -> tuple[str, Any, Any] | None:
-    """Return name, kept value and present value of the first that differs between two definitions.
+    """Return name, stored and present value of the first difference of definitions, or None.
 
-    A command compares what its kept results were made with to what it would use now. What one of
-    the two lacks counts as None. None: they agree.
+    A command compares the definition of stored results to its own. A missing value counts as None.
     """
     for name in {**kept, **now}:
         if name not in ignored and kept.get(name) != now.get(name):
@@ -228,7 +195,7 @@ def first_difference(
 
 
 FORMULA = re.compile(r"\s*[=+\-@]")
-"""How a cell begins that spreadsheets calculate: names come from logs, which anybody can write."""
+"""The beginning of a cell that spreadsheets calculate: anybody can write names into logs."""
 ROWS_AT_A_TIME = 1000
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -239,7 +206,7 @@ def as_csv(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
-    """Yield the same in UTF-8, some rows at a time, for what is too large to be in memory."""
+    """Yield the same in UTF-8, some rows at a time, for a table larger than the memory."""
     lines = chain([columns], rows)
     while some := list(islice(lines, ROWS_AT_A_TIME)):
         text = io.StringIO()
@@ -250,7 +217,7 @@ def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Itera
 def harmless(cell: object) -> object:
     """Return a cell that no spreadsheet calculates: an apostrophe stands before a formula.
 
-    Control characters are replaced; numbers, and texts that are numbers, stay as they are.
+    Control characters are replaced; numbers, and texts that are numbers, stay.
     """
     if not isinstance(cell, str):
         return cell
@@ -259,38 +226,31 @@ def harmless(cell: object) -> object:
 
 
 class LineFile:
-    """A file whose lines are whole: one that a full disk refuses is kept for the next write."""
+    """A file of whole lines: one that a full disk refuses is written again with the next."""
 
     def __init__(self, file: Path) -> None:
-        """Open a file for appending, which is created if it does not exist."""
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._waiting: deque[bytes] = deque()
 
     def write(self, line: str) -> None:
         """Append a line, given without its end, after those that wait.
 
-        Raises:
-            OSError: It could not be written, and waits.
+        Raises OSError if it could not be written, and waits.
         """
         self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
         while self._waiting:
-            self._append(self._waiting[0])
+            begin, written = os.fstat(self._descriptor).st_size, 0
+            try:
+                while written < len(self._waiting[0]):
+                    written += os.write(self._descriptor, self._waiting[0][written:])
+            except OSError:
+                os.ftruncate(self._descriptor, begin)  # removes a part of a line
+                raise
             self._waiting.popleft()
 
     def close(self) -> None:
         """Close the file; lines that still wait are lost."""
         os.close(self._descriptor)
-
-    def _append(self, line: bytes) -> None:
-        """Write a line; a part of one is removed again."""
-        begin = os.fstat(self._descriptor).st_size
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
-        except OSError:
-            os.ftruncate(self._descriptor, begin)
-            raise
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:

@@ -1,12 +1,10 @@
-"""Exclusive locks between processes, also on file systems that have none.
+"""Exclusive locks between processes, also on file systems that have none, and cache folders.
 
 The kernel's `flock` ends with the process that holds it. Lustre mounted without `flock`, and NFS
 without a lock daemon, refuse it. There the holder creates a second file exclusively, `NAME.owner`,
-which names its host and process, and renews that file's time of change. The file is taken over
-from a process of this host that has ended, and from another host that has not renewed it for
-`LOST_AFTER` seconds.
-
-What can be made again is kept in caches, where one process makes it for all.
+which names its host and process, and renews that file's time of change. Another process takes the
+file over if its process of this host has ended, or another host has not renewed it for `LOST_AFTER`
+seconds.
 """
 
 import errno
@@ -14,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -25,28 +24,28 @@ from threading import Event, Thread
 from common.errors import OUR_BUG
 from common.machine import own_process, start_time
 
+# Times in seconds.
 RENEWED_EVERY = 15.0
-"""[seconds]"""
 LOST_AFTER = 300.0
-"""More than a server's clock and cached attributes of NFS can differ. [seconds]"""
+"""More than a server's clock and cached attributes of NFS can differ."""
 TAKING_OVER = 60.0
-"""The longest that a take-over lasts, which is three calls of the file system. [seconds]"""
+"""The longest that a take-over lasts, which is three calls of the file system."""
 MOST_BYTES = 10_000
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems without locks, such as Lustre mounted without `flock`."""
 
 
 class LockHeldError(Exception):
-    """Another process holds the lock; the message says which, where that is known."""
+    """Another process holds the lock; the message names it, where it is known."""
 
 
 class FileLock:
-    """A lock on a file, from `take` to `release`, or to the end of the process."""
+    """A lock on a file, from `take` to `release`, or to the end of the process.
+
+    The file is created if it does not exist. Raises OSError if it cannot be opened for writing.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, which is created if it does not exist.
-
-        Raises:
-            OSError: It cannot be opened for writing.
-        """
         self.path = path
         self._is_new = not path.exists()
         self._is_taken = False
@@ -68,17 +67,23 @@ class FileLock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            self._take_owner_file()
-        if not self._is_there():  # its holder removed it between our opening and locking it
+            if self._renewal is None:
+                create_owner_file(owner_file(self.path))
+                self._renewal = Thread(target=self._renew, name="lock", daemon=True)
+                self._renewal.start()
+        # The lock's holder may have removed the file between our opening and locking it.
+        try:
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
             raise LockHeldError
         self._is_taken = True
 
     def release(self, *, remove: bool = False) -> None:
-        """Give the lock back.
+        """Release the lock; with `remove` the file is removed, if it was created here.
 
-        Args:
-            remove: Whether the file is removed too, if it was created here. Beside an owner file,
-                which shows by its presence that the lock is held, nothing stays in any case.
+        Beside an owner file, whose presence shows that the lock is held, no file stays in any case.
         """
         if self._file.closed:
             return
@@ -92,23 +97,10 @@ class FileLock:
                 owner_file(self.path).unlink()
         self._file.close()
 
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
-
-    def _take_owner_file(self) -> None:
-        if self._renewal is not None:
-            return
-        create_owner_file(owner_file(self.path))
-        self._renewal = Thread(target=self._renew, name="lock", daemon=True)
-        self._renewal.start()
-
     def _renew(self) -> None:
         owner = owner_file(self.path)
         while not self._released.wait(RENEWED_EVERY):
-            with suppress(OSError):  # a server that does not answer may do so later
+            with suppress(OSError):  # the server may answer later
                 if read_owner(owner) == this_process():
                     os.utime(owner)
                 elif owner.exists() and not self._released.is_set():
@@ -131,10 +123,9 @@ def is_locked(path: Path) -> bool:
 
 
 def has_locks(folder: Path) -> bool:
-    """Return whether the file system of a folder has `flock`; nothing is left there.
+    """Return whether the file system of a folder has `flock`; no file stays there.
 
-    Raises:
-        OSError: The folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
@@ -145,12 +136,12 @@ def has_locks(folder: Path) -> bool:
 
 
 def owner_file(path: Path) -> Path:
-    """Return the file beside a lock's that stands for it where the file system has no locks."""
+    """Return the file beside a lock that replaces it where the file system has no locks."""
     return path.with_name(f"{path.name}.owner")
 
 
 def create_owner_file(owner: Path) -> None:
-    """Create it, in the place of one whose process has ended.
+    """Create the file, in the place of one whose process has ended.
 
     Raises:
         LockHeldError: Another process holds it, or is taking it over.
@@ -162,29 +153,24 @@ def create_owner_file(owner: Path) -> None:
         with owner.open("x", encoding="utf-8") as file:
             json.dump(this_process(), file)
     except FileExistsError as error:
-        found = read_owner(owner)
-        if found != this_process():  # a signal may have come between its creation and here
-            holder = f"process {found.get('pid')} on {found.get('host')}" if found else ""
-            raise LockHeldError(holder) from error
+        holder = read_owner(owner)
+        if holder != this_process():  # a signal may have come between its creation and here
+            name = f"process {holder.get('pid')} on {holder.get('host')}" if holder else ""
+            raise LockHeldError(name) from error
 
 
 def remove_stale(owner: Path) -> None:
-    """Remove the file of a process that has ended; one process at a time does.
-
-    Raises:
-        LockHeldError: Another is doing so.
-        OSError: The folder cannot be written.
-    """
+    """Remove the file of an ended process; raise LockHeldError if another process is doing so."""
     turn = owner.with_name(f"{owner.name}.taken-over")
     with suppress(FileNotFoundError):
-        if age_of(turn) > TAKING_OVER:  # whoever created it was killed meanwhile
+        if age_of(turn) > TAKING_OVER:  # its process was killed meanwhile
             turn.unlink()
     try:
         turn.touch(exist_ok=False)
     except FileExistsError as error:
         raise LockHeldError from error
     try:
-        if not is_alive(owner):  # looked at again, as another may just have taken it over
+        if not is_alive(owner):  # again, as another process may just have taken it over
             owner.unlink(missing_ok=True)
     finally:
         turn.unlink(missing_ok=True)
@@ -192,19 +178,19 @@ def remove_stale(owner: Path) -> None:
 
 def is_alive(owner: Path) -> bool:
     """Return whether the process that an owner file names may still be running."""
-    found, own = read_owner(owner), this_process()
+    holder, own = read_owner(owner), this_process()
     try:
-        if not all(found.get(key) == own[key] for key in ("host", "processes")):
+        if not all(holder.get(key) == own[key] for key in ("host", "processes")):
             return age_of(owner) <= LOST_AFTER
     except FileNotFoundError:
         return False
-    pid = found.get("pid")
+    pid = holder.get("pid")
     started = start_time(pid) if isinstance(pid, int) else None
-    return started is not None and started == found.get("started")
+    return started is not None and started == holder.get("started")
 
 
 def read_owner(owner: Path) -> dict[str, object]:
-    """Return what an owner file says; nothing where it is not yet, or no longer, written."""
+    """Return the content of an owner file; empty if it is not yet, or no longer, written."""
     try:
         with owner.open("rb") as file:
             content = json.loads(file.read(MOST_BYTES))
@@ -214,7 +200,7 @@ def read_owner(owner: Path) -> dict[str, object]:
 
 
 def this_process() -> dict[str, object]:
-    """Return what identifies this process among those of all hosts, containers and boots."""
+    """Return the identity of this process among those of all hosts, containers and boots."""
     own = own_process()
     return {
         "host": socket.gethostname(),
@@ -225,22 +211,14 @@ def this_process() -> dict[str, object]:
 
 
 def age_of(file: Path) -> float:
-    """Return the time since a file's last change, by the clock that sets such times. [seconds]
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
+    """Return the seconds since a file's last change, by the clock that sets such times."""
     changed = file.stat().st_mtime
     try:
         with tempfile.TemporaryFile(dir=file.parent) as probe:
             now = os.fstat(probe.fileno()).st_mtime
-    except OSError:  # a folder that is only read
+    except OSError:  # a read-only folder
         now = time.time()
     return now - changed
-
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems without locks say, such as Lustre mounted without `flock`."""
 
 
 def user_cache() -> Path | None:
@@ -255,24 +233,20 @@ def user_cache() -> Path | None:
 def private_cache_folders() -> list[Path]:
     """Return the user's cache, then a folder of the user's own among the temporary files."""
     temporary = Path(tempfile.gettempdir()) / f"retinanet-cpu-{os.getuid()}"
-    folders = [temporary] if is_our_own(temporary) or not temporary.exists() else []
+    folders = [temporary]
+    if temporary.is_symlink() or temporary.exists():
+        # Nobody else may have put something there.
+        status = temporary.lstat()
+        is_our_own = status.st_uid == os.getuid() and not status.st_mode & 0o022
+        folders = [temporary] if stat.S_ISDIR(status.st_mode) and is_our_own else []
     cache = user_cache()
     return [cache, *folders] if cache else folders
 
 
-def is_our_own(folder: Path) -> bool:
-    """Return whether nobody else can have put something there."""
-    if not folder.is_dir() or folder.is_symlink():
-        return False
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
 def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
-    """Return the first folder that takes a file; it is made, with `mode`, if it is missing.
+    """Return the first folder that accepts a file; it is made, with `mode`, if it is missing.
 
-    Raises:
-        OSError: There is none; the message has each one's reason.
+    Raises OSError with the reasons of all, if there is none.
     """
     reasons = []
     for folder in folders:
@@ -289,13 +263,10 @@ def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
 def one_process_at_a_time(
     lock: Path, *, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Hold a lock between processes; the kernel lets go of it when a process dies.
+    """Hold a lock between processes; the kernel releases it when a process dies.
 
-    Where the file system has no locks, nothing is held: what is done must be right even then.
-
-    Args:
-        lock: A file; made if it is not there.
-        waiting: Called once if another process holds it.
+    The file is made if it is not there. `waiting` is called once if another process holds the lock.
+    If the file system has no locks, nothing is held: the caller's work must be correct even then.
     """
     with lock.open("w") as file:
         try:

@@ -1,7 +1,7 @@
 """Facts about the machine and its processes: processor, packages, code version, memory, identities.
 
 Small files of the kernel, below /proc and /sys/fs/cgroup, may be hidden or missing; then the facts
-are. A process is identified such that no other that has or had its number is taken for it.
+are. A process's identity is not that of any other that has or had its number.
 """
 
 import os
@@ -21,10 +21,16 @@ from pathlib import Path
 from common.errors import InputError
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
-"""What /proc/cpuinfo calls instructions for BF16: Intel's, AMD's, and ARM's."""
-
+"""Names in /proc/cpuinfo of instructions for BF16: Intel's, AMD's, and ARM's."""
 FLAGS = ("flags", "Features")
-"""Of their line: on x86, on ARM."""
+"""Names of their line: on x86, on ARM."""
+PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
+HERE = Path(__file__).resolve().parents[1]
+KIB = 1024
+PROC = Path("/proc")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+START_TIME = 19
+"""Index of the start time in /proc/PID/stat, counted from the first field after the name."""
 
 
 def cpu_flags() -> set[str]:
@@ -54,37 +60,28 @@ def bf16_flag(flags: Collection[str]) -> str | None:
 
 
 def fastest_precision(flags: Collection[str] | None = None) -> str:
-    """Return `bf16` where the processor has instructions for it, without which it is slow.
-
-    `flags`: the processor's; None: this one's.
-    """
+    """Return `bf16` if the processor (or one with these flags) has instructions for it."""
     return "bf16" if bf16_flag(cpu_flags() if flags is None else flags) else "float32"
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return versions by name; packages that are not installed are left out."""
-    found = {}
+    versions = {}
     for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-HERE = Path(__file__).resolve().parents[1]
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Return `repository`, `commit`, and whether files differ; None where git does not say.
+    """Return `repository`, `commit`, and whether files differ; None where git does not know.
 
-    An image is no clone: its file COMMIT says from which one it was made.
+    An image is no clone: its file COMMIT has the commit from which it was made.
     """
-    commit = git("rev-parse", "HEAD") or commit_of_image()
-    status = git("status", "--porcelain")
+    address, status = git("remote", "get-url", "origin"), git("status", "--porcelain")
     return {
-        "repository": without_password(git("remote", "get-url", "origin")),
-        "commit": commit,
+        "repository": address and re.sub(r"//[^/@]*@", "//", address),  # without a password
+        "commit": git("rev-parse", "HEAD") or commit_of_image(),
         "is_modified": None if status is None else bool(status),
     }
 
@@ -96,7 +93,7 @@ def commit_of_image(file: Path = HERE / "COMMIT") -> str | None:
 
 
 def git(*arguments: str) -> str | None:
-    """Return git's answer about this folder; None where it is no clone, or there is no git."""
+    """Return git's answer about this folder; None if it is no clone, or there is no git."""
     command = ["git", "-C", str(HERE), *arguments]
     try:
         done = subprocess.run(
@@ -107,40 +104,31 @@ def git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def without_password(address: str | None) -> str | None:
-    """Return a repository's address without user and password."""
-    return None if address is None else re.sub(r"//[^/@]*@", "//", address)
-
-
-KIB = 1024
-
-
 def page_faults() -> int:
     """Return the minor page faults of this process so far, with its threads, without children.
 
-    Each is a page that the kernel had to give first: after warm-up a step should need next to none.
+    Each is a page that the kernel had to provide first: after warm-up a step needs next to none.
     """
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def resident_mb() -> float:
-    """Return memory that this process has in RAM now. [10⁶ bytes]"""
+    """Return the memory that this process has in RAM now [10⁶ bytes]."""
     return memory_status("VmRSS")
 
 
 def peak_resident_mb() -> float:
-    """Return the most memory that this process has ever had in RAM. [10⁶ bytes]
+    """Return the most memory that this process has ever had in RAM [10⁶ bytes].
 
-    Not `ru_maxrss`: that one also counts what the process was before its `exec`, such as a large
-    parent that started it.
+    Not `ru_maxrss`, which also counts the process before its `exec`, such as a large parent.
     """
     return memory_status("VmHWM")
 
 
 def private_mb() -> float:
-    """Return memory in RAM that this process shares with no other now. [10⁶ bytes]
+    """Return the memory in RAM that this process shares with no other now [10⁶ bytes].
 
-    Pages of a mapped file count as long as nobody else has them mapped.
+    Pages of a mapped file count as long as no other process has them mapped.
     """
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
@@ -152,47 +140,34 @@ def anonymous_bytes() -> int:
     return round(memory_status("RssAnon") * 1e6)
 
 
-def memory_status(name: str) -> float:
-    """Return a size from Linux's `/proc/self/status`. [10⁶ bytes]"""
-    for line in (
-        Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
+def memory_status(name: str, file: Path = PROC / "self/status") -> float:
+    """Return a size from Linux's `/proc/self/status`, or a file like it [10⁶ bytes]."""
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * KIB / 1e6
-    raise LookupError(f"/proc/self/status: no {name}")
+    raise LookupError(f"{file}: no {name}")
 
 
 def available_mb() -> float:
-    """Return what Linux can still give to processes without swapping. [10⁶ bytes]"""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise LookupError("/proc/meminfo: no MemAvailable")
-
-
-PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
+    """Return the memory that Linux can give to processes without swapping [10⁶ bytes]."""
+    return memory_status("MemAvailable", PROC / "meminfo")
 
 
 def environment() -> dict[str, str | int]:
     """Return processor, usable cores, kernel, Python and the packages that compute."""
-    found: dict[str, str | int] = {
+    facts: dict[str, str | int] = {
         "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
-    return found | installed_versions(PACKAGES)
+    return facts | installed_versions(PACKAGES)
 
 
 def require_packages(*names: str, purpose: str) -> None:
-    """See that packages of requirements-serving.txt are there.
+    """Raise InputError unless packages of requirements-serving.txt are installed.
 
-    Args:
-        names: As they are imported.
-        purpose: What needs them, for the message.
-
-    Raises:
-        InputError: One is not installed.
+    `names` are those of imports; `purpose` is what needs them, for the message.
     """
     missing = [name for name in names if find_spec(name) is None]
     if missing:
@@ -216,19 +191,14 @@ def read_status(file: Path) -> dict[str, str]:
     return {name: value.strip() for name, _, value in pairs}
 
 
-START_TIME = 19
-"""Index of the start time in /proc/PID/stat, counted from the first field after the name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
-    """A process number, and what tells it from others that have or had the same number."""
+    """A process number, and what distinguishes it from others that have or had the same number."""
 
     namespace: str
     """The boot of the machine and the PID namespace in which the number is valid."""
     number: int
-    started: int
-    """Clock ticks from the machine's boot to the start of the process."""
+    started: int  # clock ticks from the machine's boot to the start of the process
 
 
 def own_process() -> ProcessIdentity | None:
@@ -267,25 +237,18 @@ def kill_if_local(target: ProcessIdentity | None) -> None:
             os.kill(target.number, signal.SIGKILL)
 
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-PROC = Path("/proc")
-
-
 @dataclass(frozen=True)
 class ProcessTime:
     """Processor time that a process used on some CPUs."""
 
     process: int
-    name: str
-    """As the kernel keeps it: 15 characters at most."""
-    cores: float
-    """Cores that it kept busy, on average."""
-    is_ours: bool
-    """Whether the calling process started it, directly or not."""
+    name: str  # the kernel's: 15 characters at most
+    cores: float  # that it kept busy, on average
+    is_ours: bool  # the calling process started it, directly or not
 
 
 def waiting_of_threads() -> dict[int, float]:
-    """Return how long each thread of this process was ready to run and had no core. [s]
+    """Return how long each thread of this process was ready to run and had no core [s].
 
     Empty where the kernel does not count it (`CONFIG_SCHED_INFO`).
     """
@@ -299,9 +262,9 @@ def waiting_of_threads() -> dict[int, float]:
 
 
 def ticks_on(cpus: Collection[int]) -> dict[int, int]:
-    """Return the processor time of all processes' threads that ran on these CPUs last. [ticks]
+    """Return the processor time of all processes' threads that ran on these CPUs last [ticks].
 
-    By process id; a process without such a thread is left out. This process is left out, too.
+    By process id, without this process and those that have no such thread.
     """
     ticks: dict[int, int] = {}
     own = str(os.getpid())
@@ -323,20 +286,20 @@ def busiest(
 ) -> list[ProcessTime]:
     """Return the processes that used at least so many cores between two calls of `ticks_on`.
 
-    The busiest comes first. A process that is in one of the two only is left out: how much of its
-    time belongs to the stretch is not known.
+    The busiest comes first. A process that is in only one of the two is left out: how much of its
+    time belongs to the interval is not known.
     """
     processes = [
-        ProcessTime(process, name_of(process), cores, is_ours=is_descendant(process))
+        ProcessTime(
+            process,
+            read_proc_text(PROC / str(process) / "comm").strip(),
+            cores,
+            is_ours=is_descendant(process),
+        )
         for process in before.keys() & after.keys()
         if (cores := (after[process] - before[process]) / TICKS_PER_SECOND / seconds) >= least_cores
     ]
     return sorted(processes, key=lambda process: -process.cores)
-
-
-def name_of(process: int) -> str:
-    """Return a process's name; empty if it has ended."""
-    return read_proc_text(PROC / str(process) / "comm").strip()
 
 
 def is_descendant(process: int) -> bool:

@@ -1,8 +1,8 @@
-"""C++ that is compiled on the machine where it runs, once, and kept.
+"""C++ that is compiled on the machine where it runs, once, and stored.
 
 A source file is one C++ file with a plain C interface (`extern "C"`), without torch's headers, so
-that it compiles in a second or two; it may include headers of its own folder. Its OpenMP is the one
-that torch has loaded: there is one pool of threads. The number of threads is handed to the
+that it compiles in a second or two; it may include headers of its own folder. It uses the OpenMP
+that torch has loaded: there is one pool of threads. The caller hands the number of threads to the
 function, as `torch.get_num_threads()`.
 """
 
@@ -28,23 +28,21 @@ CPU_FLAGS_NEEDED = {
 }
 """Instruction sets beyond plain x86-64, with /proc/cpuinfo's names of what each adds to the one
 before."""
-
 MACHINE_FLAGS = {
     "x86-64-v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
     "x86-64-v3": ["-march=x86-64-v3"],
     "x86-64": ["-march=x86-64"],
     "generic": [],
 }
-
-# No -ffast-math: infinities and NaN must come out as they went in.
 COMPILED_AHEAD = Path(__file__).parent / "compiled"
 """Where `python -m retinanet compile` puts libraries: beside the code, for all users of it."""
 
+# No -ffast-math: infinities and NaN must come out as they went in.
 COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"]
 
 
 class NativeLibraryError(RuntimeError):
-    """A library could not be compiled, kept or loaded; the message says why."""
+    """A library could not be compiled, stored or loaded; the message has the reason."""
 
 
 class NoCompilerError(NativeLibraryError):
@@ -55,13 +53,10 @@ class NoCompilerError(NativeLibraryError):
 def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.CDLL:
     """Compile one C++ file, unless that was done before, and load it.
 
-    One that was compiled ahead needs no compiler. Else the result is kept below
+    A library that was compiled ahead needs no compiler. Else the result is stored below
     `${XDG_CACHE_HOME:-~/.cache}/retinanet-cpu/`, or in a folder of the user's own among the
-    temporary files where that cannot be written.
-
-    Args:
-        source: A file with `extern "C"` functions; it may use OpenMP's pragmas.
-        instruction_set: One of `usable_instruction_sets()`; None takes the best.
+    temporary files where that cannot be written. `instruction_set` is one of
+    `usable_instruction_sets()`; None takes the best.
 
     Raises:
         NoCompilerError: Neither `CXX` nor `g++` or `c++` on the path is a compiler.
@@ -74,13 +69,18 @@ def load_library(source: Path, *, instruction_set: str | None = None) -> ctypes.
     compiler = find_compiler()
     compile_flags = COMPILE_FLAGS + MACHINE_FLAGS[instruction_set]
     link_flags = link_with_loaded_openmp()
-    key = [source_text(source), describe_compiler(compiler)]
+    version = run_tool([*compiler, "--version"]) + run_tool([*compiler, "-dumpmachine"])
+    key = [source_text(source), version]
     digest = hashlib.sha256("\0".join(key + compile_flags + link_flags).encode()).hexdigest()
     name = f"{source.stem}-{instruction_set}-{digest[:16]}.so"
-    for folder in private_cache_folders():
+    folders = private_cache_folders()
+    for folder in folders:
         if (folder / name).exists():
             return open_library(folder / name)
-    library = library_folder() / name
+    try:
+        library = first_writable(folders, mode=0o700) / name
+    except OSError as error:
+        raise NativeLibraryError(f"no folder for compiled code ({error})") from error
     with one_process_at_a_time(library.with_suffix(".lock")):
         if not library.exists():
             compile_to(library, [*compiler, *compile_flags], source, link_flags)
@@ -95,7 +95,7 @@ def source_text(source: Path) -> str:
 
 
 def library_ahead(source: Path, instruction_set: str) -> Path:
-    """Where a library lies that was compiled ahead: with any compiler, from this very source."""
+    """Return the path of a library compiled ahead: with any compiler, from this very source."""
     key = [source_text(source), *COMPILE_FLAGS, *MACHINE_FLAGS[instruction_set]]
     key += [Path(flag).name for flag in link_with_loaded_openmp()]
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
@@ -103,10 +103,7 @@ def library_ahead(source: Path, instruction_set: str) -> Path:
 
 
 def compile_ahead(source: Path, instruction_set: str) -> Path:
-    """Compile for an instruction set, which need not be one of this processor's.
-
-    Returns:
-        The library, where `load_library` of whoever uses this code finds it.
+    """Compile for any instruction set; return the library, which `load_library` then finds.
 
     Raises:
         NoCompilerError: There is no compiler.
@@ -123,13 +120,13 @@ def compile_ahead(source: Path, instruction_set: str) -> Path:
 
 
 def known_instruction_sets() -> list[str]:
-    """All that there is code for on this architecture, best first."""
+    """Return all instruction sets of this architecture, best first."""
     generic = platform.machine() not in ("x86_64", "AMD64")
     return ["generic"] if generic else [name for name in MACHINE_FLAGS if name != "generic"]
 
 
 def usable_instruction_sets() -> list[str]:
-    """Return what this processor can run, best first; tests compare them with each other."""
+    """Return the instruction sets that this processor can run, best first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ["generic"]
     usable = ["x86-64"]
@@ -143,28 +140,21 @@ def usable_instruction_sets() -> list[str]:
 def find_compiler() -> list[str]:
     """Return the C++ compiler's command: the environment's `CXX`, else `g++`, else `c++`.
 
-    Raises:
-        NoCompilerError: There is none.
+    Raises NoCompilerError if there is none.
     """
     if os.environ.get("CXX"):
         command = os.environ["CXX"].split()  # may carry arguments, such as "ccache g++"
         if shutil.which(command[0]) is None:
             raise NoCompilerError(f"no C++ compiler: CXX is {command[0]}, which is not a command")
         return command
-    for name in ("g++", "c++"):
-        path = shutil.which(name)
-        if path is not None:
-            return [path]
-    raise NoCompilerError("no C++ compiler: neither g++ nor c++ is on the path; install g++")
-
-
-def describe_compiler(compiler: list[str]) -> str:
-    """Return which compiler it is, for the cache's key."""
-    return run_tool([*compiler, "--version"]) + run_tool([*compiler, "-dumpmachine"])
+    path = shutil.which("g++") or shutil.which("c++")
+    if path is None:
+        raise NoCompilerError("no C++ compiler: neither g++ nor c++ is on the path; install g++")
+    return [path]
 
 
 def link_with_loaded_openmp() -> list[str]:
-    """Linker arguments for the OpenMP runtime that torch has brought, else the compiler's own.
+    """Return linker arguments for the OpenMP runtime that torch has loaded, else the compiler's.
 
     With a second copy each would have its own threads, and torch.set_num_threads would reach one.
     """
@@ -172,7 +162,7 @@ def link_with_loaded_openmp() -> list[str]:
     loaded = sorted(mapped_files("libgomp"), key=lambda path: not str(path).startswith(folder))
     if not loaded:
         return ["-fopenmp"]
-    # By its path, as some builds of torch carry it under a name that no linker looks for.
+    # By its path, as some builds of torch have it under a name that no linker looks for.
     return [str(loaded[0])]
 
 
@@ -186,18 +176,6 @@ def mapped_files(*prefixes: str) -> set[Path]:
     return {path for path in paths if path.name.startswith(prefixes)}
 
 
-def library_folder() -> Path:
-    """Return the first of the cache's folders that takes a file.
-
-    Raises:
-        NativeLibraryError: There is none.
-    """
-    try:
-        return first_writable(private_cache_folders(), mode=0o700)
-    except OSError as error:
-        raise NativeLibraryError(f"no folder for compiled code ({error})") from error
-
-
 def compile_to(library: Path, compiler: list[str], source: Path, link_flags: list[str]) -> None:
     """Compile and link; the library appears complete or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -209,11 +187,7 @@ def compile_to(library: Path, compiler: list[str], source: Path, link_flags: lis
 
 
 def run_tool(command: list[str]) -> str:
-    """Run a compiler; return what it prints.
-
-    Raises:
-        NativeLibraryError: It failed; the message has its own.
-    """
+    """Run a compiler and return its output; raise NativeLibraryError if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False
@@ -226,11 +200,7 @@ def run_tool(command: list[str]) -> str:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a compiled library.
-
-    Raises:
-        NativeLibraryError: The loader refuses it; the message says what to do.
-    """
+    """Load a compiled library; raise NativeLibraryError with a fix if the loader refuses it."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

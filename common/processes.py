@@ -1,6 +1,6 @@
-"""Start processes and follow them, ask workers questions, and share out tasks.
+"""Start processes and follow them, send requests to workers, and distribute tasks.
 
-Three pieces, none of which loads torch:
+None of it loads torch.
 
 - A command in a process group of its own (`start_process`, `running`, `wait_for`, `stop_process`,
   `exit_reason`). A terminal sends Ctrl-C to its whole group, so that it reaches the caller alone,
@@ -8,9 +8,9 @@ Three pieces, none of which loads torch:
 - A worker: a Python module that prepares something in a process of its own and then answers
   questions (`JsonWorker` is the caller's side, `serve` the worker's).
 - A pool of processes for many small tasks (`process_pool`, `results_of`), and signals in processes
-  that load images. Ctrl-C, and what a batch system or Open MPI's mpirun sends, reach all processes
+  that load images. Ctrl-C, and signals of a batch system or Open MPI's mpirun, reach all processes
   of a run. The training process ends its step first, for which it needs its workers; then it ends
-  them by a SIGTERM of its own.
+  them by SIGTERM.
 """
 
 import ctypes
@@ -34,7 +34,17 @@ from common.errors import InputError, WorkerDiedError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 10.0
-"""How long a process that was asked to end may take until it is killed."""
+"""Between SIGTERM and SIGKILL."""
+SECONDS_BETWEEN_SIGNALS = 0.2
+"""How long Ctrl-C waits at the most."""
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
+"""Signals that stop a run."""
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h."""
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Answering = Callable[[Any], Mapping[str, Any]]
 
 
 def start_process(
@@ -46,14 +56,8 @@ def start_process(
 ) -> subprocess.Popen[str]:
     """Start a command in a process group of its own, which a terminal's Ctrl-C does not reach.
 
-    Args:
-        command: The program and its arguments.
-        environment: All of its variables; None: those of this process.
-        stdin: As for `subprocess.Popen`; by default it reads nothing.
-        options: Further ones of `subprocess.Popen`, such as `stdout`, `stderr`, `cwd`.
-
-    Raises:
-        OSError: The command cannot be started.
+    `environment` holds all variables (None: those of this process); `options` are those of
+    `subprocess.Popen`, such as `stdout` and `cwd`. Raises OSError if the command cannot be started.
     """
     process: subprocess.Popen[str] = subprocess.Popen(
         command,
@@ -73,7 +77,7 @@ def running(
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a command while the context lasts; Ctrl-C and SIGTERM stop it before this process.
 
-    Call it in the main thread. For `patience_s` see `stop_process`, for `options` `start_process`.
+    For the main thread. `patience_s` is that of `stop_process`, `options` those of `start_process`.
     """
 
     def interrupt(number: int, frame: object) -> None:
@@ -91,7 +95,7 @@ def running(
 
 
 def wait_for(process: "subprocess.Popen[Any]", look: Callable[[], None], *, every_s: float) -> int:
-    """Call `look` every few seconds until a process has ended; returns its exit status."""
+    """Call `look` every few seconds until a process has ended; return its exit status."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(every_s)
@@ -101,11 +105,8 @@ def wait_for(process: "subprocess.Popen[Any]", look: Callable[[], None], *, ever
 def stop_process(process: "subprocess.Popen[Any]", *, patience_s: float = 0.0) -> None:
     """Send SIGTERM to a process that still runs, then kill its whole group; close its streams.
 
-    The process may be a launcher that first ends what it has started.
-
-    Args:
-        process: Started by `start_process`.
-        patience_s: Time until it is killed, as it is at a second Ctrl-C; 0: without SIGTERM.
+    A launcher has `patience_s` seconds to end what it has started, until it is killed, or until a
+    second Ctrl-C; 0: without SIGTERM.
     """
     if process.poll() is None:
         try:
@@ -119,12 +120,12 @@ def stop_process(process: "subprocess.Popen[Any]", *, patience_s: float = 0.0) -
                 process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
-            with suppress(BrokenPipeError):  # something was written that nobody read
+            with suppress(BrokenPipeError):  # unread text was left in it
                 stream.close()
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal that ended a process, with a hint at what may have sent it."""
+    """Return the name of a signal that ended a process, with its probable cause."""
     name = signal.Signals(number).name
     return f"{name} (out of memory?)" if name == "SIGKILL" else name
 
@@ -132,27 +133,25 @@ def signal_name(number: int) -> str:
 def exit_reason(status: int, errors: str) -> str:
     """Return in a few words why a process ended: the signal, or its last line of errors.
 
-    Args:
-        status: As `subprocess.Popen.returncode`: a signal's number is negative.
-        errors: What the process wrote to stderr.
+    `status` is as `subprocess.Popen.returncode`: a signal's number is negative.
     """
     if status < 0:
         return f"its process was ended by {signal_name(-status)}"
-    return f"its process ended with status {status}: {last_stderr_line(errors)}"
-
-
-def last_stderr_line(errors: str) -> str:
-    """Return the last line of what a process wrote to stderr."""
-    return (errors.strip().splitlines() or ["it said nothing"])[-1]
+    last_line = (errors.strip().splitlines() or ["it said nothing"])[-1]
+    return f"its process ended with status {status}: {last_line}"
 
 
 class JsonWorker:
     """The caller's side of a module that prepares something in a process and answers questions.
 
     The process is `python -m MODULE SPECIFICATION DESCRIPTOR`, which calls `serve`, and lives until
-    `close`. Questions are lines of JSON on its stdin, answers lines of JSON on the descriptor. What
-    it prints is kept for the reason of a failure. It ends when its stdin does, so that it does not
-    outlive the caller.
+    `close`. Questions are lines of JSON on its stdin, answers lines of JSON on the descriptor. Its
+    other output is stored for the reason of a failure. It ends when its stdin does, so that it does
+    not outlive the caller. `facts` is the worker's description of what it has prepared.
+
+    Raises:
+        WorkerDiedError: It could not be prepared; the message begins with `name`.
+        InputError: The specification needs what is not here.
     """
 
     def __init__(
@@ -163,18 +162,6 @@ class JsonWorker:
         name: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it, and wait until it is prepared.
-
-        Args:
-            module: It calls `serve`.
-            specification: Given to the function that prepares; JSON can hold it.
-            name: Begins the messages of errors.
-            environment: Variables beside those of this process.
-
-        Raises:
-            WorkerDiedError: It could not be prepared.
-            InputError: It was asked for what is not here.
-        """
         self._prefix = f"{name}: " if name else ""
         self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         reading, writing = os.pipe()
@@ -194,17 +181,16 @@ class JsonWorker:
         self.pid = self._process.pid
         try:
             self.facts = self._read()
-            """What the worker says of what it has prepared."""
         except BaseException:
             self.close()
             raise
 
     def ask(self, question: object) -> dict[str, Any]:
-        """Ask a question, which JSON can hold, and wait for the answer.
+        """Send a question, which JSON can hold, and wait for the answer.
 
         Raises:
             WorkerDiedError: It ended before it answered.
-            InputError: It was asked for what is not here.
+            InputError: The question needs what is not here.
         """
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # reading gives the reason
@@ -232,16 +218,12 @@ class JsonWorker:
         return message
 
 
-Answering = Callable[[Any], Mapping[str, Any]]
-
-
 def serve(prepare: Callable[[dict[str, Any]], tuple[Mapping[str, Any], Answering]]) -> None:
     """Prepare, then answer questions until there are no more: the worker's side of `JsonWorker`.
 
-    Args:
-        prepare: Gets the specification. It takes cores and memory before it loads torch, for which
-            it may start the process's command again. Returns the worker's facts, and a function
-            that answers a question.
+    `prepare` gets the specification. It takes cores and memory before it loads torch, for which it
+    may start the process's command again. It returns the worker's facts, and a function that
+    answers a question.
     """
     with os.fdopen(int(sys.argv[2]), "w", buffering=1) as answers:
         try:
@@ -257,13 +239,6 @@ def serve(prepare: Callable[[dict[str, Any]], tuple[Mapping[str, Any], Answering
             raise
 
 
-SECONDS_BETWEEN_SIGNALS = 0.2
-"""How long Ctrl-C waits at the most."""
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
-
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
@@ -271,7 +246,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that end with this one, whatever ends it, after the task that each is in.
+    """Start processes that end with this one, however it ends, after their current task.
 
     They are copies of this process, so start them before threads, such as a progress bar's. While
     the context lasts, Ctrl-C and SIGTERM are delivered between two results of `results_of` only:
@@ -296,11 +271,11 @@ def begin_process() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def end() -> None:
+    def end_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def results_of(
@@ -313,22 +288,23 @@ def results_of(
     """Yield the function's results as they come, not in the order of the tasks.
 
     Only `at_once` of the tasks are submitted at a time, so that millions of them take no memory.
-
-    Raises:
-        InputError: A process was killed, as the kernel does where memory runs out.
+    Raises InputError if a process was killed, as the kernel does where memory runs out.
     """
     remaining = iter(tasks)
     running: set[Future[Result]] = set()
     try:
         while True:
-            room = at_once - len(running)
-            running |= {pool.submit(function, task) for task in islice(remaining, room)}
+            free = at_once - len(running)
+            running |= {pool.submit(function, task) for task in islice(remaining, free)}
             if not running:
                 return
             done, running = wait(
                 running, timeout=SECONDS_BETWEEN_SIGNALS, return_when=FIRST_COMPLETED
             )
-            let_signals_in()
+            try:  # what was sent meanwhile: Ctrl-C raises KeyboardInterrupt
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
@@ -338,15 +314,11 @@ def results_of(
         ) from error
 
 
-STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
-"""Signals that ask a run to stop."""
-
-
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Block `STOPS` in all threads of processes that are started meanwhile, for their lifetime.
 
-    This process receives afterwards what has been sent to it meanwhile.
+    This process receives them afterwards.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -355,35 +327,20 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def let_signals_in() -> None:
-    """Under `signals_blocked`, receive what was sent: Ctrl-C raises KeyboardInterrupt."""
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-
-
-PR_SET_PDEATHSIG = 1
-"""From Linux's prctl.h."""
-
-
 def obey_parent(worker: int, *, parent: int) -> None:
     """End this process, started under `signals_blocked`, at its parent's SIGTERM or death.
 
-    A parent that was killed cannot send one. Its connections are this process's too, so that
-    others would not notice its end while this process lives.
-
-    Args:
-        worker: Its number, as a DataLoader's `worker_init_fn` gets it.
-        parent: The parent's process number.
+    A killed parent cannot send a signal. Its connections are this process's too, so that other
+    hosts would not notice its end while this process lives. `worker` is the number that a
+    DataLoader gives to its `worker_init_fn`, `parent` a process number.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # it has ended before
         os._exit(1)
 
-    def end_at_sigterm() -> None:
+    def wait_for_sigterm() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
             pass
         os._exit(0)
 
-    threading.Thread(target=end_at_sigterm, name=f"signals of {worker}", daemon=True).start()
+    threading.Thread(target=wait_for_sigterm, name=f"signals of {worker}", daemon=True).start()

@@ -16,10 +16,10 @@ from common.charts import (
     chart_files,
     colour_legend,
     horizontal_bars,
-    ink_on,
     new_figure,
     save_chart,
     shortened,
+    text_colour_on,
     write_in_place_of_chart,
 )
 
@@ -69,7 +69,11 @@ def test_no_bars_are_an_empty_chart() -> None:
 
 
 def test_text_on_a_colour_can_be_read() -> None:
-    assert [ink_on(colour) for colour in (BLUE, PALE, (BLUE, 0.2))] == ["white", "black", "black"]
+    assert [text_colour_on(colour) for colour in (BLUE, PALE, (BLUE, 0.2))] == [
+        "white",
+        "black",
+        "black",
+    ]
 
 
 def test_a_dollar_is_a_dollar_and_a_legend_has_its_names() -> None:
