@@ -27,19 +27,17 @@ from profiling.trace.operators import (
     Steps,
     find_origins,
     find_steps,
-    own_times,
     working_spans,
 )
 from profiling.trace.trace import OPTIMIZER_STEP, Stretch, Trace, overlay, stretches
 
 
 class Operator(NamedTuple):
-    """A row of the table of operators."""
+    """A row of the table of operators; `module` is empty where it is not known."""
 
     name: str
     phase: str
     module: str
-    """Empty where it is not known."""
     category: Category
 
 
@@ -98,7 +96,7 @@ class Analysis:
     @property
     def optimizer_steps(self) -> int:
         """The number of optimizer steps in the file, within its steps or not."""
-        return sum(one.text.startswith(OPTIMIZER_STEP) for one in self.trace.annotations)
+        return sum(mark.text.startswith(OPTIMIZER_STEP) for mark in self.trace.annotations)
 
     @property
     def modules_are_known(self) -> bool:
@@ -108,43 +106,39 @@ class Analysis:
     @property
     def categories(self) -> list[Category]:
         """Those that occur; oneDNN and other operators always."""
-        used = {one.category for one in self.operators} | {Category.ONEDNN, Category.OTHER}
-        return [one for one in CATEGORIES if one in used]
+        used = {key.category for key in self.operators} | {Category.ONEDNN, Category.OTHER}
+        return [category for category in CATEGORIES if category in used]
 
     def category_ns(self, category: Category, phase: str | None = None) -> int:
         """Return own time of a category, in one phase or all."""
         return sum(
             cost.own_ns
-            for one, cost in self.operators.items()
-            if one.category == category and phase in (None, one.phase)
+            for key, cost in self.operators.items()
+            if key.category == category and phase in (None, key.phase)
         )
 
     def phase_ns(self, phase: str | None) -> int:
         """Return the wall time of a phase, or of all."""
-        return sum(cell.end - cell.start for cell in self.steps.cells
-                   if phase in (None, cell.phase))  # fmt: skip
+        cells = (cell for cell in self.steps.cells if phase in (None, cell.phase))
+        return sum(cell.end - cell.start for cell in cells)
 
     def times_ms(self, phase: str | None) -> list[float]:
         """Return wall time, each category and gaps of a phase or of all. [ms a step]"""
-        parts = [self.category_ns(one, phase) for one in self.categories]
+        parts = [self.category_ns(category, phase) for category in self.categories]
         times = (self.phase_ns(phase), *parts, self._gap_ns(phase))
         return [time / 1e6 / self.count for time in times]
 
     def _gap_ns(self, phase: str | None) -> int:
-        inside = (cost.own_ns for one, cost in self.operators.items() if phase in (None, one.phase))
+        inside = (cost.own_ns for key, cost in self.operators.items() if phase in (None, key.phase))
         return self.phase_ns(phase) - sum(inside)
 
 
 def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
-    """Add up the steps of a trace.
+    """Add up the steps of a trace: those of the `chosen` numbers, or all that are marked.
 
     At every moment of a step one operator counts: the innermost on the main thread; where that
     runs none, the innermost on another thread that trains; where those run none, it is a gap. So
     operators and gaps add up to the wall time of the steps.
-
-    Args:
-        trace: The trace.
-        chosen: Numbers of steps; None: all that are marked.
 
     Raises:
         InputError: The trace has no step of such a number.
@@ -152,30 +146,38 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
     steps = find_steps(trace, chosen)
     spans, by_thread = trace.operators, trace.by_thread
     origins = find_origins(trace, main_thread=steps.main_thread)
-    own = own_times(spans, by_thread)
-    works, pieces = working_spans(spans, by_thread, around=origins.around, own=own)
-    begun = cells_of_begins(trace, steps)
+    works, pieces = working_spans(spans, by_thread, around=origins.around)
+    # The cell that each span of a training thread began in; -1 for none.
+    begun = array("l", [-1]) * len(spans)
+    for thread in steps.training_threads:
+        place = 0
+        for span in by_thread.get(thread, ()):
+            start = spans.start[span]
+            while place < len(steps.cells) and steps.cells[place].end <= start:
+                place += 1
+            if place < len(steps.cells) and steps.cells[place].start <= start:
+                begun[span] = place
     operators, pieces_ns = add_up(trace, steps, origins, begun=begun, pieces=pieces)
-    working = sorted((one for one in works if begun[one] >= 0), key=spans.start.__getitem__)
-    durations = [spans.end[one] - spans.start[one] for one in working]
+    working = sorted((span for span in works if begun[span] >= 0), key=spans.start.__getitem__)
+    durations = [spans.end[span] - spans.start[span] for span in working]
+    elsewhere = (
+        stretch.end - stretch.start
+        for thread, ordered in by_thread.items()
+        if thread not in steps.training_threads
+        for stretch, _ in clipped(stretches(spans, ordered), steps.cells)
+    )
     return Analysis(
         trace=trace,
         steps=steps,
         operators=operators,
         pieces_ns=pieces_ns,
-        spans=sum(one >= 0 for one in begun),
+        spans=sum(place >= 0 for place in begun),
         working=working,
         median_working_ns=median(durations) if durations else 0.0,
-        switches=sum(spans.name[one] != spans.name[other] for one, other in pairwise(working)),
-        elsewhere_ns=time_elsewhere(trace, steps),
+        switches=sum(spans.name[span] != spans.name[other] for span, other in pairwise(working)),
+        elsewhere_ns=sum(elsewhere),
         origins=origins,
     )
-
-
-def training_timeline(trace: Trace, threads: Sequence[int]) -> Iterator[Stretch]:
-    """Return which operator counts when: the first thread's, then those of the others."""
-    operators = trace.operators
-    return reduce(overlay, (stretches(operators, trace.by_thread.get(one, ())) for one in threads))
 
 
 def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tuple[Stretch, int]]:
@@ -191,21 +193,6 @@ def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tupl
             inside += 1
 
 
-def cells_of_begins(trace: Trace, steps: Steps) -> "array[int]":
-    """Return the cell that each span of a training thread began in; -1 for none."""
-    begun = array("l", [-1]) * len(trace.operators)
-    cells = steps.cells
-    for thread in steps.training_threads:
-        place = 0
-        for span in trace.by_thread.get(thread, ()):
-            start = trace.operators.start[span]
-            while place < len(cells) and cells[place].end <= start:
-                place += 1
-            if place < len(cells) and cells[place].start <= start:
-                begun[span] = place
-    return begun
-
-
 def add_up(
     trace: Trace, steps: Steps, origins: Origins, *, begun: Sequence[int], pieces: bytes
 ) -> tuple[dict[Operator, Cost], dict[Piece, int]]:
@@ -214,7 +201,8 @@ def add_up(
     phases = [steps.phases.index(cell.phase) for cell in steps.cells]
     costs: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
     pieces_ns = dict.fromkeys(Piece, 0)
-    timeline = training_timeline(trace, steps.training_threads)
+    ordered = (trace.by_thread.get(thread, ()) for thread in steps.training_threads)
+    timeline = reduce(overlay, (stretches(trace.operators, spans) for spans in ordered))
     for (start, end, span), place in clipped(timeline, steps.cells):
         costs[name[span], phases[place], module[span], category[span]].own_ns += end - start
         piece = Piece(pieces[span])
@@ -233,16 +221,6 @@ def add_up(
         for (of_name, phase, of_module, of_category), cost in costs.items()
     }
     return operators, pieces_ns
-
-
-def time_elsewhere(trace: Trace, steps: Steps) -> int:
-    """Return the time of operators on threads that do not train, see `Analysis.elsewhere_ns`."""
-    return sum(
-        piece.end - piece.start
-        for thread, ordered in trace.by_thread.items()
-        if thread not in steps.training_threads
-        for piece, _ in clipped(stretches(trace.operators, ordered), steps.cells)
-    )
 
 
 @dataclass(frozen=True)
@@ -277,15 +255,15 @@ def rows_of(analysis: Analysis) -> list[Row]:
     """Return all operators, the costliest first."""
     rows = [
         Row(
-            operator=one.name,
-            phase=one.phase,
-            module=one.module,
+            operator=key.name,
+            phase=key.phase,
+            module=key.module,
             calls=cost.calls / analysis.count,
             self_ms=cost.own_ns / 1e6 / analysis.count,
             share=cost.own_ns / analysis.wall_ns,
-            category=one.category.value,
+            category=key.category.value,
         )
-        for one, cost in analysis.operators.items()
+        for key, cost in analysis.operators.items()
     ]
     return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))
 
@@ -296,32 +274,28 @@ def costliest_outside_onednn(rows: list[Row]) -> list[Costly]:
     for row in rows:
         if row.category != Category.ONEDNN.value:
             groups.setdefault((row.operator, row.phase, row.category), []).append(row)
-    costly = [
-        Costly(
-            *key,
-            calls=sum(row.calls for row in group),
-            self_ms=sum(row.self_ms for row in group),
-            share=sum(row.share for row in group),
-            modules=modules_of(group),
+    costly = []
+    for key, group in groups.items():
+        times: defaultdict[str, float] = defaultdict(float)
+        for row in group:
+            times[row.module] += row.self_ms
+        self_ms = sum(times.values())
+        ordered = sorted(times.items(), key=lambda item: -item[1])
+        costly.append(
+            Costly(
+                *key,
+                calls=sum(row.calls for row in group),
+                self_ms=self_ms,
+                share=sum(row.share for row in group),
+                modules=tuple((name, ms / self_ms if self_ms else 0.0) for name, ms in ordered),
+            )
         )
-        for key, group in groups.items()
-    ]
-    return sorted(costly, key=lambda one: (-one.self_ms, one.operator))
+    return sorted(costly, key=lambda operator: (-operator.self_ms, operator.operator))
 
 
-def modules_of(group: list[Row]) -> tuple[tuple[str, float], ...]:
-    """Return the modules of an operator and their shares of its time."""
-    times: defaultdict[str, float] = defaultdict(float)
-    for row in group:
-        times[row.module] += row.self_ms
-    total = sum(times.values())
-    ordered = sorted(times.items(), key=lambda item: -item[1])
-    return tuple((name, time / total if total else 0.0) for name, time in ordered)
-
-
-def module_text(one: Costly) -> str:
+def module_text(operator: Costly) -> str:
     """Return the costliest module, its share if there are others, and how many those are."""
-    (name, share), *others = one.modules
+    (name, share), *others = operator.modules
     name = name or "outside modules"
     return f"{name}, {share:.0%}, +{len(others)}" if others else name
 
@@ -350,10 +324,7 @@ def fragmentation_verdict(analysis: Analysis) -> str:
 
 
 def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
-    """Return oneDNN's share, by the trace and by its log if there is one, in a sentence.
-
-    `log_ms` is oneDNN's own time of a step.
-    """
+    """Return oneDNN's share in a sentence, also by the time of a step in its log if there is one."""
     wall = analysis.wall_ns
     certain = analysis.category_ns(Category.ONEDNN) / wall
     text = f"operators that call oneDNN: {certain:.1%} of the time"
@@ -364,26 +335,29 @@ def onednn_verdict(analysis: Analysis, log_ms: float | None = None) -> str:
     return f"{text}; {unknown}" if products else text
 
 
+def verdicts(analysis: Analysis, beside: "BesideLog | None") -> list[str]:
+    """Return both verdicts."""
+    log_ms = beside.total_ms if beside else None
+    return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]
+
+
 def describe(analysis: Analysis) -> list[str]:
     """Return what was read, and which steps count."""
     trace = analysis.trace
-    lines = [f"{trace.file}: {len(trace.operators):,} calls of operators"]
     seconds = [time / 1e9 for time in analysis.steps.durations.values()]
-    if not analysis.steps.are_marked:
-        trained = (
-            f", {analysis.optimizer_steps} optimizer steps" if analysis.optimizer_steps else ""
-        )
-        return [
-            *lines,
-            f"no steps are marked: the whole trace, {significant(seconds[0])} s{trained}",
-        ]
     numbers = ", ".join(map(str, analysis.steps.numbers))
-    if len(seconds) == 1:
-        return [*lines, f"step {numbers}: {significant(seconds[0])} s"]
-    mean = sum(seconds) / len(seconds)
-    bounds = f"{significant(min(seconds))} to {significant(max(seconds))}"
-    spread = f"{significant(mean)} s on average, {bounds}"
-    return [*lines, f"steps {numbers}: {spread}; all below is of an average step"]
+    mean = significant(sum(seconds) / len(seconds))
+    if not analysis.steps.are_marked:
+        count = analysis.optimizer_steps
+        trained = f", {count} optimizer steps" if count else ""
+        steps = f"no steps are marked: the whole trace, {mean} s{trained}"
+    elif len(seconds) == 1:
+        steps = f"step {numbers}: {mean} s"
+    else:
+        bounds = f"{significant(min(seconds))} to {significant(max(seconds))}"
+        spread = f"{mean} s on average, {bounds}"
+        steps = f"steps {numbers}: {spread}; all below is of an average step"
+    return [f"{trace.file}: {len(trace.operators):,} calls of operators", steps]
 
 
 def remarks(analysis: Analysis) -> list[str]:
@@ -440,19 +414,23 @@ def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
     Raises:
         InputError: They do not fit: other steps, several ranks, marks in only one of them.
     """
-    name = ", ".join(log.files)
+    name = f"--onednn-log: {', '.join(log.files)}"
+    numbers, count = analysis.steps.numbers, analysis.count
+    missing = ", ".join(str(number) for number in numbers if number not in log.steps)
     if len(log.ranks) > 1:
-        raise InputError(f"--onednn-log: {name} has several ranks; give that of the trace's rank")
-    numbers = analysis.steps.numbers
-    if analysis.steps.are_marked:
-        missing = [number for number in numbers if number not in log.steps]
-        if missing:
-            raise InputError(f"--onednn-log: {name} {what_it_has(log.steps, missing)}")
-    elif log.steps:
-        raise InputError(f"--onednn-log: {name} marks steps, the trace does not; they cannot match")
+        raise InputError(f"{name} has several ranks; give that of the trace's rank")
+    if log.steps and not analysis.steps.are_marked:
+        raise InputError(f"{name} marks steps, the trace does not; they cannot match")
+    if log.steps and missing:
+        have = ", ".join(map(str, log.steps))
+        raise InputError(f"{name} has steps {have}, and not {missing}; choose with --step")
+    if analysis.steps.are_marked and missing:
+        raise InputError(
+            f"{name} marks no steps; train with profile.onednn.steps and profile.trace.steps alike"
+        )
     log_ms = dict.fromkeys(analysis.steps.phases, 0.0)
     kinds_ms: defaultdict[str, float] = defaultdict(float)
-    other_ms, count = 0.0, len(numbers)
+    other_ms = 0.0
     for where, executions in log.executions.items():
         if where.step not in numbers:
             continue
@@ -470,17 +448,3 @@ def lay_beside(analysis: Analysis, log: OneDnnLog) -> BesideLog:
         kinds_ms=dict(sorted(kinds_ms.items(), key=lambda item: -item[1])),
         has_steps=bool(log.steps),
     )
-
-
-def what_it_has(have: Sequence[int], missing: Sequence[int | None]) -> str:
-    """Return why steps cannot be matched, and what to do."""
-    if not have:
-        return "marks no steps; train with profile.onednn.steps and profile.trace.steps alike"
-    some = ", ".join(map(str, missing))
-    return f"has steps {', '.join(map(str, have))}, and not {some}; choose with --step"
-
-
-def verdicts(analysis: Analysis, beside: BesideLog | None) -> list[str]:
-    """Return what the analysis comes to."""
-    log_ms = beside.total_ms if beside else None
-    return [onednn_verdict(analysis, log_ms), fragmentation_verdict(analysis)]

@@ -47,7 +47,7 @@ PHASES = ("#343a40", GREY)
 
 def colours_of(analysis: Analysis) -> Mapping[str, str]:
     """Return the colours of what occurs, by name."""
-    used = {one.value: COLOURS[one] for one in analysis.categories}
+    used = {category.value: COLOURS[category] for category in analysis.categories}
     return {**used, "gaps: no operator runs": GAPS}
 
 
@@ -62,18 +62,11 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
     longest = max(wall for wall, *_ in times)
     whole = sum(wall for wall, *_ in times)
     colours = colours_of(analysis)
-
-    def piece(part: float, colour: str) -> Piece:
-        return Piece(part, colour, f"{part:,.0f}" if part >= SMALLEST_LABELLED * longest else "")
-
-    bars = [
-        Bar(
-            phase,
-            [piece(*one) for one in zip(parts, colours.values(), strict=True)],
-            note=f"{significant(wall)} ms, {wall / whole:.1%}",
-        )
-        for phase, (wall, *parts) in zip(phases, times, strict=True)
-    ]
+    bars = []
+    for phase, (wall, *parts) in zip(phases, times, strict=True):
+        texts = (f"{part:,.0f}" if part >= SMALLEST_LABELLED * longest else "" for part in parts)
+        pieces = list(map(Piece, parts, colours.values(), texts))
+        bars.append(Bar(phase, pieces, note=f"{significant(wall)} ms, {wall / whole:.1%}"))
     figure = new_figure(height=1.9 + 0.55 * len(phases))
     axes = figure.subplots()
     horizontal_bars(axes, bars)
@@ -89,14 +82,14 @@ LONGEST_NAME = 52
 def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: bool) -> "Figure":
     """Draw a bar for each operator and phase, with its calls and the module that costs most."""
     bars = []
-    for one in costly:
-        module = f", {module_text(one)}" if modules_are_known else ""
-        calls = f"{significant(one.calls)} calls"
+    for operator in costly:
+        module = f", {module_text(operator)}" if modules_are_known else ""
+        time, calls = significant(operator.self_ms), significant(operator.calls)
         bars.append(
             Bar(
-                f"{shortened(one.operator, LONGEST_NAME)}  [{one.phase}]",
-                [Piece(one.self_ms, COLOURS[Category(one.category)])],
-                note=f"{significant(one.self_ms)} ms, {one.share:.1%}, {calls}{module}",
+                f"{shortened(operator.operator, LONGEST_NAME)}  [{operator.phase}]",
+                [Piece(operator.self_ms, COLOURS[Category(operator.category)])],
+                note=f"{time} ms, {operator.share:.1%}, {calls} calls{module}",
             )
         )
     figure = new_figure(width=12, height=1.7 + 0.36 * max(1, len(costly)))
@@ -107,7 +100,8 @@ def draw_operators(costly: Sequence[Costly], *, title: str, modules_are_known: b
         + (", the costliest module with its part, + how many others" if modules_are_known else "")
     )
     if costly:
-        colours = {one.category: COLOURS[Category(one.category)] for one in costly}
+        used = dict.fromkeys(operator.category for operator in costly)
+        colours = {category: COLOURS[Category(category)] for category in used}
         colour_legend(axes, colours, loc="lower right", frameon=False)
     figure.suptitle(title)
     return figure
@@ -121,31 +115,39 @@ def draw_timeline(trace: Trace, analysis: Analysis, *, title: str) -> "Figure":
     """Draw the step of median duration: phases, lanes of threads, changes, and a closer look."""
     cells = median_step(analysis)
     window = Window(cells[0].start, cells[-1].end)
+    whole_ms = (window.end - window.start) / 1e6
     threads = analysis.steps.training_threads
     figure = new_figure(width=14, height=5.6 + 1.0 * len(threads))
     heights = [0.25, *(1.0 for _ in threads), 0.7, 2.6]
     axes = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
-    draw_phases(axes[0], cells, window)
-    for place, thread in enumerate(threads):
-        draw_lane(axes[1 + place], trace, analysis, cells, thread=thread)
-        axes[1 + place].set_ylabel("backward\nthread" if place else "main\nthread")
-        axes[1 + place].sharex(axes[0])
-    starts = [trace.operators.start[one] for one in analysis.working]
+    strip, *lanes, density, closer_look = axes
+    draw_phases(strip, cells, window)
+    starts = [trace.operators.start[span] for span in analysis.working]
     starts = [start for start in starts if window.start <= start < window.end]
-    draw_density(axes[-2], starts, window)
-    axes[-2].sharex(axes[0])
-    for one in axes[:-2]:
-        one.tick_params(bottom=False, labelbottom=False)
-    axes[0].set_xlim(0, (window.end - window.start) / 1e6)
-    sliver = (window.end - window.start) / SLIVERS / 1e6
-    axes[-2].set_xlabel(
-        "milliseconds since the step began; the height of a colour is its share of each "
-        f"{sliver:.2g} ms"
-    )
     closer = busiest(starts, window)
-    for one in axes[1:-2]:
-        mark_closer(one, closer, window)
-    draw_closer(axes[-1], trace, analysis, closer, window)
+    for lane, thread in zip(lanes, threads, strict=True):
+        draw_lane(lane, trace, analysis, cells, thread=thread)
+        lane.set_ylabel("main\nthread" if lane is lanes[0] else "backward\nthread")
+        lane.sharex(strip)
+    # How many working spans begin in each millisecond.
+    since = [(start - window.start) / 1e6 for start in starts]
+    counts, edges = np.histogram(since, bins=250, range=(0, whole_ms))
+    density.stairs(counts / (edges[1] - edges[0]), edges, fill=True, color=DARK)
+    density.set_ylabel("working\nspans\na ms")
+    density.spines[["top", "right"]].set_visible(False)
+    density.sharex(strip)
+    for upper in (strip, *lanes):
+        upper.tick_params(bottom=False, labelbottom=False)
+    strip.set_xlim(0, whole_ms)
+    density.set_xlabel(
+        "milliseconds since the step began; the height of a colour is its share of each "
+        f"{whole_ms / SLIVERS:.2g} ms"
+    )
+    left, right = ((edge - window.start) / 1e6 for edge in closer)
+    frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 1.5, "clip_on": False}
+    for lane in lanes:
+        lane.axvspan(left, right, **frame)
+    draw_closer(closer_look, trace, analysis, closer, window)
     colours = colours_of(analysis)
     colour_legend(figure, colours, columns=len(colours), loc="outside lower center", frameon=False)
     figure.suptitle(title)
@@ -208,23 +210,6 @@ def draw_lane(
         below = above
     axes.set_ylim(0, 1)
     axes.set_yticks([])
-
-
-def draw_density(axes: "Axes", starts: Sequence[int], window: Window) -> None:
-    """Draw how many working spans begin in each millisecond."""
-    whole = (window.end - window.start) / 1e6
-    counts, edges = np.histogram(
-        [(start - window.start) / 1e6 for start in starts], bins=250, range=(0, whole)
-    )
-    axes.stairs(counts / (edges[1] - edges[0]), edges, fill=True, color=DARK)
-    axes.set_ylabel("working\nspans\na ms")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def mark_closer(axes: "Axes", closer: Window, window: Window) -> None:
-    """Frame the closer look's part of the step."""
-    left, right = ((edge - window.start) / 1e6 for edge in closer)
-    axes.axvspan(left, right, facecolor="none", edgecolor="black", linewidth=1.5, clip_on=False)
 
 
 CLOSER = 300

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from common.charts import Column, Table, chart_files, save_chart, text_column
-from common.cli import add_json_option, positive
+from common.cli import add_command, add_output_options, positive
 from common.console import make_console, progress_in_bytes, say
 from common.errors import FINISHED, printable
 from common.files import require_free_json, require_free_outputs, write_whole
@@ -34,7 +34,7 @@ from profiling.trace.analysis import (
 )
 from profiling.trace.charts import draw_operators, draw_split, draw_timeline, median_step
 from profiling.trace.operators import Category, Piece
-from profiling.trace.trace import BytesMoved, Trace, read_trace
+from profiling.trace.trace import BytesMoved, read_trace
 
 MANY = 200_000
 """Calls that take seconds to add up."""
@@ -77,12 +77,7 @@ examples:
 
 def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `trace` to a command line."""
-    parser = commands.add_parser(
-        "trace",
-        description=ABOUT,
-        epilog=f"{FILES}\n\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "trace", about=ABOUT, examples=f"{FILES}\n\n{EXAMPLES}")
     parser.add_argument(
         "file", type=Path, metavar="TRACE", help="a Chrome trace of torch.profiler, plain or .gz"
     )
@@ -95,11 +90,7 @@ def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--onednn-log", type=Path, metavar="LOG", help="oneDNN's log of the same steps and rank"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write table and pictures here")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files of an earlier call in DIR"
-    )
-    add_json_option(parser)
+    add_output_options(parser, "write table and pictures here")
     parser.set_defaults(run=trace_command)
 
 
@@ -113,16 +104,14 @@ def trace_command(
     overwrite: bool,
     json_file: Path | None,
 ) -> int:
-    """Read, print, write; return the exit code.
-
-    Raises:
-        InputError: The trace or the log cannot be read, they do not fit, or a file is in the way.
-    """
+    """Read, print, write; return the exit code."""
     console = make_console()
     require_free_json(json_file)
     if out is not None:
         require_free_outputs([out / TABLE, *chart_files(out, *CHARTS)], overwrite=overwrite)
-    trace = read_shown(file, console)
+    size = file.stat().st_size if file.is_file() else 0
+    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
+        trace = read_trace(file, advance)
     if len(trace.operators) > MANY:
         say(console, f"adding up {len(trace.operators):,} calls of operators")
     analysis = analyze(trace, chosen=step)
@@ -141,21 +130,10 @@ def trace_command(
         content = as_json(analysis, rows, beside, trace.bytes_moved)
         write_whole(json_file, json.dumps(content, indent=1))
     if out is not None:
-        write_whole(out / TABLE, operators_csv(rows))
+        write_whole(out / TABLE, Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv())
         write_charts(analysis, costly[:top], folder=out)
         say(console, f"table and pictures: {out}")
     return FINISHED
-
-
-def read_shown(file: Path, console: Console) -> Trace:
-    """Return the trace of a file, with progress if it is large.
-
-    Raises:
-        InputError: It is no trace.
-    """
-    size = file.stat().st_size if file.is_file() else 0
-    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
-        return read_trace(file, advance)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -179,28 +157,22 @@ def print_analysis(
     """Print what was read, a step by phases, its fragmentation, what costs most outside oneDNN."""
     for line in describe(analysis):
         say(console, line)
-    for table in (
-        phase_table(analysis),
-        fragmentation_table(analysis),
-        operator_table(costly, top=top, modules_are_known=analysis.modules_are_known),
-    ):
-        console.print(table.for_console())
-    say(console, MEANING)
-    for line in remarks(analysis):
-        say(console, f"note: {line}")
-
-
-def phase_table(analysis: Analysis) -> Table:
-    """Return the time of each phase by category; rows and columns add up."""
     window = "a step" if analysis.steps.are_marked else "the whole trace"
-    headings = ("wall time", *(one.value for one in analysis.categories), "gaps")
+    headings = ("wall time", *(category.value for category in analysis.categories), "gaps")
     whole = analysis.times_ms(None)
-    return Table(
+    by_phase = Table(
         f"{window} by phases (ms)",
         [text_column("phase"), *(Column(heading, milliseconds) for heading in headings)],
         [(phase, *analysis.times_ms(phase)) for phase in analysis.steps.phases],
         totals=[("all", *whole), ("share", *(f"{time / whole[0]:.1%}" for time in whole))],
     )
+    known = analysis.modules_are_known
+    operators = operator_table(costly, top=top, modules_are_known=known)
+    for table in (by_phase, fragmentation_table(analysis), operators):
+        console.print(table.for_console())
+    say(console, MEANING)
+    for line in remarks(analysis):
+        say(console, f"note: {line}")
 
 
 def fragmentation_table(analysis: Analysis) -> Table:
@@ -234,14 +206,14 @@ def operator_table(costly: Sequence[Costly], *, top: int, modules_are_known: boo
         Column("calls", lambda calls: f"{calls:,.0f}" if calls >= 10 else f"{calls:.3g}"),
         Column("self ms", milliseconds),
         Column("share", ".1%"),
+        *([text_column("costliest module, its share, + others")] if modules_are_known else []),
     ]
-    rows = [(one.operator, one.phase, one.calls, one.self_ms, one.share) for one in costly[:top]]
+    rows = [
+        (each.operator, each.phase, each.calls, each.self_ms, each.share, module_text(each))
+        for each in costly[:top]
+    ]
     title = f"the {min(top, len(costly))} costliest of {len(costly)} operators outside oneDNN"
-    if not modules_are_known:
-        return Table(title, columns, rows)
-    columns.append(text_column("costliest module, its share, + others"))
-    modules = map(module_text, costly)
-    return Table(title, columns, [(*row, text) for row, text in zip(rows, modules, strict=False)])
+    return Table(title, columns, [row[: len(columns)] for row in rows])
 
 
 KINDS = 8
@@ -253,63 +225,64 @@ def print_beside_log(console: Console, analysis: Analysis, beside: BesideLog) ->
 
     def row(phase: str | None, log_ms: float) -> tuple[object, ...]:
         wall_ms = analysis.times_ms(phase)[0]
-        callers = [analysis.category_ns(one, phase) / 1e6 / analysis.count
-                   for one in (Category.ONEDNN, Category.PRODUCTS)]  # fmt: skip
+        callers = (
+            analysis.category_ns(category, phase) / 1e6 / analysis.count
+            for category in (Category.ONEDNN, Category.PRODUCTS)
+        )
         return (phase or "all", wall_ms, log_ms, f"{log_ms / wall_ms:.1%}", *callers)
 
-    headings = ("wall time", "oneDNN itself\n(log)", "share", "operators that\ncall oneDNN",
-                "matrix\nproducts")  # fmt: skip
-    table = Table(
-        "oneDNN's log beside the trace (ms)",
-        [text_column("phase"), *(Column(heading, milliseconds) for heading in headings)],
-        [row(phase, log_ms) for phase, log_ms in beside.log_ms.items()],
-        totals=[row(None, beside.total_ms)],
+    columns = (
+        text_column("phase"),
+        Column("wall time", milliseconds),
+        Column("oneDNN itself\n(log)", milliseconds),
+        Column("share"),
+        Column("operators that\ncall oneDNN", milliseconds),
+        Column("matrix\nproducts", milliseconds),
     )
+    rows = [row(phase, log_ms) for phase, log_ms in beside.log_ms.items()]
+    totals = [row(None, beside.total_ms)]
+    table = Table("oneDNN's log beside the trace (ms)", columns, rows, totals=totals)
     console.print(table.for_console(vertical="bottom"))
     kinds = list(beside.kinds_ms.items())
     times = ", ".join(f"{kind} {milliseconds(time)}" for kind, time in kinds[:KINDS])
     more = f", {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
     say(console, f"oneDNN itself: {printable(times)}{more}")
     if beside.other_ms:
-        say(
-            console,
-            f"note: {milliseconds(beside.other_ms)} ms of the log are in no phase of the trace",
-        )
+        time = milliseconds(beside.other_ms)
+        say(console, f"note: {time} ms of the log are in no phase of the trace")
     if not beside.has_steps:
         say(console, "note: the log marks no steps; it was taken as a whole")
 
 
 def print_bytes_moved(console: Console, moved: BytesMoved, *, top: int) -> None:
     """Print the traffic of the step by phase, and the operators that move most."""
-    by_phase = Table(
+
+    def gigabytes(value: float) -> str:
+        return f"{value / 1e9:.3f}"
+
+    rows, by_phase = moved.rows, moved.by_phase()
+    sums = sum(row.read for row in rows), sum(row.written for row in rows), moved.total
+    phases = Table(
         f"GB that the operators of step {moved.step} read and write",
-        (text_column("phase"), *(Column(one, gigabytes) for one in ("read", "written", "both"))),
-        [(phase, read, written, read + written)
-         for phase, (read, written) in moved.by_phase().items()],
-        totals=[("all", sum(row.read for row in moved.rows),
-                 sum(row.written for row in moved.rows), moved.total)],
-    )  # fmt: skip
-    shown = moved.rows[:top]
-    operators = Table(
-        f"the {len(shown)} operators of {len(moved.rows)} that move most",
-        (
-            text_column("operator"),
-            text_column("phase"),
-            Column("calls", ",d"),
-            Column("GB read", gigabytes),
-            Column("GB written", gigabytes),
-            Column("share", ".1%"),
-        ),
-        [(row.operator, row.phase, row.calls, row.read, row.written,
-          row.total / (moved.total or 1)) for row in shown],
-    )  # fmt: skip
-    console.print(by_phase.for_console())
-    console.print(operators.for_console())
-
-
-def gigabytes(value: float) -> str:
-    """Return bytes as 10⁹ of them."""
-    return f"{value / 1e9:.3f}"
+        (text_column("phase"), *(Column(name, gigabytes) for name in ("read", "written", "both"))),
+        [(phase, read, written, read + written) for phase, (read, written) in by_phase.items()],
+        totals=[("all", *sums)],
+    )
+    columns = (
+        text_column("operator"),
+        text_column("phase"),
+        Column("calls", ",d"),
+        Column("GB read", gigabytes),
+        Column("GB written", gigabytes),
+        Column("share", ".1%"),
+    )
+    shown = [
+        (row.operator, row.phase, row.calls, row.read, row.written, row.total / (moved.total or 1))
+        for row in rows[:top]
+    ]
+    title = f"the {len(shown)} operators of {len(rows)} that move most"
+    console.print(phases.for_console())
+    console.print(Table(title, columns, shown).for_console())
 
 
 OPERATOR_COLUMNS = (
@@ -317,11 +290,6 @@ OPERATOR_COLUMNS = (
     *map(Column, ("calls", "self_ms", "share")),
     text_column("category"),
 )
-
-
-def operators_csv(rows: Sequence[Row]) -> str:
-    """Return all operators as CSV."""
-    return Table("", OPERATOR_COLUMNS, list(map(astuple, rows))).csv()
 
 
 def as_json(
@@ -365,7 +333,8 @@ def as_json(
 
 def phase_json(analysis: Analysis, phase: str | None) -> dict[str, float]:
     """Return wall time, and what adds up to it. [ms]"""
-    names = ["wall_ms", *(f"{one.name.lower()}_ms" for one in analysis.categories), "gaps_ms"]
+    categories = (f"{category.name.lower()}_ms" for category in analysis.categories)
+    names = ["wall_ms", *categories, "gaps_ms"]
     return dict(zip(names, analysis.times_ms(phase), strict=True))
 
 
@@ -388,11 +357,7 @@ def fragmentation_json(analysis: Analysis) -> dict[str, float]:
 
 
 def write_charts(analysis: Analysis, costly: Sequence[Costly], *, folder: Path) -> None:
-    """Write all charts.
-
-    Raises:
-        InputError: They cannot be written.
-    """
+    """Write all charts."""
     name = analysis.trace.file.name
     step = "a step" if analysis.steps.are_marked else "the whole trace"
     number = median_step(analysis)[0].step

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from itertools import groupby
 from typing import NamedTuple
 
 from common.errors import InputError
@@ -27,7 +28,6 @@ from profiling.trace.trace import (
 )
 
 MODULE_MARK = "module: "
-
 EVALUATE = "autograd::engine::evaluate_function: "
 """The prefix of the wrapper around each node that the backward pass runs."""
 ACCUMULATE = f"{EVALUATE}torch::autograd::AccumulateGrad"
@@ -65,44 +65,45 @@ def find_origins(trace: Trace, *, main_thread: int) -> Origins:
     sequence number, and of several the last to begin. Nodes that store gradients have no number;
     they get the module of the node before them.
     """
-    return _Follower(trace, main_thread).follow()
+    marks = [
+        mark._replace(text=mark.text.removeprefix(MODULE_MARK))
+        for mark in trace.annotations
+        if mark.text.startswith(MODULE_MARK)
+    ]
+    modules = marks or list(paths(trace.modules))
+    follower = _Follower(trace, main_thread)
+    # The main thread first, since forward comes before backward.
+    for thread in sorted(trace.by_thread, key=lambda thread: thread != main_thread):
+        here = [module for module in modules if module.thread == thread]
+        follower.follow(trace.by_thread[thread], here)
+    follower.origins.module_names = list(follower.places)
+    return follower.origins
 
 
 class _Follower:
-    """Walks through the threads, the main one first, since forward comes before backward."""
+    """Walks through the threads, and fills the origins."""
 
     def __init__(self, trace: Trace, main_thread: int) -> None:
-        self._trace = trace
-        self._main = main_thread
+        self.trace = trace
+        self.main = main_thread
         zeros = bytes(8 * len(trace.operators))
-        self._origins = Origins(array("q", zeros), array("q", zeros), array("q", zeros), [UNKNOWN])
-        self._places = {UNKNOWN: 0}
-        self._categories = [CATEGORIES.index(category_of(one)) for one in trace.operators.names]
-        self._made_by: dict[tuple[int, int], int] = {}
+        self.origins = Origins(array("q", zeros), array("q", zeros), array("q", zeros), [])
+        self.places = {UNKNOWN: 0}
+        self.categories = [CATEGORIES.index(category_of(name)) for name in trace.operators.names]
+        self.made_by: dict[tuple[int, int], int] = {}
         """The forward operator by thread and sequence number."""
-        self._elsewhere: set[tuple[int, int]] = set()
+        self.elsewhere: set[tuple[int, int]] = set()
         """Nodes whose forward convolution was not oneDNN's."""
 
-    def follow(self) -> Origins:
-        marks = [
-            one._replace(text=one.text.removeprefix(MODULE_MARK))
-            for one in self._trace.annotations
-            if one.text.startswith(MODULE_MARK)
-        ]
-        modules = marks or list(paths(self._trace.modules))
-        for thread in sorted(self._trace.by_thread, key=lambda thread: thread != self._main):
-            here = [one for one in modules if one.thread == thread]
-            self._follow_thread(self._trace.by_thread[thread], here)
-        return self._origins
-
-    def _follow_thread(self, ordered: Sequence[int], modules: Sequence[Annotation]) -> None:
-        spans, origins = self._trace.operators, self._origins
+    def follow(self, ordered: Sequence[int], modules: Sequence[Annotation]) -> None:
+        """Walk through the operators and modules of a thread, in order of time."""
+        spans, origins = self.trace.operators, self.origins
         nodes: dict[int, _Node] = {}
         last: _Node | None = None
         waiting, around = iter(modules), list[Annotation]()
         coming = next(waiting, None)
         for span, parent in parents(spans, ordered):
-            start, name = spans.start[span], spans.name_of(span)
+            start, name, sequence = spans.start[span], spans.name_of(span), spans.sequence[span]
             while coming and coming.start <= start:
                 around.append(coming)
                 coming = next(waiting, None)
@@ -114,58 +115,43 @@ class _Follower:
                 node = last = self._node(span, last)
             if node:
                 nodes[span] = node
-            is_inside = bool(around) and (node is None or around[-1].start >= node.start)
-            module = self._place(around[-1].text) if is_inside else node.module if node else 0
+            if around and (node is None or around[-1].start >= node.start):
+                module = self.places.setdefault(around[-1].text, len(self.places))
+            else:
+                module = node.module if node else 0
             origins.module[span] = module
-            self._note_category(span, name, node)
-            if spans.sequence[span] != NO_SEQUENCE and not spans.is_backward[span]:
-                key = spans.thread[span], spans.sequence[span]
-                self._made_by[key] = span
+            origins.category[span] = self.categories[spans.name[span]]
+            if name == CONVOLUTION_BACKWARD and node and node.is_elsewhere:
+                origins.category[span] = CATEGORIES.index(Category.OTHER)
+            elif ELSEWHERE.match(name):
+                caller = span
+                while caller >= 0:
+                    self.elsewhere.add((spans.thread[caller], spans.sequence[caller]))
+                    caller = origins.around[caller]
+            if sequence != NO_SEQUENCE and not spans.is_backward[span]:
+                self.made_by[spans.thread[span], sequence] = span
 
     def _node(self, span: int, before: _Node | None) -> _Node:
-        spans = self._trace.operators
-        start, sequence = spans.start[span], spans.sequence[span]
+        spans = self.trace.operators
+        thread, start, sequence = spans.thread[span], spans.start[span], spans.sequence[span]
         if sequence == NO_SEQUENCE:
             is_store = spans.name_of(span) == ACCUMULATE
-            module = before.module if before and is_store else 0
-            return _Node(start, module, is_elsewhere=False)
-        key = self._forward_thread(span), sequence
-        maker = self._made_by.get(key)
-        module = 0 if maker is None else self._origins.module[maker]
-        return _Node(start, module, is_elsewhere=key in self._elsewhere)
-
-    def _forward_thread(self, span: int) -> int:
-        spans = self._trace.operators
-        place = spans.thread[span], spans.start[span]
-        return self._trace.forward_threads.get(place, self._main)
-
-    def _note_category(self, span: int, name: str, node: _Node | None) -> None:
-        spans, origins = self._trace.operators, self._origins
-        origins.category[span] = self._categories[spans.name[span]]
-        if name == CONVOLUTION_BACKWARD and node and node.is_elsewhere:
-            origins.category[span] = CATEGORIES.index(Category.OTHER)
-        elif ELSEWHERE.match(name):
-            one = span
-            while one >= 0:
-                self._elsewhere.add((spans.thread[one], spans.sequence[one]))
-                one = origins.around[one]
-
-    def _place(self, module: str) -> int:
-        place = self._places.setdefault(module, len(self._origins.module_names))
-        if place == len(self._origins.module_names):
-            self._origins.module_names.append(module)
-        return place
+            return _Node(start, before.module if before and is_store else 0, is_elsewhere=False)
+        key = self.trace.forward_threads.get((thread, start), self.main), sequence
+        maker = self.made_by.get(key)
+        module = 0 if maker is None else self.origins.module[maker]
+        return _Node(start, module, is_elsewhere=key in self.elsewhere)
 
 
 def paths(modules: Iterable[Annotation]) -> Iterator[Annotation]:
     """Yield modules by begin, each name after the names of those around it."""
     around: dict[int, list[Annotation]] = {}
-    for one in modules:
-        outer = around.setdefault(one.thread, [])
-        while outer and outer[-1].end <= one.start:
+    for module in modules:
+        outer = around.setdefault(module.thread, [])
+        while outer and outer[-1].end <= module.start:
             outer.pop()
-        path = f"{outer[-1].text}.{one.text}" if outer else one.text
-        outer.append(one._replace(text=path))
+        path = f"{outer[-1].text}.{module.text}" if outer else module.text
+        outer.append(module._replace(text=path))
         yield outer[-1]
 
 
@@ -188,37 +174,22 @@ class Piece(IntEnum):
     """Either, of 0.1 ms or longer."""
 
 
-def own_times(spans: Spans, by_thread: ByThread) -> "array[int]":
-    """Return the time of each span in which none of its children runs. [ns]"""
-    own = array("q", bytes(8 * len(spans)))
-    for ordered in by_thread.values():
-        for start, end, span in stretches(spans, ordered):
-            own[span] += end - start
-    return own
-
-
 def working_spans(
-    spans: Spans, by_thread: ByThread, *, around: Sequence[int], own: Sequence[int]
+    spans: Spans, by_thread: ByThread, *, around: Sequence[int]
 ) -> tuple["array[int]", bytes]:
-    """Return the spans that work, and the kind of piece of each span.
+    """Return the places of the spans that work, and the kind of piece that each span is in.
 
-    A span works if at least half of its duration is its own, and it lies in no other that does: a
-    convolution works, and the allocations inside are parts of its work; `aten::conv2d` around it
-    only calls.
-
-    Args:
-        spans: The operators.
-        by_thread: In order, see `Spans.by_thread`.
-        around: The caller of each span, or -1.
-        own: The own time of each span. [ns]
-
-    Returns:
-        The places of working spans, and the kind of piece each span is in; `CALLING` stands for
-        all that only call, however long.
+    A span works if at least half of its duration is its own, in which none of its children runs,
+    and it lies in no other that does: a convolution works, and the allocations inside are parts of
+    its work; `aten::conv2d` around it only calls. `CALLING` stands for all that only call, however
+    long. `around` is the caller of each span, or -1.
     """
+    own = array("q", bytes(8 * len(spans)))
     pieces = bytearray(len(spans))
     works = array("q")
     for ordered in by_thread.values():
+        for start, end, span in stretches(spans, ordered):
+            own[span] += end - start
         for span in ordered:
             parent = around[span]
             if parent >= 0 and pieces[parent] != Piece.CALLING:
@@ -278,19 +249,19 @@ class Category(StrEnum):
 
 
 CATEGORIES = tuple(Category)
+NAMES = {
+    Category.ONEDNN: ONEDNN,
+    Category.OURS: OURS,
+    Category.PRODUCTS: PRODUCTS,
+    Category.COMMUNICATION: COMMUNICATION,
+}
+"""The first that matches counts."""
 
 
 def category_of(name: str) -> Category:
     """Return the category of an operator's own time, by its name alone."""
-    for pattern, category in (
-        (ONEDNN, Category.ONEDNN),
-        (OURS, Category.OURS),
-        (PRODUCTS, Category.PRODUCTS),
-        (COMMUNICATION, Category.COMMUNICATION),
-    ):
-        if pattern.match(name):
-            return category
-    return Category.OTHER
+    matching = (category for category, pattern in NAMES.items() if pattern.match(name))
+    return next(matching, Category.OTHER)
 
 
 STEP_MARKS = (re.compile(r"step (\d+)"), re.compile(r"ProfilerStep#(\d+)"))
@@ -348,28 +319,35 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
 
     Where no phases are marked: backward is from the first node that autograd runs to the last
     before another operator; optimizer and data are torch's own annotations; forward is the rest.
-
-    Args:
-        trace: The trace.
-        chosen: Numbers of steps; None: all that are marked.
+    `chosen` are numbers of steps; None: all that are marked.
 
     Raises:
         InputError: The trace has no step of such a number, or its operators take no time.
     """
-    marks = step_marks(trace.annotations)
-    main = marks[0][1].thread if marks else busiest_thread(trace)
-    backward = set(threads_of(trace, EVALUATE)) - {main}
+    operators, marks = trace.operators, list[tuple[int, Annotation]]()
+    for pattern in STEP_MARKS:
+        marks = marks or [
+            (int(match[1]), mark)
+            for mark in trace.annotations
+            if (match := pattern.fullmatch(mark.text))
+        ]
+    main = marks[0][1].thread if marks else busiest_thread(operators)
+    nodes = {place for place, name in enumerate(operators.names) if name.startswith(EVALUATE)}
+    backward = {
+        thread
+        for thread, name in zip(operators.thread, operators.name, strict=True)
+        if name in nodes and thread != main
+    }
     training = (main, *sorted(backward))
-    by_number = {number: (one.start, one.end) for number, one in marks if one.thread == main}
-    windows = windows_of(trace, by_number, training, chosen)
+    by_number = {number: (mark.start, mark.end) for number, mark in marks if mark.thread == main}
     marked = [
-        (one.start, one.end, one.text.removeprefix(PHASE_MARK))
-        for one in trace.annotations
-        if one.thread == main and one.text.startswith(PHASE_MARK)
+        (mark.start, mark.end, mark.text.removeprefix(PHASE_MARK))
+        for mark in trace.annotations
+        if mark.thread == main and mark.text.startswith(PHASE_MARK)
     ]
-    rest = UNMARKED if marked else "forward"
+    windows = windows_of(trace, by_number, training, chosen)
     intervals = marked or sorted(unmarked_phases(trace, main, training))
-    cells = tuple(cut(windows, intervals, rest))
+    cells = tuple(cut(windows, intervals, UNMARKED if marked else "forward"))
     if not cells:
         raise InputError(f"{trace.file}: its operators take no time")
     return Steps(
@@ -381,39 +359,13 @@ def find_steps(trace: Trace, chosen: Sequence[int] | None = None) -> Steps:
     )
 
 
-def step_marks(annotations: Iterable[Annotation]) -> list[tuple[int, Annotation]]:
-    """Return each step's number and annotation, by time."""
-    for pattern in STEP_MARKS:
-        marks = [
-            (int(match[1]), one) for one in annotations if (match := pattern.fullmatch(one.text))
-        ]
-        if marks:
-            return marks
-    return []
-
-
-def busiest_thread(trace: Trace) -> int:
+def busiest_thread(operators: Spans) -> int:
     """Return the thread with most forward operators, or with most where none is known as such."""
-    operators = trace.operators
+    calls = zip(operators.thread, operators.sequence, operators.is_backward, strict=True)
     forward = Counter(
-        thread
-        for thread, sequence, is_backward in zip(
-            operators.thread, operators.sequence, operators.is_backward, strict=True
-        )
-        if sequence >= 0 and not is_backward
+        thread for thread, sequence, is_backward in calls if sequence >= 0 and not is_backward
     )
     return (forward or Counter(operators.thread)).most_common(1)[0][0]
-
-
-def threads_of(trace: Trace, beginning: str) -> set[int]:
-    """Return the threads that run operators whose names begin so."""
-    operators = trace.operators
-    wanted = {place for place, name in enumerate(operators.names) if name.startswith(beginning)}
-    return {
-        thread
-        for thread, name in zip(operators.thread, operators.name, strict=True)
-        if name in wanted
-    }
 
 
 def windows_of(
@@ -423,27 +375,21 @@ def windows_of(
     chosen: Sequence[int] | None,
 ) -> dict[int | None, tuple[int, int]]:
     """Return begin and end of each step that counts, by number."""
-    if chosen is not None:
-        if not marked:
-            raise InputError(f"--step: {trace.file} marks no steps; leave --step out")
-        for number in chosen:
-            if number not in marked:
-                have = ", ".join(map(str, sorted(marked)))
-                raise InputError(f"--step: {trace.file} has no step {number}; it has {have}")
-    if marked:
-        return {number: marked[number] for number in (chosen or whole_steps(trace, marked))}
     operators = trace.operators
-    places = [span for span, thread in enumerate(operators.thread) if thread in training]
-    begin = min(operators.start[span] for span in places)
-    return {WHOLE: (begin, max(operators.end[span] for span in places))}
-
-
-def whole_steps(trace: Trace, marked: dict[int, tuple[int, int]]) -> list[int]:
-    """Return all steps but those that a cut-off file holds in part; at least one."""
-    if not trace.is_cut_off:
-        return list(marked)
-    last = max(trace.operators.start)
-    return [number for number, (_, end) in marked.items() if end <= last] or [min(marked)]
+    if chosen is not None and not marked:
+        raise InputError(f"--step: {trace.file} marks no steps; leave --step out")
+    for number in chosen or ():
+        if number not in marked:
+            have = ", ".join(map(str, sorted(marked)))
+            raise InputError(f"--step: {trace.file} has no step {number}; it has {have}")
+    if not marked:
+        places = [span for span, thread in enumerate(operators.thread) if thread in training]
+        begin = min(operators.start[span] for span in places)
+        return {WHOLE: (begin, max(operators.end[span] for span in places))}
+    if not chosen and trace.is_cut_off:  # without steps that the file holds in part; at least one
+        last = max(operators.start)
+        chosen = [number for number, (_, end) in marked.items() if end <= last] or [min(marked)]
+    return {number: marked[number] for number in chosen or marked}
 
 
 OF_OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -454,11 +400,10 @@ def unmarked_phases(
     trace: Trace, main: int, training: Sequence[int]
 ) -> Iterator[tuple[int, int, str]]:
     """Yield begin, end and name of backward, optimizer and data, by what torch itself records."""
-    for one in trace.annotations:
-        if one.thread == main and one.text.startswith(OF_OPTIMIZER):
-            yield one.start, one.end, "optimizer"
-        elif one.thread == main and one.text.startswith(OF_DATA):
-            yield one.start, one.end, "data"
+    for mark in trace.annotations:
+        if mark.thread == main and mark.text.startswith((*OF_OPTIMIZER, OF_DATA)):
+            phase = "data" if mark.text.startswith(OF_DATA) else "optimizer"
+            yield mark.start, mark.end, phase
     operators = trace.operators
     outermost = sorted(
         (operators.start[span], span)
@@ -466,26 +411,19 @@ def unmarked_phases(
         for span, parent in parents(operators, trace.by_thread.get(thread, ()))
         if parent < 0
     )
-    run: tuple[int, int] | None = None
-    for start, span in outermost:
-        if operators.name_of(span).startswith(EVALUATE):
-            first, last = run or (start, start)
-            run = first, max(last, operators.end[span])
-        elif run:
-            yield *run, "backward"
-            run = None
-    if run:
-        yield *run, "backward"
+    in_turns = groupby(outermost, key=lambda item: operators.name_of(item[1]).startswith(EVALUATE))
+    for is_backward, group in in_turns:
+        if is_backward:
+            nodes = list(group)
+            yield nodes[0][0], max(operators.end[span] for _, span in nodes), "backward"
 
 
 def cut(
-    windows: dict[int | None, tuple[int, int]],
-    phases: Sequence[tuple[int, int, str]],
-    rest: str,
+    windows: dict[int | None, tuple[int, int]], phases: Sequence[tuple[int, int, str]], between: str
 ) -> Iterator[Cell]:
     """Cut the steps into phases; where several overlap, the last to begin counts.
 
-    `phases` are begin, end and name; `rest` is the name of time in none of them.
+    `phases` are begin, end and name; `between` is the name of time in none of them.
     """
     spans = Spans()
     for begin, end, name in phases:
@@ -493,28 +431,16 @@ def cut(
     pieces = list(stretches(spans, spans.by_thread().get(0, ())))
     for number, (begin, end) in sorted(windows.items(), key=lambda item: item[1]):
         now, cells = begin, list[Cell]()
-        for place in range(bisect_right(pieces, begin, key=lambda one: one.end), len(pieces)):
-            start, end_of_piece, span = pieces[place]
+        first = bisect_right(pieces, begin, key=lambda piece: piece.end)
+        for start, end_of_piece, span in pieces[first:]:
             if start >= end:
                 break
             if start > now:
-                cells.append(Cell(now, start, number, rest))
+                cells.append(Cell(now, start, number, between))
             now = min(end_of_piece, end)
             cells.append(Cell(max(start, begin), now, number, spans.name_of(span)))
         if now < end:
-            cells.append(Cell(now, end, number, rest))
-        yield from joined(cells)
-
-
-def joined(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """Merge neighbours of one phase."""
-    last: Cell | None = None
-    for cell in cells:
-        if last and last.phase == cell.phase:
-            last = last._replace(end=cell.end)
-            continue
-        if last:
-            yield last
-        last = cell
-    if last:
-        yield last
+            cells.append(Cell(now, end, number, between))
+        for _, neighbours in groupby(cells, key=lambda cell: cell.phase):
+            of_phase = list(neighbours)
+            yield of_phase[0]._replace(end=of_phase[-1].end)

@@ -49,7 +49,6 @@ class Spans:
     """Calls of operators, in the trace's order. Times in ns."""
 
     def __init__(self) -> None:
-        """Make empty columns."""
         self.names: list[str] = []
         """Each once; `name` holds places in it."""
         self.name = array("i")
@@ -64,7 +63,6 @@ class Spans:
         self._place_of_name: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Return the number of calls."""
         return len(self.start)
 
     def add(
@@ -111,7 +109,7 @@ BETWEEN = "between phases"
 
 
 class MovedRow(NamedTuple):
-    """All calls of an operator in one phase of the step."""
+    """All calls of an operator in one phase of the step. [bytes]"""
 
     phase: str
     operator: str
@@ -121,7 +119,7 @@ class MovedRow(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Return bytes read and written."""
+        """Bytes read and written."""
         return self.read + self.written
 
 
@@ -135,7 +133,7 @@ class BytesMoved(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Return bytes read and written in the step."""
+        """Bytes read and written in the step."""
         return sum(row.total for row in self.rows)
 
     def by_phase(self) -> dict[str, tuple[int, int]]:
@@ -182,7 +180,7 @@ class Trace:
     """Kernels and copies of other devices, which are left out."""
     is_cut_off: bool = False
     bytes_moved: BytesMoved | None = None
-    """What the operators of a step read and write, where the training counted that."""
+    """Of the operators of a step, where the training counted that."""
 
     @cached_property
     def by_thread(self) -> ByThread:
@@ -193,9 +191,7 @@ class Trace:
 def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) -> Trace:
     """Read a trace of `export_chrome_trace`, plain or in gzip.
 
-    Args:
-        file: The trace.
-        advance: Called with the number of bytes read so far.
+    `advance` is called with the number of bytes read so far.
 
     Raises:
         InputError: It is no trace, or one without CPU operators.
@@ -209,7 +205,13 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
             raise InputError(
                 f"{file}: not an event of torch.profiler: {str(event)[:120]}"
             ) from error
-    trace = reader.finish()
+    trace = reader.trace
+    trace.threads = [f"{process}/{thread}" for process, thread in reader.threads]
+    for flow, place in reader.backward_ends.items():
+        if flow in reader.forward_ends:
+            trace.forward_threads[place] = reader.forward_ends[flow]
+    trace.annotations.sort()
+    trace.modules.sort()
     trace.is_cut_off = events.is_cut_off
     trace.bytes_moved = bytes_moved_of(events.fields.get(KEY), file)
     if not len(trace.operators):
@@ -220,69 +222,57 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
 
 
 class _Reader:
-    """Fills a trace from events."""
+    """Fills a trace from events; forward and backward operators are joined by flows' numbers."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._threads: dict[tuple[Any, Any], int] = {}
-        self._forward_ends: dict[Any, int] = {}
-        self._backward_ends: dict[Any, tuple[int, int]] = {}
+        self.trace = trace
+        self.threads: dict[tuple[Any, Any], int] = {}
+        self.forward_ends: dict[Any, int] = {}
+        self.backward_ends: dict[Any, tuple[int, int]] = {}
 
     def take(self, event: dict[str, Any]) -> None:
         category, kind = event.get("cat"), event.get("ph")
         if kind == "X":
             if category in OPERATOR:
-                self._take_operator(event)
+                name, arguments = str(event["name"]), event.get("args") or {}
+                sequence = int(arguments.get("Sequence number", NO_SEQUENCE))
+                is_backward = int(arguments.get("Fwd thread id", 0)) != 0
+                self._add(self._annotation(event, name), sequence, is_backward=is_backward)
             elif category == "user_annotation":
-                self._take_annotation(event)
+                annotation = self._annotation(event, str(event["name"]))
+                self.trace.annotations.append(annotation)
+                optimizer = annotation.text.removeprefix(OPTIMIZER_STEP)
+                if optimizer.removesuffix(".step") in OUR_OPTIMIZERS:
+                    self._add(annotation._replace(text=optimizer))
             elif category == "python_function" and event["name"].startswith(MODULE):
-                self._trace.modules.append(self._annotation(event, event["name"][len(MODULE) :]))
+                self.trace.modules.append(self._annotation(event, event["name"][len(MODULE) :]))
             elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
-                self._trace.gpu_events += 1
+                self.trace.gpu_events += 1
         elif category == "fwdbwd" and kind == "s":
-            self._forward_ends[event["id"]] = self._thread(event)
+            self.forward_ends[event["id"]] = self._thread(event)
         elif category == "fwdbwd" and kind == "f":
-            self._backward_ends[event["id"]] = self._thread(event), nanoseconds(event["ts"])
-
-    def finish(self) -> Trace:
-        trace = self._trace
-        trace.threads = [f"{process}/{thread}" for process, thread in self._threads]
-        for flow, place in self._backward_ends.items():
-            if flow in self._forward_ends:
-                trace.forward_threads[place] = self._forward_ends[flow]
-        trace.annotations.sort()
-        trace.modules.sort()
-        return trace
-
-    def _take_operator(self, event: dict[str, Any]) -> None:
-        arguments = event.get("args") or {}
-        start = nanoseconds(event["ts"])
-        self._trace.operators.add(
-            str(event["name"]),
-            thread=self._thread(event),
-            start=start,
-            end=start + max(0, nanoseconds(event["dur"])),
-            sequence=int(arguments.get("Sequence number", NO_SEQUENCE)),
-            is_backward=int(arguments.get("Fwd thread id", 0)) != 0,
-        )
-
-    def _take_annotation(self, event: dict[str, Any]) -> None:
-        annotation = self._annotation(event, str(event["name"]))
-        self._trace.annotations.append(annotation)
-        optimizer = annotation.text.removeprefix(OPTIMIZER_STEP)
-        if optimizer.removesuffix(".step") in OUR_OPTIMIZERS:
-            self._trace.operators.add(
-                optimizer, thread=annotation.thread, start=annotation.start, end=annotation.end
-            )
+            self.backward_ends[event["id"]] = self._thread(event), nanoseconds(event["ts"])
 
     def _annotation(self, event: dict[str, Any], text: str) -> Annotation:
         start = nanoseconds(event["ts"])
         end = start + max(0, nanoseconds(event["dur"]))
         return Annotation(start, end, self._thread(event), text)
 
+    def _add(
+        self, call: Annotation, sequence: int = NO_SEQUENCE, *, is_backward: bool = False
+    ) -> None:
+        self.trace.operators.add(
+            call.text,
+            thread=call.thread,
+            start=call.start,
+            end=call.end,
+            sequence=sequence,
+            is_backward=is_backward,
+        )
+
     def _thread(self, event: dict[str, Any]) -> int:
         key = event.get("pid"), event.get("tid")
-        return self._threads.setdefault(key, len(self._threads))
+        return self.threads.setdefault(key, len(self.threads))
 
 
 def nanoseconds(microseconds: str | int) -> int:
@@ -309,10 +299,7 @@ class Stretch(NamedTuple):
 
 
 def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each span of a thread, and the span around it, or -1.
-
-    `ordered`: as `Spans.by_thread` gives them.
-    """
+    """Yield each span of a thread, in the order of `Spans.by_thread`, and the one around it, or -1."""
     end = spans.end
     around: list[int] = []
     for span in ordered:
@@ -325,8 +312,8 @@ def parents(spans: Spans, ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
 def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
     """Cut a thread's time up by the innermost span: the last to begin of those that still run.
 
-    Over a span's stretches the time adds up to its duration minus its children's.
-    `ordered`: as `Spans.by_thread` gives them. Times in which no span runs are left out.
+    Over a span's stretches the time adds up to its duration minus its children's. Times in which no
+    span runs are left out. The spans are in the order of `Spans.by_thread`.
     """
     start, end = spans.start, spans.end
     around: list[int] = []
@@ -351,22 +338,22 @@ def stretches(spans: Spans, ordered: Sequence[int]) -> Iterator[Stretch]:
 
 def overlay(over: Iterator[Stretch], under: Iterator[Stretch]) -> Iterator[Stretch]:
     """Yield all of `over`, and what of `under` lies where `over` has nothing; all are by time."""
-    rest = next(under, None)
+    below = next(under, None)
     free_from = 0
     for stretch in over:
-        while rest is not None and rest.start < stretch.start:
-            begin, end = max(rest.start, free_from), min(rest.end, stretch.start)
+        while below is not None and below.start < stretch.start:
+            begin, end = max(below.start, free_from), min(below.end, stretch.start)
             if begin < end:
-                yield Stretch(begin, end, rest.span)
-            if rest.end > stretch.start:
+                yield Stretch(begin, end, below.span)
+            if below.end > stretch.start:
                 break
-            rest = next(under, None)
+            below = next(under, None)
         yield stretch
         free_from = stretch.end
-    while rest is not None:
-        if rest.end > free_from:
-            yield Stretch(max(rest.start, free_from), rest.end, rest.span)
-        rest = next(under, None)
+    while below is not None:
+        if below.end > free_from:
+            yield Stretch(max(below.start, free_from), below.end, below.span)
+        below = next(under, None)
 
 
 LONGEST_EVENT = 1 << 26
@@ -382,12 +369,7 @@ class TraceEvents:
     """
 
     def __init__(self, file: Path, advance: Callable[[int, str], None] | None = None) -> None:
-        """Prepare to read.
-
-        Args:
-            file: JSON, or JSON in gzip; told apart by its first bytes.
-            advance: Called with the number of bytes read so far, packed if the file is.
-        """
+        """Prepare to read JSON, or JSON in gzip; `advance` gets the bytes read, packed if it is."""
         self.fields: dict[str, Any] = {}
         """The fields beside `traceEvents`, such as `baseTimeNanoseconds`."""
         self.is_cut_off = False
@@ -446,7 +428,11 @@ class TraceEvents:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if not self._may_go_on(error):
+                # The text may end too early rather than be wrong: in a string, or near the end of a
+                # number, `false`, `-Infinity`, `\\u00e4`.
+                is_near_end = error.pos >= len(self._text) - 12
+                may_go_on = is_near_end or error.msg.startswith("Unterminated string")
+                if not may_go_on or len(self._text) - self._at >= LONGEST_EVENT:
                     self._refuse(f"is no JSON at character {self._before + error.pos}", error)
                 if not self._more():
                     raise EOFError from error
@@ -455,12 +441,6 @@ class TraceEvents:
                     self._at = end
                     return value
 
-    def _may_go_on(self, error: json.JSONDecodeError) -> bool:
-        """Return whether the text ends too early, rather than being wrong."""
-        rest = len(self._text) - self._at
-        near_end = error.pos >= len(self._text) - 12  # of a number, `false`, `-Infinity`, `\\u00e4`
-        return rest < LONGEST_EVENT and (near_end or error.msg.startswith("Unterminated string"))
-
     def _document(self) -> Iterator[dict[str, Any]]:
         first = self._peek()
         if not first:
@@ -468,10 +448,7 @@ class TraceEvents:
         if first not in "{[":
             self._refuse("is no JSON: it does not begin with { or [")
         try:
-            if first == "[":
-                yield from self._events()
-            else:
-                yield from self._object()
+            yield from self._events() if first == "[" else self._object()
         except EOFError:
             if "traceEvents" not in self.fields and first == "{":
                 self._refuse("ends before its traceEvents")
@@ -481,8 +458,10 @@ class TraceEvents:
         self._at += 1
         while self._next_item("}"):
             key = self._value()
-            if self._peek() != ":":
-                self._unexpected(":")
+            if (character := self._peek()) != ":":
+                if not character:
+                    raise EOFError
+                self._refuse(f"is no JSON at character {self._before + self._at}: expected :")
             self._at += 1
             if key == "traceEvents" and self._peek() == "[":
                 self.fields[key] = None
@@ -511,11 +490,6 @@ class TraceEvents:
             self._at += 1
         return character != end
 
-    def _unexpected(self, wanted: str) -> NoReturn:
-        if not self._peek():
-            raise EOFError
-        self._refuse(f"is no JSON at character {self._before + self._at}: expected {wanted}")
-
     def _refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
         raise InputError(f"{self._file}: {what}") from cause
 
@@ -532,10 +506,6 @@ GZIP_WINDOW = 31
 def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterator[str]:
     """Yield UTF-8 text, plain or in gzip; a packed file gives what precedes its damage.
 
-    Args:
-        file: Need not be seekable.
-        advance: Called with the number of bytes read so far.
-
     Raises:
         UnicodeDecodeError: It is no UTF-8.
     """
@@ -547,12 +517,10 @@ def text_chunks(file: IO[bytes], advance: Callable[[int, str], None]) -> Iterato
             advance(done, "")
             yield block
 
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    blocks = read()
-    first = next(blocks, b"")
-    blocks = chain([first], blocks)
-    for block in unpacked(blocks) if first.startswith(GZIP) else blocks:
-        yield decoder.decode(block)
+    decoder, blocks = codecs.getincrementaldecoder("utf-8")(), read()
+    first = next(blocks, b"")  # the file need not be seekable
+    every = chain([first], blocks)
+    yield from map(decoder.decode, unpacked(every) if first.startswith(GZIP) else every)
 
 
 def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -560,12 +528,12 @@ def unpacked(blocks: Iterable[bytes]) -> Iterator[bytes]:
     member = zlib.decompressobj(GZIP_WINDOW)
     try:
         for block in blocks:
-            rest = block
-            while rest:
+            packed = block
+            while packed:
                 if member.eof:
                     member = zlib.decompressobj(GZIP_WINDOW)
-                yield member.decompress(rest, UNPACKED)
-                rest = member.unconsumed_tail or member.unused_data
+                yield member.decompress(packed, UNPACKED)
+                packed = member.unconsumed_tail or member.unused_data
         yield member.flush()
     except zlib.error:
         return
