@@ -1,4 +1,4 @@
-"""The start of a run: ranks, checks, folder, data, model and optimizer; then `Trainer`."""
+"""The start of a run: ranks, checks, folder and checkpoint; then `Trainer`."""
 
 import argparse
 from collections.abc import Callable
@@ -12,18 +12,10 @@ from retinanet.config import Config
 from retinanet.engine.engines import chosen_engine
 from retinanet.mlperf.log import MlperfLog, running_log
 from retinanet.preflight.check import check, check_start
-from retinanet.training.build import (
-    build_model,
-    build_optimizer,
-    notes_on_backbone,
-    starting_weights,
-)
-from retinanet.training.data import open_run_data
 from retinanet.training.loop import StepProfiler
 from retinanet.training.resume import checkpoint_to_resume
 from retinanet.training.run_folder import claim_run_folder
 from retinanet.training.signals import StopRequest
-from retinanet.training.train_state import seed_everything
 from retinanet.training.trainer import Trainer
 
 Profiling = Callable[..., AbstractContextManager[StepProfiler]]
@@ -79,19 +71,10 @@ def train(
     ):
         reads = (resume or auto_resume) and group.is_first  # the others get what rank 0 has read
         checkpoint = checkpoint_to_resume(folder, config, console=console) if reads else None
-        seed_everything(config.run.seed)
-        data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
-        weights = starting_weights(config.model) if group.is_first and not checkpoint else None
-        notes = notes_on_backbone(config.model.pretrained_backbone, weights)
-        model = build_model(config.model, num_classes=data.classes.num_classes, weights=weights)
-        del weights  # they would keep their file mapped for the whole run
-        groups = config.distributed.groups
         trainer = Trainer(
             config,
             folder,
-            data=data,
-            model=model,
-            optimizer=build_optimizer(config.training, model, engine=engine, groups=groups),
+            checkpoint,
             engine=engine,
             group=group,
             place=place,
@@ -99,5 +82,4 @@ def train(
             log=log,
             profiler=profiler,
         )
-        trainer.notes += notes
-        return trainer.fit(checkpoint, stop)
+        return trainer.fit(stop)

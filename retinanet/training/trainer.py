@@ -11,12 +11,10 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from rich.console import Console
-from torch.optim import Optimizer
 
 from common.cli import resuming_command
 from common.console import progress
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError, NonFiniteLossError
-from data.dataset import DetectionData
 from launch.mpirun import launcher_command
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
@@ -27,13 +25,18 @@ from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.output import evaluation_name
 from retinanet.mlperf.log import MlperfLog, begin_log
 from retinanet.mlperf.submission import submit
-from retinanet.model.retinanet import RetinaNet
 from retinanet.model_card import leave_card
 from retinanet.training.async_groups.epoch import GroupEpochs
 from retinanet.training.async_groups.groups import compute_group, make_compute_groups
+from retinanet.training.build import (
+    build_model,
+    build_optimizer,
+    notes_on_backbone,
+    starting_weights,
+)
 from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
-from retinanet.training.data import Loading
+from retinanet.training.data import Loading, open_run_data
 from retinanet.training.distributed import (
     agree_on_weights,
     average_norms,
@@ -68,7 +71,13 @@ from retinanet.training.run_folder import (
 )
 from retinanet.training.schedule import Position, StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
-from retinanet.training.train_state import ModelDescription, State, TrainingPosition, TrainState
+from retinanet.training.train_state import (
+    ModelDescription,
+    State,
+    TrainingPosition,
+    TrainState,
+    seed_everything,
+)
 
 
 class Trainer:
@@ -81,10 +90,8 @@ class Trainer:
         self,
         config: Config,
         folder: RunFolder,
+        checkpoint: Checkpoint | None,
         *,
-        data: DetectionData,
-        model: RetinaNet,
-        optimizer: Optimizer,
         engine: str,
         group: ProcessGroup,
         place: RankContext,
@@ -92,30 +99,53 @@ class Trainer:
         log: MlperfLog,
         profiler: StepProfiler,
     ) -> None:
-        training, distributed = config.training, config.distributed
-        self.config, self.folder, self.data = config, folder, data
-        self.model, self.optimizer, self.engine = model, optimizer, engine
+        """Open data and build the model; rank 0 resumes from `checkpoint`, others have none.
+
+        Raises:
+            InputError: The data or the weights to start from do not fit, or cannot be read.
+        """
+        self.config, self.folder, self.checkpoint, self.engine = config, folder, checkpoint, engine
         self.place, self.console, self.log, self.profiler = place, console, log, profiler
+        self.print = partial(console.print, soft_wrap=True, markup=False)
+        """Prints a line above the progress bar; on ranks other than 0 the console is quiet."""
         self.share = place.pinned.share
         """This rank's cores."""
         self.group = group
         """All ranks that are left."""
+        self.state = TrainState()
+        seed_everything(config.run.seed)
+        self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
+        classes, groups = self.data.classes, config.distributed.groups
+        weights = starting_weights(config.model) if group.is_first and not checkpoint else None
+        self.notes = notes_on_backbone(config.model.pretrained_backbone, weights)
+        """Printed before the first step."""
+        self.model = build_model(config.model, num_classes=classes.num_classes, weights=weights)
+        del weights  # they would keep their file mapped for the whole run
+        self.optimizer = build_optimizer(config.training, self.model, engine=engine, groups=groups)
+        self.description = ModelDescription(
+            num_classes=classes.num_classes,
+            norm=config.model.norm,
+            trainable_layers=config.model.trainable_layers,
+            image_size=config.data.image_size,
+            precision=config.engine.precision,
+            classes=classes.to_json(),
+        )
+        self.open_components()
+
+    def open_components(self) -> None:
+        """Make plan, loaders, checkpointer and guard, by the ranks that average with this one."""
+        config, group, training = self.config, self.group, self.config.training
         self.averaging = group
-        """Those of them that average their gradients with this one."""
-        if distributed.groups > 1:
+        """The ranks that average their gradients with this one."""
+        if config.distributed.groups > 1:
             self.averaging = compute_group(
                 group,
-                distributed.groups,
+                config.distributed.groups,
                 comm_cpus=self.share.comm_cpus,
-                timeout_s=distributed.timeout_s,
+                timeout_s=config.distributed.timeout_s,
             )
-        self.print = partial(console.print, soft_wrap=True, markup=False)
-        """Prints a line above the progress bar; on ranks other than 0 the console is quiet."""
-        self.notes: list[str] = []
-        """Printed before the first step."""
-        self.state = TrainState()
         self.plan = StepPlan(
-            images_per_epoch=len(data.train),
+            images_per_epoch=len(self.data.train),
             images_per_batch=training.batch_size * self.averaging.size,
             gradient_accumulation=training.gradient_accumulation,
             epochs=training.epochs,
@@ -123,7 +153,7 @@ class Trainer:
             evaluate_every=config.evaluation.every,
         )
         self.loading = Loading(
-            data,
+            self.data,
             config,
             cores=self.share.loader_cpus,
             rank=self.averaging.rank,
@@ -134,10 +164,10 @@ class Trainer:
         self.guard = NonFiniteGuard(
             training.on_nonfinite,
             limit=training.nonfinite_limit,
-            annotations=data.train.annotations,
+            annotations=self.data.train.annotations,
         )
         self.checkpointer = Checkpointer(
-            folder.checkpoints,
+            self.folder.checkpoints,
             every=config.checkpoint.every,
             keep=config.checkpoint.keep,
             group=group,
@@ -146,35 +176,25 @@ class Trainer:
         self.recorder: Recorder | NullRecorder = NullRecorder()
         self.evaluation: BackgroundEvaluation | None = None
         """Its metric is being computed while training continues."""
-        self.description = ModelDescription(
-            num_classes=data.classes.num_classes,
-            norm=config.model.norm,
-            trainable_layers=config.model.trainable_layers,
-            image_size=config.data.image_size,
-            precision=config.engine.precision,
-            classes=data.classes.to_json(),
-        )
 
-    def fit(self, checkpoint: Checkpoint | None, stop: StopRequest) -> int:
+    def fit(self, stop: StopRequest) -> int:
         """Train to the last step, the target or a signal; return the exit code.
-
-        Rank 0 resumes from `checkpoint`; the other ranks' do not matter.
 
         Raises:
             InputError: An image cannot be read, and what was trained until then is in a checkpoint;
                 or the last checkpoint cannot be written; or the settings do not fit the checkpoint.
             NonFiniteLossError: The run cannot continue after a step that was not finite.
         """
-        self.load_checkpoint(checkpoint)
+        self.load_checkpoint()
         if self.is_done():
             is_reached = self.target_is_reached()
             text = format_finished(self.state.step, self.state.best_map, is_reached=is_reached)
             self.print_plainly(f"{self.folder.path}: {text}")
             return FINISHED
-        self.prepare(checkpoint)
+        self.prepare()
         stop.hold_back()
         self.group.barrier()  # from here on a signal to any rank leaves what can be resumed
-        self.begin(resume=checkpoint is not None)
+        self.begin()
         stop.agree(self.group.all_gather(stop.received))
         try:
             while not stop and not self.is_done():
@@ -203,14 +223,14 @@ class Trainer:
         self.finish()
         return FINISHED
 
-    def load_checkpoint(self, checkpoint: Checkpoint | None) -> None:
+    def load_checkpoint(self) -> None:
         """Restore weights, optimizer and position, if rank 0 has a checkpoint.
 
         Raises:
             InputError: It does not fit the data, or is damaged.
         """
         position = restore_training(
-            checkpoint,
+            self.checkpoint,
             group=self.group,
             model=self.model,
             optimizer=self.optimizer,
@@ -227,13 +247,13 @@ class Trainer:
         here = self.plan.position(start.step)
         self.state.epoch, self.state.images = here.epoch, here.images
 
-    def prepare(self, checkpoint: Checkpoint | None) -> None:
+    def prepare(self) -> None:
         """Arrange model, batches, averaging of gradients and epochs; restore the ranks' own states.
 
         Raises:
             InputError: The engine or the exchange does not work here, or a state is damaged.
         """
-        config, averaging = self.config, self.averaging
+        config, averaging, checkpoint = self.config, self.averaging, self.checkpoint
         split = self.group.from_first(
             lambda: recorded_split(checkpoint, config, ranks=averaging.size)
         )
@@ -305,10 +325,8 @@ class Trainer:
         )
         return GroupEpochs(context, groups, prepared=self.prepared, settings=config.training)
 
-    def begin(self, *, resume: bool) -> None:
+    def begin(self) -> None:
         """Begin the run's folder and logs on rank 0, and print what is about to happen.
-
-        `resume`: whether rank 0 has a checkpoint; the other ranks' value does not matter.
 
         Raises:
             InputError: The folder cannot be written.
@@ -316,6 +334,7 @@ class Trainer:
         facts = self.facts()
         if self.group.is_first:
             config = config_to_tree(self.config)
+            resume = self.checkpoint is not None
             self.folder.begin(config, ranks=ranks_as_json(facts), resume=resume)
         steps = range(self.state.step + 1, self.plan.total_steps + 1)
         notes = (
