@@ -42,14 +42,10 @@ class LogitCopies:
 
 
 def marks_of(section: type, kind: type[Mark]) -> dict[str, Mark]:
-    """Return the marks of one kind among a section's fields, by field, in the fields' order.
-
-    A mark stands in the field's annotation: `norm: Annotated[str, Resume.MUST_MATCH]`.
-    """
-    hints = get_type_hints(section, include_extras=True)
+    """Return the marks of one kind by field, such as `norm: Annotated[str, Resume.MUST_MATCH]`."""
     return {
         name: mark
-        for name, hint in hints.items()
+        for name, hint in get_type_hints(section, include_extras=True).items()
         for mark in getattr(hint, "__metadata__", ())
         if isinstance(mark, kind)
     }
@@ -167,10 +163,7 @@ def split_by_speed(
 
 
 def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
-    """Return how many processes load images of a split, given `data.workers`.
-
-    `auto` means one for each core that is reserved for loading, or one that may be needed.
-    """
+    """Return the processes of `data.workers`; auto: one a reserved core, or one if needed."""
     return max(1, reserved_cores) if workers == "auto" else workers
 
 
@@ -220,9 +213,9 @@ DEFAULT_BETA1 = 0.9
 def implicit_momentum(groups: int) -> float:
     """Return the momentum that compute groups add by not waiting for one another.
 
-    Gradients that are applied late pull on in the direction of earlier steps. With g groups of one
-    speed this implicit momentum is 1 − 1/g (Mitliagkas et al. 2016, "Asynchrony begets Momentum,
-    with an Application to Deep Learning", arXiv 1605.09774, theorem 3).
+    Gradients that are applied late pull on in the direction of earlier steps: 1 − 1/g with g groups
+    of one speed (Mitliagkas et al. 2016, "Asynchrony begets Momentum, with an Application to Deep
+    Learning", arXiv 1605.09774, theorem 3).
     """
     return 1 - 1 / groups
 

@@ -152,9 +152,9 @@ def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
 
 def dropped_parts(weights: Mapping[str, Tensor]) -> str:
     """Return which parts of a whole detector are not used; empty for a classifier's weights."""
-    if not any(name.startswith(IN_DETECTOR) for name in weights):
-        return ""
     dropped = [name for name in weights if not name.startswith(IN_DETECTOR)]
+    if len(dropped) == len(weights):
+        return ""
     parts = Counter(".".join(name.split(".")[:2]) for name in dropped)
     return ", ".join(f"{printable(part[:60])} ({count})" for part, count in parts.most_common(5))
 

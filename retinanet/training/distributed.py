@@ -130,18 +130,19 @@ def merge_results(results: Sequence[StepResult]) -> StepResult:
     first = results[0]
     images = [result.images for result in results]
     weights = images if len(set(images)) > 1 else None  # products of equal ones may be rounded
-    losses = {
-        name: fmean((result.losses[name] for result in results), weights) for name in first.losses
-    }
     merged: dict[str, Any] = {
         "images": sum(images),
         "exchange_seconds": min(result.exchange_seconds for result in results),
+        "losses": {
+            name: fmean((result.losses[name] for result in results), weights)
+            for name in first.losses
+        },
     }
     for name in SLOWEST:
         merged[name] = max(getattr(result, name) for result in results)
     for name in JOINED:
         merged[name] = tuple(chain.from_iterable(getattr(result, name) for result in results))
-    return replace(first, losses=losses, **merged)
+    return replace(first, **merged)
 
 
 def in_turn(group: ProcessGroup, make: Callable[[], Value]) -> Value:

@@ -27,6 +27,28 @@ from retinanet.training.schedule import Position
 
 MOST_DIGITS = 9
 """Of a rank's number in a checkpoint."""
+FORMAT = 2
+"""Raised when a reader of an older format could go wrong."""
+
+STATE_FILE = "state.json"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+RANKS_FILE = "ranks.safetensors"
+MOST_BYTES = 64_000_000
+"""A larger `state.json` is not read: thousands of ranks need less."""
+
+RANDOM_GENERATORS = {"python", "numpy", "torch"}
+"""The keys of `random_states`."""
+DESCRIBED_FIELDS = {
+    "norm": ("model", "norm"),
+    "trainable_layers": ("model", "trainable_layers"),
+    "image_size": ("data", "image_size"),
+    "precision": ("engine", "precision"),
+}
+"""Fields of `ModelDescription` that repeat a setting: section and field of the configuration."""
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(kw_only=True)
@@ -51,13 +73,8 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields under the names of `TrainingPosition`."""
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "images": self.images,
-            "map_here": self.current_map,
-            "best_map": self.best_map,
-        }
+        fields = asdict(self)
+        return {"map_here": fields.pop("current_map"), **fields}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the values of `state_dict`."""
@@ -108,11 +125,8 @@ def load_rank_state_dict(state: RankState, model: nn.Module) -> None:
 
 def number_statistics(states: Sequence[RankState]) -> dict[str, Tensor]:
     """Return all ranks' statistics for one file: `1/backbone.body.bn1.running_mean`."""
-    return {
-        f"{rank}/{name}": values
-        for rank, state in enumerate(states)
-        for name, values in state.statistics.items()
-    }
+    ranks = [state.statistics.items() for state in states]
+    return {f"{rank}/{name}": values for rank, items in enumerate(ranks) for name, values in items}
 
 
 def rank_states(random: Sequence[dict[str, Any]], tensors: Mapping[str, Tensor]) -> list[RankState]:
@@ -166,30 +180,6 @@ def _restore(states: Mapping[str, Any]) -> None:
     name, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((name, numbers(keys, np.uint32), position, has_gauss, cached))
     torch.set_rng_state(torch.from_numpy(numbers(states["torch"], np.uint8)))
-
-
-FORMAT = 2
-"""Raised when a reader of an older format could go wrong."""
-
-STATE_FILE = "state.json"
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-RANKS_FILE = "ranks.safetensors"
-MOST_BYTES = 64_000_000
-"""A larger `state.json` is not read: thousands of ranks need less."""
-
-RANDOM_GENERATORS = {"python", "numpy", "torch"}
-"""The keys of `random_states`."""
-DESCRIBED_FIELDS = {
-    "norm": ("model", "norm"),
-    "trainable_layers": ("model", "trainable_layers"),
-    "image_size": ("data", "image_size"),
-    "precision": ("engine", "precision"),
-}
-"""Fields of `ModelDescription` that repeat a setting: section and field of the configuration."""
-
-STRICT = ConfigDict(extra="forbid", strict=True)
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -316,9 +306,8 @@ def require_consistent(state: State) -> None:
     except InputError as error:
         raise InputError(f"model.classes: {error}") from error
     if classes != model.num_classes:
-        raise InputError(
-            f"model.classes: {classes} classes, but num_classes is {model.num_classes}"
-        )
+        count = model.num_classes
+        raise InputError(f"model.classes: {classes} classes, but num_classes is {count}")
     for name, (section, field) in DESCRIBED_FIELDS.items():
         described, fields = getattr(model, name), state.config.get(section)
         configured = fields.get(field, described) if isinstance(fields, dict) else described
@@ -330,9 +319,8 @@ def require_consistent(state: State) -> None:
     if type(ranks) is not int or ranks < 1:
         raise InputError(f"setup.ranks: {shown(ranks)} is not a number of ranks")
     if len(state.random_states) != ranks:
-        raise InputError(
-            f"random_states: of {len(state.random_states)} ranks, setup.ranks: {ranks}"
-        )
+        count = len(state.random_states)
+        raise InputError(f"random_states: of {count} ranks, setup.ranks: {ranks}")
     for rank, generators in enumerate(state.random_states):
         for name in sorted(RANDOM_GENERATORS - generators.keys()):
             raise InputError(f"random_states.{rank}.{name}: missing")
