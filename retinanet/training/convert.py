@@ -91,29 +91,7 @@ def convert_detector(
     tensors = detector_tensors(weights.tensors, source=str(detector))
     class_map = read_class_map(classes, outputs=outputs_of(tensors))
     lines = describe_weights(detector, content, weights, is_known=is_known)
-    settings = {
-        "run": {"name": "converted"},
-        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
-        "data": {"image_size": image_size},
-        "engine": {"precision": PRECISION},
-    }
-    state = State(
-        model=ModelDescription(
-            num_classes=class_map.num_classes,
-            norm=NORM,
-            trainable_layers=TRAINABLE_LAYERS,
-            image_size=image_size,
-            precision=PRECISION,
-            classes=class_map.to_json(),
-        ),
-        position=TrainingPosition(
-            step=0, epoch=0, images=0, images_per_epoch=0, map_here=None, best_map=None
-        ),
-        setup={"ranks": 1},
-        config=config_to_tree(config_from_tree(settings, "command line")),
-        random_states=[random_states()],
-        parts={},
-    )
+    state = converted_state(class_map, image_size=image_size)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
@@ -176,6 +154,32 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
 def outputs_of(tensors: Mapping[str, Tensor]) -> int:
     """Return how many classes each anchor has."""
     return len(tensors[LOGITS]) // ANCHORS_PER_LOCATION
+
+
+def converted_state(class_map: ClassMap, *, image_size: int) -> State:
+    """Return the state of a checkpoint that no run of this program has written."""
+    settings = {
+        "run": {"name": "converted"},
+        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
+        "data": {"image_size": image_size},
+        "engine": {"precision": PRECISION},
+    }
+    position = dict.fromkeys(("step", "epoch", "images", "images_per_epoch"), 0)
+    return State(
+        model=ModelDescription(
+            num_classes=class_map.num_classes,
+            norm=NORM,
+            trainable_layers=TRAINABLE_LAYERS,
+            image_size=image_size,
+            precision=PRECISION,
+            classes=class_map.to_json(),
+        ),
+        position=TrainingPosition(**position, map_here=None, best_map=None),
+        setup={"ranks": 1},
+        config=config_to_tree(config_from_tree(settings, "command line")),
+        random_states=[random_states()],
+        parts={},
+    )
 
 
 MOST_BYTES = 16 << 20

@@ -119,19 +119,16 @@ class Recorder:
         self, result: SplitResult, dataset: DetectionDataset, *, step: int, count: int
     ) -> None:
         """Draw some of an evaluation's images, and the curves as far as the run has come."""
+        pictures = self._folder.pictures
         with self._going_on():
             sheet = evaluation_sheet(
                 dataset.annotations, dataset.image_folder, result.detections, count=count
             )
             if sheet is not None:
-                save_picture(sheet, self._folder.pictures / f"{evaluation_name(step)}.png")
+                save_picture(sheet, pictures / f"{evaluation_name(step)}.png")
                 self._metrics.picture("validation", sheet, step=step)
-            draw_curves(
-                read_json_lines(self._folder.metrics),
-                self._folder.pictures / "curves.png",
-                title=self._folder.path.name,
-                target_map=self._target_map,
-            )
+            records, title = read_json_lines(self._folder.metrics), self._folder.path.name
+            draw_curves(records, pictures / "curves.png", title=title, target_map=self._target_map)
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -251,6 +248,12 @@ def print_summary(
             console.print(f"  {command}", soft_wrap=True, markup=False)
 
 
+RATES = ("gradient_norm", "learning_rate", "images", "images_per_second")
+TIMES = ("seconds", "data_seconds", "exchange_seconds")
+MEMORY = ("page_faults", "resident_mb", "peak_resident_mb")
+"""Fields of `StepResult` under which `metrics.jsonl` has them."""
+
+
 class MetricsLog:
     """Appends to both files; lines of steps that a resumed run takes again are dropped.
 
@@ -270,24 +273,14 @@ class MetricsLog:
             "epoch": round(epoch, 4),
             "loss": result.loss,
             **result.losses,
-            "gradient_norm": result.gradient_norm,
-            "learning_rate": result.learning_rate,
-            "images": result.images,
-            "images_per_second": result.images_per_second,
-            "seconds": result.seconds,
-            "data_seconds": result.data_seconds,
-            "exchange_seconds": result.exchange_seconds,
-            "page_faults": result.page_faults,
-            "resident_mb": result.resident_mb,
-            "peak_resident_mb": result.peak_resident_mb,
+            **{name: getattr(result, name) for name in (*RATES, *TIMES, *MEMORY)},
         }
         if result.group is not None:
             record |= {"group": result.group.number, "staleness": result.group.staleness}
         self._write(record)
-        train = ("loss", *result.losses, "gradient_norm", "learning_rate", "images_per_second")
-        memory = ("page_faults", "resident_mb", "peak_resident_mb")
+        train = [name for name in ("loss", *result.losses, *RATES) if name != "images"]
         shown = {f"train/{name}": record[name] for name in train}
-        shown |= {f"memory/{name}": record[name] for name in memory}
+        shown |= {f"memory/{name}": record[name] for name in MEMORY}
         if result.group is not None:
             shown["train/staleness"] = result.group.staleness
         self._tensorboard.scalars(shown, step=result.step)
@@ -305,8 +298,8 @@ class MetricsLog:
             "seconds": seconds,
         }
         self._write(record)
-        known = {name: value for name, value in evaluation.summary.items() if not math.isnan(value)}
-        shown = {f"evaluation/{name}": value for name, value in known.items()}
+        summary = evaluation.summary.items()
+        shown = {f"evaluation/{name}": value for name, value in summary if not math.isnan(value)}
         self._tensorboard.scalars(shown, step=step)
 
     def record(self, kind: str, content: dict[str, Any]) -> None:

@@ -16,7 +16,12 @@ from common.errors import InputError, NonFiniteLossError
 from retinanet.config import TrainingConfig
 from retinanet.config_types import beta1_of, planned_groups
 from retinanet.engine.engines import PreparedTraining
-from retinanet.training.async_groups.groups import ComputeGroups, GroupResults, trained_parameters
+from retinanet.training.async_groups.groups import (
+    ComputeGroups,
+    GroupResults,
+    living_group,
+    trained_parameters,
+)
 from retinanet.training.distributed import agreed_batches, merge_results
 from retinanet.training.epoch import EpochContext, EpochStep
 from retinanet.training.loop import GroupStep, StepResult
@@ -74,7 +79,10 @@ class GroupEpochs:
         groups, smaller = self._groups, None
         remaining = self._remaining_ranks()
         if len(remaining) < self._group.size:
-            self._group = smaller = groups.regroup(remaining)
+            comm_cpus, timeout_s = groups.comm_cpus, groups.timeout_s
+            self._group = smaller = living_group(
+                groups.everybody, remaining, comm_cpus=comm_cpus, timeout_s=timeout_s
+            )
         if self._group.is_first:
             groups.update.take_back(self._prepared.optimizer)
         parameters = trained_parameters(self._prepared.model)
@@ -149,9 +157,7 @@ class Arrival:
     untrained: int | None = None
     """The first that it was given and did not train, since something was wrong."""
     problem: InputError | NonFiniteLossError | None = None
-    """Why."""
     signal: str = ""
-    """That it has received."""
     checkpoint_is_due: bool = False
     metric_is_ready: bool = False
 

@@ -126,7 +126,7 @@ class ComputeGroups:
     number: int
     """Of this rank's group, from 0."""
     count: int
-    """How many groups the job began with."""
+    """Groups that the job began with."""
     update: GroupUpdate
     comm_cpus: tuple[int, ...]
     """Where threads run that exchange."""
@@ -152,12 +152,6 @@ class ComputeGroups:
         """Return the number of the group of a rank of the job."""
         return group_of_rank(rank, ranks=self.everybody.size, groups=self.count)
 
-    def regroup(self, job_ranks: tuple[int, ...]) -> ProcessGroup:
-        """Return the process group of the job's ranks that are left; these call it."""
-        return living_group(
-            self.everybody, job_ranks, comm_cpus=self.comm_cpus, timeout_s=self.timeout_s
-        )
-
 
 def make_compute_groups(
     config: Config,
@@ -178,9 +172,8 @@ def make_compute_groups(
     place = everybody.from_first(lambda: memory.place if memory else None)
     assert place is not None
     make = partial(build_optimizer, config.training, engine="torch", groups=count)
-    make_view = partial(
-        GroupWeights, place, parameters, optimizer=name, make=make, timeout_s=timeout_s
-    )
+    settings: dict[str, Any] = {"optimizer": name, "make": make, "timeout_s": timeout_s}
+    make_view = partial(GroupWeights, place, parameters, **settings)
     view = None
     if everybody.is_on_one_host or everybody.is_first:
         with suppress(OSError):  # rank 0 is in another container
@@ -195,34 +188,29 @@ def make_compute_groups(
     if not is_in_memory:
         # Rank 0 serves the first rank of each other group; all ranks make the pairs.
         compress = config.distributed.compress == "bf16"
-        with calling_thread_on(comm_cpus), output_to_nowhere():
-            pairs = {
-                first: dist.new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
-                for first, *_ in ranks_of_groups(everybody.size, count)[1:]
-            }
-        if everybody.is_first:
-            with calling_thread_on(comm_cpus):
+        with calling_thread_on(comm_cpus):
+            with output_to_nowhere():
+                pairs = {
+                    first: dist.new_group([0, first], backend="gloo", timeout=LONGEST_WAIT)
+                    for first, *_ in ranks_of_groups(everybody.size, count)[1:]
+                }
+            if everybody.is_first:
                 server = WeightsServer(
-                    list(pairs.items()),
-                    parameters,
-                    make_view=make_view,
-                    compress=compress,
-                    begin_thread=compute_alone,
+                    pairs, parameters, make_view, compress=compress, begin_thread=compute_alone
                 )
-        elif own.is_first:
-            weights = ServedWeights(pairs[everybody.rank], parameters, compress=compress)
-        else:
+        if not everybody.is_first:
             weights = None
+            if own.is_first:
+                weights = ServedWeights(pairs[everybody.rank], parameters, compress=compress)
     if memory is not None:
         memory.close()
+    update = GroupUpdate(weights, parameters, group=own, is_in_memory=is_in_memory, server=server)
     return ComputeGroups(
         everybody=everybody,
         own=own,
         number=group_of_rank(everybody.rank, ranks=everybody.size, groups=count),
         count=count,
-        update=GroupUpdate(
-            weights, parameters, group=own, is_in_memory=is_in_memory, server=server
-        ),
+        update=update,
         comm_cpus=comm_cpus,
         timeout_s=timeout_s,
     )
@@ -270,17 +258,16 @@ def compute_group(
     Their number divides the ranks. Threads that exchange run on `comm_cpus`. A rank that is silent
     for longer than `timeout_s` breaks the group.
     """
-    parts = ranks_of_groups(everybody.size, groups)
-    own = group_of_rank(everybody.rank, ranks=everybody.size, groups=groups)
     made = [
-        torch_groups(everybody, part, comm_cpus=comm_cpus, timeout_s=timeout_s) for part in parts
+        subgroup(everybody, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s)
+        for job_ranks in ranks_of_groups(everybody.size, groups)
     ]
-    return part_of(everybody, parts[own], *made[own])
+    return made[group_of_rank(everybody.rank, ranks=everybody.size, groups=groups)]
 
 
 def living_group(
     everybody: ProcessGroup,
-    job_ranks: Sequence[int],
+    job_ranks: tuple[int, ...],
     *,
     comm_cpus: tuple[int, ...],
     timeout_s: float,
@@ -288,43 +275,31 @@ def living_group(
     """Return the ranks of a job that are left; these, rank 0 among them, call it, no others."""
     assert everybody.watch is not None
     everybody.watch.lost |= set(range(everybody.size)) - set(job_ranks)
-    made = torch_groups(
-        everybody, tuple(job_ranks), comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
+    return subgroup(
+        everybody, job_ranks, comm_cpus=comm_cpus, timeout_s=timeout_s, only_they_call=True
     )
-    return part_of(everybody, tuple(job_ranks), *made)
 
 
-def torch_groups(
+def subgroup(
     everybody: ProcessGroup,
     job_ranks: tuple[int, ...],
     *,
     comm_cpus: tuple[int, ...],
     timeout_s: float,
     only_they_call: bool = False,
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return torch's groups of some ranks: for gradients, and for everything else."""
-    settings: dict[str, Any] = {
-        "timeout": timedelta(seconds=timeout_s),
-        "use_local_synchronization": only_they_call,
-    }
-    with calling_thread_on(comm_cpus), output_to_nowhere():
-        control = dist.new_group(list(job_ranks), backend="gloo", **settings)
-        if everybody.backend == "gloo":
-            return control, control
-        return dist.new_group(list(job_ranks), backend=everybody.backend, **settings), control
-
-
-def part_of(
-    everybody: ProcessGroup,
-    job_ranks: tuple[int, ...],
-    exchange: dist.ProcessGroup,
-    control: dist.ProcessGroup,
 ) -> ProcessGroup:
-    """Return some ranks of a job, this one among them, as a process group of their own."""
+    """Return some ranks of a job as a process group of their own, of use to these ranks alone."""
+    ranks = list(job_ranks)
+    settings: dict[str, Any] = {"use_local_synchronization": only_they_call}
+    timeout = timedelta(seconds=timeout_s)
+    with calling_thread_on(comm_cpus), output_to_nowhere():
+        control = exchange = dist.new_group(ranks, backend="gloo", timeout=timeout, **settings)
+        if everybody.backend != "gloo":
+            exchange = dist.new_group(ranks, backend=everybody.backend, timeout=timeout, **settings)
     hosts = tuple(everybody.hosts[rank] for rank in job_ranks)
     return replace(
         everybody,
-        rank=job_ranks.index(everybody.rank),
+        rank=ranks.index(everybody.rank) if everybody.rank in ranks else -1,
         size=len(job_ranks),
         hosts=hosts,
         is_on_one_host=everybody.is_on_one_host or len(set(hosts)) == 1,

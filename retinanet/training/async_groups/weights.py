@@ -12,7 +12,7 @@ gradients, takes the optimizer's step with them, and sends back the weights as t
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Thread
 
@@ -261,10 +261,10 @@ class WeightsServer:
 
     def __init__(
         self,
-        pairs: Sequence[tuple[int, dist.ProcessGroup]],
+        pairs: Mapping[int, dist.ProcessGroup],
         parameters: Sequence[nn.Parameter],
-        *,
         make_view: Callable[[], GroupWeights],
+        *,
         compress: bool,
         begin_thread: Callable[[], None],
     ) -> None:
@@ -282,7 +282,7 @@ class WeightsServer:
                 name=f"weights for rank {rank}",
                 daemon=True,
             )
-            for rank, pair in pairs
+            for rank, pair in pairs.items()
         ]
         for thread in self._threads:
             thread.start()

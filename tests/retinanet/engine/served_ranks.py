@@ -43,9 +43,7 @@ def serve(pair: dist.ProcessGroup) -> None:
     )
     own = view()
     own.fill(parameters, MAKE(made()))
-    server = WeightsServer(
-        [(1, pair)], parameters, make_view=view, compress=False, begin_thread=lambda: None
-    )
+    server = WeightsServer({1: pair}, parameters, view, compress=False, begin_thread=lambda: None)
     server.close(timeout_s=60)
     own.copy_to(parameters)
     torch.save(parameters, Path(sys.argv[1], "rank0.pt"))
