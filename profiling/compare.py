@@ -219,7 +219,7 @@ class Pair:
 
 
 KIND_FIELDS = ("kind", "direction", "first_calls", "second_calls", "first_ms", "second_ms")
-"""Of a record, for sums by kind."""
+"""The fields of a record that sums by kind have."""
 
 
 class Side(NamedTuple):
@@ -342,9 +342,11 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
         (comparison.both, "calls that both make equally often, {}", False, ratio),
     ):
         if pairs:
-            some = f"the {top} costliest of {len(pairs):,}" if len(pairs) > top else f"{len(pairs)}"
+            count = (
+                f"the {top} costliest of {len(pairs):,}" if len(pairs) > top else f"{len(pairs)}"
+            )
             rows = pair_rows(pairs[:top], names, with_extra=with_extra, not_called=NOT_CALLED)
-            table = Table(title.format(some), columns("problem", ",.2f", last), rows)
+            table = Table(title.format(count), columns("problem", ",.2f", last), rows)
             console.print(table.for_console(show_lines=True, vertical="bottom"))
     if hint := hint_on_types(comparison):
         say(console, hint)
@@ -411,7 +413,7 @@ def hint_on_types(comparison: Comparison) -> str:
 
 
 COLOURS = (charts.BLUE, charts.ORANGE)
-"""Of the first side and the second."""
+"""The first side's and the second's."""
 BARS = 10
 LONGEST_SHAPE = 44
 

@@ -360,8 +360,8 @@ COLUMNS = (
     *("measured_a_call_ms", "hot_a_call_ms", "cold_a_call_ms", "roofline_a_call_ms"),
     *("hot_ratio", "cold_ratio", "lost_ms", "replays", "why_not_replayed"),
 )
-"""Of `efficiency.csv`. `measured_ms` is of all calls; `replays` are runs of which the replay's
-times are medians; what was not measured is empty."""
+"""The columns of `efficiency.csv`. `measured_ms` is of all calls; `replays` are runs of which the
+replay's times are medians; a time that was not measured is empty."""
 
 
 def problem_table(efficiency: Efficiency) -> Table:
@@ -419,6 +419,9 @@ MOST = 12
 PALER = 0.45
 
 
+BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "fontsize": 8}
+
+
 def draw_efficiency(
     efficiency: Efficiency, projection: Projection | None, *, title: str
 ) -> "Figure":
@@ -426,13 +429,26 @@ def draw_efficiency(
     parts = efficiency.parts[:MOST]
     figure = charts.new_figure(width=13, height=2.6 + 0.42 * max(5, len(parts)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    draw_ratios(left, parts, efficiency.total)
-    draw_projection(right, projection)
     figure.suptitle(title)
+    draw_ratios(left, parts, efficiency.total)
+    if projection is None:
+        charts.write_in_place_of_chart(right, "the log marks no steps")
+        return figure
+    elsewhere = projection.elsewhere_s
+    right.set_title("oneDNN's seconds a step" if elsewhere is None else "seconds a step")
+    colours = {"oneDNN's primitives": charts.BLUE}
+    if elsewhere is not None:
+        colours["everything else, as measured"] = charts.PALE
+    bars = []
+    for speed in projection.speeds:
+        images = f", {speed.images_per_s:.3g} images/s" if speed.images_per_s else ""
+        times = (speed.onednn_s, elsewhere or 0.0)
+        pieces = [Piece(*piece) for piece in zip(times, colours.values(), strict=False)]
+        bars.append(Bar(speed.name, pieces, f"{speed.step_s or speed.onednn_s:.3g} s{images}"))
+    charts.horizontal_bars(right, bars, thickness=0.6, fontsize=8, room=1.45)
+    right.set_xlabel("seconds")
+    charts.colour_legend(right, colours, columns=3, **BELOW)
     return figure
-
-
-BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "fontsize": 8}
 
 
 def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
@@ -462,24 +478,3 @@ def draw_ratios(axes: "Axes", parts: Sequence[Part], total: Part) -> None:
     axes.barh(0, 0, color=grey, label="hot replay")
     axes.barh(0, 0, color=(grey, PALER), label="cold replay (paler)")
     axes.legend(ncols=3, **BELOW)
-
-
-def draw_projection(axes: "Axes", projection: Projection | None) -> None:
-    """Draw a bar for each speed: oneDNN's primitives, and all else."""
-    if projection is None:
-        charts.write_in_place_of_chart(axes, "the log marks no steps")
-        return
-    elsewhere = projection.elsewhere_s
-    axes.set_title("oneDNN's seconds a step" if elsewhere is None else "seconds a step")
-    colours = {"oneDNN's primitives": charts.BLUE}
-    if elsewhere is not None:
-        colours["everything else, as measured"] = charts.PALE
-    bars = []
-    for speed in projection.speeds:
-        images = f", {speed.images_per_s:.3g} images/s" if speed.images_per_s else ""
-        times = (speed.onednn_s, elsewhere or 0.0)
-        pieces = [Piece(*piece) for piece in zip(times, colours.values(), strict=False)]
-        bars.append(Bar(speed.name, pieces, f"{speed.step_s or speed.onednn_s:.3g} s{images}"))
-    charts.horizontal_bars(axes, bars, thickness=0.6, fontsize=8, room=1.45)
-    axes.set_xlabel("seconds")
-    charts.colour_legend(axes, colours, columns=3, **BELOW)

@@ -23,11 +23,11 @@ class ProblemEfficiency:
     problem: Problem
     calls: int
     measured_ms: float
-    """Of all its calls in the run."""
+    """The time of all its calls in the run."""
     replayed: ReplayTime
-    """Of one call, alone."""
+    """The time of one call, alone."""
     roofline_ms: float | None
-    """Of one call at the machine's peaks; None where they or the work are not known."""
+    """The time of one call at the machine's peaks; None where they or the work are not known."""
 
     @property
     def hot_ms(self) -> float:
@@ -71,7 +71,7 @@ class Part:
     measured_ms: float
     hot_ms: float
     cold_ms: float | None
-    """Of those that have a cold replay; None where none has. benchdnn runs small ones hot only."""
+    """The time of those with a cold replay; None without any. benchdnn runs small ones hot only."""
     cold_measured_ms: float
     """Measured time of the same."""
 
@@ -105,9 +105,9 @@ class Steps:
     ranks: int
     """Ranks in the log, at least 1."""
     wall_ms: float | None
-    """Of a step, the mean over whole ones; None without marks."""
+    """The time of a step, the mean over whole ones; None without marks."""
     images: int | None
-    """Of all the log's ranks together in a step."""
+    """Images of all the log's ranks together in a step."""
     ranks_of_run: int | None
     """Number of ranks that trained; None where the log does not have it."""
 
@@ -128,13 +128,13 @@ class Efficiency:
     replay: Replay
     steps: Steps
     problems: Sequence[ProblemEfficiency]
-    """Those that lose most come first."""
+    """The largest losses come first."""
     not_replayed: Sequence[NotReplayed]
     """The costliest come first."""
     parts: Sequence[Part]
     """By kind and direction, the costliest first."""
     total: Part
-    """All that was replayed."""
+    """The sum of all replayed problems."""
     outside_ms: float
     """oneDNN's time outside of whole steps, which counts nowhere."""
     cautions: Sequence[str]
@@ -231,9 +231,9 @@ class Speed:
     onednn_s: float
     """In oneDNN's primitives."""
     step_s: float | None
-    """Of the whole step; None where the log does not have what else is in it."""
+    """The time of the whole step; None where the log does not have what else is in it."""
     images_per_s: float | None
-    """Of all ranks in the log; None where the step or its images are not known."""
+    """The rate of all ranks in the log; None where the step or its images are not known."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Peaks:
     cpu: str
     """The processor's name."""
     versions: dict[str, str]
-    """Of the packages that computed."""
+    """Versions of the packages that computed."""
     cpus: tuple[int, ...] = ()
     """On which the threads ran."""
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -105,10 +105,10 @@ class Peaks:
     other_cores: float = 0.0
     """Cores that other work kept busy meanwhile: more than a tenth, and peaks are too low."""
     notes: tuple[str, ...] = ()
-    """What was not possible on the way, such as binding threads to cores."""
+    """Steps that were not possible, such as binding threads to cores."""
 
     def best(self, type_name: str) -> str:
-        """Return what reached the peak of a type; empty where the file does not have it."""
+        """Return what reached the peak of a type; empty where the file has none."""
         rates = self.rates.get(type_name, {})
         return max(rates, key=lambda name: rates[name], default="")
 
@@ -267,7 +267,7 @@ def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
 
 TIMES_THE_CACHES = 4
 LARGEST_SHARE = 1 / 8
-"""Of the memory that is free: there are two buffers, and other programs."""
+"""Share of the memory that is free: there are two buffers, and other programs."""
 
 
 def last_level_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
@@ -379,7 +379,7 @@ def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
         buffer_bytes = TIMES_THE_CACHES * last_level_bytes()
         buffer_bytes = min(buffer_bytes, round(available_mb() * 1e6 * LARGEST_SHARE))
         bandwidths = measure_bandwidths(buffer_bytes=buffer_bytes)
-    found = {
+    peaks = {
         "matrix_gflop_per_s": {name: max(works.values()) for name, works in rates.items()},
         "bandwidth_gb_per_s": max(bandwidths.values()),
         "threads": share.threads,
@@ -392,7 +392,7 @@ def measurement(share: Share, notes: Sequence[str]) -> Iterator[dict[str, Any]]:
         "other_cores": others.cores,
         "notes": list(notes),
     }
-    yield {"found": found}
+    yield {"found": peaks}
 
 
 def share_of(fields: dict[str, Any]) -> Share:

@@ -22,13 +22,13 @@ FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 ROUNDS = 2
 """Their better median counts: another program may disturb one of them."""
 WORK_REPETITIONS, REPETITIONS = 3, 5
-"""Of arithmetic, and of moving memory."""
+"""Calls of arithmetic, and of moving memory."""
 PROBES = 3
 PROBE_SIZE = 512
 """A product that is done soon even where the type is emulated number by number, and that takes
 longer than a busy machine may keep one of the threads waiting."""
 EMULATED = 1 / 8
-"""Of float32's rate; a slower type is emulated."""
+"""Share of float32's rate; a slower type is emulated."""
 BUFFER_BYTES = 256 * 2**20
 """Many times what the caches of most processors hold."""
 CHANNELS, SMALL_OUT = 256, 720

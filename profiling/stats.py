@@ -132,13 +132,12 @@ class Row(NamedTuple):
     calls: int
     total_ms: float
     mean_ms: float
-    """Milliseconds a call."""
     share: float
-    """Of the time of all executions, 0 to 1."""
+    """Share of the time of all executions, 0 to 1."""
     gflop: float | None
-    """Of one call; None where not counted, see `profiling.onednn_log.work`."""
+    """10⁹ operations of a call; None where not counted, see `profiling.onednn_log.work`."""
     gbyte: float | None
-    """Of one call's tensors, each once."""
+    """10⁹ bytes of a call's tensors, each once."""
     gflop_per_s: float | None
     """The rate of a call; None where its arithmetic is not counted."""
     flop_per_byte: float | None
@@ -179,7 +178,7 @@ def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
 def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
     """Return a problem's columns before `calls`.
 
-    The algorithm has whatever else the log says of it, such as `axis:1` or `flags:GR`.
+    The algorithm includes the log's other terms, such as `axis:1` or `flags:GR`.
     """
     of_problem = (problem.kind, problem.implementation, problem.direction, problem.types)
     algorithm = intern(problem.auxiliary.removeprefix("alg:"))
@@ -196,7 +195,7 @@ class Part:
     total_ms: float
     share: float
     gflop: float
-    """Of all calls whose arithmetic is counted."""
+    """10⁹ operations of all calls whose arithmetic is counted."""
     gflop_per_s: float | None
 
 
@@ -238,8 +237,8 @@ PARAMETER_COLUMNS = (
     *("problem_batchsize", "problem_input", "problem_output", "problem_stride"),
     *("problem_kernel", "problem_padding", "problem_channel", "calls"),
 )
-"""Of `parameters.csv`. `configuration` has the types of source, weights and destination, run
-together (`u8s8u8`); `directory` is the paper's word for benchdnn's `--dir`."""
+"""The columns of `parameters.csv`. `configuration` has the types of source, weights and
+destination, run together (`u8s8u8`); `directory` is the paper's word for benchdnn's `--dir`."""
 
 
 def parameters_of(calls: Mapping[Problem, Calls]) -> Iterator[tuple[object, ...]]:

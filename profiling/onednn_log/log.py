@@ -29,7 +29,7 @@ from profiling.onednn_log.work import Problem
 
 
 class Where(NamedTuple):
-    """Where in a training a line was written; None where the log does not say."""
+    """The place in a training where a line was written; None where the log does not have it."""
 
     rank: int | None = None
     step: int | None = None
@@ -57,7 +57,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """A line that looks like oneDNN's and is none that is known."""
+    """A line that looks like oneDNN's and has an unknown form."""
 
     file: str
     line: int
@@ -94,9 +94,9 @@ class OneDnnLog:
     phase_ms: dict[Where, float] = field(default_factory=dict)
     """Wall-clock time of phases and, with `phase=None`, of whole steps, from marks."""
     lines: int = 0
-    """Of all files, other programs' included."""
+    """Lines of all files, other programs' included."""
     onednn_lines: int = 0
-    """Those that look like oneDNN's."""
+    """Lines that look like oneDNN's."""
     not_understood_count: int = 0
     not_understood: list[NotUnderstood] = field(default_factory=list)
     """The first of them."""
@@ -121,12 +121,12 @@ class OneDnnLog:
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks that the log tells apart."""
+        """Ranks in the log, ascending."""
         return sorted({where.rank for where in self.executions if where.rank is not None})
 
     @property
     def steps(self) -> list[int]:
-        """Training steps that the log tells apart."""
+        """Training steps in the log, ascending."""
         return sorted({where.step for where in self.executions if where.step is not None})
 
     @property
@@ -313,8 +313,7 @@ class _Reader:
             self.begun[place] = mark.milliseconds
             self.where[self.rank] = place
             return
-        begun = self.begun.pop(place, None)
-        if begun is not None:
+        if (begun := self.begun.pop(place, None)) is not None:
             spent = self.log.phase_ms.get(place, 0.0)
             self.log.phase_ms[place] = spent + mark.milliseconds - begun
         self.where[self.rank] = Where(self.rank, mark.step) if mark.phase else Where(self.rank)

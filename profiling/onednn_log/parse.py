@@ -51,7 +51,7 @@ class Meaning:
     kind: Literal["execution", "creation", "dispatch", "message", "info"]
     problem: Problem | None = None
     text: str = ""
-    """Of a creation the cache's state, of a dispatch the reason, else the message."""
+    """A creation's state of the cache, a dispatch's reason, else the message."""
 
 
 def head_of(text: str) -> Head:
@@ -94,7 +94,7 @@ def meaning_of(head: Head) -> Meaning:
     """Return the content of a line, whatever its time.
 
     Raises:
-        ValueError: It is none that is known; the message says what is wrong, in a few words.
+        ValueError: It has an unknown form; the message has the reason in a few words.
     """
     fields = head.text.split(",") if head.text else []
     component = fields.pop(0) if fields and fields[0] in COMPONENTS else "primitive"

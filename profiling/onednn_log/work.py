@@ -31,7 +31,7 @@ class MemoryDescriptor:
     kind: str = "blocked"
     """`blocked`, `any`, `wino`, `rnn_packed`, `opaque`, `sparse`, `undef` …"""
     tag: str = ""
-    """The layout: `acdb`, `aBcd16b`; empty where the kind says it all."""
+    """The layout: `acdb`, `aBcd16b`; empty where the kind implies it."""
     strides: str = ""
     """`150528x1x672x3` where the tensor is not dense; logs before 3.0 do not have them."""
     flags: str = ""
@@ -281,7 +281,7 @@ BYTES = {
     **dict.fromkeys(("f4_e2m1", "f4_e3m0", "s4", "u4"), 0.5),
     "undef": 0.0,
 }
-"""Of one number; those not named here have one byte."""
+"""Bytes of one number; types not named here have one byte."""
 
 NOT_COUNTED = ("rnn", "sdpa")
 """Kinds whose shape does not give their tensors' sizes."""
