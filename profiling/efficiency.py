@@ -277,7 +277,7 @@ MEASURES = (
 )
 
 
-def row_of(name: str, timed: Part | ProblemEfficiency, *, divisor: float = 1) -> list[object]:
+def row_of(name: str, timed: Part, *, divisor: float = 1) -> list[object]:
     """Return name, calls, times, ratios and the loss; calls and times over `divisor`."""
     calls = timed.calls if divisor == 1 else timed.calls / divisor
     times = (timed.measured_ms, timed.hot_ms, timed.cold_ms)

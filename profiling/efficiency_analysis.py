@@ -16,39 +16,37 @@ from profiling.peaks import Peaks, cautions_of_peaks, roofline_ms
 from profiling.replay.replay import Replay, ReplayTime, mismatches
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemEfficiency:
-    """One problem that was replayed. [milliseconds]"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Problems together: those of a kind and direction, or all. [milliseconds]"""
 
-    problem: Problem
+    kind: str
+    direction: str
     calls: int
     measured_ms: float
-    """The time of all its calls in the run."""
-    replayed: ReplayTime
-    """The time of one call, alone."""
-    roofline_ms: float | None
-    """The time of one call at the machine's peaks; None where they or the work are not known."""
-
-    @property
-    def hot_ms(self) -> float:
-        """The time of all its calls at the hot replay's speed."""
-        return self.replayed.hot_ms * self.calls
-
-    @property
-    def cold_ms(self) -> float | None:
-        """The time of all its calls at the cold replay's speed, if it was run cold."""
-        cold = self.replayed.cold_ms
-        return None if cold is None else cold * self.calls
-
-    @property
-    def cold_measured_ms(self) -> float:
-        """Measured time to compare with the cold replay's; 0 if it was not run cold."""
-        return 0.0 if self.replayed.cold_ms is None else self.measured_ms
+    """The time of all calls in the run."""
+    hot_ms: float
+    """The time of all calls at the hot replay's speed."""
+    cold_ms: float | None
+    """The time of those with a cold replay; None without any. benchdnn runs small ones hot only."""
+    cold_measured_ms: float
+    """Measured time of the same."""
 
     @property
     def lost_ms(self) -> float:
         """Measured time beyond the hot replay's; below 0 where the run was faster."""
         return self.measured_ms - self.hot_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemEfficiency(Part):
+    """One problem that was replayed."""
+
+    problem: Problem
+    replayed: ReplayTime
+    """The time of one call, alone."""
+    roofline_ms: float | None
+    """The time of one call at the machine's peaks; None where they or the work are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +59,16 @@ class NotReplayed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Problems together: those of a kind and direction, or all. [milliseconds]"""
-
-    kind: str
-    direction: str
-    calls: int
-    measured_ms: float
-    hot_ms: float
-    cold_ms: float | None
-    """The time of those with a cold replay; None without any. benchdnn runs small ones hot only."""
-    cold_measured_ms: float
-    """Measured time of the same."""
-
-    @property
-    def lost_ms(self) -> float:
-        """Measured time beyond the hot replay's."""
-        return self.measured_ms - self.hot_ms
-
-
-Timed = ProblemEfficiency | Part
-
-
-def hot_ratio(timed: Timed) -> float | None:
+def hot_ratio(part: Part) -> float | None:
     """Return hot replay over measured time: 1 if the run was as fast; None if it took no time."""
-    return timed.hot_ms / timed.measured_ms if timed.measured_ms else None
+    return part.hot_ms / part.measured_ms if part.measured_ms else None
 
 
-def cold_ratio(timed: Timed) -> float | None:
+def cold_ratio(part: Part) -> float | None:
     """Return cold replay over the measured time of the same problems; None if there is none."""
-    if timed.cold_ms is None or not timed.cold_measured_ms:
+    if part.cold_ms is None or not part.cold_measured_ms:
         return None
-    return timed.cold_ms / timed.cold_measured_ms
+    return part.cold_ms / part.cold_measured_ms
 
 
 @dataclass(frozen=True)
@@ -168,9 +143,20 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
         if time is None:
             why = replay.not_replayed.get(problem, "it is not in the replay")
             not_replayed.append(NotReplayed(problem, calls.count, calls.total_ms, why))
-        else:
-            ideal = roofline_ms(problem, peaks) if peaks else None
-            problems.append(ProblemEfficiency(problem, calls.count, calls.total_ms, time, ideal))
+            continue
+        item = ProblemEfficiency(
+            kind=problem.kind,
+            direction=problem.direction,
+            calls=calls.count,
+            measured_ms=calls.total_ms,
+            hot_ms=time.hot_ms * calls.count,
+            cold_ms=None if time.cold_ms is None else time.cold_ms * calls.count,
+            cold_measured_ms=0.0 if time.cold_ms is None else calls.total_ms,
+            problem=problem,
+            replayed=time,
+            roofline_ms=roofline_ms(problem, peaks) if peaks else None,
+        )
+        problems.append(item)
     outside = log.calls(lambda where: not steps.holds(where))
     return Efficiency(
         replay=replay,
@@ -184,16 +170,16 @@ def efficiency_of(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -> Eff
     )
 
 
-def parts_of(problems: Sequence[ProblemEfficiency]) -> list[Part]:
+def parts_of(problems: Sequence[Part]) -> list[Part]:
     """Return sums by kind and direction, the costliest first."""
-    groups: dict[tuple[str, str], list[ProblemEfficiency]] = defaultdict(list)
-    for timed in problems:
-        groups[timed.problem.kind, timed.problem.direction].append(timed)
+    groups: dict[tuple[str, str], list[Part]] = defaultdict(list)
+    for problem in problems:
+        groups[problem.kind, problem.direction].append(problem)
     parts = [sum_up(*key, group) for key, group in groups.items()]
     return sorted(parts, key=lambda part: -part.measured_ms)
 
 
-def sum_up(kind: str, direction: str, problems: Sequence[ProblemEfficiency]) -> Part:
+def sum_up(kind: str, direction: str, problems: Sequence[Part]) -> Part:
     """Return the sums of some problems."""
     cold = [problem.cold_ms for problem in problems if problem.cold_ms is not None]
     return Part(
