@@ -177,10 +177,7 @@ class DetectionDataset(Dataset[Sample]):
         size = self.annotations.size_of(row)
         boxes = scale_boxes(boxes, original_size=size, size=self.image_size)
         boxes, keep = clip_boxes(boxes, size=self.image_size)
-        return {
-            "boxes": boxes[keep].to(torch.float32),
-            "labels": torch.from_numpy(labels)[keep],
-        }
+        return {"boxes": boxes[keep].to(torch.float32), "labels": torch.from_numpy(labels)[keep]}
 
 
 def collate(samples: list[Sample]) -> Batch:

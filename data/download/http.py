@@ -32,11 +32,7 @@ PART_SUFFIX = ".part"
 MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 """S3 answers 403 for an object that is not there, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-ACCEPTED = {
-    HTTPStatus.OK,
-    HTTPStatus.PARTIAL_CONTENT,
-    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-}
+ACCEPTED = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
 LENGTH = r"\d{1,18}"
 """A number of bytes; int() refuses one of more than 4,300 digits."""
 SHOWN_OF_A_HEADER = 80
