@@ -165,10 +165,7 @@ def as_svg(figure: "Figure") -> str:
 
 
 def save_chart(figure: "Figure", *files: Path) -> None:
-    """Write the figure to files, each as SVG or PNG by its suffix.
-
-    Raises InputError if they cannot be written.
-    """
+    """Write the figure as SVG or PNG, by each file's suffix; raise InputError if it cannot."""
     for file in files:
         write_whole(file, as_svg(figure) if file.suffix == ".svg" else as_png(figure))
 
@@ -235,10 +232,7 @@ def rows_of(columns: Iterable[Column], objects: Iterable[object]) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under headings; `totals` are rows that stand apart at the end.
-
-    `notes` are sentences below it, on a page and in Markdown.
-    """
+    """Rows under headings, `totals` apart at the end, `notes` below (page and Markdown only)."""
 
     title: str
     columns: Sequence[Column]
@@ -250,10 +244,7 @@ class Table:
     def for_console(
         self, *, show_lines: bool = False, vertical: Literal["top", "bottom"] = "top"
     ) -> rich_table.Table:
-        """Return the table for `Console.print`; nothing in it is markup, or moves the cursor.
-
-        `vertical` is the place of cells of one line beside those of several.
-        """
+        """Return it for `Console.print`, free of markup; `vertical` places cells of one line."""
         title = printable(self.title) or None
         table = rich_table.Table(title=title, title_justify="left", show_lines=show_lines)
         for column in self.columns:

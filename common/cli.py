@@ -139,10 +139,7 @@ def add_output_options(
 
 
 def resuming_command(launcher: Sequence[str] = ()) -> str:
-    """Return the command that continues the run of this process.
-
-    The launcher's words, such as `mpirun -np 8`, come before `python`, which torchrun replaces.
-    """
+    """Return the command that continues this run; torchrun as launcher replaces `python`."""
     flags = ("--resume", "--auto-resume", "--overwrite")
     words = [word for word in sys.argv[1:] if word not in flags]
     python = () if launcher and launcher[0] == "torchrun" else (installed("python"),)

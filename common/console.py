@@ -79,10 +79,7 @@ Advance = Callable[[int, str], None]
 
 @contextmanager
 def progress(console: Console, title: str, *, total: int, start: int = 0) -> Iterator[Advance]:
-    """Show the progress of work while the context lasts; the title names work and unit.
-
-    `total` is how much there is to do, `start` how much was done before.
-    """
+    """Show the progress of work with its title and unit; `start` of `total` was done before."""
     if not console.is_terminal:
         yield lines(console, title, total=total, start=start)
         return
@@ -102,10 +99,7 @@ def progress(console: Console, title: str, *, total: int, start: int = 0) -> Ite
 
 @contextmanager
 def progress_in_bytes(console: Console, title: str, *, total: int) -> Iterator[Advance]:
-    """Show progress of reading or writing, counted in bytes and shown in megabytes.
-
-    It is not shown if it takes less than a second.
-    """
+    """Show progress counted in bytes, in megabytes, unless it takes less than a second."""
     if total < SHOWN_FROM:
         yield lambda done, note: None
         return
@@ -175,10 +169,7 @@ OUTPUT, ERRORS = 1, 2
 
 @contextmanager
 def redirected(descriptor: int, target: int) -> Iterator[None]:
-    """Redirect what is written to a file descriptor to another one, exact to the line.
-
-    Raises OSError if one of them is closed.
-    """
+    """Redirect one file descriptor to another, exact to the line; OSError if one is closed."""
     flush_c()
     original = os.dup(descriptor)
     try:

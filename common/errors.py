@@ -31,10 +31,7 @@ class WorkerDiedError(RuntimeError):
 
 
 class StoppedBeforeStart(BaseException):
-    """A signal ended a run before its first step; the message is the signal's name.
-
-    Like KeyboardInterrupt it may come anywhere, and no `except Exception` catches it.
-    """
+    """A signal, named in the message, ended a run before its first step."""
 
 
 FINISHED = 0
@@ -91,9 +88,7 @@ BREAKS = re.compile(r"\s*[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
 def printable(text: str) -> str:
-    """Return the text, with a � for each character that is not printed: control characters, escape
-    sequences, marks that turn the direction of writing, halves of surrogate pairs.
-    """
+    """Return the text with a � for each control character or other unprintable one."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else "�" for letter in text)

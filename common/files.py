@@ -66,10 +66,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def write_parts(file: Path, parts: Iterable[bytes]) -> None:
-    """Write a file like `write_whole`, in parts that need not be in memory at once.
-
-    Raises InputError if it cannot be written there.
-    """
+    """Write a file like `write_whole`, in parts that need not be in memory at once."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,10 +80,7 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write JSON, indented by a space, with texts of any language unescaped.
-
-    Raises InputError if it cannot be written there.
-    """
+    """Write JSON like `write_whole`, indented by a space, with texts of any language unescaped."""
     write_whole(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -95,18 +89,12 @@ MOST_BYTES = 64_000_000
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """Open a regular file for reading bytes.
-
-    Raises OSError if it cannot be opened or is something else, which `strerror` names.
-    """
+    """Open a regular file to read bytes; raise OSError if it cannot be opened or is none."""
     return os.fdopen(regular_descriptor(file), "rb")
 
 
 def regular_descriptor(file: Path, *, pipes: bool = False) -> int:
-    """Return a descriptor that reads a regular file or, with `pipes`, a pipe without a name.
-
-    Raises OSError as `open_regular`.
-    """
+    """Return a descriptor for `open_regular` or, with `pipes`, of a pipe without a name."""
     # Without O_NONBLOCK opening a FIFO would wait for a writer before anything can be checked.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -123,10 +111,7 @@ def regular_descriptor(file: Path, *, pipes: bool = False) -> int:
 
 
 def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file or of an unnamed pipe.
-
-    Raises OSError if it cannot be read, is neither, or holds more than `most_bytes`.
-    """
+    """Return the content of a regular file or unnamed pipe; OSError if neither or too large."""
     with os.fdopen(regular_descriptor(file, pipes=True), "rb") as stream:
         # Files of /proc have a size of 0, whatever they hold: the limit is for the bytes read.
         content = stream.read(most_bytes + 1)
@@ -136,18 +121,12 @@ def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:
-    """Return the content of a regular file or of an unnamed pipe, in UTF-8.
-
-    Raises OSError as `read_bytes`, UnicodeDecodeError unless `errors` allows other text.
-    """
+    """Return the same as UTF-8; `errors` are those of `bytes.decode`."""
     return read_bytes(file, most_bytes=most_bytes).decode("utf-8", errors)
 
 
 def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
-    """Return the JSON object of a file.
-
-    Raises InputError, which ends with `advice`, if it cannot be read or holds something else.
-    """
+    """Return the JSON object of a file; raise InputError, with `advice`, if there is none."""
     try:
         content = json.loads(read_text(file))
     except OSError as error:
@@ -215,10 +194,7 @@ def csv_parts(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Itera
 
 
 def harmless(cell: object) -> object:
-    """Return a cell that no spreadsheet calculates: an apostrophe stands before a formula.
-
-    Control characters are replaced; numbers, and texts that are numbers, stay.
-    """
+    """Return a printable cell; an apostrophe keeps spreadsheets from calculating a formula."""
     if not isinstance(cell, str):
         return cell
     shown = printable(cell)
@@ -233,10 +209,7 @@ class LineFile:
         self._waiting: deque[bytes] = deque()
 
     def write(self, line: str) -> None:
-        """Append a line, given without its end, after those that wait.
-
-        Raises OSError if it could not be written, and waits.
-        """
+        """Append a line after those that wait; raise OSError if it must wait, too."""
         self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
         while self._waiting:
             begin, written = os.fstat(self._descriptor).st_size, 0

@@ -40,10 +40,7 @@ class LockHeldError(Exception):
 
 
 class FileLock:
-    """A lock on a file, from `take` to `release`, or to the end of the process.
-
-    The file is created if it does not exist. Raises OSError if it cannot be opened for writing.
-    """
+    """A lock on a file, created if need be, from `take` to `release` or the process's end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,10 +78,7 @@ class FileLock:
         self._is_taken = True
 
     def release(self, *, remove: bool = False) -> None:
-        """Release the lock; with `remove` the file is removed, if it was created here.
-
-        Beside an owner file, whose presence shows that the lock is held, no file stays in any case.
-        """
+        """Release the lock; with `remove` the file is removed, if it was created here."""
         if self._file.closed:
             return
         self._released.set()
@@ -123,10 +117,7 @@ def is_locked(path: Path) -> bool:
 
 
 def has_locks(folder: Path) -> bool:
-    """Return whether the file system of a folder has `flock`; no file stays there.
-
-    Raises OSError if the folder cannot be written.
-    """
+    """Return whether a folder's file system has `flock`; OSError if it cannot be written."""
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,12 +132,7 @@ def owner_file(path: Path) -> Path:
 
 
 def create_owner_file(owner: Path) -> None:
-    """Create the file, in the place of one whose process has ended.
-
-    Raises:
-        LockHeldError: Another process holds it, or is taking it over.
-        OSError: The folder cannot be written.
-    """
+    """Create the file, or take it over from an ended process; else raise LockHeldError."""
     if owner.exists() and not is_alive(owner):
         remove_stale(owner)
     try:
@@ -244,10 +230,7 @@ def private_cache_folders() -> list[Path]:
 
 
 def first_writable(folders: Sequence[Path], *, mode: int = 0o777) -> Path:
-    """Return the first folder that accepts a file; it is made, with `mode`, if it is missing.
-
-    Raises OSError with the reasons of all, if there is none.
-    """
+    """Return the first folder that accepts a file, made with `mode`; else raise OSError."""
     reasons = []
     for folder in folders:
         try:

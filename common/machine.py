@@ -74,10 +74,7 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def code_version() -> dict[str, str | bool | None]:
-    """Return `repository`, `commit`, and whether files differ; None where git does not know.
-
-    An image is no clone: its file COMMIT has the commit from which it was made.
-    """
+    """Return `repository`, `commit`, and whether files differ; None where git does not know."""
     address, status = git("remote", "get-url", "origin"), git("status", "--porcelain")
     return {
         "repository": address and re.sub(r"//[^/@]*@", "//", address),  # without a password
@@ -105,10 +102,7 @@ def git(*arguments: str) -> str | None:
 
 
 def page_faults() -> int:
-    """Return the minor page faults of this process so far, with its threads, without children.
-
-    Each is a page that the kernel had to provide first: after warm-up a step needs next to none.
-    """
+    """Return the minor page faults of this process so far; after warm-up a step needs none."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -126,10 +120,7 @@ def peak_resident_mb() -> float:
 
 
 def private_mb() -> float:
-    """Return the memory in RAM that this process shares with no other now [10⁶ bytes].
-
-    Pages of a mapped file count as long as no other process has them mapped.
-    """
+    """Return the memory in RAM that this process shares with no other now [10⁶ bytes]."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
     return sum(kilobytes) * KIB / 1e6
@@ -165,10 +156,7 @@ def environment() -> dict[str, str | int]:
 
 
 def require_packages(*names: str, purpose: str) -> None:
-    """Raise InputError unless packages of requirements-serving.txt are installed.
-
-    `names` are those of imports; `purpose` is what needs them, for the message.
-    """
+    """Raise InputError, with the purpose, unless packages of requirements-serving.txt exist."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise InputError(
@@ -223,11 +211,7 @@ def start_time(process: int) -> int | None:
 
 
 def kill_if_local(target: ProcessIdentity | None) -> None:
-    """Send SIGKILL, which also ends a stopped process, to a process of this host and user.
-
-    Nothing happens if it is on another host, in a container with its own process numbers,
-    owned by another user, or gone.
-    """
+    """Send SIGKILL to a process of this host, PID namespace and user, unless it has ended."""
     own = own_process()
     if target is None or own is None or target.namespace != own.namespace or target == own:
         return
@@ -248,10 +232,7 @@ class ProcessTime:
 
 
 def waiting_of_threads() -> dict[int, float]:
-    """Return how long each thread of this process was ready to run and had no core [s].
-
-    Empty where the kernel does not count it (`CONFIG_SCHED_INFO`).
-    """
+    """Return how long [s] each thread was ready without a core; empty if that is not counted."""
     waits = {}
     for folder in (PROC / "self/task").iterdir():
         # https://docs.kernel.org/scheduler/sched-stats.html: running, waiting [ns], timeslices
@@ -262,10 +243,7 @@ def waiting_of_threads() -> dict[int, float]:
 
 
 def ticks_on(cpus: Collection[int]) -> dict[int, int]:
-    """Return the processor time of all processes' threads that ran on these CPUs last [ticks].
-
-    By process id, without this process and those that have no such thread.
-    """
+    """Return processor times [ticks] by process, of threads that ran on these CPUs last."""
     ticks: dict[int, int] = {}
     own = str(os.getpid())
     for folder in PROC.iterdir():

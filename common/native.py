@@ -138,10 +138,7 @@ def usable_instruction_sets() -> list[str]:
 
 
 def find_compiler() -> list[str]:
-    """Return the C++ compiler's command: the environment's `CXX`, else `g++`, else `c++`.
-
-    Raises NoCompilerError if there is none.
-    """
+    """Return the C++ compiler's command (`CXX`, g++ or c++), or raise NoCompilerError."""
     if os.environ.get("CXX"):
         command = os.environ["CXX"].split()  # may carry arguments, such as "ccache g++"
         if shutil.which(command[0]) is None:

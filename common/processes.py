@@ -131,10 +131,7 @@ def signal_name(number: int) -> str:
 
 
 def exit_reason(status: int, errors: str) -> str:
-    """Return in a few words why a process ended: the signal, or its last line of errors.
-
-    `status` is as `subprocess.Popen.returncode`: a signal's number is negative.
-    """
+    """Return why a process ended: the signal (`status` < 0), or its last line of errors."""
     if status < 0:
         return f"its process was ended by {signal_name(-status)}"
     last_line = (errors.strip().splitlines() or ["it said nothing"])[-1]
@@ -316,10 +313,7 @@ def results_of(
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block `STOPS` in all threads of processes that are started meanwhile, for their lifetime.
-
-    This process receives them afterwards.
-    """
+    """Block `STOPS` here until the end, and in processes started meanwhile for their lifetime."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

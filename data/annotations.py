@@ -72,10 +72,7 @@ UNNAMED = "N/A"
 
 @dataclass(frozen=True)
 class ClassMap:
-    """For every label (the model's class index, from 0): its category id and its name.
-
-    Stored in the checkpoint, so that predictions have the ids of the training JSON.
-    """
+    """For every label (the model's class index, from 0): its category id and its name."""
 
     category_ids: tuple[int, ...]
     names: tuple[str, ...]
@@ -381,11 +378,7 @@ def leaves_folder(name: str) -> bool:
 
 
 def image_path(folder: Path, name: str) -> Path:
-    """Return the file of an image; raise InputError if the name leads out of the folder.
-
-    An index may come from anywhere: its names are checked here. Links in the folder are followed:
-    those are the user's own.
-    """
+    """Return the file of an image; raise InputError if the name leads out of the folder."""
     if leaves_folder(name):
         raise InputError(f"annotations: file_name {shown(name)}: leads out of {folder}")
     return folder / name

@@ -99,12 +99,7 @@ def read_annotations(path: Path, *, advance: Advance = lambda done: None) -> Ann
 
 
 def strict_columns(path: Path, name: str, entries: list[Any], *, first: int = 0) -> Columns:
-    """Return the columns of entries of the list `name`; `first` is the first one's position.
-
-    Raises:
-        InputError: One line for the first fault, such as
-            `labels.json: annotations[17].bbox: expected …, found …`.
-    """
+    """Return the columns of entries of the list `name`; raise InputError at the first fault."""
 
     def refuse(fault: Fault) -> None:
         field = fault.field.rpartition(".")[2]
@@ -175,10 +170,7 @@ class Fault(NamedTuple):
 
 
 def checked_columns(name: str, entries: list[Any], report: Callable[[Fault], None]) -> Columns:
-    """Return the columns of some entries of the list `name`, and report every fault.
-
-    Faults are reported field by field. If there are any, the columns must not be used.
-    """
+    """Return the columns of entries of the list `name`, of no use if faults were reported."""
     rows: Collection[int] = range(len(entries))
     if not set(map(type, entries)) <= {dict}:
         for row, entry in enumerate(entries):

@@ -112,11 +112,7 @@ def run_convert(
     image_ids: Path | None,
     skip_missing_images: bool,
 ) -> int:
-    """Run the command; returns the exit code.
-
-    Raises:
-        InputError: A file is missing or not what it should be, or an option does not fit it.
-    """
+    """Run the command; returns the exit code."""
     console = make_console()
     if source.suffix.lower() == ".csv":
         needed = {"--class-descriptions": class_descriptions, "--images": images, "--out": out}
@@ -170,11 +166,7 @@ def files_of_splits(root: Path) -> list[Path]:
 
 
 def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Console) -> None:
-    """Make the index of a COCO-format JSON, beside it or at `out`, and describe it.
-
-    Raises:
-        InputError: The file is not COCO's, or `out` is there already.
-    """
+    """Make the index of a COCO-format JSON, beside it or at `out`, and describe it."""
     began = time.monotonic()
     if out is None:
         index = find_or_make_index(path, console=console)
@@ -251,11 +243,7 @@ MOST_BYTES = 2_000_000_000
 def run_split(
     annotations: Path, *, out: Path, validation: float, seed: int, overwrite: bool
 ) -> int:
-    """Write both splits and print what is in them; returns the exit code.
-
-    Raises:
-        InputError: The annotations are not COCO's or one image, or a file is there already.
-    """
+    """Write both splits and print what is in them; returns the exit code."""
     files = {split: out / f"{split}.json" for split in SPLITS}
     if annotations.resolve() in [file.resolve() for file in files.values()]:
         raise InputError(f"{annotations}: would be replaced by its own part; name another --out")
@@ -301,10 +289,7 @@ def run_split(
 def lacking_notes(
     images_of_class: Mapping[int, int], splits: Mapping[SplitName, Content]
 ) -> Iterator[str]:
-    """Yield a line for each reason why classes have no box in a split.
-
-    `images_of_class` is the number of images that show each class, by category id.
-    """
+    """Yield a line for each reason why classes, shown by so many images, lack boxes."""
 
     def lacking(content: Content, *, images: int) -> str:
         """Return the first names of classes without a box that 0, 1 or more (2) images show."""

@@ -123,10 +123,7 @@ class DetectionDataset(Dataset[Sample]):
             return self._replacement(key, str(error))
 
     def read(self, key: SampleKey) -> Sample:
-        """Return the sample of a key; in training mirrored with p = 0.5 by the key's seed.
-
-        Raises InputError if the image cannot be read, or is not of the shape that is annotated.
-        """
+        """Return a key's sample, in training mirrored with p = 0.5, or raise InputError."""
         row = int(self.rows[key.index])
         path = image_path(self.image_folder, self.annotations.file_names[row])
         original_size = self.annotations.size_of(row)
@@ -260,10 +257,7 @@ def open_data(
 def class_map_of(
     annotations: Annotations, *, source: str, class_indices: str, num_classes: int | None
 ) -> ClassMap:
-    """Return the model's class indices for these categories.
-
-    Raises InputError if they do not fit `num_classes`, or a name is no text.
-    """
+    """Return the model's classes; raise InputError if the categories do not fit `num_classes`."""
     ids, names = annotations.category_ids, annotations.category_names
     for index, name in enumerate(names):
         if re.search("[\ud800-\udfff]", name):  # half of a pair, which JSON cannot hold

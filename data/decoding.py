@@ -163,11 +163,7 @@ def installed_decoders() -> list[str]:
 
 
 def resolve_decoder(name: str) -> str:
-    """Return the decoder that `data.decoder` means: itself; for `auto` the fastest that works.
-
-    Raises:
-        InputError: It is not known, not installed, or does not work.
-    """
+    """Return the decoder itself, or for `auto` the fastest that works; else raise InputError."""
     if name == "auto":
         return next(decoder for decoder in DECODERS if fault_of(decoder) is None)
     if name not in DECODERS:
@@ -200,10 +196,7 @@ def fault_of(name: str) -> str | None:
 
 
 def describe_decoder(name: str) -> str:
-    """Return a decoder with its version, such as `simplejpeg 1.9.0` or `pillow-simd 12.1.1 (SIMD)`.
-
-    `pillow` is whichever of Pillow and Pillow-SIMD is in place.
-    """
+    """Return a decoder with its version, such as `pillow-simd 12.1.1 (SIMD)` for `pillow`."""
     if name != "pillow":
         return f"{name} {version(name)}"
     library = f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
@@ -292,10 +285,7 @@ def turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def is_resized_copy(decoded: tuple[int, int], annotated: tuple[int, int]) -> bool:
-    """Return whether two sizes (height, width) have one shape, but for a pixel of rounding.
-
-    Boxes can be scaled only then: another shape is a turned photo, or another picture.
-    """
+    """Return whether two (height, width) have one shape, so that boxes can be scaled."""
     excess = abs(decoded[0] * annotated[1] - decoded[1] * annotated[0])
     return excess <= max(annotated)
 

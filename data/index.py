@@ -106,11 +106,7 @@ def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> No
 
 
 def open_index(folder: Path) -> Annotations:
-    """Map an index into memory.
-
-    Raises:
-        InputError: One line: the folder is no index, of another format, or damaged.
-    """
+    """Map an index into memory; raise InputError for one that is damaged or of another format."""
     try:
         description = json.loads(read_bytes(folder / DESCRIPTION))
         number = description["format"]
@@ -290,10 +286,7 @@ def make_for_all(path: Path, stamp: Stamp, home: Path, *, console: Console) -> F
 
 
 def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> FoundIndex:
-    """Make the index of a file, unless there is one of the same content, and note it as current.
-
-    Raises InputError if the file is not COCO's, or changed meanwhile.
-    """
+    """Make a file's index, unless there is one of the same content, and note it as current."""
     with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
         content = digest(path, advance=lambda done: advance(done, "identifying it"))
         folder = home / f"{content[:16]}-format{FORMAT}"

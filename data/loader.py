@@ -57,10 +57,7 @@ def training_keys(
 
 
 class TrainingBatches(Sampler[list[SampleKey]]):
-    """Batch sampler of `training_keys`, for the DataLoader.
-
-    `set_position` before each epoch; a resumed run reads exactly the remaining batches with it.
-    """
+    """Batch sampler of `training_keys`: `set_position` before each epoch, then iterate."""
 
     def __init__(
         self,

@@ -40,11 +40,7 @@ def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(out: Path, *, images: int, seed: int) -> int:
-    """Draw the scenes, all or none; returns the exit code.
-
-    Raises:
-        InputError: The folder is there already, or cannot be written.
-    """
+    """Draw the scenes, all or none; returns the exit code."""
     if out.exists() or out.is_symlink():
         raise InputError(f"--out: {out} exists; name a folder that is not there yet")
     console = make_console()

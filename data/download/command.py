@@ -190,10 +190,7 @@ def seconds(text: str) -> float:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise `KeyboardInterrupt(signal.SIGTERM)` while the context lasts.
-
-    For the main thread, which alone can set signal handlers.
-    """
+    """Let SIGTERM raise `KeyboardInterrupt(signal.SIGTERM)`; for the main thread only."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.SIGTERM)

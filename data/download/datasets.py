@@ -314,10 +314,7 @@ def _choose(split: SplitName, class_list: ClassList, request: Request, console: 
 
 
 def zip_with(members: Iterable[str], *, limit: int) -> Check:
-    """Return a check for a zip that has these members, with the checksums that it gives for them.
-
-    `limit` is the most bytes that a member can have, inflated.
-    """
+    """Return a check for a zip with these members, whole and of at most `limit` bytes inflated."""
     return partial(_check_zip, members=tuple(members), limit=limit)
 
 

@@ -54,10 +54,7 @@ class HttpOptions(NamedTuple):
     first_pause: float = 0.5  # doubled after each further failure, up to `LONGEST_PAUSE`
 
     def pause(self, failures: int) -> float:
-        """Return how long to wait after so many failures [s].
-
-        Between half of it and all of it, so that not all threads come back at once.
-        """
+        """Return the seconds to wait after so many failures, at random so that threads spread."""
         longest = min(self.first_pause * 2.0 ** (failures - 1), LONGEST_PAUSE)
         return longest * random.uniform(0.5, 1.0)
 
@@ -305,10 +302,7 @@ def body_start(response: requests.Response, *, asked: int) -> int:
 
 
 def file_length(response: requests.Response) -> int | None:
-    """Return the whole file's length in bytes; None if the body marks its end (chunked).
-
-    Raises AttemptError if nothing would show whether the body is complete.
-    """
+    """Return the length in bytes, None if chunked; AttemptError if it cannot be known."""
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise AttemptError("the server compressed the file, unasked")
     if response.status_code == HTTPStatus.PARTIAL_CONTENT:
@@ -369,10 +363,7 @@ def is_unreachable(error: requests.RequestException) -> bool:
 
 
 def check_reachable(url: str, *, timeout: float) -> None:
-    """Accept any answer, a refusal too, before thousands of files are requested in vain.
-
-    Raises InputError naming the server if there was no connection in three attempts.
-    """
+    """Raise InputError naming the server if three attempts get no answer of any kind."""
     reason = ""
     for pause in PAUSES:
         try:

@@ -290,10 +290,7 @@ class Rate:
 
 @contextmanager
 def one_download(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and lock it against other downloads while the context lasts.
-
-    Raises InputError if the folder cannot be written, or another download is at work in it.
-    """
+    """Make and lock the folder; raise InputError if it is locked or cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out: {folder}: is a file; name a folder")
     try:
@@ -315,10 +312,7 @@ def one_download(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path) -> set[str]:
-    """Return the names of a folder's files; make it if need be, and remove parts of images.
-
-    Reads the names only: a file has its name because it was checked when it came.
-    """
+    """Return the names of a folder's files; make it if need be, and remove parts of images."""
     folder.mkdir(parents=True, exist_ok=True)
     with os.scandir(folder) as entries:
         names = {entry.name for entry in entries}
@@ -339,10 +333,7 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
 
 
 def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:
-    """Warn if `images` of `bytes_each` on average may not fit into a folder.
-
-    Raises InputError if less than half of the space that is needed is free.
-    """
+    """Warn if images of an average size may not fit, raise InputError if half do not."""
     free, needed = shutil.disk_usage(folder).free, images * bytes_each
     if needed <= free:
         return

@@ -96,10 +96,7 @@ def read_boxes(path: Path, class_list: ClassList, *, advance: Advance = ignore_p
 def image_ids_with_boxes(
     path: Path, class_list: ClassList, *, advance: Advance = ignore_progress
 ) -> NDArray[np.uint64]:
-    """Return the ids of the images with a box of a chosen class, sorted, each once.
-
-    Arguments and errors as in `read_boxes`; only the columns ImageID and LabelName are read.
-    """
+    """Return the sorted ids of images with a box of a chosen class; else as `read_boxes`."""
     parts = [np.empty(0, dtype=np.uint64)]
     for lines in read_lines(path, columns=["ImageID", "LabelName"], advance=advance):
         image_ids, class_indices = parse_names(lines, class_list.index_of_label)
@@ -117,10 +114,7 @@ class Lines(NamedTuple):
 
 
 def read_lines(path: Path, *, columns: Sequence[str], advance: Advance) -> Iterator[Lines]:
-    """Yield a CSV file without quoted fields, some megabytes at a time; `advance` gets bytes read.
-
-    Raises InputError if it cannot be read, has no rows or lacks one of the columns.
-    """
+    """Yield a CSV without quotes, some megabytes at a time, or raise InputError as `read_boxes`."""
     with open_csv(path) as file:
         header = file.readline().rstrip("\r\n").split(",")
         positions_of(columns, header=header, file=path)
@@ -149,10 +143,7 @@ class Check(NamedTuple):
 def parse_names(
     lines: Lines, index_of_label: dict[str, int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int16]]:
-    """Return ImageID and class index of each of N lines: [N], [N].
-
-    Raises InputError naming the first field that is no ImageID, or no LabelName that is known.
-    """
+    """Return ImageID [N] and class index [N] of lines, or raise InputError for a fault."""
     known = "a label of the class descriptions"
     checks = (
         Check("ImageID", AN_IMAGE_ID, lambda row: bool(IMAGE_ID.fullmatch(row["ImageID"]))),
@@ -314,11 +305,7 @@ def mlperf_classes() -> list[str]:
 
 
 def read_class_descriptions(path: Path) -> dict[str, str]:
-    """Return the display name of every LabelName.
-
-    Raises InputError for a file that is not `class-descriptions-boxable.csv`: v5's, without a
-    header, or v7's, with one.
-    """
+    """Return the display name of every LabelName, from v5's file or v7's with a header."""
     names: dict[str, str] = {}
     with open_csv(path) as file:
         rows = csv.reader(file)

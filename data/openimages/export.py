@@ -254,10 +254,7 @@ def _annotations(content: Content, *, advance: Advance) -> Iterator[list[dict[st
 
 
 def list_images(folder: Path) -> NDArray[np.uint64]:
-    """Return the ids of the files `<ImageID>.jpg` in a folder, in any order; others are ignored.
-
-    Raises InputError for a folder that cannot be read.
-    """
+    """Return the ids of the files `<ImageID>.jpg` in a folder, in any order."""
     try:
         with os.scandir(folder) as entries:
             stems = (entry.name.removesuffix(SUFFIX) for entry in entries if is_image(entry.name))

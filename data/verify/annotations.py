@@ -302,10 +302,7 @@ def check_categories_fit(
 
 
 def check_categories_agree(train: Entries, validation: Entries, findings: Findings) -> None:
-    """Find categories of the validation split that are not the training split's.
-
-    Their order is free: see `data.annotations.ClassMap.check_categories`.
-    """
+    """Find categories of the validation split that differ from the training split's."""
     expected = dict(zip(train.category_ids.tolist(), train.category_names, strict=True))
     for row, category_id in enumerate(validation.category_ids.tolist()):
         name, known = validation.category_names[row], expected.get(category_id)
@@ -421,10 +418,7 @@ def count_classes(entries: Entries, findings: Findings) -> ClassCounts:
 
 
 def clean_images(entries: Entries, good: Good) -> NDArray[np.bool_]:
-    """Return which images [I] remain.
-
-    An image all of whose boxes are bad is removed: it would train the model that it is empty.
-    """
+    """Return which images [I] remain: not those whose boxes are all bad, as if empty."""
     images = len(entries.image_ids)
     named = entries.image_of_box[entries.image_of_box >= 0]
     had_boxes = np.bincount(named, minlength=images) > 0

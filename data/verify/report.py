@@ -36,11 +36,7 @@ STOPS_TRAINING = 1
 def require_free_outputs(
     *, json_file: Path | None, clean_folder: Path | None, splits: Sequence[SplitName]
 ) -> None:
-    """Refuse outputs that exist or cannot be written, before the work.
-
-    Raises:
-        InputError: Names the one that exists, or the folder that cannot be written to.
-    """
+    """Raise InputError, before the work, for outputs that exist or cannot be written."""
     if json_file is not None:
         require_free_json(json_file)
         require_writable(json_file.absolute().parent)

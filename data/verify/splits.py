@@ -99,11 +99,7 @@ def check_splits(
     sample: int | None,
     console: Console,
 ) -> list[CheckedSplit]:
-    """Check annotations first, which takes less time, then images.
-
-    The training split comes first. `sample` is how many images of each split are decoded; None
-    for all.
-    """
+    """Check annotations, then all images or `sample` of each split, the training split first."""
     checked = [
         check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
@@ -262,11 +258,7 @@ def fault_of_file(
 
 
 def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) -> None:
-    """Add the faults of the splits' image files to their findings, and clear bad images' `good`.
-
-    If a run replaces bad images they do not stop it, unless there are too many, or no other image
-    to train on remains.
-    """
+    """Add the faults of image files, which stop no run that can replace them, to the findings."""
     readable = [(split, split.contents) for split in checked if split.contents is not None]
     limit, total, are_replaced = rules.bad_image_limit, 0, rules.bad_image_limit is not None
     for split, contents in readable:
@@ -295,10 +287,7 @@ def add_image_findings(checked: Sequence[CheckedSplit], rules: TrainingRules) ->
 
 
 def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
-    """Find image files without annotations, in every folder whose annotations can be read.
-
-    Files of a folder that both splits share are findings of the first split.
-    """
+    """Find image files that no readable annotations name; shared folders are the first split's."""
     sharing: dict[Path, list[CheckedSplit]] = {}
     for split in checked:
         sharing.setdefault(split.split.images.resolve(), []).append(split)
