@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -164,8 +165,8 @@ def put_out(
 
 def as_json(results: Results, findings: Sequence[Finding], *, benchmark: str) -> dict[str, Any]:
     """Return seconds, MB of 10⁶ bytes, and ratios: times as fast, as `torch/torchvision`: 4.6."""
-    pairs = [(one, other) for one in results.names for other in results.names if one != other]
-    ratios = {f"{one}/{other}": results.ratio(one, other) for one, other in pairs}
+    pairs = permutations(results.names, 2)
+    ratios = {f"{name}/{other}": results.ratio(name, other) for name, other in pairs}
     return {
         "benchmark": benchmark,
         "workload": vars(results.workload),

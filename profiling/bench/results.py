@@ -297,15 +297,21 @@ def measure(
         ):
             if with_load:
                 with busy_cores([cpus[len(quiet) % len(cpus)]]):
-                    loaded.append({one.name: pool.worker(one).run() for one in variants})
+                    loaded.append(
+                        {variant.name: pool.worker(variant).run() for variant in variants}
+                    )
             quiet.append(runs)
         # Last of all: what watches a run also slows it down.
-        convolving = [one for one in variants if benchmark.uses_onednn and one.name != CEILING]
-        primitives = {one.name: profiled(pool.worker(one)) for one in convolving}
+        convolving = [
+            variant for variant in variants if benchmark.uses_onednn and variant.name != CEILING
+        ]
+        primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
         counted = convolving if benchmark.counts_bytes else []
-        moved = {one.name: pool.worker(one).ask("bytes")["bytes"] for one in counted}
+        moved = {variant.name: pool.worker(variant).ask("bytes")["bytes"] for variant in counted}
         watched = variants if where else []
-        operators = {one.name: pool.worker(one).ask("operators")["operators"] for one in watched}
+        operators = {
+            variant.name: pool.worker(variant).ask("operators")["operators"] for variant in watched
+        }
     return Results(
         workload=workload,
         variants=variants,

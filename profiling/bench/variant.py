@@ -88,9 +88,8 @@ class Workload:
     """Makes images, boxes and weights."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.images} images of {self.image_size}x{self.image_size}, {self.classes} classes"
-        )
+        side = self.image_size
+        return f"{self.images} images of {side}x{side}, {self.classes} classes"
 
 
 STANDARD = Workload()

@@ -169,8 +169,6 @@ class PerfHook(ProfilerHook):
         """Events that this machine has no counters for, once the file is written."""
         self._rank = rank
         self._perf: PerfStat | None = None
-        self._step = 0
-        self._counted: list[int] = []
         self._begun = self._seconds = 0.0
 
     def open(self, prepared: PreparedTraining) -> None:
@@ -180,7 +178,6 @@ class PerfHook(ProfilerHook):
     def begin_step(self, number: int, prepared: PreparedTraining) -> None:
         """Start to count."""
         assert self._perf is not None
-        self._step = number
         self._perf.count(on=True)
         self._begun = time.perf_counter()
 
@@ -193,20 +190,19 @@ class PerfHook(ProfilerHook):
             return
         self._seconds += time.perf_counter() - self._begun
         self._perf.count(on=False)
-        self._counted.append(self._step)
 
     def close(self) -> None:
-        """Write the counts."""
+        """Write the counts; there are none if perf has ended by itself."""
         if self._perf is None:
             return
         output = self._perf.end()
         self._perf = None
-        if not self._counted:
+        if not self.done or not output:
             return
         counters, self.not_counted = parse_counters(output)
         content = {
             "rank": self._rank,
-            "steps": self._counted,
+            "steps": self.done,
             "seconds": round(self._seconds, 6),
             "counters": counters,
             "not_counted": self.not_counted,
@@ -300,7 +296,12 @@ class PerfStat:
             raise PerfFailedError(f"perf: {problem}")
 
     def end(self) -> str:
-        """End it; return its output, a line of comma-separated fields for each event."""
+        """End it; return its output, a line of comma-separated fields for each event.
+
+        Empty if it has been ended before.
+        """
+        if self._output.closed:
+            return ""
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(SECONDS_TO_ANSWER)

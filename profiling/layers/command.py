@@ -214,10 +214,10 @@ def combine(
 def remarks_on(subject: Subject, configurations: Sequence[Configuration]) -> list[str]:
     """Return sentences about options without effect here, or with an unexpected one."""
     nodes = read_allowance().memory_nodes
-    policies = dict.fromkeys(one.memory for one in configurations if one.memory)
+    policies = dict.fromkeys(each.memory for each in configurations if each.memory)
     remarks = [memory_remark(text, allowed=nodes) for text in policies]
-    if any(one.huge_pages for one in configurations):
+    if any(each.huge_pages for each in configurations):
         remarks.append(huge_pages_remark())
-    if subject.precision == "bf16" and any(not one.onednn for one in configurations):
+    if subject.precision == "bf16" and any(not each.onednn for each in configurations):
         remarks.append(SLOW_BF16)
     return [f"note: {line}" for line in remarks if line]

@@ -69,11 +69,13 @@ def print_study(
     console.print(layers_table(measured).for_console())
     passes = "" if len(measured) <= MOST_BY_PASS else ", both passes together"
     console.print(f"milliseconds on average{passes}; all rows are the whole iteration")
-    notes = [f"note: {one.label}: {note}" for one in measured for note in one.facts["notes"]]
+    notes = [
+        f"note: {result.label}: {note}" for result in measured for note in result.facts["notes"]
+    ]
     notes += [
-        f"note: {one.label}: oneDNN ran all the same: {', '.join(one.primitives)}"
-        for one in measured
-        if not one.configuration.onednn and one.primitives
+        f"note: {result.label}: oneDNN ran all the same: {', '.join(result.primitives)}"
+        for result in measured
+        if not result.configuration.onednn and result.primitives
     ]
     for line in (*sentences(subject, measured), *remarks, *notes):
         console.print(line, soft_wrap=True, markup=False)
@@ -85,22 +87,22 @@ def print_study(
 def summary_table(subject: Subject, measured: Sequence[Measured]) -> Table:
     """Return a row for each configuration."""
     cells: list[tuple[Column, Callable[[Measured], object]]] = [
-        (text_column(""), lambda one: one.label),
-        (Column("forward ms", ",.1f"), lambda one: one.whole("forward").mean),
-        (Column("backward ms", ",.1f"), lambda one: one.whole("backward").mean),
-        (Column("both ms", ",.1f"), lambda one: one.total_ms),
-        (Column("images/s", ".3g"), lambda one: subject.batch / one.total_ms * 1000),
-        (Column("convolutions", ".1%"), lambda one: one.convolving_share),
-        (Column("unwatched ms", ",.1f"), lambda one: one.plain_ms),
+        (text_column(""), lambda result: result.label),
+        (Column("forward ms", ",.1f"), lambda result: result.whole("forward").mean),
+        (Column("backward ms", ",.1f"), lambda result: result.whole("backward").mean),
+        (Column("both ms", ",.1f"), lambda result: result.total_ms),
+        (Column("images/s", ".3g"), lambda result: subject.batch / result.total_ms * 1000),
+        (Column("convolutions", ".1%"), lambda result: result.convolving_share),
+        (Column("unwatched ms", ",.1f"), lambda result: result.plain_ms),
         (
             Column("watching adds", "+.1%"),
-            lambda one: one.watching_cost if len(one.plain) >= LEAST_PAIRS else None,
+            lambda result: result.watching_cost if len(result.plain) >= LEAST_PAIRS else None,
         ),
-        (Column("peak MB", ",.0f"), lambda one: one.peak_mb),
+        (Column("peak MB", ",.0f"), lambda result: result.peak_mb),
     ]
-    if any(one.configuration.huge_pages for one in measured):
-        cells.append((Column("huge pages MB", ",.0f"), lambda one: one.huge_pages_mb))
-    rows = [[value(one) for _, value in cells] for one in measured]
+    if any(result.configuration.huge_pages for result in measured):
+        cells.append((Column("huge pages MB", ",.0f"), lambda result: result.huge_pages_mb))
+    rows = [[value(result) for _, value in cells] for result in measured]
     return Table("", [column for column, _ in cells], rows)
 
 
@@ -110,8 +112,8 @@ def layers_table(measured: Sequence[Measured]) -> Table:
     is_alone = len(measured) == 1
     formats = {"forward": ",.2f", "backward": ",.2f", "share": ".1%"} if by_pass else {"ms": ",.2f"}
     columns = [text_column("layer", no_wrap=by_pass), text_column("type", no_wrap=True)]
-    for one in measured:
-        label = "" if is_alone else f"\n{one.label}"
+    for result in measured:
+        label = "" if is_alone else f"\n{result.label}"
         columns += [Column(f"{heading}{label}", text) for heading, text in formats.items()]
     if is_alone:
         columns.append(Column("GFLOP/s", ",.0f"))
@@ -143,7 +145,7 @@ def layers_table(measured: Sequence[Measured]) -> Table:
 
 def layers_by_name(measured: Sequence[Measured]) -> list[dict[str, Layer]]:
     """Return the layers of each configuration by name."""
-    return [{layer.name: layer for layer in one.layers()} for one in measured]
+    return [{layer.name: layer for layer in result.layers()} for result in measured]
 
 
 def costliest(tables: Sequence[Mapping[str, Layer]]) -> list[str]:
@@ -181,23 +183,23 @@ def sentences(subject: Subject, measured: Sequence[Measured]) -> list[str]:
 def comparisons(measured: Sequence[Measured]) -> list[str]:
     """Compare configurations that differ in the engine alone; if none do, all with the first."""
     pairs = [
-        (one, other)
-        for one in measured
-        for other in measured
-        if not one.configuration.onednn
-        and replace(one.configuration, onednn=True) == other.configuration
+        (default, optimized)
+        for default in measured
+        for optimized in measured
+        if not default.configuration.onednn
+        and replace(default.configuration, onednn=True) == optimized.configuration
     ]
     if not pairs:
         first = measured[0]
         return [
-            f"{one.label}: {first.total_ms / one.total_ms:.2f} times as fast as {first.label}"
-            for one in measured[1:]
+            f"{result.label}: {first.total_ms / result.total_ms:.2f} times as fast as {first.label}"
+            for result in measured[1:]
         ]
     return [
-        f"default engine (oneDNN off) {one.total_ms / 1000:.3g} s, optimized (oneDNN on) "
-        f"{other.total_ms / 1000:.3g} s{one.label.removeprefix('default')}: "
-        f"{one.total_ms / other.total_ms:.2f} times as fast"
-        for one, other in pairs
+        f"default engine (oneDNN off) {default.total_ms / 1000:.3g} s, optimized (oneDNN on) "
+        f"{optimized.total_ms / 1000:.3g} s{default.label.removeprefix('default')}: "
+        f"{default.total_ms / optimized.total_ms:.2f} times as fast"
+        for default, optimized in pairs
     ]
 
 
@@ -218,8 +220,8 @@ def layers_csv(measured: Sequence[Measured]) -> str:
     have six significant digits.
     """
     rows = []
-    for one in measured:
-        for layer in one.layers():
+    for result in measured:
+        for layer in result.layers():
             numbers = [
                 getattr(statistic, name) if statistic else None
                 for name in STATISTICS.values()
@@ -227,7 +229,7 @@ def layers_csv(measured: Sequence[Measured]) -> str:
             ]
             numbers += [layer.share, layer.gflop or None, layer.gflop_per_s]
             texts = ("" if number is None else f"{number:.6g}" for number in numbers)
-            rows.append([one.label, layer.name, layer.type, layer.calls, *texts])
+            rows.append([result.label, layer.name, layer.type, layer.calls, *texts])
     return as_csv(COLUMNS, rows)
 
 
@@ -237,26 +239,26 @@ def as_json(
     """Return everything for programs; times in milliseconds, shares 0 to 1."""
     configurations = [
         {
-            "label": one.label,
-            **asdict(one.configuration),
-            "versions": one.facts["versions"],
-            "device": one.facts["device"],
-            "notes": one.facts["notes"],
-            "forward_ms": asdict(one.whole("forward")),
-            "backward_ms": asdict(one.whole("backward")),
-            "total_ms": one.total_ms,
-            "unwatched_median_ms": one.plain_ms,
-            "watching_cost": one.watching_cost,
-            "convolving_share": one.convolving_share,
-            "peak_mb": one.peak_mb,
-            "huge_pages_mb": one.huge_pages_mb,
-            "onednn_s": dict(one.primitives),
-            "layers": [asdict(layer) for layer in one.layers()],
-            "between_layers_backward_ms": one.nodes(),
-            "iterations_ms": [[i["forward"], i["backward"]] for i in one.watched],
-            "unwatched_iterations_ms": [[i["forward"], i["backward"]] for i in one.plain],
+            "label": result.label,
+            **asdict(result.configuration),
+            "versions": result.facts["versions"],
+            "device": result.facts["device"],
+            "notes": result.facts["notes"],
+            "forward_ms": asdict(result.whole("forward")),
+            "backward_ms": asdict(result.whole("backward")),
+            "total_ms": result.total_ms,
+            "unwatched_median_ms": result.plain_ms,
+            "watching_cost": result.watching_cost,
+            "convolving_share": result.convolving_share,
+            "peak_mb": result.peak_mb,
+            "huge_pages_mb": result.huge_pages_mb,
+            "onednn_s": dict(result.primitives),
+            "layers": [asdict(layer) for layer in result.layers()],
+            "between_layers_backward_ms": result.nodes(),
+            "iterations_ms": [[i["forward"], i["backward"]] for i in result.watched],
+            "unwatched_iterations_ms": [[i["forward"], i["backward"]] for i in result.plain],
         }
-        for one in measured
+        for result in measured
     ]
     content = {
         "subject": asdict(subject),
@@ -268,11 +270,11 @@ def as_json(
 
 
 LAYERS = 30
-"""Layers with bars of their own; the others share one."""
+"""Layers with bars of their own; the others share result."""
 COLOURS = (GREY, GREEN, ORANGE, PURPLE, "#15aabf", "#e8590c", "#5c7cfa", "#333333")
 """Colours of configurations; passes have others."""
 ROW = 0.24
-"""The height of a layer with one bar. [inches]"""
+"""The height of a layer with result bar. [inches]"""
 PassTimes = Mapping[tuple[int, str], float]
 """Milliseconds by configuration's number and pass."""
 
@@ -287,7 +289,16 @@ def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":
     body = 1.1 + ROW * (0.55 + 0.45 * len(measured)) * len(rows)
     figure = new_figure(width=12, height=totals + body)
     above, below = figure.subfigures(2, 1, height_ratios=[totals, body], squeeze=False)[:, 0]
-    draw_totals(above.subplots(), measured)
+    totals_axes = above.subplots()
+    bars = []
+    for result in measured:
+        means = {work: result.whole(work).mean for work in PASSES}
+        pieces = [Piece(ms, DIRECTION_COLOURS[work], significant(ms)) for work, ms in means.items()]
+        bars.append(Bar(result.label, pieces, note=f"{significant(sum(means.values()))} ms"))
+    horizontal_bars(totals_axes, bars, room=1.3, thickness=0.8)
+    totals_axes.set_xlabel("milliseconds an iteration")
+    passes = {f"{work} pass": DIRECTION_COLOURS[work] for work in PASSES}
+    colour_legend(totals_axes, passes, loc="lower right", fontsize=8)
     axes_of_passes = below.subplots(1, 2, sharey=True)
     longest = max(time for row in rows.values() for time in row.values())
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(measured))]
@@ -296,7 +307,7 @@ def draw_layers(measured: Sequence[Measured], *, title: str) -> "Figure":
         axes.set_xlim(0, 1.16 * longest)
         axes.set_title(f"{work} pass")
     if len(measured) > 1:
-        labelled = {one.label: colour for one, colour in zip(measured, colours, strict=True)}
+        labelled = {result.label: colour for result, colour in zip(measured, colours, strict=True)}
         colour_legend(axes_of_passes[1], labelled, loc="lower right")
     figure.suptitle(f"{title}; averages of {len(measured[0].watched)} iterations")
     return figure
@@ -326,19 +337,6 @@ def chart_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
         for title, members in groups.items()
         if members
     }
-
-
-def draw_totals(axes: "Axes", measured: Sequence[Measured]) -> None:
-    """Draw a bar for each configuration, forward and backward pass one after the other."""
-    bars = []
-    for one in measured:
-        means = {work: one.whole(work).mean for work in PASSES}
-        pieces = [Piece(ms, DIRECTION_COLOURS[work], significant(ms)) for work, ms in means.items()]
-        bars.append(Bar(one.label, pieces, note=f"{significant(sum(means.values()))} ms"))
-    horizontal_bars(axes, bars, room=1.3, thickness=0.8)
-    axes.set_xlabel("milliseconds an iteration")
-    colours = {f"{work} pass": DIRECTION_COLOURS[work] for work in PASSES}
-    colour_legend(axes, colours, loc="lower right", fontsize=8)
 
 
 def draw_pass(

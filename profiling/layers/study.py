@@ -232,19 +232,19 @@ def run_study(
         while waiting:
             with ExitStack() as opened:
                 group: list[tuple[Worker, Measured]] = []
-                while waiting and fits([one for _, one in group]):
+                while waiting and fits([result for _, result in group]):
                     label, configuration = waiting.pop(0)
                     report(0, f"{label}: warming up")
                     worker = opened.enter_context(closing(start(label, subject, configuration)))
-                    one = Measured(configuration=configuration, label=label, facts=worker.facts)
-                    one.add(worker.ask(f"warm-up {warm_up}"))
+                    result = Measured(configuration=configuration, label=label, facts=worker.facts)
+                    result.add(worker.ask(f"warm-up {warm_up}"))
                     report(warm_up, f"{label}: warmed up")
-                    group.append((worker, one))
+                    group.append((worker, result))
                 if waiting:
                     later = ", ".join(label for label, _ in waiting)
                     console.print(f"memory does not do for all at once: {later} come afterwards")
                 take_turns(group, iterations=iterations, report=report)
-            measured += [one for _, one in group]
+            measured += [result for _, result in group]
     return measured
 
 
@@ -289,15 +289,15 @@ def take_turns(
 def labels(configurations: Sequence[Configuration]) -> list[str]:
     """Return names that distinguish configurations: what is equal for all is left out."""
     parts = {
-        "onednn": lambda one: "optimized" if one.onednn else "default",
-        "threads": lambda one: f"{one.threads} thread{'s' if one.threads > 1 else ''}",
-        "memory": lambda one: f"memory {one.memory or 'as it is'}",
-        "huge_pages": lambda one: "huge pages" if one.huge_pages else "small pages",
+        "onednn": lambda each: "optimized" if each.onednn else "default",
+        "threads": lambda each: f"{each.threads} thread{'s' if each.threads > 1 else ''}",
+        "memory": lambda each: f"memory {each.memory or 'as it is'}",
+        "huge_pages": lambda each: "huge pages" if each.huge_pages else "small pages",
     }
     differing = [
-        name for name in parts if len({getattr(one, name) for one in configurations}) > 1
+        name for name in parts if len({getattr(each, name) for each in configurations}) > 1
     ] or ["onednn"]
-    return [", ".join(parts[name](one) for name in differing) for one in configurations]
+    return [", ".join(parts[name](each) for name in differing) for each in configurations]
 
 
 def require_gpu() -> None:

@@ -319,7 +319,7 @@ def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
     network.train().to(subject.device)
     batch = make_batch(workload)
     images = batch.images.to(subject.device)
-    targets = [{k: v.to(subject.device) for k, v in one.items()} for one in batch.targets]
+    targets = [{k: v.to(subject.device) for k, v in target.items()} for target in batch.targets]
     folded = None
     if subject.device == "cpu":
         convolutions = "auto" if onednn else "onednn"

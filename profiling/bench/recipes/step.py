@@ -360,10 +360,8 @@ def prepare_ceiling(workload: Workload) -> Prepared:
         )
 
     def run() -> dict[str, float]:
-        return {
-            name: work.gflop / median_seconds(work.call, repetitions=3)
-            for name, work in works.items()
-        }
+        seconds = {name: median_seconds(work.call, repetitions=3) for name, work in works.items()}
+        return {name: work.gflop / seconds[name] for name, work in works.items()}
 
     return Prepared(run, {"step_gflop": step_gflop(workload)})
 

@@ -6,8 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
+from torch.optim import SGD
 
-from profiling.capture.backends import PerfFailedError, PerfStat, parse_counters
+from profiling.capture.backends import PerfFailedError, PerfHook, PerfStat, parse_counters
+from profiling.capture.hooks import Capture
+from retinanet.engine.engines import PreparedTraining
 
 
 @pytest.mark.skipif(shutil.which("perf") is None, reason="there is no perf here")
@@ -47,6 +51,30 @@ def test_a_perf_that_cannot_says_why(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(PerfFailedError, match=f"perf: {told}"):
         PerfStat(["task-clock"])
+
+
+def test_a_perf_that_ends_during_a_run_ends_its_hook_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "perf").write_text(
+        "#!/usr/bin/env python3\nimport os, sys\n"
+        "[control] = [word[3:].split(',') for word in sys.argv if word.startswith('fd:')]\n"
+        "os.read(int(control[0]), 100)\nos.write(int(control[1]), b'ack')\n"
+    )
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    model = nn.Linear(2, 2)
+    prepared = PreparedTraining(model, SGD(model.parameters(), lr=0.1), model)  # type: ignore[arg-type]
+    hook = PerfHook(tmp_path / "counters" / "rank0.json", range(1, 3), rank=0)
+    capture = Capture([hook])
+    for step in (1, 2):
+        with capture.step(step, prepared):
+            pass
+    capture.close()
+    assert capture.final_notes() == [
+        "profile.perf: perf: does not answer; training went on without it"
+    ]
+    assert not hook.file.exists()
 
 
 def test_no_perf_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
