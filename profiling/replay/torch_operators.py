@@ -1,46 +1,227 @@
-"""A problem through torch's operators, run again and again under oneDNN's log. Loads torch.
+"""A problem through torch's operators: tensors with its types and layouts, and what runs it once.
 
-Most kinds run on oneDNN's own tensors, for which torch calls oneDNN wherever it has a choice.
-`OPERATORS` has what prepares each kind: it builds tensors and returns what runs the problem once,
-or raises NotReachedError with the reason. `answer` runs one problem of the worker
-(`profiling.replay.torch_replay`).
+Convolutions run on torch's tensors, most other kinds on oneDNN's own, for which torch calls oneDNN
+wherever it has a choice. `OPERATORS` has what prepares each kind; where torch cannot hand a problem
+to oneDNN it raises NotReachedError with the reason. Inference takes what torch's compiler fuses
+into a convolution or a linear layer (`FUSED`, by oneDNN's names).
 """
 
-import os
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.backends import mkldnn
+from torch.nn import functional as F
 
-from common.console import OUTPUT, redirected
-from profiling.onednn_log.parse import Mark, mark_line
-from profiling.onednn_log.work import Problem, listed_sizes, named_sizes
-from profiling.peaks import last_level_bytes
+from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, named_sizes
 from profiling.replay.replay import (
+    Geometry,
     geometry,
+    is_channels_last,
     is_plain,
     order_of,
     other_attributes,
     post_ops,
-    problem_of,
 )
-from profiling.replay.torch_convolutions import (
-    FUSED,
-    NotReachedError,
-    Run,
-    make_opaque,
-    make_tensor,
-    memory_of,
-    prepare_convolution,
-    require_memory,
-    require_plain,
-    type_of,
-    unary_of,
-)
+
+Run = Callable[[], object]
+"""Runs a problem once."""
+
+
+class NotReachedError(LookupError):
+    """torch has no call for a problem; the message says why, in one line."""
+
+
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def memory_of(problem: Problem, role: str) -> MemoryDescriptor | None:
+    """Return the tensor of a role, or of its gradient: `dst` or `diff_dst`."""
+    return problem.memory(role) or problem.memory(f"diff_{role}")
+
+
+def require_memory(problem: Problem, *roles: str) -> MemoryDescriptor:
+    """Return the tensor of the first of these roles that the problem has.
+
+    Raises:
+        NotReachedError: It has none.
+    """
+    memory = next(filter(None, (memory_of(problem, role) for role in roles)), None)
+    if memory is None:
+        raise NotReachedError(f"the log has no {roles[0]} for it")
+    return memory
+
+
+def type_of(memory: MemoryDescriptor) -> torch.dtype:
+    """Return torch's type.
+
+    Raises:
+        NotReachedError: It is no floating-point type.
+    """
+    if memory.type not in TYPES:
+        raise NotReachedError(f"torch's operators do not give oneDNN {memory.type}")
+    return TYPES[memory.type]
+
+
+def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
+    """Return a tensor of the descriptor's type and layout.
+
+    Where the library chose the layout (property `a`, or blocks), torch stores it row by row.
+
+    Raises:
+        NotReachedError: torch has no such type.
+    """
+    dtype = type_of(memory)
+    if memory.strides:
+        strides = [int(stride) for stride in memory.strides.split("x")]
+        if len(strides) == len(dims):
+            return torch.empty_strided(tuple(dims), strides, dtype=dtype).normal_()
+    is_given = is_plain(memory.tag) and "a" not in memory.properties
+    order = order_of(memory.tag) if is_given else []
+    if len(order) != len(dims):
+        order = list(range(len(dims)))
+    stored = torch.empty([dims[place] for place in order], dtype=dtype).normal_()
+    return stored.permute([order.index(place) for place in range(len(dims))])
+
+
+def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
+    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN wherever it has a choice.
+
+    Raises:
+        NotReachedError: torch has no such type, or oneDNN's tensors come in another layout.
+    """
+    if is_plain(memory.tag) and memory.tag != "".join(sorted(memory.tag)):
+        raise NotReachedError(f"torch's oneDNN tensors are stored row by row, not as {memory.tag}")
+    return torch.empty(tuple(dims), dtype=type_of(memory)).normal_().to_mkldnn()
+
+
+def require_plain(problem: Problem) -> None:
+    """Refuse a problem with fused operations or attributes.
+
+    Raises:
+        NotReachedError: It has some.
+    """
+    fused = (*post_ops(problem), *other_attributes(problem))
+    if fused:
+        raise NotReachedError(f"torch does not fuse {' '.join(fused)} into {problem.name}")
+
+
+def prepare_convolution(problem: Problem) -> Run:
+    """Return a convolution, or a transposed one (`deconvolution`).
+
+    Raises:
+        NotReachedError: torch has no such call.
+    """
+    sizes, direction = geometry(problem.shape), problem.direction
+    is_transposed = problem.kind == "deconvolution"
+    source_memory = require_memory(problem, "src")
+    shape = (sizes.channels_out, sizes.channels_in)[:: -1 if is_transposed else 1]
+    dtype = type_of(require_memory(problem, "wei"))
+    weight = torch.empty(shape[0], shape[1] // sizes.groups, *sizes.kernel, dtype=dtype).normal_()
+    # Weights lie as torch stores them beside such an input. Where the library chose the input's
+    # layout, torch had given it row by row.
+    is_given = "a" not in source_memory.properties
+    if is_channels_last(source_memory.tag) and is_given and weight.dim() > 3:
+        last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+        weight = weight.contiguous(memory_format=last)
+    bias_memory = problem.memory("bia") or problem.memory("diff_bia")
+    source = make_tensor(sizes.src, source_memory)
+    bias = None if bias_memory is None else make_tensor((sizes.channels_out,), bias_memory)
+    result = make_tensor(sizes.dst, memory_of(problem, "dst") or source_memory)
+    if direction == "forward_inference" and not is_transposed:
+        return fused_convolution(problem, sizes, source, result, (weight, bias))
+    if direction not in ("forward_training", "backward_data", "backward_weights"):
+        raise NotReachedError(f"torch does not call {problem.name}")
+    require_plain(problem)
+    aten = torch.ops.aten
+    if direction == "forward_training" and not is_transposed:
+        return lambda: aten.mkldnn_convolution(
+            source, weight, bias, sizes.padding, sizes.stride, sizes.dilation, sizes.groups
+        )
+    extra = sizes.output_padding if is_transposed else (0,) * len(sizes.input)
+    window = (sizes.stride, sizes.padding, sizes.dilation, is_transposed, extra)
+    if direction == "forward_training":
+        return lambda: aten.convolution(source, weight, bias, *window, sizes.groups)
+    to_data = direction == "backward_data"
+    mask = [to_data, not to_data, not to_data and bias is not None]
+    bias_sizes = [sizes.channels_out] if mask[2] else None
+    return lambda: aten.convolution_backward(
+        result, source, weight, bias_sizes, *window, sizes.groups, mask
+    )
+
+
+def fused_convolution(
+    problem: Problem,
+    sizes: Geometry,
+    source: Tensor,
+    other: Tensor,
+    weights: tuple[Tensor, Tensor | None],
+) -> Run:
+    """Return the forward pass with what torch's compiler fuses into it.
+
+    `other` is a tensor of the output's sizes, for fused sums and products; `weights` has the bias.
+    """
+    fused, others = post_ops(problem), other_attributes(problem)
+    if others:
+        raise NotReachedError(f"torch sets no {' '.join(others)}")
+    shared = (*weights, sizes.padding, sizes.stride, sizes.dilation, sizes.groups)
+    mkldnn = torch.ops.mkldnn
+    name = fused[0].partition(":")[0] if fused else ""
+    is_sum = fused[:1] == ("sum",)  # without a factor
+    if is_sum or name in BINARIES:
+        after = unary_of(fused[1:], only=("eltwise_relu",))
+        if is_sum:
+            return lambda: mkldnn._convolution_pointwise_.binary(
+                other, source, *shared, "add", 1.0, after.name, [], None
+            )
+        return lambda: mkldnn._convolution_pointwise.binary(
+            source, other, *shared, BINARIES[name], 1.0, after.name, [], None
+        )
+    after = unary_of(fused, only=tuple(FUSED))
+    return lambda: mkldnn._convolution_pointwise(
+        source, *shared, after.name or "none", list(after.scalars), after.algorithm
+    )
+
+
+BINARIES = {f"binary_{name}": name for name in ("add", "sub", "mul", "div")}
+"""torch's names of what is fused with another tensor."""
+
+
+class Unary(NamedTuple):
+    """Arguments of torch's fused operators."""
+
+    name: str | None
+    scalars: tuple[float, ...] = ()
+    algorithm: str = ""
+
+
+FUSED = {
+    "eltwise_relu": Unary("relu"),
+    "eltwise_logistic": Unary("sigmoid"),
+    "eltwise_tanh": Unary("tanh"),
+    "eltwise_hardswish": Unary("hardswish"),
+    "eltwise_swish": Unary("swish"),
+    "eltwise_gelu_erf": Unary("gelu", (), "none"),
+    "eltwise_gelu_tanh": Unary("gelu", (), "tanh"),
+}
+
+
+def unary_of(fused: Sequence[str], *, only: Sequence[str]) -> Unary:
+    """Return the one operation that is fused, or none.
+
+    Raises:
+        NotReachedError: It is not among `only`, or there are several.
+    """
+    if not fused:
+        return Unary(None)
+    name, *numbers = fused[0].split(":")
+    if len(fused) > 1 or name not in only:
+        raise NotReachedError(f"torch does not fuse {'+'.join(fused)}")
+    if name == "eltwise_relu" and numbers and float(numbers[0]) != 0:
+        return Unary("leaky_relu", (float(numbers[0]),))
+    return FUSED[name]
+
 
 LESS_PRECISE = {"attr-fpmath:bf16": "medium"}
 """oneDNN's and torch's names of permission to compute float32 in bfloat16."""
@@ -175,8 +356,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {
     "eltwise_relu": torch.relu,
     "eltwise_logistic": torch.sigmoid,
     "eltwise_tanh": torch.tanh,
-    "eltwise_gelu_erf": torch.nn.functional.gelu,
-    "eltwise_gelu_tanh": lambda data: torch.nn.functional.gelu(data, approximate="tanh"),
+    "eltwise_gelu_erf": F.gelu,
+    "eltwise_gelu_tanh": lambda data: F.gelu(data, approximate="tanh"),
 }
 BACKWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
     "eltwise_relu": lambda gradient, data: torch.ops.aten.threshold_backward(gradient, data, 0),
@@ -185,63 +366,47 @@ BACKWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
         gradient, data, approximate="tanh"
     ),
 }
-BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {"binary_mul": torch.mul}
 
 
-def prepare_eltwise(problem: Problem) -> Run:
-    """Return an activation, forward or backward."""
+def prepare_elementwise(problem: Problem) -> Run:
+    """Return an activation (forward or backward), PReLU, softmax, a product or a sum of two tensors.
+
+    torch computes all others itself.
+    """
     require_plain(problem)
-    (dims,) = listed_sizes(problem.shape)
+    kind, algorithm = problem.kind, problem.algorithm
+    is_forward = problem.direction.startswith("forward")
+    dims, *others = listed_sizes(problem.shape)
+    if kind == "binary":
+        if algorithm != "binary_mul":
+            raise NotReachedError(f"torch computes {algorithm} itself")
+        memory = require_memory(problem, "src", "src0")
+        left, right = make_opaque(dims, memory), make_opaque(others[0], memory)
+        return lambda: torch.mul(left, right)
+    if kind == "sum":
+        sources = [memory for memory in problem.memories if memory.role.startswith("src")]
+        if len(sources) != 2:
+            raise NotReachedError(f"torch adds two tensors at a time, not {len(sources)}")
+        left, right = (make_opaque(dims, memory) for memory in sources)
+        return lambda: torch.add(left, right)
+    if kind != "eltwise" and (not is_forward or algorithm == "softmax_log"):
+        name = f"{problem.name} {algorithm}" if kind == "softmax" else problem.name
+        raise NotReachedError(f"torch computes {name} itself")
     memory = require_memory(problem, "src", "data")
-    if problem.direction.startswith("forward") and problem.algorithm in ACTIVATIONS:
-        data = make_opaque(dims, memory)
-        return lambda: ACTIVATIONS[problem.algorithm](data)
-    if problem.direction == "backward_data" and problem.algorithm in BACKWARD:
-        data, gradient = make_opaque(dims, memory), make_opaque(dims, memory)
-        return lambda: BACKWARD[problem.algorithm](gradient, data)
-    raise NotReachedError(f"torch computes {problem.algorithm} {problem.direction} itself")
-
-
-def prepare_prelu(problem: Problem) -> Run:
-    """Return a leaky activation whose slopes are learned, forward."""
-    require_plain(problem)
-    if not problem.direction.startswith("forward"):
-        raise NotReachedError(f"torch computes {problem.name} itself")
-    dims, slopes = listed_sizes(problem.shape)
-    data = make_opaque(dims, require_memory(problem, "src", "data"))
-    weight = torch.rand(max(slopes), dtype=type_of(require_memory(problem, "wei")))
-    return lambda: torch.prelu(data, weight)
-
-
-def prepare_softmax(problem: Problem) -> Run:
-    """Return softmax, forward."""
-    require_plain(problem)
-    axis = next((word[5:] for word in problem.auxiliary.split() if word.startswith("axis:")), "1")
-    if not problem.direction.startswith("forward") or problem.algorithm == "softmax_log":
-        raise NotReachedError(f"torch computes {problem.name} {problem.algorithm} itself")
-    data = make_opaque(listed_sizes(problem.shape)[0], require_memory(problem, "src", "data"))
-    return lambda: torch.softmax(data, int(axis))
-
-
-def prepare_binary(problem: Problem) -> Run:
-    """Return the product of two tensors."""
-    require_plain(problem)
-    if problem.algorithm not in BINARY:
-        raise NotReachedError(f"torch computes {problem.algorithm} itself")
-    memory = require_memory(problem, "src", "src0")
-    left, right = (make_opaque(dims, memory) for dims in listed_sizes(problem.shape)[:2])
-    return lambda: BINARY[problem.algorithm](left, right)
-
-
-def prepare_sum(problem: Problem) -> Run:
-    """Return the sum of two tensors."""
-    require_plain(problem)
-    sources = [memory for memory in problem.memories if memory.role.startswith("src")]
-    if len(sources) != 2:
-        raise NotReachedError(f"torch adds two tensors at a time, not {len(sources)}")
-    dims = listed_sizes(problem.shape)[0]
-    left, right = (make_opaque(dims, memory) for memory in sources)
-    return lambda: torch.add(left, right)
+    if kind == "eltwise":
+        if is_forward and algorithm in ACTIVATIONS:
+            data = make_opaque(dims, memory)
+            return lambda: ACTIVATIONS[algorithm](data)
+        if problem.direction == "backward_data" and algorithm in BACKWARD:
+            data, gradient = make_opaque(dims, memory), make_opaque(dims, memory)
+            return lambda: BACKWARD[algorithm](gradient, data)
+        raise NotReachedError(f"torch computes {algorithm} {problem.direction} itself")
+    data = make_opaque(dims, memory)
+    if kind == "prelu":
+        weight = torch.rand(max(others[0]), dtype=type_of(require_memory(problem, "wei")))
+        return lambda: torch.prelu(data, weight)
+    axis = re.search(r"\baxis:(\d+)", problem.auxiliary)
+    return lambda: torch.softmax(data, int(axis[1]) if axis else 1)
 
 
 EPSILON, MOMENTUM = 1e-5, 0.1
@@ -317,16 +482,11 @@ def prepare_reorder(problem: Problem) -> Run:
 
 
 OPERATORS: Mapping[str, Callable[[Problem], Run]] = {
-    "convolution": prepare_convolution,
-    "deconvolution": prepare_convolution,
+    **dict.fromkeys(("convolution", "deconvolution"), prepare_convolution),
     "matmul": prepare_matmul,
     "inner_product": prepare_inner_product,
     "pooling": prepare_pooling,
-    "eltwise": prepare_eltwise,
-    "prelu": prepare_prelu,
-    "softmax": prepare_softmax,
-    "binary": prepare_binary,
-    "sum": prepare_sum,
+    **dict.fromkeys(("eltwise", "prelu", "softmax", "binary", "sum"), prepare_elementwise),
     "batch_normalization": prepare_batch_normalization,
     "rnn": prepare_rnn,
     "reorder": prepare_reorder,
@@ -345,89 +505,3 @@ def prepare(problem: Problem) -> Run:
         return OPERATORS[problem.kind](problem)
     except (ValueError, KeyError, IndexError) as error:
         raise NotReachedError(f"its shape {problem.shape} is not understood") from error
-
-
-REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
-"""What torch raises for arguments that it refuses; the next problem can still be run."""
-
-
-def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, Any]:
-    """Run a problem; return how often, `{"hot": 20, "cold": 20}`, or `{"why_not": "…"}`.
-
-    The question is that of `TorchWorker.run`; `flush` drives everything out of the caches.
-    """
-    try:
-        with torch.no_grad():
-            return measure(
-                prepare(problem_of(question["problem"])),
-                Path(question["log"]),
-                repeats=question["repeats"],
-                flush=flush if question["cold"] else None,
-            )
-    except NotReachedError as error:
-        return {"why_not": str(error)}
-    except REFUSALS as error:
-        first_line = (str(error).strip() or type(error).__name__).split("\n", maxsplit=1)[0]
-        return {"why_not": f"torch: {first_line}"}
-
-
-WARM_UP = 2
-"""The first run makes kernels, the second reuses the memory of the first."""
-LEAST_RUNS = 3
-SECONDS = 2.0
-"""The time of a problem's hot runs, and of its cold ones; `LEAST_RUNS` may take longer."""
-TIMES_THE_CACHES = 2
-WITHOUT_KNOWN_CACHES = 256 << 20
-CPUS = Path("/sys/devices/system/cpu")
-
-
-def flusher(cpus: Path = CPUS) -> Callable[[], object]:
-    """Return a call that drives everything else out of the caches, on all compute threads.
-
-    It reads and writes twice as much as all last-level caches hold, or 256 MiB where the kernel
-    does not tell their sizes. Each thread streams its part, so that its own caches go too.
-    """
-    size = TIMES_THE_CACHES * last_level_bytes(cpus) or WITHOUT_KNOWN_CACHES
-    buffer = torch.zeros(size // 4)
-    return lambda: buffer.add_(1.0)
-
-
-def measure(
-    run: Callable[[], object], log: Path, *, repeats: int, flush: Callable[[], object] | None
-) -> dict[str, int]:
-    """Run hot, then cold if there is a `flush`, and let oneDNN write each run into `log`.
-
-    Each run is a step of the log, counted from 0, so that a reader can separate them. Return how
-    often it ran `hot` and `cold`.
-    """
-    for _ in range(WARM_UP):
-        run()
-    with (
-        log.open("ab", buffering=0) as file,
-        redirected(OUTPUT, file.fileno()),
-        mkldnn.verbose(mkldnn.VERBOSE_ON),
-    ):
-        hot = repeat(run, first=0, repeats=repeats, before=None)
-        cold = repeat(run, first=hot, repeats=repeats, before=flush) if flush else 0
-    return {"hot": hot, "cold": cold}
-
-
-def repeat(
-    run: Callable[[], object], *, first: int, repeats: int, before: Callable[[], object] | None
-) -> int:
-    """Run until there are enough or time is up, as steps from `first` on; return how often."""
-
-    def mark(*, is_begin: bool) -> None:  # where oneDNN writes, which flushes each of its lines
-        line = mark_line(Mark(time.time() * 1000, is_begin, first + done, None))
-        os.write(OUTPUT, line.encode())
-
-    end = time.monotonic() + SECONDS
-    done = 0
-    while done < max(repeats, LEAST_RUNS) and (done < LEAST_RUNS or time.monotonic() < end):
-        if before is not None:
-            before()
-        mark(is_begin=True)
-        run()
-        mark(is_begin=False)
-        done += 1
-    return done

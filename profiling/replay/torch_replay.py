@@ -232,7 +232,7 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     notes += [lost] if lost else []
     notes += check_cores(share)
     # torch had to wait for the cores.
-    from profiling.replay.torch_operators import answer, flusher  # noqa: PLC0415
+    from profiling.replay.torch_runs import answer, flusher  # noqa: PLC0415
 
     flush = flusher()
     return {"notes": notes}, lambda question: answer(question, flush)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from profiling.onednn_log.log import read_logs
-from profiling.replay import torch_operators
-from profiling.replay.torch_operators import (
+from profiling.replay import torch_runs
+from profiling.replay.torch_runs import (
     LEAST_RUNS,
     WARM_UP,
     WITHOUT_KNOWN_CACHES,
@@ -50,7 +50,7 @@ def test_each_run_is_a_step_of_the_log_and_warm_up_is_none(tmp_path: Path) -> No
 def test_slow_problems_run_less_often_but_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_operators, "SECONDS", 0.0)
+    monkeypatch.setattr(torch_runs, "SECONDS", 0.0)
     runs = measure(Counted().run, tmp_path / "log", repeats=50, flush=None)
     assert runs == {"hot": LEAST_RUNS, "cold": 0}
 

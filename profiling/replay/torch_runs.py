@@ -1,0 +1,104 @@
+"""A problem, run again and again through torch under oneDNN's log. Loads torch.
+
+`answer` runs one problem of the worker (`profiling.replay.torch_replay`).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.backends import mkldnn
+
+from common.console import OUTPUT, redirected
+from profiling.onednn_log.parse import Mark, mark_line
+from profiling.peaks import last_level_bytes
+from profiling.replay.replay import problem_of
+from profiling.replay.torch_operators import NotReachedError, prepare
+
+REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
+"""What torch raises for arguments that it refuses; the next problem can still be run."""
+
+
+def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, Any]:
+    """Run a problem; return how often, `{"hot": 20, "cold": 20}`, or `{"why_not": "…"}`.
+
+    The question is that of `TorchWorker.run`; `flush` drives everything out of the caches.
+    """
+    try:
+        with torch.no_grad():
+            return measure(
+                prepare(problem_of(question["problem"])),
+                Path(question["log"]),
+                repeats=question["repeats"],
+                flush=flush if question["cold"] else None,
+            )
+    except NotReachedError as error:
+        return {"why_not": str(error)}
+    except REFUSALS as error:
+        first_line = (str(error).strip() or type(error).__name__).split("\n", maxsplit=1)[0]
+        return {"why_not": f"torch: {first_line}"}
+
+
+WARM_UP = 2
+"""The first run makes kernels, the second reuses the memory of the first."""
+LEAST_RUNS = 3
+SECONDS = 2.0
+"""The time of a problem's hot runs, and of its cold ones; `LEAST_RUNS` may take longer."""
+TIMES_THE_CACHES = 2
+WITHOUT_KNOWN_CACHES = 256 << 20
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def flusher(cpus: Path = CPUS) -> Callable[[], object]:
+    """Return a call that drives everything else out of the caches, on all compute threads.
+
+    It reads and writes twice as much as all last-level caches hold, or 256 MiB where the kernel
+    does not tell their sizes. Each thread streams its part, so that its own caches go too.
+    """
+    size = TIMES_THE_CACHES * last_level_bytes(cpus) or WITHOUT_KNOWN_CACHES
+    buffer = torch.zeros(size // 4)
+    return lambda: buffer.add_(1.0)
+
+
+def measure(
+    run: Callable[[], object], log: Path, *, repeats: int, flush: Callable[[], object] | None
+) -> dict[str, int]:
+    """Run hot, then cold if there is a `flush`, and let oneDNN write each run into `log`.
+
+    Each run is a step of the log, counted from 0, so that a reader can separate them. Return how
+    often it ran `hot` and `cold`.
+    """
+    for _ in range(WARM_UP):
+        run()
+    with (
+        log.open("ab", buffering=0) as file,
+        redirected(OUTPUT, file.fileno()),
+        mkldnn.verbose(mkldnn.VERBOSE_ON),
+    ):
+        hot = repeat(run, first=0, repeats=repeats, before=None)
+        cold = repeat(run, first=hot, repeats=repeats, before=flush) if flush else 0
+    return {"hot": hot, "cold": cold}
+
+
+def repeat(
+    run: Callable[[], object], *, first: int, repeats: int, before: Callable[[], object] | None
+) -> int:
+    """Run until there are enough or time is up, as steps from `first` on; return how often."""
+
+    def mark(*, is_begin: bool) -> None:  # where oneDNN writes, which flushes each of its lines
+        line = mark_line(Mark(time.time() * 1000, is_begin, first + done, None))
+        os.write(OUTPUT, line.encode())
+
+    end = time.monotonic() + SECONDS
+    done = 0
+    while done < max(repeats, LEAST_RUNS) and (done < LEAST_RUNS or time.monotonic() < end):
+        if before is not None:
+            before()
+        mark(is_begin=True)
+        run()
+        mark(is_begin=False)
+        done += 1
+    return done
