@@ -346,12 +346,7 @@ def read_study(ablations: Ablations, folder: Path, again: Path | None, *, size: 
 
 
 def row_of(
-    name: str,
-    ablation: Ablation,
-    result: Result | None,
-    again: Result | None,
-    *,
-    command: str,
+    name: str, ablation: Ablation, result: Result | None, again: Result | None, *, command: str
 ) -> Row:
     """Return an ablation with its measurements; a second run counts only if it is of the same."""
     result, again = own_part(result, ablation), own_part(again, ablation)

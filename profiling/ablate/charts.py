@@ -5,6 +5,7 @@ by ranks, epochs by global batch size. The right half has each ratio with its in
 paper's figure. The same thing has the same colour in every picture.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from statistics import median
@@ -107,9 +108,18 @@ def draw_bars(axes: "Axes", ablation: Ablation, result: Result) -> None:
 
 def draw_shares(axes: "Axes", ablation: Ablation, result: Result) -> None:
     """Draw a bar of 100 % for each variant, the first on top."""
-    shares = {
-        name: shares_of(result, name, ablation.chart.of) for name in result.definition["variants"]
-    }
+    shares: dict[str, defaultdict[str, float]] = {}
+    for name in result.definition["variants"]:
+        # Medians of the parts, over their sum; small ones together.
+        details = {key for runs in result.rounds for key in runs[name].details}
+        keys = sorted(key for key in details if key.startswith(ablation.chart.of))
+        seconds = {key: median(result.values(name, key)) for key in keys}
+        whole = sum(seconds.values())
+        by_kind = shares[name] = defaultdict(float)
+        for key in keys:
+            kind, share = key.removeprefix(ablation.chart.of), seconds[key] / whole
+            if share:
+                by_kind[kind if share >= SMALLEST or kind in PRIMITIVES else "others"] += share
     # Convolutions, products, the others by size, and last what happens elsewhere.
     order = {kind: place for place, kind in enumerate(PRIMITIVES)}
     order["elsewhere"] = len(PRIMITIVES) + 1
@@ -135,18 +145,6 @@ def draw_shares(axes: "Axes", ablation: Ablation, result: Result) -> None:
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.set_xlabel("share of forward and backward pass")
     add_legend(axes, colours, "lower center", columns=4)
-
-
-def shares_of(result: Result, name: str, prefix: str) -> dict[str, float]:
-    """Return medians of a variant's parts, over their sum; small ones together."""
-    keys = {key for runs in result.rounds for key in runs[name].details if key.startswith(prefix)}
-    parts = {key.removeprefix(prefix): median(result.values(name, key)) for key in sorted(keys)}
-    whole = sum(parts.values())
-    shares: dict[str, float] = {}
-    for kind, seconds in parts.items():
-        label = kind if seconds / whole >= SMALLEST or kind in PRIMITIVES else "others"
-        shares[label] = shares.get(label, 0.0) + seconds / whole
-    return {kind: share for kind, share in shares.items() if share}
 
 
 def add_legend(axes: "Axes", colours: Mapping[str, str], place: str, *, columns: int) -> None:

@@ -16,13 +16,7 @@ from common.cli import positive
 from common.console import make_console, significant
 from common.errors import FINISHED, OUR_BUG, WorkerDiedError
 from profiling.ablate.analysis import NAMED, by_reason, outcomes_of, shown, variant_numbers
-from profiling.ablate.definition import (
-    ChartChoice,
-    SizeName,
-    chosen,
-    measured_by,
-    read_all,
-)
+from profiling.ablate.definition import ChartChoice, SizeName, chosen, measured_by, read_all
 from profiling.ablate.measure import (
     Photos,
     alone_on_this_machine,
@@ -171,21 +165,16 @@ def list_ablations(*, quick: bool, out: Path | None) -> int:
         lacking |= {f"{name}: {variant}": reason for variant, reason in plan.left_out.items()}
         figures = [shown(side.paper, side.ratio) for side in ablation.comparisons if side.paper]
         says = ", ".join(dict.fromkeys(figures)) or ablation.says
-        progress = describe_progress(result_file(folder, ablation.runs_of or name))
+        file, progress = result_file(folder, ablation.runs_of or name), "no"
+        if file.exists():
+            result = read_result(file)
+            progress = f"{len(result.rounds)} of {result.rounds_wanted} rounds"
+            if result.is_complete:
+                progress = "yes" if result.rounds else "nothing can be"
         rows.append((name, ablation.question, says, progress))
     console.print(Table("", columns, rows).for_console(show_lines=True))
     print_left_out(console, "cannot be measured here", lacking)
     return FINISHED
-
-
-def describe_progress(file: Path) -> str:
-    """Return how much of a result there is."""
-    if not file.exists():
-        return "no"
-    result = read_result(file)
-    if result.is_complete:
-        return "yes" if result.rounds else "nothing can be"
-    return f"{len(result.rounds)} of {result.rounds_wanted} rounds"
 
 
 def print_left_out(console: Console, what: str, left_out: Mapping[str, str]) -> None:

@@ -19,16 +19,12 @@ from retinanet.config_file import SHIPPED, described, read_yaml
 
 Option = str | int | float | bool
 
-RATIOS = ("times as fast", "times as much", "share")
-"""Baseline over change, for times; change over baseline, as a number or in percent."""
-
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class AblationVariant:
     """One of the variants that run in turn."""
 
     about: str
-    """What it is, in a few words."""
     recipe: str | None = None
     """Module that prepares it; None: the ablation's."""
     options: dict[str, Option] = Field(default_factory=dict)
@@ -50,15 +46,14 @@ class Comparison:
     """A change that is compared with its baseline."""
 
     change: str
-    """Name of a variant."""
     baseline: str
-    """Another's; or the same, with another quantity."""
+    """Another variant; or the same, with another quantity."""
     of: str = "seconds"
     """What is compared: seconds of a run, or one of the recipe's details."""
     baseline_of: str | None = None
     """The baseline's, where it is another."""
     ratio: Literal["times as fast", "times as much", "share"] = "times as fast"
-    """See `RATIOS`."""
+    """Baseline over change, for times; change over baseline, as a number or in percent."""
     paper: Annotated[float, Field(gt=0)] | None = None
     """The paper's figure, in the same terms."""
     more: str = ""
@@ -78,7 +73,6 @@ class ChartChoice:
     kind: Literal["bars", "shares", "curves", "grid", "points"] = "bars"
     """Medians as bars; parts of a whole; losses by step; throughput by ranks; by batch size."""
     of: str = "seconds"
-    """What is drawn."""
     parts: tuple[str, ...] = ()
     """Of bars: details that add up to it."""
     unit: str = "seconds"
@@ -94,7 +88,6 @@ class Size:
     image_size: Annotated[int, Field(ge=64, multiple_of=32)] | None = None
     """Height and width. [pixels]"""
     images: Annotated[int, Field(ge=1)] | None = None
-    """In a batch."""
     classes: Annotated[int, Field(ge=1)] | None = None
     """Outputs of the head for every anchor."""
     rounds: Annotated[int, Field(ge=1)] | None = None
@@ -112,7 +105,6 @@ class Ablation:
     place: int
     """Where it stands among all, ascending."""
     question: str
-    """What one wants to know, as a question."""
     source: str
     """Where in which paper it is asked."""
     says: str
@@ -182,11 +174,7 @@ def measured_by(ablations: Ablations, known: Ablations) -> Ablations:
 
 
 def read_ablation(file: Path) -> Ablation:
-    """Read one file.
-
-    Raises:
-        InputError: It cannot be read, or a field is not what it should be; names file and field.
-    """
+    """Read one file; InputError names the file and the field that is not what it should be."""
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -29,9 +29,7 @@ from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
     READS_PHOTOS,
-    Call,
     ComparedCalls,
-    KindOfCalls,
     Plan,
     Result,
     read_result,
@@ -136,11 +134,7 @@ class Photos:
         return file
 
     def describe(self) -> str:
-        """Return their number, size and a digest, by which they differ from others.
-
-        Raises:
-            InputError: The folder holds no image.
-        """
+        """Return their number, size and a digest; raise InputError as `listed`."""
         contents = [photo.read_bytes() for photo in read_list(str(self.listed()))]
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6
@@ -210,22 +204,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-STEPS = 4
-WARM_UP = 2
-
-
 class JobRunner:
     """A variant that is a job, started anew for each run."""
 
     rss_mb = 0.0
 
     def __init__(
-        self,
-        variant: Variant,
-        workload: Workload,
-        *,
-        scenes: Path,
-        say: Callable[[str], None],
+        self, variant: Variant, workload: Workload, *, scenes: Path, say: Callable[[str], None]
     ) -> None:
         """The variant's options: `ranks`, `threads`, `images` of each rank in a step, `workers`.
 
@@ -254,8 +239,8 @@ class JobRunner:
                 "data.scenes={train: 96, validation: 1}",
                 "data.class_indices=category_id",
             ),
-            warm_up=int(options.get("warm_up_steps", WARM_UP)),
-            steps=int(options.get("steps", STEPS)),
+            warm_up=int(options.get("warm_up_steps", 2)),
+            steps=int(options.get("steps", 4)),
             alternate=False,
             scenes=scenes,
         )
@@ -312,31 +297,20 @@ def calls_of(
         write_whole(log, pool.worker(variants[name]).ask("log")["log"])
         sides.append(Side(name, read_logs([log])))
     comparison = compare(*sides, by_step=False)
-    return {
+    sums = ("first_calls", "second_calls", "first_ms", "second_ms")
+    fields = ("kind", "direction", "shape", "extra_calls", "extra_ms")
+    records = [pair.record() for pair in comparison.only_one[:20]]
+    calls = {
         "first": names[0],
         "second": names[1],
         "logs": [f"{name}.log" for name in names],
         "kinds": [
-            KindOfCalls(
-                kind=kind.name,
-                first_calls=kind.first.calls,
-                second_calls=kind.second.calls,
-                first_ms=kind.first.ms,
-                second_ms=kind.second.ms,
-            )
+            {"kind": kind.name, **{name: kind.record()[name] for name in sums}}
             for kind in kinds_of(comparison.pairs)
         ],
-        "only_one": [
-            Call(
-                kind=pair.question.kind,
-                direction=pair.question.direction,
-                shape=pair.question.shape,
-                extra_calls=pair.extra_calls,
-                extra_ms=pair.extra_ms,
-            )
-            for pair in comparison.only_one[:20]
-        ],
+        "only_one": [{name: record[name] for name in fields} for record in records],
     }
+    return cast(ComparedCalls, calls)
 
 
 @contextmanager
@@ -352,20 +326,17 @@ def alone_on_this_machine() -> Iterator[None]:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise InputError(f"{lock}: cannot be opened: {error.strerror}; set TMPDIR") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InputError(
-            "another `ablate run` measures on this machine, and both would be wrong; wait until "
-            "it has ended"
-        ) from error
-    except OSError as error:
-        os.close(descriptor)
-        raise InputError(
-            f"{lock}: its file system has no locks ({error.strerror}); set TMPDIR to a local one"
-        ) from error
-    try:
+    with os.fdopen(descriptor, "rb"):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                "another `ablate run` measures on this machine, and both would be wrong; wait "
+                "until it has ended"
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"{lock}: its file system has no locks ({error.strerror}); set TMPDIR to a local "
+                "one"
+            ) from error
         yield
-    finally:
-        os.close(descriptor)

@@ -249,12 +249,9 @@ class _ConvolutionRelu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         features, weight, scale, outputs = ctx.saved_tensors
         before_relu = torch.ops.aten.threshold_backward(gradient, outputs, 0)
+        wants = (ctx.needs_input_grad[0], True, False)
         of_features, of_weight, _ = convolution_gradients(
-            before_relu,
-            features,
-            weight,
-            ctx.params,
-            wants=(ctx.needs_input_grad[0], True, False),
+            before_relu, features, weight, ctx.params, wants=wants
         )
         assert of_weight is not None
         of_weight = of_weight.float().mul_(scale.view(-1, 1, 1, 1))

@@ -139,11 +139,7 @@ def plan_of(name: str, ablation: Ablation, *, size: SizeName, rounds: int | None
         name=name,
         ablation=ablation,
         size=size,
-        workload=Workload(
-            images=numbers["images"],
-            image_size=numbers["image_size"],
-            classes=numbers["classes"],
-        ),
+        workload=Workload(**{name: numbers[name] for name in ("images", "image_size", "classes")}),
         rounds=rounds or numbers["rounds"],
         warm_up=warm_up,
         variants=variants,

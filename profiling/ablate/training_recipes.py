@@ -44,12 +44,7 @@ from retinanet.model.anchors import anchors_for
 from retinanet.model.matching import IGNORED, assign_targets
 from retinanet.model.retinanet import HeadOutputs
 from retinanet.training.build import build_model
-from retinanet.training.loop import (
-    StepProfiler,
-    optimizer_step,
-    require_finite,
-    train_one_epoch,
-)
+from retinanet.training.loop import StepProfiler, optimizer_step, require_finite, train_one_epoch
 
 LEARNING_RATE = 1e-4
 

@@ -25,7 +25,7 @@ from launch.limits import read_allowance
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, head_of, meaning_of, milliseconds
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
-from profiling.replay.benchdnn_fields import Dialect, Layouts, ProblemLine
+from profiling.replay.benchdnn_fields import Dialect, ProblemLine
 from profiling.replay.benchdnn_problems import express
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 
@@ -117,20 +117,12 @@ ERROR = re.compile(r"\b(err|error)\b", re.IGNORECASE)
 
 
 def run_benchdnn(
-    path: Path,
-    arguments: Sequence[str],
-    output: Path,
-    *,
-    conditions: Conditions,
-    patience: float,
+    path: Path, arguments: Sequence[str], output: Path, *, conditions: Conditions, patience: float
 ) -> Ended:
     """Run it to its end. Whatever ends this call, Ctrl-C too, the process is gone afterwards.
 
     Both output streams go to the file `output`, which is replaced: reading them as they come would
-    take time from the measurement. It is killed after `patience` seconds.
-
-    Raises:
-        OSError: It cannot be started.
+    take time from the measurement. It is killed after `patience` seconds. OSError: cannot start.
     """
     with output.open("wb") as stream:
         process = start(path, arguments, stream.fileno(), conditions)
@@ -211,12 +203,10 @@ STATE = re.compile(r"\d+:([A-Z_]+)(?: \((.*?)\))?(?: \(.*\))? __REPRO: ")
 UNREMARKABLE = ("EXECUTED", "PASSED", "LISTED", "INITIALIZED")
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One problem measured once: several runs, one after the other."""
+class Timed(NamedTuple):
+    """One problem of oneDNN's log, measured once: several runs, one after the other."""
 
     problem: Problem
-    """As in oneDNN's log."""
     milliseconds: tuple[float, ...]
 
 
@@ -224,11 +214,8 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
     """Return what a run of a driver measured, in order; `runs` as requested.
 
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
-    runs that count are those right before the line of its template.
-
-    Raises:
-        ValueError: The log's last lines before a template's are not `runs` of one problem of the
-            driver's kind.
+    runs that count are those right before the line of its template; ValueError: these are not
+    `runs` of one problem of the driver's kind.
     """
     timed: list[Timed] = []
     heads: list[Head] = []
@@ -242,28 +229,23 @@ def read_timed(output: Path, *, driver: str, runs: int) -> list[Timed]:
             is_refused = True
         elif line.startswith(f"{SIGN},"):
             if not is_refused:  # a refused problem gets its line too, with zeros
-                timed.append(last_runs(heads, driver=driver, runs=runs))
+                counted = heads[-runs:]
+                if len(counted) < runs or len({head.text for head in counted}) != 1:
+                    raise ValueError(f"its log does not show {runs} runs of one problem")
+                problem = meaning_of(counted[0]).problem
+                assert problem is not None
+                kind = KINDS.get(driver, driver)
+                if problem.kind.removesuffix("_v2") != kind and problem.kind != f"log{kind}":
+                    raise ValueError(f"its log shows {problem.kind} where {kind} was asked for")
+                timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
             heads, is_refused = [], False
     return timed
 
 
-def last_runs(heads: list[Head], *, driver: str, runs: int) -> Timed:
-    """Return the last executions of the log as one problem's runs; ValueError: they are not."""
-    counted = heads[-runs:]
-    if len(counted) < runs or len({head.text for head in counted}) != 1:
-        raise ValueError(f"its log does not show {runs} runs of one problem")
-    problem = meaning_of(counted[0]).problem
-    assert problem is not None
-    kind = KINDS.get(driver, driver)
-    if problem.kind.removesuffix("_v2") != kind and problem.kind != f"log{kind}":
-        raise ValueError(f"its log shows {problem.kind} where {kind} was asked for")
-    return Timed(problem, tuple(milliseconds(head.time) for head in counted))
-
-
 def refusal(output: Path) -> str | None:
     """Return why benchdnn did not run a problem: `UNIMPLEMENTED`, `SKIPPED (…)` …"""
-    reasons = (refused_in(line) for line in lines_of(output))
-    return next((f"benchdnn: {reason}" for reason in reasons if reason), None)
+    reason = next(filter(None, map(refused_in, lines_of(output))), None)
+    return f"benchdnn: {reason}" if reason else None
 
 
 def refused_in(line: str) -> str:
@@ -330,7 +312,6 @@ def replay_with_benchdnn(
     repeats: int,
     cold: bool,
     progress: Callable[[int, int], None],
-    layouts: Layouts = "log",
 ) -> Replay:
     """Run a log's problems again with benchdnn, each alone, at most `repeats` times.
 
@@ -341,7 +322,7 @@ def replay_with_benchdnn(
         InputError: benchdnn does not run.
     """
     program = ask_benchdnn(benchdnn, conditions)
-    lines, refused = express(calls, Dialect(program.dialect, layouts))
+    lines, refused = express(calls, Dialect(program.dialect))
     replay = empty_replay(program, conditions)
     replay.not_replayed.update(refused)
     batches = batches_of(lines, calls, repeats=repeats)
@@ -399,25 +380,19 @@ def run_batch(
             ended = run_benchdnn(
                 benchdnn.path, words, output, conditions=conditions, patience=patience
             )
-            result = result_of(output, ended, driver=line.driver, runs=runs)
-        if isinstance(result, ReplayTime):
-            return result
-        why = why or result
+            try:
+                timed = read_timed(output, driver=line.driver, runs=runs)
+                reason = refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
+            except ValueError as error:
+                timed, reason = [], f"benchdnn's output is not understood: {error}"
+        if timed:
+            hot, *others = (typical(measured.milliseconds) for measured in timed)
+            implementation = timed[0].problem.implementation
+            return ReplayTime(hot, others[0] if others else None, runs, implementation)
+        why = why or reason
         if ended.status in (None, 0):
             break
     return why
-
-
-def result_of(output: Path, ended: Ended, *, driver: str, runs: int) -> ReplayTime | str:
-    """Return what a process measured, or in one line why it measured nothing."""
-    try:
-        timed = read_timed(output, driver=driver, runs=runs)
-    except ValueError as error:
-        return f"benchdnn's output is not understood: {error}"
-    if not timed:
-        return refusal(output) or f"benchdnn: {ended.why or 'measured nothing'}"
-    hot, *cold = (typical(measured.milliseconds) for measured in timed)
-    return ReplayTime(hot, cold[0] if cold else None, runs, timed[0].problem.implementation)
 
 
 FINE_MS = 0.01

@@ -266,22 +266,6 @@ def attribute_options(problem: Problem, dialect: Dialect) -> list[str]:
     return options
 
 
-def quantization(problem: Problem, name: str, entry: str) -> str:
-    """Return `wei:2:f32:32x1` (tensor, mask, type, groups) as `wei:per_oc:f32:32x1`."""
-    role, mask, *details = entry.split(":")
-    if not mask.isdigit():
-        raise NotExpressibleError(f"{name} {entry!r} has no mask")
-    policy = policy_of(problem, role, int(mask))
-    words = [role, policy]
-    if policy == "common":
-        words.append(SCALE if name == "attr-scales" else ZERO_POINT)
-    # 2.x has a value in the type's place; the default type is not written unless groups follow.
-    has_type = bool(details) and details[0][:1].isalpha()
-    if has_type and details != [DEFAULT_TYPES[name]]:
-        words += details
-    return ":".join(words)
-
-
 PER_CHANNEL = {False: {1: "per_oc"}, True: {3: "per_oc"}}
 """Masks of the weights of convolutions and inner products, without and with groups: with them,
 output channels are the first two dimensions."""
@@ -290,21 +274,30 @@ PER_DIMENSION = {1: "per_dim_0", 2: "per_dim_1", 3: "per_dim_01", 4: "per_dim_2"
 """Masks of all others but matrix products: a bit for each dimension with values of its own."""
 
 
-def policy_of(problem: Problem, role: str, mask: int) -> str:
-    """Return benchdnn's name for the dimensions that have values of their own."""
-    if mask == 0:
-        return "common"
-    if problem.kind == "matmul":
-        rank = product_rank(problem)
-        last, before = 1 << (rank - 1), 1 << (rank - 2)
-        names = {(1 << rank) - 1: "per_tensor", last: "per_oc", last + before: "per_ocic"}
-    elif role == "wei" and problem.kind in ("convolution", "deconvolution", "inner_product"):
-        names = PER_CHANNEL[problem.shape.startswith("g")]
+def quantization(problem: Problem, name: str, entry: str) -> str:
+    """Return `wei:2:f32:32x1` (tensor, mask, type, groups) as `wei:per_oc:f32:32x1`."""
+    role, mask, *details = entry.split(":")
+    if not mask.isdigit():
+        raise NotExpressibleError(f"{name} {entry!r} has no mask")
+    if int(mask) == 0:
+        words = [role, "common", SCALE if name == "attr-scales" else ZERO_POINT]
     else:
-        names = PER_DIMENSION
-    if mask not in names:
-        raise NotExpressibleError(f"benchdnn has no name for the mask {mask} of {role}")
-    return names[mask]
+        if problem.kind == "matmul":
+            rank = product_rank(problem)
+            last, before = 1 << (rank - 1), 1 << (rank - 2)
+            names = {(1 << rank) - 1: "per_tensor", last: "per_oc", last + before: "per_ocic"}
+        elif role == "wei" and problem.kind in ("convolution", "deconvolution", "inner_product"):
+            names = PER_CHANNEL[problem.shape.startswith("g")]
+        else:
+            names = PER_DIMENSION
+        if int(mask) not in names:
+            raise NotExpressibleError(f"benchdnn has no name for the mask {int(mask)} of {role}")
+        words = [role, names[int(mask)]]
+    # 2.x has a value in the type's place; the default type is not written unless groups follow.
+    has_type = bool(details) and details[0][:1].isalpha()
+    if has_type and details != [DEFAULT_TYPES[name]]:
+        words += details
+    return ":".join(words)
 
 
 MASK_POLICIES = {0: "common", 1: "per_dim_0", 2: "per_oc", 3: "per_dim_01"}

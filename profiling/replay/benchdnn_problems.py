@@ -279,16 +279,13 @@ def rnn_tensors(problem: Problem, dialect: Dialect) -> list[str]:
 
 def rnn_types(problem: Problem) -> str:
     """Return benchdnn's name for the types of a recurrent layer's tensors."""
-    source, result = tensor(problem, "src_layer"), tensor(problem, "dst_layer")
-    first = problem.memory("src_iter") or source
-    last = problem.memory("dst_iter") or first
-    bias = problem.memory("bias") or source
-    if source.type in ("f32", "bf16", "f16") and source.type == result.type:
-        if bias.type == source.type:
-            return source.type
-        if bias.type == "f32":
-            return f"{source.type}f32"
-    name = f"{first.type}{source.type}{last.type}{result.type}"
+    source, result = tensor(problem, "src_layer").type, tensor(problem, "dst_layer").type
+    first, last, bias = (problem.memory(role) for role in ("src_iter", "dst_iter", "bias"))
+    bias_type = bias.type if bias else source
+    if source == result and source in ("f32", "bf16", "f16") and bias_type in (source, "f32"):
+        return source if bias_type == source else f"{source}f32"
+    first_type = first.type if first else source
+    name = f"{first_type}{source}{last.type if last else first_type}{result}"
     if name not in INT8:
         raise NotExpressibleError(f"benchdnn's rnn has no configuration for {problem.types}")
     return name
@@ -331,12 +328,6 @@ def softmax_algorithm(problem: Problem, _: Dialect) -> list[str]:
     return [f"--alg={'LOGSOFTMAX' if is_log else 'SOFTMAX'}"]
 
 
-def reduction_parameters(problem: Problem, _: Dialect) -> list[str]:
-    """Return the norm's exponent and epsilon."""
-    values = auxiliary_of(problem)
-    return [f"--p={values.get('p', '0')}", f"--eps={values.get('eps', '0')}"]
-
-
 class Driver(NamedTuple):
     """How benchdnn runs one kind of primitive: its options in their order, then the sizes."""
 
@@ -346,8 +337,8 @@ class Driver(NamedTuple):
     algorithms: Mapping[str, str] | None = None
     """benchdnn's names of algorithms where they differ from oneDNN's; None: has no `--alg`."""
     parameters: Option | None = None
-    fields: tuple[str, ...] = ()
-    """Required auxiliary fields whose options have the same names."""
+    fields: Mapping[str, str | None] = {}
+    """Auxiliary fields whose options have the same names, with defaults; None: required."""
     sized_tensors: int | None = None
     """The number of tensors whose sizes are written, 0: all inputs; None: sizes have names."""
     notes: Callable[[Problem], tuple[str, ...]] | None = None
@@ -363,7 +354,7 @@ DRIVERS: Mapping[str, Driver] = {
     # Its epsilon is not in a log; benchdnn's default serves.
     "batch_normalization": Driver(one_tensor, directed=True, parameters=flags),
     "binary": Driver(several_inputs, algorithms={}, sized_tensors=2),
-    "concat": Driver(several_inputs, fields=("axis",), sized_tensors=0),
+    "concat": Driver(several_inputs, fields={"axis": None}, sized_tensors=0),
     "convolution": CONVOLUTION,
     "deconvolution": CONVOLUTION,
     "eltwise": Driver(one_tensor, directed=True, parameters=eltwise_algorithm, sized_tensors=1),
@@ -377,17 +368,19 @@ DRIVERS: Mapping[str, Driver] = {
     "pooling": Driver(resized_tensors, directed=True, algorithms=AVERAGES),
     "prelu": Driver(prelu_tensors, directed=True, sized_tensors=2),
     "reduction": Driver(
-        several_inputs, algorithms={}, parameters=reduction_parameters, sized_tensors=2
+        several_inputs, algorithms={}, fields={"p": "0", "eps": "0"}, sized_tensors=2
     ),
     "reorder": Driver(reorder_tensors, sized_tensors=1),
     "resampling": Driver(resized_tensors, directed=True, algorithms={}),
     "rnn": Driver(rnn_tensors, notes=rnn_notes),
-    "shuffle": Driver(one_tensor, directed=True, fields=("axis", "group"), sized_tensors=1),
+    "shuffle": Driver(
+        one_tensor, directed=True, fields={"axis": None, "group": None}, sized_tensors=1
+    ),
     "softmax": Driver(
         softmax_tensors,
         directed=True,
         parameters=softmax_algorithm,
-        fields=("axis",),
+        fields={"axis": None},
         sized_tensors=1,
     ),
     # The factors of a sum are not in a log; benchdnn's are 1.
@@ -440,8 +433,8 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
         options.append(f"--alg={driver.algorithms.get(name, name)}")
     if driver.parameters is not None:
         options += driver.parameters(problem, dialect)
-    values = auxiliary_of(problem)
-    if not values.keys() >= set(driver.fields):
+    values = {**driver.fields, **auxiliary_of(problem)}
+    if any(values[name] is None for name in driver.fields):
         raise NotExpressibleError(f"the log does not tell its {' and '.join(driver.fields)}")
     options += [f"--{name}={values[name]}" for name in driver.fields]
     options += attribute_options(problem, dialect)

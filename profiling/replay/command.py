@@ -35,13 +35,7 @@ from profiling.replay.benchdnn import (
 )
 from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
-from profiling.replay.replay import (
-    Conditions,
-    Replay,
-    conditions_of,
-    mismatches,
-    save_replay,
-)
+from profiling.replay.replay import Conditions, Replay, conditions_of, mismatches, save_replay
 from profiling.replay.torch_replay import replay_with_torch
 
 REPLAY = "replay.json"
@@ -176,7 +170,11 @@ def benchdnn_command(
             replay = run_with_torch(console, work)
     replay = replace(replay, other_cores=others.cores)
     save_replay(replay, replay_file)
-    finish(console, rows_of(calls, replay), replay, mismatches(log, replay), json_file=json_file)
+    rows, notes = rows_of(calls, replay), mismatches(log, replay)
+    print_cautions(console, notes)
+    print_replay(console, rows)
+    if json_file is not None:
+        write_numbers(json_file, rows, replay, notes)
     say(console, f"times of all problems: {replay_file}")
     return FINISHED
 
@@ -381,26 +379,17 @@ def three_digits(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
 
 
-def finish(
-    console: Console,
-    rows: Sequence[ReplayedRow],
-    replay: Replay,
-    notes: Sequence[str],
-    *,
-    json_file: Path | None,
+def write_numbers(
+    json_file: Path, rows: Sequence[ReplayedRow], replay: Replay, notes: Sequence[str]
 ) -> None:
-    """Print cautions and the replay, and write all numbers for programs."""
-    print_cautions(console, notes)
-    print_replay(console, rows)
-    if json_file is None:
-        return
+    """Write all numbers for programs."""
     content = {
         "runner": replay.runner,
         "version": replay.version,
         "instruction_set": replay.instruction_set,
         "conditions": asdict(replay.conditions),
         "other_cores": replay.other_cores,
-        "notes": list(notes),
+        "notes": notes,
         "problems": [
             {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.ratio} for row in rows
         ],

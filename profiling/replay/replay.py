@@ -35,14 +35,13 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTime:
-    """One problem, run again several times."""
+    """One problem, run again several times; medians of the runs."""
 
     hot_ms: float
-    """Median of runs one after the other: data is in the caches, as far as it fits."""
+    """Of runs one after the other: data is in the caches, as far as it fits."""
     cold_ms: float | None
-    """Median of runs whose data was driven out of the caches before; None: not measured."""
+    """Of runs whose data was driven out of the caches before; None: not measured."""
     runs: int
-    """Runs that each median is over."""
     implementation: str
     """What the library chose, in a log's words."""
 
@@ -56,7 +55,6 @@ class Replay:
     version: str
     """oneDNN's: `3.7.2`."""
     instruction_set: str
-    """As the library calls it."""
     conditions: Conditions
     times: dict[Problem, ReplayTime] = field(default_factory=dict)
     not_replayed: dict[Problem, str] = field(default_factory=dict)
@@ -99,6 +97,15 @@ def load_replay(file: Path) -> Replay:
         raise InputError(f"{file}: holds no replay; {ADVICE}")
     try:
         conditions = content["conditions"]
+        times = {}
+        for entry in content["times"]:
+            cold = entry["cold_ms"]
+            times[problem_of(entry["problem"])] = ReplayTime(
+                hot_ms=float(entry["hot_ms"]),
+                cold_ms=None if cold is None else float(cold),
+                runs=int(entry["runs"]),
+                implementation=entry["implementation"],
+            )
         return Replay(
             runner=content["runner"],
             version=content["version"],
@@ -108,7 +115,7 @@ def load_replay(file: Path) -> Replay:
                 cpus=tuple(conditions["cpus"]),
                 memory_nodes=tuple(conditions["memory_nodes"]),
             ),
-            times={problem_of(entry["problem"]): time_of(entry) for entry in content["times"]},
+            times=times,
             not_replayed={
                 problem_of(entry["problem"]): entry["why"] for entry in content["not_replayed"]
             },
@@ -122,17 +129,6 @@ def problem_of(fields: dict[str, Any]) -> Problem:
     """Return a problem from JSON."""
     memories = tuple(MemoryDescriptor(**memory) for memory in fields["memories"])
     return Problem(**{**fields, "memories": memories})
-
-
-def time_of(fields: dict[str, Any]) -> ReplayTime:
-    """Return a problem's times from JSON."""
-    cold = fields["cold_ms"]
-    return ReplayTime(
-        hot_ms=float(fields["hot_ms"]),
-        cold_ms=None if cold is None else float(cold),
-        runs=int(fields["runs"]),
-        implementation=fields["implementation"],
-    )
 
 
 def conditions_of(
@@ -153,7 +149,13 @@ def conditions_of(
     facts: dict[str, Any] = log.facts[0] if log.facts else {}
     allowed = frozenset(os.sched_getaffinity(0))
     if cpus is not None:
-        chosen = parse_cpus_option(cpus, allowed)
+        try:
+            chosen = parse_cpu_list(cpus)
+        except ValueError as error:
+            raise InputError(f"--cpus: {error}") from None
+        if not chosen or chosen - allowed:
+            usable = format_cpu_list(allowed)
+            raise InputError(f"--cpus: {cpus!r}: this process may use {usable}; name some of these")
     else:
         logged = numbers(facts.get("cpus"))
         chosen = logged & allowed
@@ -171,19 +173,6 @@ def conditions_of(
         say(f"the log is of {len(log.ranks)} ranks; its problems run again alone, as rank 0 had it")
     nodes = numbers(facts.get("memory_nodes")) if chosen else ()
     return Conditions(count, tuple(sorted(chosen)), tuple(sorted(nodes)))
-
-
-def parse_cpus_option(text: str, allowed: frozenset[int]) -> frozenset[int]:
-    """Return the CPUs of `--cpus`; InputError: it is no list, or has one that is not allowed."""
-    try:
-        chosen = parse_cpu_list(text)
-    except ValueError as error:
-        raise InputError(f"--cpus: {error}") from None
-    if not chosen or chosen - allowed:
-        raise InputError(
-            f"--cpus: {text!r}: this process may use {format_cpu_list(allowed)}; name some of these"
-        )
-    return chosen
 
 
 def numbers(value: object) -> frozenset[int]:
@@ -298,26 +287,22 @@ def same_layout(problem: Problem, memory: MemoryDescriptor, other: MemoryDescrip
         return False
     if memory.tag == other.tag or not (is_plain(memory.tag) and is_plain(other.tag)):
         return memory.tag == other.tag
-    dims = dims_of(problem, memory.role)
+    try:
+        listed = listed_sizes(plain_shape(problem))
+    except ValueError:
+        return False
+    dims: tuple[int, ...] = ()
+    if problem.kind == "reorder":
+        dims = listed[0]
+    elif memory.role == "dst":
+        dims = (*listed[0][:-1], listed[-1][-1])
+    elif memory.role in ("src", "wei") and len(listed) > 1:
+        dims = listed[("src", "wei").index(memory.role)]
     orders = [
         [place for place in order_of(tag) if place >= len(dims) or dims[place] != 1]
         for tag in (memory.tag, other.tag)
     ]
     return bool(dims) and orders[0] == orders[1]
-
-
-def dims_of(problem: Problem, role: str) -> tuple[int, ...]:
-    """Return the dimensions of a reorder's or a product's tensor; empty if unknown."""
-    try:
-        listed = listed_sizes(plain_shape(problem))
-    except ValueError:
-        return ()
-    if problem.kind == "reorder":
-        return listed[0]
-    places = {"src": 0, "wei": 1}
-    if role in places and len(listed) > 1:
-        return listed[places[role]]
-    return (*listed[0][:-1], listed[-1][-1]) if role == "dst" else ()
 
 
 def difference(wanted: Problem, ran: Problem) -> str:
@@ -407,10 +392,9 @@ def geometry(shape: str) -> Geometry:
     spatial = [letter for letter in "dhw" if f"i{letter}" in sizes]
 
     def each(name: str, default: int | None = None) -> tuple[int, ...]:
-        return tuple(
-            sizes[name + letter] if default is None else sizes.get(name + letter, default)
-            for letter in spatial
-        )
+        names = [name + letter for letter in spatial]
+        known = sizes if default is None else {**dict.fromkeys(names, default), **sizes}
+        return tuple(known[name] for name in names)
 
     try:
         return Geometry(

@@ -42,11 +42,7 @@ def memory_of(problem: Problem, role: str) -> MemoryDescriptor | None:
 
 
 def require_memory(problem: Problem, *roles: str) -> MemoryDescriptor:
-    """Return the tensor of the first of these roles that the problem has.
-
-    Raises:
-        NotReachedError: It has none.
-    """
+    """Return the tensor of the first of these roles that the problem has."""
     memory = next(filter(None, (memory_of(problem, role) for role in roles)), None)
     if memory is None:
         raise NotReachedError(f"the log has no {roles[0]} for it")
@@ -54,11 +50,7 @@ def require_memory(problem: Problem, *roles: str) -> MemoryDescriptor:
 
 
 def type_of(memory: MemoryDescriptor) -> torch.dtype:
-    """Return torch's type.
-
-    Raises:
-        NotReachedError: It is no floating-point type.
-    """
+    """Return torch's type, which must be a floating-point type."""
     if memory.type not in TYPES:
         raise NotReachedError(f"torch's operators do not give oneDNN {memory.type}")
     return TYPES[memory.type]
@@ -68,9 +60,6 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
     """Return a tensor of the descriptor's type and layout.
 
     Where the library chose the layout (property `a`, or blocks), torch stores it row by row.
-
-    Raises:
-        NotReachedError: torch has no such type.
     """
     dtype = type_of(memory)
     if memory.strides:
@@ -86,33 +75,21 @@ def make_tensor(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
 
 
 def make_opaque(dims: Sequence[int], memory: MemoryDescriptor) -> Tensor:
-    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN wherever it has a choice.
-
-    Raises:
-        NotReachedError: torch has no such type, or oneDNN's tensors come in another layout.
-    """
+    """Return a tensor of oneDNN's own kind, for which torch calls oneDNN wherever it has a choice."""
     if is_plain(memory.tag) and memory.tag != "".join(sorted(memory.tag)):
         raise NotReachedError(f"torch's oneDNN tensors are stored row by row, not as {memory.tag}")
     return torch.empty(tuple(dims), dtype=type_of(memory)).normal_().to_mkldnn()
 
 
 def require_plain(problem: Problem) -> None:
-    """Refuse a problem with fused operations or attributes.
-
-    Raises:
-        NotReachedError: It has some.
-    """
+    """Refuse a problem with fused operations or attributes."""
     fused = (*post_ops(problem), *other_attributes(problem))
     if fused:
         raise NotReachedError(f"torch does not fuse {' '.join(fused)} into {problem.name}")
 
 
 def prepare_convolution(problem: Problem) -> Run:
-    """Return a convolution, or a transposed one (`deconvolution`).
-
-    Raises:
-        NotReachedError: torch has no such call.
-    """
+    """Return a convolution, or a transposed one (`deconvolution`)."""
     sizes, direction = geometry(problem.shape), problem.direction
     is_transposed = problem.kind == "deconvolution"
     source_memory = require_memory(problem, "src")
@@ -208,11 +185,7 @@ FUSED = {
 
 
 def unary_of(fused: Sequence[str], *, only: Sequence[str]) -> Unary:
-    """Return the one operation that is fused, or none.
-
-    Raises:
-        NotReachedError: It is not among `only`, or there are several.
-    """
+    """Return the one operation that is fused, which must be among `only`, or none."""
     if not fused:
         return Unary(None)
     name, *numbers = fused[0].split(":")
@@ -247,7 +220,16 @@ def prepare_matmul(problem: Problem) -> Run:
         raise NotReachedError(f"torch asks for products of 2 or 3 dimensions, not {len(left_dims)}")
     left, right = make_tensor(left_dims, left_memory), make_tensor(right_dims, right_memory)
     run = product(left, right, fused=post_ops(problem), is_scaled=bool(scales))
-    return with_precision(precision[0], run) if precision else run
+
+    def run_with_precision() -> None:  # float32 products may be less precise meanwhile
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision[0])
+        try:
+            run()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return run_with_precision if precision else run
 
 
 def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: bool) -> Run:
@@ -266,20 +248,6 @@ def product(left: Tensor, right: Tensor, *, fused: tuple[str, ...], is_scaled: b
         return lambda: torch.addmv(added[:, 0], left, right[:, 0], beta=beta, alpha=alpha)
     add = torch.baddbmm if left.dim() == 3 else torch.addmm
     return lambda: add(added, left, right, beta=beta, alpha=alpha)
-
-
-def with_precision(precision: str, run: Run) -> Run:
-    """Return the same run while float32 products may be less precise."""
-
-    def run_with_precision() -> None:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            run()
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    return run_with_precision
 
 
 def prepare_inner_product(problem: Problem) -> Run:
