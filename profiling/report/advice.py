@@ -8,7 +8,7 @@ beside the log (a reference, a replay, a trace, counters).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean
 from types import MappingProxyType
 
@@ -26,7 +26,7 @@ from profiling.report.material import (
     parts_of,
     phases_of,
 )
-from profiling.report.page import three, times
+from profiling.report.page import Advice, three, times
 from profiling.trace.analysis import (
     Analysis,
     costliest_outside_onednn,
@@ -36,20 +36,6 @@ from profiling.trace.analysis import (
 )
 from profiling.trace.operators import Category, category_of
 from profiling.trace.trace import BytesMoved
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One finding."""
-
-    title: str
-    evidence: str
-    """The numbers that it rests on."""
-    todo: str
-    section: str
-    """The section of the page that shows it."""
-    saves_ms: float | None = None
-    """At most, of a step, or of a log without steps; None: not known."""
 
 
 def saving(advice: Advice, measured: Measured) -> str:

@@ -18,9 +18,9 @@ from profiling.efficiency_analysis import efficiency_of
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import add_peaks_option, choose_peaks
 from profiling.replay.replay import load_replay
-from profiling.report.advice import Advice, all_advice, saving
+from profiling.report.advice import all_advice, saving
 from profiling.report.material import Material, Traced, load_counters, measured_of, parts_of
-from profiling.report.page import render_page, three
+from profiling.report.page import Advice, render_page, three
 from profiling.report.sections import all_sections
 from profiling.trace.analysis import BesideLog, analyze, lay_beside
 from profiling.trace.trace import read_trace

@@ -11,7 +11,6 @@ from common.charts import Column, Table, text_column
 from common.console import significant
 from profiling.compare import (
     Comparison,
-    Pair,
     draw_comparison,
     hint_on_types,
     kind_rows,
@@ -169,7 +168,14 @@ def log_against_reference(material: Material) -> list[Block]:
         (comparison.both, False, "Calls that both sides make equally often"),
     ):
         if pairs:
-            blocks.append(pairs_table(pairs, title=title, with_extra=with_extra))
+            rows = pair_rows(pairs[:MOST_PAIRS], SIDES, with_extra=with_extra, not_called=None)
+            note = (
+                f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
+                "compare --out DIR` writes all."
+            )
+            last = "cost of these calls, ms" if with_extra else "this / reference"
+            notes = [note] if len(pairs) > MOST_PAIRS else []
+            blocks.append(Table(title, both_columns("problem", last), rows, notes=notes))
     return blocks
 
 
@@ -202,18 +208,6 @@ def both_columns(first: str, last: str) -> list[Column]:
         for name, form in (("calls", count), ("ms", three))
     )
     return [text_column(first), *calls, *times, Column(last, three)]
-
-
-def pairs_table(pairs: Sequence[Pair], *, title: str, with_extra: bool) -> Table:
-    """Return a row for each question."""
-    rows = pair_rows(pairs[:MOST_PAIRS], SIDES, with_extra=with_extra, not_called=None)
-    note = (
-        f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
-        "compare --out DIR` writes all."
-    )
-    last = "cost of these calls, ms" if with_extra else "this / reference"
-    notes = [note] if len(pairs) > MOST_PAIRS else []
-    return Table(title, both_columns("problem", last), rows, notes=notes)
 
 
 MOST_STEPS = 200

@@ -63,21 +63,24 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
-    """Something to look at next. `section`: the name of the section that shows it."""
+class Advice:
+    """One finding: something to look at next."""
 
     title: str
     evidence: str
-    saves: str
+    """The numbers that it rests on."""
     todo: str
     section: str
+    """The name of the section that shows it."""
+    saves_ms: float | None = None
+    """At most, of a step, or of a log without steps; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestions:
-    """Suggestions in order of importance."""
+    """Findings in order of importance, each with a sentence on how much it would save."""
 
-    items: Sequence[Suggestion]
+    items: Sequence[tuple[Advice, str]]
 
 
 Block = Table | Chart | Facts | Text | Missing | Suggestions
@@ -109,7 +112,7 @@ def render_page(sections: Sequence[Section], *, title: str, summary: Sequence[st
         f"script-src '{digest(script)}'",
         *("img-src data:", "base-uri 'none'", "form-action 'none'"),
     )
-    environment.filters["with_code"] = with_code
+    environment.filters |= {"with_code": with_code, "sentence": sentence}
     environment.globals["plain"] = plain
     return environment.get_template("page.html").render(
         sections=sections,

@@ -28,12 +28,11 @@ from common.charts import (
 )
 from common.console import significant
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
-from profiling.report.advice import Advice, saving
+from profiling.report.advice import saving
 from profiling.report.material import (
     Material,
     Measured,
     MeasuredPart,
-    MeasuredProblem,
     Phase,
     parts_of,
     phases_of,
@@ -46,18 +45,17 @@ from profiling.report.optional_sections import (
     run_against_replay,
 )
 from profiling.report.page import (
+    Advice,
     Block,
     Chart,
     Facts,
     Missing,
     Section,
-    Suggestion,
     Suggestions,
     Text,
     chart,
     count,
     listed,
-    sentence,
     three,
 )
 from profiling.stats import Part, draw_distribution, draw_roofline, rows_of
@@ -384,17 +382,8 @@ def what_next(material: Material, *, advice: Sequence[Advice]) -> list[Block]:
     if not advice:
         needed = " Much of what is looked for needs the machine's peaks (--peaks)."
         return [Text([f"Nothing stands out in what was given.{'' if material.peaks else needed}"])]
-    suggestions = [
-        Suggestion(
-            sentence(item.title).rstrip("."),
-            item.evidence,
-            saving(item, material.measured),
-            item.todo,
-            item.section,
-        )
-        for item in advice
-    ]
-    return [Text([MEANING]), Suggestions(suggestions)]
+    items = [(item, saving(item, material.measured)) for item in advice]
+    return [Text([MEANING]), Suggestions(items)]
 
 
 MOST_PROBLEMS = 500
@@ -431,26 +420,22 @@ def all_problems(material: Material) -> list[Block]:
     for name, group in sums:
         part = sum_of("", "", group)
         totals.append((name, "", part.calls, part.ms, part.share, None, None, None, part.lost_ms))
+    rows: list[tuple[object, ...]] = []
+    for item in shown:
+        problem, ideal = item.problem, item.roofline_ms
+        how = " ".join(filter(None, (problem.layouts, problem.attributes, problem.auxiliary)))
+        name = "\n".join(filter(None, (readable(problem), problem.shape, how)))
+        ratio = None if ideal is None or not item.ms else ideal / item.ms
+        numbers = (item.calls, item.ms, item.share, item.gflop_per_s, item.gbyte_per_s)
+        rows.append((name, problem.implementation, *numbers, ratio, item.lost_ms))
     table = Table(
         "oneDNN's problems, the costliest first",
         columns,
-        [problem_row(problem)[: len(columns)] for problem in shown],
+        [row[: len(columns)] for row in rows],
         totals=[total[: len(columns)] for total in totals],
         notes=notes,
     )
     return [table]
-
-
-def problem_row(measured: MeasuredProblem) -> tuple[object, ...]:
-    """Return all columns of one problem."""
-    problem, ideal = measured.problem, measured.roofline_ms
-    how = " ".join(filter(None, (problem.layouts, problem.attributes, problem.auxiliary)))
-    name = "\n".join(filter(None, (readable(problem), problem.shape, how)))
-    ratio = None if ideal is None or not measured.ms else ideal / measured.ms
-    return (
-        *(name, problem.implementation, measured.calls, measured.ms, measured.share),
-        *(measured.gflop_per_s, measured.gbyte_per_s, ratio, measured.lost_ms),
-    )
 
 
 MOST_REMARKS = 50

@@ -143,7 +143,13 @@ def batch_norm(
         normed: Tensor = norm(maps)
         return add_relu(normed, added) if relu else normed
     normed, mean, variance = _BatchNorm.apply(maps, norm.weight, norm.bias, added, norm.eps, relu)
-    _update_statistics(norm, mean, variance, values=maps.numel() // maps.shape[1])
+    # The running statistics move towards those of the batch, the variance as an unbiased one.
+    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.num_batches_tracked is not None and norm.momentum is not None
+    values = maps.numel() // maps.shape[1]
+    norm.num_batches_tracked.add_(1)
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(variance * (values / (values - 1)), norm.momentum)
     return normed
 
 
@@ -155,17 +161,6 @@ def _suits_batch_norm(norm: nn.BatchNorm2d) -> bool:
         and norm.weight.dtype == torch.float32
         and BATCH_NORM.are_available()
     )
-
-
-def _update_statistics(
-    norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, *, values: int
-) -> None:
-    """Move the running statistics towards those of a batch; the variance as an unbiased one."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    assert norm.num_batches_tracked is not None and norm.momentum is not None
-    norm.num_batches_tracked.add_(1)
-    norm.running_mean.lerp_(mean, norm.momentum)
-    norm.running_var.lerp_(variance * (values / (values - 1)), norm.momentum)
 
 
 class _BatchNorm(torch.autograd.Function):

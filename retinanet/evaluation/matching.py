@@ -71,7 +71,16 @@ class Overlaps(NamedTuple):
 
 def matches_of(truth: Boxes, found: Boxes) -> Matches:
     """Match a class's boxes in each image, best first."""
-    images = list(overlaps_by_image(truth, found))
+    images = []
+    crowds = truth.is_crowd.astype(np.uint8)
+    image_ids = np.intersect1d(truth.image_ids, found.image_ids)
+    rows_of = (rows_by_id(boxes.image_ids, image_ids) for boxes in (truth, found))
+    for image_id, true_rows, found_rows in zip(image_ids.tolist(), *rows_of, strict=True):
+        ious = iou(found.boxes[found_rows], truth.boxes[true_rows], crowds[true_rows])
+        places = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
+        if len(places):
+            true_range = range(true_rows.start, true_rows.stop)
+            images.append(Overlaps(image_id, true_range, found_rows.start + places, ious[places]))
     results = library.COCOevalEvaluateImages(
         PARAMETERS.areaRng,
         MOST_BOXES,
@@ -100,21 +109,6 @@ def matches_of(truth: Boxes, found: Boxes) -> Matches:
         is_matched=np.concatenate(matched, axis=1).reshape(by_area).swapaxes(0, 1),
         is_ignored=np.concatenate(ignored, axis=1).reshape(by_area).swapaxes(0, 1),
     )
-
-
-def overlaps_by_image(truth: Boxes, found: Boxes) -> Iterator[Overlaps]:
-    """Yield the images in which a found box may be matched."""
-    images = np.intersect1d(truth.image_ids, found.image_ids)
-    crowds = truth.is_crowd.astype(np.uint8)
-    true_rows_of, found_rows_of = (rows_by_id(part.image_ids, images) for part in (truth, found))
-    for image_id, true_rows, found_rows in zip(
-        images.tolist(), true_rows_of, found_rows_of, strict=True
-    ):
-        ious = iou(found.boxes[found_rows], truth.boxes[true_rows], crowds[true_rows])
-        places = np.flatnonzero((ious >= LOWEST_IOU).any(axis=1))
-        if len(places):
-            true_range = range(true_rows.start, true_rows.stop)
-            yield Overlaps(image_id, true_range, found_rows.start + places, ious[places])
 
 
 def dataset_of(

@@ -271,7 +271,13 @@ def evaluation_sheet(
     pictures = []
     for index, pixels in spread_images(annotations, image_folder, count=count):
         detected = detections.of_image(int(annotations.image_ids[index]))
-        least_score, caption = shown_scores(detected)
+        scores, least_score = detected.scores, SHOWN_SCORE
+        caption = f"predicted, score ≥ {SHOWN_SCORE:g}" if len(scores) else "predicted: nothing"
+        # A detector that has seen little is sure of nothing: then its best boxes are drawn.
+        if len(scores) and scores[0] < SHOWN_SCORE:
+            best = scores[:UNSURE_BOXES]
+            least_score = float(best[-1])
+            caption = f"predicted, none ≥ {SHOWN_SCORE:g}: the best {len(best)}"
         prediction = draw_detections(pixels, detected, names=names, least_score=least_score)
         pictures += [(draw_truth(pixels, annotations, index), "true"), (prediction, caption)]
     if not pictures:
@@ -289,16 +295,3 @@ def evaluation_sheet(
     assert isinstance(canvas, FigureCanvasAgg)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
-
-
-def shown_scores(found: ImageDetections) -> tuple[float, str]:
-    """Return the score from which an image's boxes are drawn, and the caption with it.
-
-    A detector that has seen little is sure of nothing: then its best boxes are drawn.
-    """
-    if not len(found.scores):
-        return SHOWN_SCORE, "predicted: nothing"
-    if found.scores[0] >= SHOWN_SCORE:
-        return SHOWN_SCORE, f"predicted, score ≥ {SHOWN_SCORE:g}"
-    best = found.scores[:UNSURE_BOXES]
-    return float(best[-1]), f"predicted, none ≥ {SHOWN_SCORE:g}: the best {len(best)}"

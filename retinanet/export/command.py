@@ -7,6 +7,7 @@ split, on a picture of the user's, or on synthetic images.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
@@ -51,6 +52,7 @@ def export(
             exists, or the program finds something else.
     """
     file_format = format_of(out)
+    runtime = f"{file_format.runtime} {version(file_format.runtime)}"
     beside = out.with_name(f"{out.name}.json")
     require_free_outputs([out, beside], overwrite=overwrite)
     trained = read_trained(checkpoint)
@@ -66,7 +68,7 @@ def export(
         comparison = compare_program(model, run, images, score_threshold=score_threshold)
         if comparison.differing:
             raise InputError(
-                f"{out}: not kept: run by {file_format.runs_by} on {what} it does not find what "
+                f"{out}: not kept: run by {runtime} on {what} it does not find what "
                 f"the checkpoint finds: {comparison.differing} boxes differ by more than "
                 f"{BOX_TOLERANCE} pixels or {SCORE_TOLERANCE} of a score, {comparison.same} are "
                 "the same; try the other format"
@@ -83,23 +85,23 @@ def export(
         f"({out.stat().st_size / 1e6:.0f} MB), {beside.name}",
         soft_wrap=True,
     )
-    checked = f"checked by {file_format.runs_by} on {what}: {describe_comparison(comparison)}"
+    checked = f"checked by {runtime} on {what}: {describe_comparison(comparison)}"
     console.print(checked, soft_wrap=True)
     return FINISHED
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of detections side by side."""
+    """Two sets of detections side by side: numbers of detections, and the largest differences."""
 
     same: int
-    """Detections that both have, within the tolerances."""
+    """Both have them, within the tolerances."""
     differing: int
-    """Those that only one has, and rounding does not explain."""
+    """Only one has them, and rounding does not explain it."""
     at_the_edge: int
-    """Those that only one has, at an edge of what is kept: score, IoU, or number."""
+    """Only one has them, at an edge of what is kept: score, IoU, or number."""
     box_difference: float
-    """The largest among those that both have. [pixels of the network's input]"""
+    """[pixels of the network's input]"""
     score_difference: float
 
 

@@ -15,7 +15,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -214,17 +213,12 @@ class Format:
     runtime: str
     """The package that runs it."""
     packages: tuple[str, ...]
-    """Those that are not in requirements.txt."""
+    """Packages that are not in requirements.txt."""
     suppress: Callable[[int], Suppress]
     """Non-maximum suppression for a number of classes."""
     write: Callable[[torch.export.ExportedProgram, Path, dict[str, Any]], None]
     """Write a program, of this `suppress`, with its description."""
     load: Callable[[Path], Detector]
-
-    @property
-    def runs_by(self) -> str:
-        """Return the runtime with its version."""
-        return f"{self.runtime} {version(self.runtime)}"
 
 
 def format_of(file: Path) -> Format:

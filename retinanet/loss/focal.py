@@ -75,7 +75,11 @@ def focal_loss(
         InputError: `form` is "kernel", and it cannot be compiled here.
         IndexError: A label is K or more.
     """
-    form = choose_form(form)
+    if form in ("auto", "kernel"):
+        problem = kernel_problem()
+        if problem is not None and form == "kernel":
+            raise InputError(f"focal loss: no kernel, as {problem}; or take the form auto")
+        form = "kernel" if problem is None else FASTEST_WITHOUT_COMPILER
     if image_weights is None:
         image_weights = torch.ones(len(logits[0]), device=logits[0].device)
     losses = [
@@ -124,22 +128,6 @@ def level_loss(
     if reduce:
         return (loss.sum(dim=(1, 2)) * weights).sum()
     return loss * weights[:, None, None]
-
-
-def choose_form(form: str) -> str:
-    """Return the form that computes, "auto" resolved.
-
-    Raises:
-        InputError: The kernel is asked for by name, and cannot be compiled here.
-    """
-    if form not in ("auto", "kernel"):
-        return form
-    problem = kernel_problem()
-    if problem is None:
-        return "kernel"
-    if form == "kernel":
-        raise InputError(f"focal loss: no kernel, as {problem}; or take the form auto")
-    return FASTEST_WITHOUT_COMPILER
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

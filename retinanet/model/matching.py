@@ -77,18 +77,22 @@ def assign_targets(
     be 0. Nothing here grows with the number of classes, and only the result with the anchors.
     """
     level_sizes = [len(level) for level in anchors]
+    starts = torch.tensor([0, *level_sizes]).cumsum(0)
     shapes = anchor_shapes(anchors)
     classes = [torch.full((len(targets), size), BACKGROUND) for size in level_sizes]
     boxes: list[list[Tensor]] = [[] for _ in anchors]
     num_foreground = []
     for image, target in enumerate(targets):
         nearby = nearby_anchors(shapes, target["boxes"], iou=BACKGROUND_IOU)
-        of_level = _split_by_level(nearby, level_sizes)
+        # Ascending indices, counted through all levels, become those of each level.
+        counts = torch.searchsorted(nearby, starts).diff().tolist()
+        parts = nearby.split(counts)
+        of_level = [part - start for part, start in zip(parts, starts.tolist(), strict=False)]
         coordinates = [level[index] for level, index in zip(anchors, of_level, strict=True)]
         matches = match_anchors(torch.cat(coordinates), target["boxes"])
         num_foreground.append((matches >= 0).sum())
-        parts = matches.split([len(index) for index in of_level])
-        for level, (index, part) in enumerate(zip(of_level, parts, strict=True)):
+        matched_parts = matches.split(counts)
+        for level, (index, part) in enumerate(zip(of_level, matched_parts, strict=True)):
             is_foreground = part >= 0
             matched = part[is_foreground]
             labels = part.masked_scatter(is_foreground, target["labels"][matched])
@@ -99,14 +103,6 @@ def assign_targets(
         boxes=[torch.cat(level) for level in boxes],
         num_foreground=torch.stack(num_foreground),
     )
-
-
-def _split_by_level(index: Tensor, level_sizes: Sequence[int]) -> list[Tensor]:
-    """Split ascending indices, counted through all levels, into those of each level."""
-    starts = torch.tensor([0, *level_sizes]).cumsum(0)
-    borders = torch.searchsorted(index, starts)
-    parts = index.split(borders.diff().tolist())
-    return [part - start for part, start in zip(parts, starts.tolist(), strict=False)]
 
 
 IOU_MARGIN = 1e-5
@@ -179,15 +175,12 @@ def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor
     high = ((offsets + reach) / shapes.steps).floor().minimum(shapes.last_places)
     possible = (lengths <= smaller).all(dim=-1, keepdim=True)
     counts = torch.where(possible, (high - low + 1).clamp(min=0), 0.0)
-    return _indices_in_windows(shapes, low.long(), counts.long())
 
-
-def _indices_in_windows(shapes: AnchorShapes, low: Tensor, counts: Tensor) -> Tensor:
-    """Return ascending indices of anchors in windows of grids, `low` and `counts` [M, S, 2]."""
-    low, counts = low.flatten(0, 1), counts.flatten(0, 1)
-    sizes = counts.prod(dim=1)
-    window = torch.arange(len(sizes)).repeat_interleave(sizes)  # [P]
-    within = torch.arange(len(window)) - (sizes.cumsum(0) - sizes)[window]
+    # The indices of all anchors in these windows of the grids.
+    low, counts = low.long().flatten(0, 1), counts.long().flatten(0, 1)
+    numbers = counts.prod(dim=1)
+    window = torch.arange(len(numbers)).repeat_interleave(numbers)  # [P]
+    within = torch.arange(len(window)) - (numbers.cumsum(0) - numbers)[window]
     shape = window % len(shapes.sizes)
     column = low[window, 0] + within % counts[window, 0]
     row = low[window, 1] + within // counts[window, 0]

@@ -100,7 +100,20 @@ def _level_candidates(
 
     `logits` [A, K], `deltas` and `anchors` [A, 4], `best_logits` [A] the largest of each row.
     """
-    rows = _promising_anchors(best_logits, score_threshold=score_threshold, limit=limit)
+    if score_threshold <= 0:
+        below = -math.inf
+    else:
+        # A logit whose score is below the threshold, if only just, in float32 too. Rounding it to
+        # BF16 does no harm: no BF16 number above a number is below that number rounded.
+        score = min(score_threshold, 1.0) * (1 - 1e-6)
+        below = math.log(score) - math.log1p(-score)
+    # Not `>`: a row with a NaN may hold good scores too.
+    rows = (~(best_logits < below)).nonzero().squeeze(1)
+    # Early in training nearly all anchors have some score above the threshold. But where `limit`
+    # anchors reach a logit, no lower one can be among the `limit` best.
+    if len(rows) > ROWS_PER_CANDIDATE * limit:
+        reached = best_logits.nan_to_num(nan=-math.inf).topk(limit).values[-1]
+        rows = (~(best_logits < reached)).nonzero().squeeze(1)
     scores = logits[rows].float().sigmoid().flatten()
     index = (scores > score_threshold).nonzero().squeeze(1)
     scores, order = scores[index].topk(min(limit, len(index)))
@@ -108,31 +121,6 @@ def _level_candidates(
     labels = index[order] % logits.shape[1]
     boxes = decode_boxes(deltas[anchor_index].float(), anchors[anchor_index])
     return Detections(boxes, scores, labels)
-
-
-def _promising_anchors(best_logits: Tensor, *, score_threshold: float, limit: int) -> Tensor:
-    """Return the anchors that hold the `limit` best scores above the threshold, and more.
-
-    Early in training nearly all anchors have some score above the threshold. But where `limit`
-    anchors reach a logit, no lower one can be among the `limit` best.
-    """
-    # Not `>`: a row with a NaN may hold good scores too.
-    rows = (~(best_logits < _logit_below(score_threshold))).nonzero().squeeze(1)
-    if len(rows) > ROWS_PER_CANDIDATE * limit:
-        reached = best_logits.nan_to_num(nan=-math.inf).topk(limit).values[-1]
-        rows = (~(best_logits < reached)).nonzero().squeeze(1)
-    return rows
-
-
-def _logit_below(score: float) -> float:
-    """Return a logit whose score is below `score`, if only just, in float32 too.
-
-    Rounding it to BF16 does no harm: no BF16 number above a number is below that number rounded.
-    """
-    if score <= 0:
-        return -math.inf
-    score = min(score, 1.0) * (1 - 1e-6)
-    return math.log(score) - math.log1p(-score)
 
 
 def _best_unsuppressed(

@@ -11,7 +11,6 @@ from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report.advice import (
-    Advice,
     calls_the_reference_does_not_make,
     fallbacks,
     float32_beside_bf16,
@@ -28,6 +27,7 @@ from profiling.report.advice import (
     uneven_steps,
 )
 from profiling.report.material import Counters, Measured, MeasuredProblem
+from profiling.report.page import Advice
 
 PEAKS = Peaks({"f32": 100.0, "bf16": 400.0}, 20.0, threads=2, cpu="a CPU", versions={})
 NO_STEPS = Steps(frozenset(), ranks=1, wall_ms=None, images=None, ranks_of_run=None)
