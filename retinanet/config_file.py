@@ -262,31 +262,32 @@ def parse_run_arguments(description: str) -> argparse.Namespace:
         epilog=f"fields, by section:\n\n{field_help()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config",
         default="demo.yaml",
         metavar="NAME",
         help="a YAML file, or a name in configs/ (default: demo.yaml, drawn scenes)",
     )
-    parser.add_argument(
+    add(
         "overrides",
         nargs="*",
         metavar="section.field=value",
         help="put on top of the file, such as training.batch_size=4",
     )
-    parser.add_argument(
+    add(
         "--dry-run",
         action="store_true",
         help="print the resolved configuration and where the ranks would run, and stop",
     )
-    parser.add_argument(
+    add(
         "--check",
         action="store_true",
         help="look in seconds whether the run can work, train nothing, leave nothing: data, disk "
         "space, /dev/shm, memory, placement, packages, permissions; 0: it can, 2: it cannot; with "
         "mpirun every host is looked at",
     )
-    parser.add_argument(
+    add(
         "--check-ranks",
         type=number_of_ranks,
         metavar="N",

@@ -35,9 +35,8 @@ from retinanet.engine.gradient_sync import GradientExchange
 from retinanet.engine.kernel_calls import KernelCall, listening
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.data import Loading, open_run_data
-from retinanet.training.distributed import agreed_batches, make_exchange
+from retinanet.training.distributed import agreed_batches, make_exchange, settle_batches
 from retinanet.training.loop import StepResult, require_finite, train_one_epoch
-from retinanet.training.rank_speed import settle_batches
 
 RATE = 1e-6
 """A learning rate at which random weights stay what they are."""

@@ -42,16 +42,6 @@ from retinanet.training.train_state import (
     state_text,
 )
 
-__all__ = [
-    "Checkpoint",
-    "ModelDescription",
-    "State",
-    "TrainingPosition",
-    "find_checkpoint",
-    "newest_whole",
-    "read_checkpoint",
-]
-
 
 @dataclass(frozen=True)
 class Checkpoint:

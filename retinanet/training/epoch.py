@@ -11,10 +11,9 @@ from typing import Protocol
 from common.errors import InputError, NonFiniteLossError
 from launch.process_group import ProcessGroup
 from retinanet.training.data import Loading
-from retinanet.training.distributed import agreed_batches, merge_results
+from retinanet.training.distributed import BackgroundLoad, SlowRank, agreed_batches, merge_results
 from retinanet.training.loop import StepResult
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
-from retinanet.training.rank_speed import BackgroundLoad, SlowRank
 from retinanet.training.schedule import StepPlan
 from retinanet.training.signals import StopRequest
 

@@ -74,15 +74,10 @@ class Recorder:
         loss = sum(losses) / len(losses) if losses else math.nan
         return f"{images / seconds:.2f} images/s  loss {loss:.4f}"
 
-    def bad_image(self, problem: str, *, step: int) -> None:
-        """Write an image that could not be read."""
+    def record(self, kind: str, content: dict[str, Any]) -> None:
+        """Write a line: an image that could not be read, or a skipped step."""
         with self._going_on():
-            self._metrics.record("bad_image", {"step": step, "problem": problem})
-
-    def nonfinite(self, report: dict[str, Any]) -> None:
-        """Write a step that was skipped; see `NonFiniteReport.content`."""
-        with self._going_on():
-            self._metrics.record("nonfinite", report)
+            self._metrics.record(kind, content)
 
     def evaluation(
         self,
@@ -191,7 +186,7 @@ class NullRecorder:
     def ignore(self, *arguments: Any, **named: Any) -> None:
         """Do nothing."""
 
-    bad_image = nonfinite = evaluation = wait_for_files = pictures = closing = ignore
+    record = evaluation = wait_for_files = pictures = closing = ignore
 
 
 SUMMARY_COLUMNS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")

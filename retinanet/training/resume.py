@@ -6,22 +6,18 @@ on a changed value is reported.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch.optim import Optimizer
 
 from common.errors import InputError
 from common.machine import processor_name
-from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree, resume_marks
 from retinanet.config_types import DEFAULT_BETA1, Resume, beta1_of
-from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Checkpoint, newest_whole
 from retinanet.training.run_folder import RunFolder
-from retinanet.training.train_state import State, TrainingPosition, load_rank_state_dict
+from retinanet.training.train_state import State
 
 ADVICE = "use the settings of the run's config.yaml, or another run.name"
 
@@ -78,55 +74,23 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
             )
 
 
-def restore_training(
-    checkpoint: Checkpoint | None,
-    *,
-    group: ProcessGroup,
-    model: RetinaNet,
-    optimizer: Optimizer,
-    classes: dict[str, Any],
-    images: int,
-) -> TrainingPosition | None:
-    """Restore weights and optimizer on rank 0, if it has a checkpoint; all ranks call it.
+def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images: int) -> None:
+    """Refuse training annotations that give the checkpoint another meaning.
 
-    `classes` is the `ClassMap.to_json` of the training annotations, `images` their number of
-    images. All ranks get the position of the run; None: it starts from the beginning.
+    `classes` is their `ClassMap.to_json`, `images` their number of images.
 
     Raises:
-        InputError: Categories or images changed, so that the checkpoint would have another meaning,
-            or it is damaged.
+        InputError: Categories or images are not what they were.
     """
-    if checkpoint:
-        problem = f"{checkpoint.folder}: cannot be resumed: the training annotations'"
-        if checkpoint.model.classes != classes:
-            raise InputError(f"{problem} categories changed; {ADVICE}")
-        before = checkpoint.position.images_per_epoch
-        if before != images:
-            raise InputError(
-                f"{problem} images changed: there were {before}, there are {images}; use the same "
-                "annotations, or another run.name"
-            )
-        checkpoint.load_training_state(model, optimizer)
-    return group.from_first(lambda: checkpoint.position if checkpoint else None)
-
-
-def restore_rank_states(
-    checkpoint: Checkpoint | None, *, group: ProcessGroup, model: RetinaNet, folder: Path
-) -> None:
-    """Restore what each rank had of its own, once the engine is prepared; all ranks call it.
-
-    Rank 0 has the checkpoint. Among another number of ranks no state belongs to any. `folder` of
-    the checkpoints is for the error.
-
-    Raises:
-        InputError: The states are damaged.
-    """
-    states = group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
-    if len(states) == group.size:
-        try:
-            load_rank_state_dict(states[group.rank], model)
-        except ValueError as error:
-            raise InputError(f"{folder}: {error}") from error
+    problem = f"{checkpoint.folder}: cannot be resumed: the training annotations'"
+    if checkpoint.model.classes != classes:
+        raise InputError(f"{problem} categories changed; {ADVICE}")
+    before = checkpoint.position.images_per_epoch
+    if before != images:
+        raise InputError(
+            f"{problem} images changed: there were {before}, there are {images}; use the same "
+            "annotations, or another run.name"
+        )
 
 
 def format_finished(step: int, best_map: float | None, *, is_reached: bool) -> str:
@@ -160,19 +124,6 @@ def describe_setup(
         GROUPS: groups,
         BETA1: beta1_of(config.training.beta1, groups=groups),
     }
-
-
-def notes_on_differences(
-    checkpoint: Checkpoint, config: Config, setup: dict[str, Any]
-) -> list[str]:
-    """Return a line where a resumed run is not bit for bit what it would have been."""
-    changed = differences(checkpoint.state, config, setup)
-    if not changed:
-        return []
-    return [
-        f"resumed under other conditions: {'; '.join(changed)}; it goes on from the same image, "
-        "and not bit for bit as it would have"
-    ]
 
 
 def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ from launch.topology import format_cpu_list
 from retinanet.config import Config
 from retinanet.config_types import described_split
 from retinanet.training.checkpoint import newest_first
-from retinanet.training.rank_speed import RankBatches
+from retinanet.training.distributed import RankBatches
 from retinanet.training.train_state import ModelDescription
 
 OWN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "mlperf.log")
@@ -56,7 +56,6 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         """One JSON object a line."""
         self.mlperf_log = path / "mlperf.log"
-        """Input of MLCommons' checkers."""
         self.checkpoints = path / "checkpoints"
         """`step-N/`, `last` and `best`."""
         self.pictures = path / "pictures"
@@ -64,7 +63,6 @@ class RunFolder:
         self.evaluations = path / "eval"
         """Detections of each evaluation, in COCO's result format."""
         self.tensorboard = path / "tensorboard"
-        """TensorBoard's event files."""
         self.scenes = path / SCENES
         """Synthetic scenes, in OpenImages' layout."""
 

@@ -1,10 +1,12 @@
 """Which steps a run takes, of which images, when it evaluates, and each step's learning rate.
 
-All are functions of the step, so that a resumed run needs no state for them.
+All are functions of the step, so that a resumed run needs no state for them but its position.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from common.errors import InputError
 from retinanet.config import TrainingConfig
@@ -20,6 +22,36 @@ class Position:
     """Epochs done."""
     images: int = 0
     """Places of the running epoch's order that are done; see `training_keys`."""
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """How far a run has come, see `TrainingPosition`; the same on all ranks.
+
+    Only the trainer writes it.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    images: int = 0
+    current_map: float | None = None
+    """mAP of the weights as they are; None where they have not been evaluated."""
+    best_map: float | None = None
+
+    def advance(self, position: Position) -> None:
+        """Move to a later position, whose weights have not been evaluated."""
+        self.step, self.epoch, self.images = position.step, position.epoch, position.images
+        self.current_map = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields under the names of `TrainingPosition`."""
+        fields = asdict(self)
+        return {"map_here": fields.pop("current_map"), **fields}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the values of `state_dict`."""
+        self.advance(Position(state["step"], state["epoch"], state["images"]))
+        self.current_map, self.best_map = state["map_here"], state["best_map"]
 
 
 @dataclass(frozen=True, kw_only=True)

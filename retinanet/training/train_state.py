@@ -1,8 +1,8 @@
-"""The state of a run: its progress, and the states that each rank has of its own.
+"""The state of a run in its checkpoints: `state.json`, and what each rank has of its own.
 
 Random generators and the running statistics of norms that train differ between ranks. Everything
-else is equal on all of them. A checkpoint's `state.json` has all of this but tensors, and the
-SHA-256 of all parts.
+else is equal on all of them. `state.json` has all of the state but tensors, and the SHA-256 of all
+parts.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from common.errors import InputError
 from common.files import open_regular
 from data.annotations import ClassMap, shown
-from retinanet.training.schedule import Position
 
 MOST_DIGITS = 9
 """Of a rank's number in a checkpoint."""
@@ -49,37 +48,6 @@ DESCRIBED_FIELDS = {
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-@dataclass(kw_only=True)
-class TrainState:
-    """How far a run has come. Equal on all ranks; only the trainer writes it."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    epoch: int = 0
-    """Epochs done."""
-    images: int = 0
-    """Images of the running epoch's order that are done, by all ranks together."""
-    current_map: float | None = None
-    """mAP of the weights as they are; None where they have not been evaluated."""
-    best_map: float | None = None
-    """Highest mAP of an evaluation so far."""
-
-    def advance(self, position: Position) -> None:
-        """Move to a later position, whose weights have not been evaluated."""
-        self.step, self.epoch, self.images = position.step, position.epoch, position.images
-        self.current_map = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the fields under the names of `TrainingPosition`."""
-        fields = asdict(self)
-        return {"map_here": fields.pop("current_map"), **fields}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of `state_dict`."""
-        self.advance(Position(state["step"], state["epoch"], state["images"]))
-        self.current_map, self.best_map = state["map_here"], state["best_map"]
 
 
 @dataclass(frozen=True)

@@ -38,29 +38,26 @@ from retinanet.training.checkpoint import Checkpoint
 from retinanet.training.checkpointer import Checkpointer
 from retinanet.training.data import Loading, open_run_data
 from retinanet.training.distributed import (
+    BackgroundLoad,
+    SlowRank,
+    advice_on_slow_rank,
     agree_on_weights,
     average_norms,
     make_exchange,
+    settle_batches,
     share_weights,
 )
 from retinanet.training.epoch import EpochContext, EpochStep, EpochStrategy, SynchronousEpoch
 from retinanet.training.evaluation import BackgroundEvaluation, MetricWork
 from retinanet.training.loop import StepProfiler, train_one_epoch
 from retinanet.training.nonfinite import NonFiniteGuard, NonFiniteReport
-from retinanet.training.rank_speed import (
-    BackgroundLoad,
-    SlowRank,
-    advice_on_slow_rank,
-    settle_batches,
-)
 from retinanet.training.recorder import NullRecorder, Recorder
 from retinanet.training.resume import (
     describe_setup,
+    differences,
     format_finished,
-    notes_on_differences,
     recorded_split,
-    restore_rank_states,
-    restore_training,
+    require_same_data,
 )
 from retinanet.training.run_folder import (
     RunFacts,
@@ -69,13 +66,13 @@ from retinanet.training.run_folder import (
     print_rows,
     ranks_as_json,
 )
-from retinanet.training.schedule import Position, StepPlan, learning_rate
+from retinanet.training.schedule import Position, StepPlan, TrainState, learning_rate
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import (
     ModelDescription,
     State,
     TrainingPosition,
-    TrainState,
+    load_rank_state_dict,
     seed_everything,
 )
 
@@ -229,14 +226,12 @@ class Trainer:
         Raises:
             InputError: It does not fit the data, or is damaged.
         """
-        position = restore_training(
-            self.checkpoint,
-            group=self.group,
-            model=self.model,
-            optimizer=self.optimizer,
-            classes=self.description.classes,
-            images=len(self.data.train),
-        )
+        checkpoint = self.checkpoint
+        if checkpoint is not None:
+            classes = self.description.classes
+            require_same_data(checkpoint, classes=classes, images=len(self.data.train))
+            checkpoint.load_training_state(self.model, self.optimizer)
+        position = self.group.from_first(lambda: checkpoint.position if checkpoint else None)
         if position is None:
             return
         for part in (self.state, self.guard):
@@ -286,12 +281,20 @@ class Trainer:
         )
         self.exchange_name = self.exchange.way if self.exchange else "none"
         self.strategy = self.make_strategy()
-        restore_rank_states(
-            checkpoint, group=self.group, model=self.model, folder=self.folder.checkpoints
-        )
+        states = self.group.from_first(lambda: checkpoint.rank_states() if checkpoint else [])
+        if len(states) == self.group.size:  # else no state belongs to any rank
+            try:
+                load_rank_state_dict(states[self.group.rank], self.model)
+            except ValueError as error:
+                raise InputError(f"{self.folder.checkpoints}: {error}") from error
         if checkpoint is not None:
             self.notes += self.checkpointer.resume_from(checkpoint, epoch=self.epochs_done)
-            self.notes += notes_on_differences(checkpoint, config, self.setup())
+            changed = differences(checkpoint.state, config, self.setup())
+            if changed:
+                self.notes.append(
+                    f"resumed under other conditions: {'; '.join(changed)}; it goes on from the "
+                    "same image, and not bit for bit as it would have"
+                )
 
     def make_strategy(self) -> EpochStrategy:
         """Return the way in which ranks take steps: all together, or in groups that do not wait."""
@@ -426,7 +429,7 @@ class Trainer:
         """
         if report.advice is None:
             self.print(f"{report.line}; nothing was updated, and the run goes on")
-            self.recorder.nonfinite(report.content)
+            self.recorder.record("nonfinite", report.content)
             return
         try:
             folder = self.checkpointer.save_nonfinite(
@@ -442,7 +445,8 @@ class Trainer:
         """Write images that could not be read."""
         for problem in problems:
             self.console.print(f"{problem}; {instead}", soft_wrap=True)
-            self.recorder.bad_image(problem, step=self.state.step)
+            content = {"step": self.state.step, "problem": problem}
+            self.recorder.record("bad_image", content)
 
     def log_bad_validation_images(self, problems: tuple[str, ...]) -> None:
         """Write validation images that could not be read, each once; InputError if too many."""

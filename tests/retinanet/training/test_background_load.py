@@ -7,7 +7,7 @@ import pytest
 
 from common.machine import waiting_of_threads
 from profiling.bench.worker_pool import busy_cores
-from retinanet.training.rank_speed import BackgroundLoad
+from retinanet.training.distributed import BackgroundLoad
 from tests.launch.processes_left import children_of
 
 CPU = max(os.sched_getaffinity(0))

@@ -3,8 +3,8 @@ import torch
 from launch.process_group import ProcessGroup
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
+from retinanet.training.distributed import measured_speed
 from retinanet.training.loop import accumulate_gradients
-from retinanet.training.rank_speed import measured_speed
 from retinanet.training.train_state import random_states
 from tests.retinanet.training.tiny_steps import SIZE, make_batch, prepared
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from retinanet.config_file import load_config
+from retinanet.training.distributed import STEPS, SlowRank, advice_on_slow_rank
 from retinanet.training.loop import StepResult
-from retinanet.training.rank_speed import STEPS, SlowRank, advice_on_slow_rank
 
 RESULT = StepResult(
     step=1,
