@@ -24,7 +24,6 @@ from launch.environment import (
     use_environment,
 )
 from launch.limits import (
-    Part,
     cpus_of_job,
     host_cpus,
     my_cpus,
@@ -38,7 +37,7 @@ from launch.placement import cores_of_quota, place_ranks, placement_notes
 from launch.ranks import Ranks
 from launch.rendezvous import Rendezvous, Wait, deadline, meet, part
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Cpu, Topology, count_cores, format_cpu_list, read_topology, sockets_of
+from launch.topology import Cpu, count_cores, format_cpu_list, read_topology, sockets_of
 from launch.watchdog import RankSupervisor
 
 
@@ -82,20 +81,16 @@ def pin(
 ) -> Pinned:
     """Give this rank its cores, memory nodes and environment; torch is not loaded yet.
 
-    `affinities` has the CPUs that the launcher gave each rank of this host, in order of local rank,
-    if they are known. The `backend` is `gloo` or `ccl`. `enabled=False` binds nothing and sets only
-    the number of threads.
+    `affinities` has the CPUs that the launcher gave each rank of this host, in order of local rank.
+    `enabled=False` binds nothing and sets only the number of threads.
 
     Raises:
         InputError: The ranks do not fit on this host, or what the launcher left makes no sense.
     """
     assert not enabled or "torch" not in sys.modules, "torch has made its threads already"
-    allowance = read_allowance()
-    topology = read_topology()
-    host = host_cpus(ranks)
-    offered = None
-    own = allowance.cpus
-    if ranks.launcher == "slurm":
+    allowance, topology, host = read_allowance(), read_topology(), host_cpus(ranks)
+    own, launcher, offered = allowance.cpus, ranks.launcher, None
+    if launcher == "slurm":
         affinities = affinities or slurm_affinities(os.environ, ranks, own=own)
         offered = cpus_of_job(os.environ)
     if enabled:
@@ -105,53 +100,30 @@ def pin(
     topology, quota = topology.restricted(part.cpus), allowance.quota
     if quota is not None:  # of all ranks of this host: these ranks' part of it
         quota = quota * part.ranks / ranks.local_size
+    openmp = loaded_openmp()
     if not enabled:
         cores = count_cores(sockets_of(topology))
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
         share = share_of(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
-        notes = tuple(use_environment(variables, bound=False, launcher=ranks.launcher))
-        openmp = loaded_openmp()
+        notes = tuple(use_environment(variables, bound=False, launcher=launcher))
         return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
-    return pin_within(
-        part,
-        topology,
-        ranks=ranks,
-        request=request,
-        backend=backend,
-        quota=quota,
-        memory_nodes=allowance.memory_nodes,
-    )
-
-
-def pin_within(
-    part: Part,
-    topology: Topology,
-    *,
-    ranks: Ranks,
-    request: CoreRequest,
-    backend: str,
-    quota: float | None,
-    memory_nodes: frozenset[int],
-) -> Pinned:
-    """Place the ranks within the CPUs that are left to them, and bind this one."""
-    option = ranks_option(ranks.launcher)
+    option = ranks_option(launcher)
     shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
     share = shares[part.place]
     not_bound = bind_process(share.cpus)
     if not_bound:  # libgomp would end the process where it cannot bind a thread
         share = share_of(topology.cpus, threads=share.threads)
-    openmp, place, count = loaded_openmp(), ranks.local_rank, ranks.local_size
+    place, count = ranks.local_rank, ranks.local_size
     variables = rank_environment(
         share, openmp=openmp, backend=backend, local_rank=place, local_ranks=count
     )
-    lost = prefer_memory(share.nodes, allowed=memory_nodes)
     notes = (
         *part.notes,
         *placement_notes(topology, shares, request=request, quota=quota),
         *not_bound,
-        *([lost] if lost else []),
-        *use_environment(variables, bound=True, launcher=ranks.launcher),
+        *filter(None, [prefer_memory(share.nodes, allowed=allowance.memory_nodes)]),
+        *use_environment(variables, bound=True, launcher=launcher),
     )
     spare = () if not_bound else spare_cpus(share, topology)
     return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, spare_cpus=spare)

@@ -310,7 +310,7 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
                 if ranks.is_first:
                     write_line(agreed.text)
                 # By way of C's exit, in which MPICH reports to its launcher that all is well.
-                raise SystemExit(agreed.code)  # noqa: B904
+                raise SystemExit(agreed.code) from error
         raise
 
 
