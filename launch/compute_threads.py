@@ -45,8 +45,20 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
         os.sched_setaffinity(0, share.cpus)
     except OSError:
         return notes  # not permitted, as `bind_process` has noted
-    if not share.floating:
-        notes += bind_to_cores(started, share.cpus)
+    planned = [{cpu} for cpu in share.cpus[1:]]  # the first is the main thread's
+    masks = sorted(started.values(), key=sorted)
+    if not share.floating and len(masks) != len(planned):
+        notes.append(
+            f"OpenMP started {len(masks)} threads, not {len(planned)}: they may not be bound"
+        )
+    elif not share.floating and masks != sorted(planned, key=sorted):
+        for thread, cpu in zip(started, planned, strict=True):
+            os.sched_setaffinity(thread, cpu)
+        where = "; ".join(sorted({format_cpu_list(mask) for mask in masks}))
+        notes.append(
+            f"the compute threads were on CPUs {where}, not on one each of "
+            f"{format_cpu_list(share.cpus[1:])}: bound to those"
+        )
     allowed = {*share.cpus, *share.comm_cpus, *share.loader_cpus}
     elsewhere = [thread for thread, cpus in thread_affinities().items() if not cpus <= allowed]
     for thread in elsewhere:
@@ -54,23 +66,6 @@ def check_compute_threads(share: Share, *, openmp: str) -> list[str]:
     if elsewhere:
         notes.append(f"{len(elsewhere)} threads were not on this rank's CPUs: brought back")
     return notes
-
-
-def bind_to_cores(threads: dict[int, set[int]], cpus: tuple[int, ...]) -> list[str]:
-    """Bind a thread to each CPU but the first, which is the main thread's."""
-    planned = [{cpu} for cpu in cpus[1:]]
-    masks = sorted(threads.values(), key=sorted)
-    if masks == sorted(planned, key=sorted):
-        return []
-    if len(masks) != len(planned):
-        return [f"OpenMP started {len(masks)} threads, not {len(planned)}: they may not be bound"]
-    for thread, cpu in zip(threads, planned, strict=True):
-        os.sched_setaffinity(thread, cpu)
-    where = "; ".join(sorted({format_cpu_list(mask) for mask in masks}))
-    return [
-        f"the compute threads were on CPUs {where}, not on one each of "
-        f"{format_cpu_list(cpus[1:])}: bound to those"
-    ]
 
 
 @contextmanager

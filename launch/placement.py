@@ -262,21 +262,14 @@ def placement_notes(
     if idle:
         note = f"{idle} of {count_cores(used)} cores are idle beside the ranks"
         if request.threads is None:  # else they were requested to be
-            note += better_choice(sockets, ranks=len(shares), request=request, quota=quota)
+            fits = fits_by_ranks(sockets, request=request, quota=quota)
+            full = [ranks for ranks, fit in fits.items() if ranks > len(sockets) and not fit.idle]
+            below = [ranks for ranks in full if len(shares) / 2 <= ranks < len(shares)][-1:]
+            above = [ranks for ranks in full if len(shares) < ranks <= 2 * len(shares)][:1]
+            if choices := " or ".join(map(str, (*below, *above))):
+                note += f": {choices} ranks a host would use all"
         notes.append(note)
     return notes
-
-
-def better_choice(
-    sockets: Sequence[Socket], *, ranks: int, request: CoreRequest, quota: float | None
-) -> str:
-    """Return the numbers of ranks near the given one that leave no core idle, as a note's end."""
-    fits = fits_by_ranks(sockets, request=request, quota=quota)
-    numbers = [number for number, fit in fits.items() if number > len(sockets) and not fit.idle]
-    below = [number for number in numbers if ranks / 2 <= number < ranks][-1:]
-    above = [number for number in numbers if ranks < number <= 2 * ranks][:1]
-    choices = " or ".join(map(str, (*below, *above)))
-    return f": {choices} ranks a host would use all" if choices else ""
 
 
 def floating_notes(

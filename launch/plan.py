@@ -225,23 +225,26 @@ def print_plan(plan: Plan) -> None:
     for host in plan.hosts:  # with as many ranks, these have the same places
         alike.setdefault(len(host.ranks), []).append(host)
     for hosts in alike.values():
-        console.print(format_hosts(hosts), style="bold", markup=False)
+        names = [f"{host.name} ({format_ranks(host)})" for host in hosts]
+        listed = ", ".join(names) if len(hosts) <= HOSTS_NAMED else f"{names[0]} to {names[-1]}"
+        heading = f"{len(hosts)} hosts, all the same, {listed}; shown is {hosts[0].name}"
+        if len(hosts) == 1:
+            heading = f"host {hosts[0].name}, {format_ranks(hosts[0])}"
+        console.print(heading, style="bold", markup=False)
         console.print(describe_host(plan), markup=False)
         console.print(ranks_table(hosts[0].ranks))
         console.print(host_picture(plan.topology, plan.allowed, hosts[0], width=width))
         console.print()
-    console.print(environment_table([rank for host in plan.hosts for rank in host.ranks]))
+    ranks = [rank for host in plan.hosts for rank in host.ranks]
+    rows = []  # variables that all ranks share, then those that differ, as rank 0 has them
+    for name, value in ranks[0].environment.items():
+        is_shared = all(item.environment.get(name) == value for item in ranks)
+        rows.append(("all" if is_shared else "0, others alike", f"{name}={value}"))
+    rows.sort(key=lambda row: row[0] != "all")
+    columns = (text_column("rank", no_wrap=True), text_column("environment"))
+    console.print(without_edges(Table("", columns, rows)))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
-
-
-def format_hosts(hosts: Sequence[HostPlan]) -> str:
-    """Return such as `2 hosts, all the same, a (ranks 0-3), b (ranks 4-7); shown is a`."""
-    if len(hosts) == 1:
-        return f"host {hosts[0].name}, {format_ranks(hosts[0])}"
-    names = [f"{host.name} ({format_ranks(host)})" for host in hosts]
-    listed = ", ".join(names) if len(hosts) <= HOSTS_NAMED else f"{names[0]} to {names[-1]}"
-    return f"{len(hosts)} hosts, all the same, {listed}; shown is {hosts[0].name}"
 
 
 def format_ranks(host: HostPlan) -> str:
@@ -289,18 +292,6 @@ def ranks_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
         for item in ranks
     ]
     return without_edges(Table("", RANK_COLUMNS, rows).without_empty_columns())
-
-
-def environment_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
-    """Return variables that all ranks share, then those that differ, as rank 0 has them."""
-    first = ranks[0].environment
-    rows = []
-    for name, value in first.items():
-        is_shared = all(item.environment.get(name) == value for item in ranks)
-        rows.append(("all" if is_shared else "0, others alike", f"{name}={value}"))
-    rows.sort(key=lambda row: row[0] != "all")
-    columns = (text_column("rank", no_wrap=True), text_column("environment"))
-    return without_edges(Table("", columns, rows))
 
 
 def without_edges(table: Table) -> rich_table.Table:

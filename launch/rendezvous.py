@@ -295,7 +295,14 @@ def rank0_only_errors(ranks: Ranks) -> Iterator[None]:
     except BaseException as error:
         is_help = isinstance(error, SystemExit) and not error.code
         if ranks.size > 1 and not is_help:
-            code, text = describe_failure(error, printed=held_back.getvalue(), ranks=ranks)
+            code = error.code if isinstance(error, StartFailedError) else exit_code_of(error)
+            problem = described(error)
+            if isinstance(error, SystemExit):
+                code = error.code if isinstance(error.code, int) else 1
+                problem = held_back.getvalue().strip()
+            if problem is None:
+                problem = "".join(traceback.format_exception(error)).strip()
+            text = f"rank {ranks.rank} on {socket.gethostname()}: {problem}"
 
             def end() -> None:
                 print(text, file=sys.__stderr__, flush=True)
@@ -323,17 +330,6 @@ def silenced(errors: io.StringIO) -> Iterator[None]:
         redirect_stderr(errors),
     ):
         yield
-
-
-def describe_failure(error: BaseException, *, printed: str, ranks: Ranks) -> tuple[int, str]:
-    """Return the exit status of an error, and rank 0's message, from what this rank has printed."""
-    code = error.code if isinstance(error, StartFailedError) else exit_code_of(error)
-    text = described(error)
-    if isinstance(error, SystemExit):
-        code, text = error.code if isinstance(error.code, int) else 1, printed.strip()
-    if text is None:
-        text = "".join(traceback.format_exception(error)).strip()
-    return code, f"rank {ranks.rank} on {socket.gethostname()}: {text}"
 
 
 def agree_on_failure(

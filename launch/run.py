@@ -29,6 +29,7 @@ does the end of this process; a second Ctrl-C ends them at once.
 
 import argparse
 import ctypes
+import math
 import os
 import shlex
 import signal
@@ -249,11 +250,14 @@ class JobMonitor:
         self._began = time.monotonic()
         self._is_noted = False
         self._helpers: list[int] = []
-        self._gone_since: float | None = None
+        self._gone_since = math.inf  # this host's helper
 
     def look(self) -> None:
         """Check the job; kill mpirun, and print why, if it waits for a host that is cut off."""
-        if self._seconds_without_helper() > self._patience_s:
+        self._helpers = self._helpers or helpers_below(self._process.pid, depth=DEPTH)
+        if self._helpers and not any(map(is_helper, self._helpers)):
+            self._gone_since = min(self._gone_since, time.monotonic())
+        if time.monotonic() - self._gone_since > self._patience_s:
             reason = (
                 f"the ranks of this host ended {self._patience_s:g} s ago, and mpirun waits for "
                 "another host that does not answer"
@@ -265,14 +269,6 @@ class JobMonitor:
         write_line(f"error: {reason}; mpirun was killed")
         stop_process(self._process)
         self.has_killed = True
-
-    def _seconds_without_helper(self) -> float:
-        """Return for how long this host's helper has been gone; 0 before. [seconds]"""
-        self._helpers = self._helpers or helpers_below(self._process.pid, depth=DEPTH)
-        if not self._helpers or any(map(is_helper, self._helpers)):
-            return 0.0
-        self._gone_since = self._gone_since or time.monotonic()
-        return time.monotonic() - self._gone_since
 
     def _overdue_hosts(self) -> tuple[str, ...]:
         """Return the hosts that have not started within the limit; print a note before."""

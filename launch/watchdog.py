@@ -226,7 +226,18 @@ class Watch:
             print_failure(failure)
             for rank in self._connections:
                 self._send(rank, failure.message())
-            self._wait_for_ends(failure)
+            # Wait until the others have ended: launchers kill the remaining ranks once one has.
+            others, has_died = self._connections.items(), failure.code == DIED
+            remaining = {item for rank, item in others if not has_died or rank != failure.rank}
+            end = time.monotonic() + PATIENCE
+            while remaining and time.monotonic() < end:
+                for connection in wait(list(remaining), timeout=0.1):
+                    assert isinstance(connection, Connection)
+                    try:
+                        connection.recv_bytes()
+                    except (EOFError, OSError):
+                        remaining.discard(connection)
+            time.sleep(SECONDS_FOR_SUPERVISORS)
         self._kill_silent(failure)  # last, since the launcher then ends this rank too
         end_process(failure, prints=False)
 
@@ -237,20 +248,6 @@ class Watch:
         is_local = self._hosts[failure.rank] == self._hosts[self._rank]
         if failure.is_silent and self._processes and is_local:
             kill_if_local(self._processes[failure.rank])
-
-    def _wait_for_ends(self, failure: Failure) -> None:
-        """Wait until the others have ended: launchers kill the remaining ranks once one has."""
-        others, has_died = self._connections.items(), failure.code == DIED
-        remaining = {item for rank, item in others if not has_died or rank != failure.rank}
-        end = time.monotonic() + PATIENCE
-        while remaining and time.monotonic() < end:
-            for connection in wait(list(remaining), timeout=0.1):
-                assert isinstance(connection, Connection)
-                try:
-                    connection.recv_bytes()
-                except (EOFError, OSError):
-                    remaining.discard(connection)
-        time.sleep(SECONDS_FOR_SUPERVISORS)
 
 
 def print_failure(failure: Failure) -> None:

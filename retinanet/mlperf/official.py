@@ -284,7 +284,12 @@ def rcp(*, runs: Sequence[Path], rules: Rules | None, json_file: Path | None) ->
         lines.append(f"{len(logs)} runs; a submission has {RUNS_OF_SUBMISSION}")
     console = make_console()
     title = f"runs at global batch size {batch_size}, rules {rules}"
-    console.print(Table(title, RUN_COLUMNS, [row_of(log) for log in logs]).for_console())
+    rows = []
+    for log in logs:
+        numbers = (log.epochs, log.accuracy, log.minutes)
+        shown = ("–" if number is None else number for number in numbers)
+        rows.append((str(log.file), log.status, *shown, str(log.value(constants.SEED))))
+    console.print(Table(title, RUN_COLUMNS, rows).for_console())
     for line in lines:
         console.print(line, soft_wrap=True)
     if json_file is not None:
@@ -312,13 +317,6 @@ RUN_COLUMNS = (
     Column("minutes", ".1f"),
     Column("seed"),
 )
-
-
-def row_of(log: RunLog) -> tuple[object, ...]:
-    """Return a run's row of the table."""
-    numbers = (log.epochs, log.accuracy, log.minutes)
-    shown = ("–" if number is None else number for number in numbers)
-    return (str(log.file), log.status, *shown, str(log.value(constants.SEED)))
 
 
 def require_one_kind(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rules, int]:

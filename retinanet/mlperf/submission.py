@@ -232,6 +232,9 @@ def system_description(
     packages = environment.get("packages", {})
     software = [f"Python {environment.get('python', '')}"]
     software += [f"{name} {version}" for name, version in packages.items() if name != "torch"]
+    # The highest frequency, or where a virtual machine hides it, the one that Linux measured.
+    highest = read_proc_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
+    megahertz = float(highest) / 1000 if highest else float(cpu_field(("cpu MHz",)) or 0)
     kilobytes = read_status(MEMORY).get("MemTotal", "").partition(" ")[0]
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
@@ -247,7 +250,7 @@ def system_description(
         "host_processor_model_name": processor_name(),
         "host_processor_core_count": str(count_cores(sockets) // len(sockets)),
         "host_processor_vcpu_count": str(len(topology.cpus) // len(sockets)),
-        "host_processor_frequency": frequency(),
+        "host_processor_frequency": f"{megahertz / 1000:.2f} GHz" if megahertz else "",
         "host_processor_caches": caches(),
         "host_memory_capacity": f"{int(kilobytes) * 1024 / 1e9:.0f} GB" if kilobytes else "",
         "host_storage_capacity": f"{shutil.disk_usage(storage).total / 1e9:.0f} GB",
@@ -258,15 +261,6 @@ def system_description(
         "operating_system": ", ".join(filter(None, (distribution, f"Linux {platform.release()}"))),
         **dict.fromkeys(NOT_KNOWN, ""),
     }
-
-
-def frequency() -> str:
-    """Return the highest, or where a virtual machine hides it, the one that Linux measured."""
-    highest = read_proc_text(CPU_0 / "cpufreq" / "cpuinfo_max_freq").strip()
-    if highest:
-        return f"{int(highest) / 1e6:.2f} GHz"
-    measured = cpu_field(("cpu MHz",))
-    return f"{float(measured) / 1000:.2f} GHz" if measured else ""
 
 
 def caches() -> str:
