@@ -21,7 +21,6 @@ from launch.placement import place_ranks, placement_notes
 from launch.shares import CoreRequest, Share
 from launch.topology import (
     Core,
-    Node,
     Topology,
     count_cores,
     describe_sockets,
@@ -162,9 +161,14 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
     boxes = []
     for socket in sockets:
         label = max(len(f"node {node.number}  ") for node in socket.nodes)
-        rows: list[Text] = []
-        for node in socket.nodes:
-            rows += node_rows(node, texts, label=label, width=width - FRAME)
+        rows = []
+        for node in socket.nodes:  # below each other where one row has no room for its cores
+            row = [texts[core] for core in node.cores]
+            room = (width - FRAME - label) // (len(row[0]) + 1)
+            length = row_length(len(row), most=max(1, room))
+            for first in range(0, len(row), length):
+                name = Text(("" if first else f"node {node.number}").ljust(label))
+                rows.append(name + Text(" ").join(row[first : first + length]))
         title = f"socket {socket.number}"
         boxes.append(Panel(Text("\n").join(rows), title=title, title_align="left", expand=False))
     return Group(*boxes, legend(cells))
@@ -183,15 +187,6 @@ def used_cells(host: HostPlan) -> dict[int, Cell]:
         cells.update(dict.fromkeys(share.comm_cpus, Cell(COMMUNICATE, rank, f"bold {colour}")))
         cells.update(dict.fromkeys(share.loader_cpus, Cell(LOAD, rank, colour)))
     return cells
-
-
-def node_rows(node: Node, texts: Mapping[Core, Text], *, label: int, width: int) -> Iterator[Text]:
-    """Return the cells of a node's cores, below each other where one row has no room for them."""
-    cells = [texts[core] for core in node.cores]
-    length = row_length(len(cells), most=max(1, (width - label) // (len(cells[0]) + 1)))
-    for first in range(0, len(cells), length):
-        name = "" if first else f"node {node.number}"
-        yield Text(name.ljust(label)) + Text(" ").join(cells[first : first + length])
 
 
 def row_length(cells: int, *, most: int) -> int:
@@ -232,7 +227,19 @@ def print_plan(plan: Plan) -> None:
             heading = f"host {hosts[0].name}, {format_ranks(hosts[0])}"
         console.print(heading, style="bold", markup=False)
         console.print(describe_host(plan), markup=False)
-        console.print(ranks_table(hosts[0].ranks))
+        places = [
+            (
+                item.rank,
+                item.share.socket,
+                format_cpu_list(item.share.nodes),
+                item.share.threads,
+                short_list(item.share.cpus),
+                short_list(item.share.comm_cpus),
+                short_list(item.share.loader_cpus),
+            )
+            for item in hosts[0].ranks
+        ]
+        console.print(without_edges(Table("", RANK_COLUMNS, places).without_empty_columns()))
         console.print(host_picture(plan.topology, plan.allowed, hosts[0], width=width))
         console.print()
     ranks = [rank for host in plan.hosts for rank in host.ranks]
@@ -275,23 +282,6 @@ RANK_COLUMNS = (
     text_column("communicate"),
     text_column("load"),
 )
-
-
-def ranks_table(ranks: Sequence[RankPlan]) -> rich_table.Table:
-    """Return a row for each rank; columns that nobody fills are left out."""
-    rows = [
-        (
-            item.rank,
-            item.share.socket,
-            format_cpu_list(item.share.nodes),
-            item.share.threads,
-            short_list(item.share.cpus),
-            short_list(item.share.comm_cpus),
-            short_list(item.share.loader_cpus),
-        )
-        for item in ranks
-    ]
-    return without_edges(Table("", RANK_COLUMNS, rows).without_empty_columns())
 
 
 def without_edges(table: Table) -> rich_table.Table:

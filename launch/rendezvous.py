@@ -67,11 +67,25 @@ def meet(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "MASTER_ADDR" in environment:
         return meet_at_master(environment)
-    if ranks.launcher in MPI_LAUNCHERS:
-        return meet_through_mpi(ranks, environment)
     if ranks.launcher == "slurm":
         return meet_in_slurm(environment)
-    raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
+    if ranks.launcher not in MPI_LAUNCHERS:
+        raise InputError("MASTER_ADDR: is not set; start with mpirun, srun or torchrun")
+    start_mpi(ranks, environment)
+    network = network_of_this_process()
+    host = (socket.gethostname(), network)
+    listener = first = None
+    if ranks.is_first:  # a port of all addresses that nobody can take before torch does
+        listener = socket.create_server(("", 0), backlog=1024)
+        listener.set_inheritable(False)
+        first = (listener.getsockname()[1], own_addresses(environment), network)
+    facts = exchange((first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
+    port, addresses, network_of_first = facts[0][0]
+    if network == network_of_first:
+        addresses = ("127.0.0.1", *addresses)
+    neighbours = sorted((rank, cpus) for _, their_host, rank, cpus in facts if their_host == host)
+    affinities = tuple(cpus for _, cpus in neighbours)
+    return Rendezvous(addresses=addresses, port=port, listener=listener, affinities=affinities)
 
 
 def part(ranks: Ranks) -> None:
@@ -118,25 +132,6 @@ def meet_in_slurm(environment: Mapping[str, str]) -> Rendezvous:
     step = environment.get("SLURM_STEP_ID", "0")
     number = int(job) * 16 + (int(step) if JOB_NUMBER.fullmatch(step) else 0)
     return Rendezvous(addresses=(expand_hosts(nodes)[0],), port=FIRST_PORT + number % PORTS)
-
-
-def meet_through_mpi(ranks: Ranks, environment: Mapping[str, str]) -> Rendezvous:
-    """Open a port on rank 0; all ranks get its addresses, and the CPUs of their neighbours."""
-    start_mpi(ranks, environment)
-    network = network_of_this_process()
-    host = (socket.gethostname(), network)
-    listener = first = None
-    if ranks.is_first:  # a port of all addresses that nobody can take before torch does
-        listener = socket.create_server(("", 0), backlog=1024)
-        listener.set_inheritable(False)
-        first = (listener.getsockname()[1], own_addresses(environment), network)
-    facts = exchange((first, host, ranks.local_rank, frozenset(os.sched_getaffinity(0))))
-    port, addresses, network_of_first = facts[0][0]
-    if network == network_of_first:
-        addresses = ("127.0.0.1", *addresses)
-    neighbours = sorted((rank, cpus) for _, their_host, rank, cpus in facts if their_host == host)
-    affinities = tuple(cpus for _, cpus in neighbours)
-    return Rendezvous(addresses=addresses, port=port, listener=listener, affinities=affinities)
 
 
 class StartFailedError(Exception):

@@ -55,7 +55,7 @@ from launch.hosts import (
     read_hostfile,
     require_known_hosts,
 )
-from launch.mpirun import Family, by_this_python, choose_mpirun, mpirun_command, search_path
+from launch.mpirun import by_this_python, choose_mpirun, mpirun_command, search_path
 from launch.ranks import Ranks
 from launch.rendezvous import interface_addresses, write_line
 
@@ -95,7 +95,14 @@ def run_ranks(
     """Run the command on so many ranks; returns the exit status of mpirun."""
     ranks_by_host = chosen_hosts(hosts, hostfile, ranks=ranks)
     program = command[1:] if command[:1] == ["--"] else command
-    require_program(program)
+    if not program:
+        raise InputError("nothing to run: add -- train.py --config NAME, or another command")
+    if program[0].startswith("-"):
+        raise InputError(
+            f"{program[0]}: expected a command after --, such as train.py; options of run go before"
+        )
+    if program[0].endswith(".py") and not Path(program[0]).is_file():
+        raise InputError(f"{program[0]}: no such file in {Path.cwd()}; give the script's path")
     names = [name for name, _ in ranks_by_host]
     if not dry_run:
         option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"
@@ -115,7 +122,9 @@ def run_ranks(
         return FINISHED
     os.environ["PATH"] = search_path(launcher.path, os.environ)
     os.environ[STARTED_BY_US] = "1"
-    return run_with_graceful_stop(words, stop_signal=graceful_stop(launcher.family), hosts=names)
+    # Open MPI's kills ranks half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
+    stop_signal = signal.SIGUSR1 if launcher.family == "open-mpi" else signal.SIGTERM
+    return run_with_graceful_stop(words, stop_signal=stop_signal, hosts=names)
 
 
 def chosen_hosts(
@@ -125,26 +134,6 @@ def chosen_hosts(
     if hostfile is not None:
         return ranks_of_hosts(read_hostfile(hostfile), ranks=ranks)
     return hosts_with_ranks(hosts, ranks=ranks) if hosts is not None else ()
-
-
-def require_program(command: list[str]) -> None:
-    """Raise InputError once where every rank would report that there is nothing to run."""
-    if not command:
-        raise InputError("nothing to run: add -- train.py --config NAME, or another command")
-    if command[0].startswith("-"):
-        raise InputError(
-            f"{command[0]}: expected a command after --, such as train.py; options of run go before"
-        )
-    if command[0].endswith(".py") and not Path(command[0]).is_file():
-        raise InputError(f"{command[0]}: no such file in {Path.cwd()}; give the script's path")
-
-
-def graceful_stop(family: Family) -> signal.Signals:
-    """Return the signal that an mpirun forwards to its ranks without killing any of them.
-
-    Open MPI's kills them half a second after SIGINT and SIGTERM (version 5; two seconds in 4).
-    """
-    return signal.SIGUSR1 if family == "open-mpi" else signal.SIGTERM
 
 
 def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -263,7 +252,7 @@ class JobMonitor:
                 "another host that does not answer"
             )
         elif missing := self._overdue_hosts():
-            reason = f"--hosts: {format_missing(missing)} in time; {where_to_look(missing)}"
+            reason = f"--hosts: {format_missing(missing, 'in time;')}"
         else:
             return
         write_line(f"error: {reason}; mpirun was killed")
@@ -281,24 +270,18 @@ class JobMonitor:
             return ()
         if not self._is_noted:
             self._is_noted = True
-            write_line(
-                f"note: {format_missing(missing)} {NOTICE_S:g} s after mpirun, which is "
-                f"ended after {LIMIT_S:g} s: {where_to_look(missing)}"
-            )
+            times = f"{NOTICE_S:g} s after mpirun, which is ended after {LIMIT_S:g} s:"
+            write_line(f"note: {format_missing(missing, times)}")
         return missing if elapsed >= LIMIT_S else ()
 
 
-def format_missing(hosts: Sequence[str]) -> str:
-    """Return `host a has not started`, or the same of several."""
+def format_missing(hosts: Sequence[str], when: str) -> str:
+    """Return such as `host a has not started in time; check that …`."""
     noun, verb = ("host", "has") if len(hosts) == 1 else ("hosts", "have")
-    return f"{noun} {', '.join(hosts)} {verb} not started"
-
-
-def where_to_look(hosts: Sequence[str]) -> str:
-    """Return what the user can check."""
     return (
-        f"check that `ssh {hosts[0]} true` works, and that no firewall blocks TCP ports from "
-        f"there to {socket.gethostname()} (mpirun listens at a port of its own choice)"
+        f"{noun} {', '.join(hosts)} {verb} not started {when} check that `ssh {hosts[0]} true` "
+        f"works, and that no firewall blocks TCP ports from there to {socket.gethostname()} "
+        "(mpirun listens at a port of its own choice)"
     )
 
 

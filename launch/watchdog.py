@@ -58,14 +58,6 @@ class Failure:
         """Return it as it is sent to other ranks."""
         return json.dumps(asdict(self)).encode()
 
-    def text_of_group(self, group: int, ranks: Sequence[int]) -> str:
-        """Return the text where it ends a compute group alone."""
-        numbers = f"rank{'s' if len(ranks) > 1 else ''} {format_cpu_list(ranks)}"
-        outcome = f"its group {group}, {numbers}, is given up, and the others go on"
-        if "\n" in self.text:  # a traceback
-            return f"{self.text}\nwarning: rank {self.rank} has failed: {outcome}"
-        return f"{self.text.replace('error: ', 'warning: ', 1)}: {outcome}"
-
 
 class Watch:
     """One rank's part in the watch; `watch_as_first` and `watch_as_other` make it."""
@@ -212,7 +204,14 @@ class Watch:
             self._end(failure)
         lost = [rank for rank, its_group in enumerate(groups) if its_group == group]
         self.lost.update(lost)
-        print_failure(replace(failure, text=failure.text_of_group(group, lost)))
+        numbers = f"rank{'s' if len(lost) > 1 else ''} {format_cpu_list(lost)}"
+        outcome = f"its group {group}, {numbers}, is given up, and the others go on"
+        text = failure.text
+        if "\n" in text:  # a traceback
+            text = f"{text}\nwarning: rank {failure.rank} has failed: {outcome}"
+        else:
+            text = f"{text.replace('error: ', 'warning: ', 1)}: {outcome}"
+        print_failure(replace(failure, text=text))
         for rank in lost:
             self._send(rank, failure.message())
         self._kill_silent(failure)

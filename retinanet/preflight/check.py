@@ -104,7 +104,19 @@ def check(
         job = Job(
             config=config, arguments=arguments, ranks=ranks, local_ranks=planned, all_ranks=total
         )
-        findings = [*host_findings(job), *check_data(config, ranks=job.all_ranks)]
+        placed = replace(ranks, local_size=planned, size=max(ranks.size, planned))
+        findings = [*check_placement(config, placed), check_allocator(config.engine.allocator)]
+        engine, backend = "torch", "gloo"
+        try:
+            engine = chosen_engine(config.engine.name)
+            backend = chosen_backend(config.distributed.backend)
+        except InputError as error:
+            findings.append(failure("engine", str(error)))
+        findings += [
+            *cheap_host_findings(job, engine=engine, backend=backend),
+            check_versions(),
+            *check_data(config, ranks=job.all_ranks),
+        ]
         if group.is_first:
             folder = check_run_folder(
                 job.folder, config, resume=job.resumes, overwrite=arguments.overwrite
@@ -156,23 +168,6 @@ def check_start(
             raise InputError(finding.line)
     notes = tuple(finding.line for finding in findings if finding.level == "warning")
     return replace(group, notes=(*group.notes, *notes))
-
-
-def host_findings(job: Job) -> list[Finding]:
-    """Make all checks of one host, on its first rank."""
-    config, planned = job.config, job.local_ranks
-    placed = replace(job.ranks, local_size=planned, size=max(job.ranks.size, planned))
-    findings = [
-        *check_placement(config, placed),
-        check_allocator(config.engine.allocator),
-    ]
-    engine, backend = "torch", "gloo"
-    try:
-        engine = chosen_engine(config.engine.name)
-        backend = chosen_backend(config.distributed.backend)
-    except InputError as error:
-        findings.append(failure("engine", str(error)))
-    return [*findings, *cheap_host_findings(job, engine=engine, backend=backend), check_versions()]
 
 
 def cheap_host_findings(job: Job, *, engine: str, backend: str) -> list[Finding]:
